@@ -97,6 +97,7 @@ axe: .axe/axe.min.js
 
 docs: $(READY)
 	$(VENV)/bin/python -m tests.support.module_map
+	$(VENV)/bin/python -m tests.support.figure_page
 	$(VENV)/bin/python -m tests.support.support_page
 	$(VENV)/bin/python -m tests.support.documents
 	$(VENV)/bin/python -m tests.support.notebooks

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from servesim.experiments.metrics import metric_label
 from servesim.experiments.model_error import baseline_sentence, sentences
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
@@ -18,7 +19,6 @@ from servesim.reports.experiment import (
     amount,
     change,
     interval,
-    metric_words,
     page_of,
     pill,
     setting_chips,
@@ -52,7 +52,7 @@ def page(folder: Path) -> Page:
         *setting_chips(experiment),
         ("replicates", f"{counted(document['replicates'])}, paired"),
         ("intervals", f"{100 * settings['level']:g} %"),
-        ("ranked by", metric_words(settings["rank_by"])),
+        ("ranked by", metric_label(settings["rank_by"])),
     ]
     title = f"{len(document['variants'])} policies compared"
     return page_of(experiment, title, chips, _alerts(document), [], sections, _answer(document))
@@ -80,7 +80,7 @@ def _answer(document: Mapping[str, Any]) -> str:
         return "No policy can be ranked: " + (
             "every queue grows without end." if ranking["unstable"] else "all failed."
         )
-    words, baseline = metric_words(rank_by), document["baseline"]
+    words, baseline = metric_label(rank_by), document["baseline"]
     others = [row for row in ranked if row["variant"] != baseline]
     told = [row for row in others if row["verdict"] in ("better", "worse")]
     first = ranked[0]
@@ -111,7 +111,7 @@ def _verdicts(document: Mapping[str, Any]) -> list[Block]:
             (str(place) if ranked else "–", label, pill(row["verdict"]), amount(row["value"], row["unit"]),
              change(row["change"], row["scale"], row["unit"]), interval(row), gap)
         )  # fmt: skip
-    columns = ("", "policy", "verdict", metric_words(rank_by), "change", "interval", "gap to oracle")
+    columns = ("", "policy", "verdict", metric_label(rank_by), "change", "interval", "gap to oracle")
     table = Table("Ranking", columns, cells, (True, False, False, True, True, True, True))
     if all(cell[-1] == "–" for cell in cells):
         table = Table("Ranking", columns[:-1], [cell[:-1] for cell in cells], table.numeric[:-1])

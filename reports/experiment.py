@@ -23,7 +23,6 @@ from servesim.run.result_files import SUMMARY
 from servesim.run.sections import rate_words
 from servesim.untrusted import read_json
 
-LATENCY_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "NTPOT", "queue_time": "queue time"}
 BARE = ("ms", "$", "share")
 """Units that are written with each value."""
 TONES = {
@@ -117,17 +116,9 @@ def _reported(document: Mapping[str, Any], label: str) -> list[Mapping[str, Any]
     return [p for p in points if (p["rate"], p["replicas"]) == (row["rate"], row["replicas"])] or points
 
 
-def metric_words(name: str) -> str:
-    """Return `p99 TTFT` for ttft_p99."""
-    latency, _, statistic = name.rpartition("_")
-    if latency in LATENCY_WORDS:
-        return f"{statistic} {LATENCY_WORDS[latency]}"
-    return metric_label(name)
-
-
 def with_unit(metric: Mapping[str, Any]) -> str:
     """Return a metric's words, and its unit unless every value says it."""
-    words = metric_words(metric["name"])
+    words = metric_label(metric["name"])
     return words if metric["unit"] in BARE or not metric["unit"] else f"{words}, {metric['unit']}"
 
 

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from servesim.contracts.figures import Figure
+from servesim.contracts.schemas import COUNT
 from servesim.errors import UserError
+from servesim.metrics.figures import said, text_of
+from servesim.metrics.request_figures import LATENCY_LABELS
+from servesim.metrics.slo import SLO_METRICS
+from servesim.metrics.stability import GROWING
 from servesim.reports.drawings import RUN
 from servesim.reports.page import Alert, Page, Share
 from servesim.reports.priced import Priced
 from servesim.reports.run import Run
-from servesim.reports.run_tables import groups_table, latency_table, operators_table, replicas_table
+from servesim.reports.run_tables import definitions, groups_table, latency_table, operators_table, replicas_table
 from servesim.reports.slowest import slowest
 from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
 from servesim.run.result import Result
 from servesim.run.sections import rate_words
-from servesim.run.shown import all_rows, feature_rows
+from servesim.run.shown import all_rows, blaming_features, groups_of
 
-GLOSSARY = (
-    ("TTFT", "time to first token: from the arrival at the server to the first output token"),
-    ("TPOT", "time per output token: (end to end - TTFT) / (output tokens - 1), by request"),
-    ("ITL", "gaps between successive tokens, pooled over requests"),
-    ("E2E", "from the arrival to the last token"),
-    ("queue time", "from the arrival until the request is first scheduled"),
-    ("goodput", "requests a second that meet every limit"),
-    ("MFU, MBU", "useful arithmetic, and necessary memory traffic, over what the GPUs could do in the same time"),
-    ("preemption", "a running request loses its KV memory and computes it again later"),
-    ("acceptance length", "tokens a verification of drafts gives: 1 + accepted / verifications"),
-    ("prefill, decode, mixed", "steps that compute prompts, output tokens, or both"),
-    ("measured, interpolated, extrapolated, roofline", "kernel times from measured points, between them, beyond them, "
-     "or by formula from the data sheet"),
-)  # fmt: skip
 COST_NOTES = ("extrapolated", "uncertainty")
 """Beginnings of notes on what is known of kernel times."""
 ORIGINS = (("measured", "teal"), ("interpolated", "blue"), ("extrapolated", "amber"), ("roofline", "slate"))
@@ -77,7 +69,7 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
             "provenance": _provenance(run),
             "notes": [note for note in summary["notes"] if not note.startswith(COST_NOTES)],
             "scenario_yaml": run.scenario.to_yaml(),
-            "glossary": GLOSSARY,
+            "definitions": definitions(run, groups_of(run.scenario.features)),
         },
     )
 
@@ -125,10 +117,7 @@ def alerts(run: Run) -> list[Alert]:
     summary = run.summary
     found: list[Alert] = []
     if summary["stability"]["unstable"]:
-        found.append(
-            Alert("Unstable.", "The queue was still growing when arrivals ended; latencies depend on the trace's "
-                  "length, not only on the server.")
-        )  # fmt: skip
+        found.append(Alert("Unstable.", f"{GROWING[0].upper()}{GROWING[1:]}, not only on the server."))
     for what in ("rejection", "abort"):
         for reason, n in summary["requests"].get(f"{what}_reasons", {}).items():
             found.append(Alert(f"{n:,} {'rejected' if what == 'rejection' else 'aborted'}:", reason, "warn"))
@@ -145,7 +134,7 @@ def answer(run: Run) -> str:
     stats, goodput = summary["latency_ms"], summary["goodput"]
     if not summary["requests"]["completed"]:
         return "No request was completed."
-    known = [(key, f"p99 {words} {time_ms(stats[key]['p99'])}") for key, words in _NAMED if stats[key]]
+    known = [(key, f"{LATENCY_LABELS[key]} p99 {time_ms(stats[key]['p99'])}") for key in SLO_METRICS if stats[key]]
     p99 = [words for key, words in known if key in slo] or [words for _, words in known]
     price = summary["price"]["usd_per_million_output_tokens"]
     rate = number(summary["throughput"]["request_throughput"])
@@ -156,47 +145,34 @@ def answer(run: Run) -> str:
     return f"{percent(goodput['slo_attainment'])} of the requests are within {limits}: {', '.join(p99)}; {flow}."
 
 
-_NAMED = (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"))
-
-
 def tiles(run: Run) -> list[dict[str, Any]]:
     """Return key figures, each with its unit and a note."""
-    s = run.summary
-    requests, flow, engine, kv = s["requests"], s["throughput"], s["engine"], s["kv"]
-
-    def tile(name: str, value: str, note: str, bad: bool = False) -> dict[str, Any]:
-        figure, _, unit = value.partition(" ")
-        return {"name": name, "value": figure, "unit": unit, "note": note, "bad": bad}
-
-    def latency(key: str, name: str) -> dict[str, Any]:
-        stats, limit = s["latency_ms"][key], run.scenario.slo.get(key)
-        if stats is None:
-            return tile(name, "–", "nothing completed")
-        missed = limit is not None and stats["p99"] > limit
-        return tile(name, time_ms(stats["p99"]), f"median {time_ms(stats['p50'])}", missed)
-
-    goodput, price = s["goodput"], s["price"]
-    return [
-        tile("Requests completed", count(requests["completed"]),
-             f"of {requests['arrived']:,} in {seconds(s['duration_s'])}", requests["completed"] < requests["arrived"]),
-        tile("Throughput", f"{number(flow['request_throughput'])} req/s",
-             f"{number(flow['output_throughput'])} output tokens/s"),
-        latency("ttft", "First token, p99"),
-        latency("tpot", "Per output token, p99"),
-        tile("Within all limits", percent(goodput["slo_attainment"]),
-             f"{number(goodput['request_goodput'])} req/s of goodput", (goodput["slo_attainment"] or 0) < 0.9)
-        if goodput else latency("e2el", "End to end, p99"),
-        tile("KV memory, peak", percent(kv["peak_share"]), f"of {kv['capacity_tokens']:,} tokens; "
-             f"{engine['preemptions']:,} preemptions", engine["preemptions"] > 0),
-        tile("GPU busy", percent(engine["gpu_busy_share"]), _utilization(engine)),
-        tile("Price", f"${number(price['usd_per_million_output_tokens'])} per M",
-             f"output tokens, at ${price['usd_per_gpu_hour']:g} a GPU-hour"),
-    ]  # fmt: skip
+    found, summary = [], run.summary
+    groups = groups_of(run.scenario.features)
+    with blaming_features(run.scenario.features):
+        for group in groups:
+            for tile in group.tiles if not group.section or group.section in summary else ():
+                text = said(tile.value, group, summary, groups, _on_page)
+                if text is not None:
+                    figure, _, unit = text.partition(" ")
+                    line = said(tile.note, group, summary, groups, _on_page)
+                    found.append(
+                        {"name": tile.name, "value": figure, "unit": unit, "note": line, "bad": tile.bad(summary)}
+                    )
+    return found
 
 
-def _utilization(engine: dict[str, Any]) -> str:
-    known = [f"{name.upper()} {percent(engine[name])}" for name in ("mfu", "mbu") if engine[name] is not None]
-    return ", ".join(known) or f"{engine['steps']:,} steps"
+def _on_page(figure: Figure | None, value: Any) -> str:
+    """Return a figure in words as a page has them: with the unit of a time, a large count short."""
+    if value is None:
+        return "–"
+    if figure is not None and figure.unit == "ms":
+        return time_ms(value)
+    if figure is not None and figure.unit == "s":
+        return seconds(value)
+    if figure is not None and figure.schema == COUNT and value >= 1e7:
+        return count(value)
+    return text_of(figure, value)
 
 
 def _origins(run: Run) -> list[Share]:
@@ -213,31 +189,13 @@ def _cost_notes(run: Run) -> list[str]:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    s, summary = run.scenario, run.summary
-    requests, kv, engine = summary["requests"], summary["kv"], summary["engine"]
-    rows = dict(reversed(all_rows(summary)))  # of two rows of one name the first, which is no metric of the user's own
-    kinds = [f"{n:,} {kind}" for kind, n in engine["steps_by_kind"].items() if n]
+    s, requests = run.scenario, run.summary["requests"]
     return [
-        ("workload", f"{requests['input_tokens']:,} input and {requests['output_tokens']:,} output tokens, "
-         f"at most {requests['max_concurrency']:,} requests at once"),
+        ("workload", f"{requests['input_tokens']:,} input and {requests['output_tokens']:,} output tokens"),
         ("model", f"{s.model}, {s.dtype} weights, {s.kv_dtype} KV"),
         ("GPUs", f"{_gpus(run)}: tensor parallel {s.tp}, pipeline stages {s.pp}, replicas {s.replicas}"),
-        ("KV memory", f"{kv['num_blocks']:,} blocks of {kv['block_size']} tokens"),
-        ("steps", f"{engine['steps']:,}: {', '.join(kinds)}"),
-        *((name, rows[name]) for name in ("batch", "prefix cache", "preemptions")),
-        ("speculation", _drafts(summary["speculation"])),
-        *feature_rows(summary),
-    ]  # fmt: skip
-
-
-def _drafts(figures: dict[str, Any] | None) -> str:
-    if figures is None:
-        return "none"
-    wasted = figures["draft_tokens"] - figures["accepted_tokens"] + figures["unverified_tokens"]
-    return (
-        f"{figures['draft_tokens']:,} draft tokens verified, {percent(figures['acceptance_rate'])} accepted, "
-        f"acceptance length {number(figures['acceptance_length'])}, {wasted:,} drafted in vain"
-    )
+        *all_rows(run.summary),
+    ]
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.cli.summary import LATENCIES, MOST_GROUPS, UNNAMED, groups_of
+from servesim.contracts.figures import Figure, Group
+from servesim.metrics.figures import with_unit
+from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN
 from servesim.reports.page import Table
 from servesim.reports.priced import Priced
 from servesim.reports.run import Run
 from servesim.reports.words import percent, seconds, shortened, time_ms
+from servesim.run.shown import MOST_GROUPS, UNNAMED, labeled
 
 
 def latency_table(run: Run) -> Table:
     """Return statistics of every latency."""
     columns = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
     rows = []
-    for key, label in LATENCIES:
+    for key in SHOWN:
         stats = run.summary["latency_ms"][key]
         cells = [time_ms(stats[c]) for c in columns] if stats else ["–"] * len(columns)
-        rows.append((label, *cells))
+        rows.append((LATENCY_LABELS[key], *cells))
     return Table("Latency", ("", *columns), rows)
 
 
 def groups_table(run: Run, kind: str) -> Table | None:
     """Return the figures of each class or tenant (`kind`), those with most requests first; None without labels."""
-    found = groups_of(run.summary, kind)
+    found = labeled(run.summary, kind)
     if found is None:
         return None
     rows = [_group_row(name, group) for name, group in found[:MOST_GROUPS]]
@@ -86,3 +89,28 @@ def operators_table(priced: Priced) -> Table:
     total = sum(found.values())
     rows = [(name.replace("_", " "), percent(ns / total), seconds(ns / 1e9)) for name, ns in list(found.items())[:9]]
     return Table("Costliest operators", ("operator", "share", "time"), rows)
+
+
+def definitions(run: Run, groups: Sequence[Group]) -> list[tuple[str, str, str]]:
+    """Return every figure of the run's summary: its path, its value (empty: of several objects, such as replicas, each
+    has its own) and its definition."""
+    rows = []
+    for group in groups:
+        section = group.within(run.summary)
+        if section is None:
+            continue
+        for figure in group.figures:
+            if isinstance(section, dict) and figure.name not in section and not group.many:
+                continue
+            value = "" if group.many else _value(figure, section[figure.name])
+            path = f"{group.section}.{figure.name}" if group.section else figure.name
+            rows.append((path, value, figure.doc.replace("`", "")))
+    return rows
+
+
+MOST = 60
+"""Characters of a value that is a list or a map."""
+
+
+def _value(figure: Figure, value: Any) -> str:
+    return "–" if value is None else shortened(with_unit(figure, value), MOST)

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from servesim.experiments.axes import label_of
 from servesim.experiments.front_error import best_text, entries_of, front_sentences, front_word
 from servesim.experiments.knee import knee
+from servesim.experiments.metrics import metric_label
 from servesim.experiments.ranking import rate_of
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
@@ -21,7 +22,6 @@ from servesim.reports.experiment import (
     amount,
     colours,
     limits_of,
-    metric_words,
     page_of,
     pill,
     setting_chips,
@@ -174,7 +174,7 @@ def _knees(curves: list[Curve], metrics: Mapping[str, Any]) -> Table | None:
         bends = [knee(curve.rates, curve.values[name], curve.stable) for name in names]
         cells = ["–" if bend is None else f"{bend:g}" for bend in bends]
         rows.append((curve.label, *cells, "–" if curve.last_stable is None else f"{curve.last_stable:g}"))
-    columns = ("requests/s", *(metric_words(name) for name in names), "last stable")
+    columns = ("requests/s", *(metric_label(name) for name in names), "last stable")
     return Table("Knees", columns, rows) if names else None
 
 
@@ -202,7 +202,7 @@ def _answer(document: Mapping[str, Any]) -> str:
     at = f" at {best['rate']} requests/s" if best.get("rate") is not None else ""
     value = amount(best["value"], metric["unit"])
     equal = f"; as good by the intervals: {', '.join(best['equal'])}" if best.get("equal") else ""
-    return f"The best {metric_words(best['metric'])} of the stable combinations{at}: {best['label']}, {value}{equal}."
+    return f"The best {metric_label(best['metric'])} of the stable combinations{at}: {best['label']}, {value}{equal}."
 
 
 def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: list[Curve]) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: 
     for name in dict.fromkeys(n for n in wanted if n in metrics):
         value, _, unit = amount(variant["values"].get(name), metrics[name]["unit"]).partition(" ")
         said = f"best: {variant['label']}" if name == best["metric"] else "of the best"
-        tiles.append({"name": metric_words(name), "value": value, "unit": unit, "note": said})
+        tiles.append({"name": metric_label(name), "value": value, "unit": unit, "note": said})
     return tiles[:4]
 
 
@@ -272,7 +272,7 @@ def _sure(document: Mapping[str, Any]) -> list[str]:
     """Return what the model's error leaves of the best and of the fronts."""
     bests = document["best_by_rate"] if document["best_by_rate"] is not None else [document["best"]]
     said = [
-        f"best {metric_words(best['metric'])}: {best['label']}{text}"
+        f"best {metric_label(best['metric'])}: {best['label']}{text}"
         for best in bests
         if best is not None and (text := best_text(best))
     ]

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from servesim.reports.experiment import change, metric_words
+from servesim.experiments.metrics import metric_label
+from servesim.reports.experiment import change
 from servesim.reports.svg import INK, Drawing, wide
 from servesim.reports.words import shortened
 
@@ -35,7 +36,7 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
             _panel(axes, metric, [rows.get((label, metric["name"])) for label in labels], margin)
             axes.set_ylim(len(labels) - 0.45, -0.75)
             axes.set_yticks([])
-            axes.set_title(metric_words(metric["name"]), pad=8)
+            axes.set_title(metric_label(metric["name"]), pad=8)
             if narrow or i == 0:
                 for y, label in enumerate(labels):
                     place = axes.get_yaxis_transform()
@@ -49,7 +50,7 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
     each = 46
     heights = (each * len(labels) + 70, (each * len(labels) + 62) * len(chosen))
     alt = f"Changes from {document['baseline']} with {100 * document['settings']['level']:g} % intervals: " + "; ".join(
-        f"{label}, {metric_words(m['name'])} {_words(rows[label, m['name']])}"
+        f"{label}, {metric_label(m['name'])} {_words(rows[label, m['name']])}"
         for m in chosen
         for label in labels
         if _drawn(rows.get((label, m["name"])))
@@ -67,7 +68,7 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
             for y, label in enumerate(labels):
                 row = rows.get((label, metric["name"]))
                 if row is not None and _drawn(row):
-                    what = (metric_words(metric["name"]), row["verdict"])
+                    what = (metric_label(metric["name"]), row["verdict"])
                     found.append((*what, "point", label, row["change"], y, None, _CHANGE))
                     if row["change_low"] is not None:
                         found.append((*what, "bar", label, row["change_low"], y, row["change_high"], _CHANGE))

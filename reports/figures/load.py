@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from servesim.experiments.knee import knee
-from servesim.reports.experiment import amount, metric_words
+from servesim.experiments.metrics import metric_label
+from servesim.reports.experiment import amount
 from servesim.reports.figures.axes import percents, time_ticks
 from servesim.reports.svg import INK, Drawing, half, wide
 
@@ -45,7 +46,7 @@ def against_load(
             _axes(axes, metric, [*_shown(curves, metric), *([] if limit is None else [limit])])
             if limit is not None:
                 axes.axhline(limit, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
-            axes.set_title(metric_words(metric["name"]))
+            axes.set_title(metric_label(metric["name"]))
             axes.set_xlabel("requests/s")
         high = figure.get_figheight() * 72
         figure.subplots_adjust(
@@ -54,13 +55,13 @@ def against_load(
 
     knees = [(c.label, m, k) for c in curves for m in metrics if m["latency"] and (k := _knee(c, m)) is not None]
     alt = "Against the rate of arrivals: " + "; ".join(
-        f"{c.label}, {metric_words(m['name'])} from {_at(c, m, 0)} at {c.rates[0]:g} to {_at(c, m, -1)} at "
+        f"{c.label}, {metric_label(m['name'])} from {_at(c, m, 0)} at {c.rates[0]:g} to {_at(c, m, -1)} at "
         f"{c.rates[-1]:g} requests/s"
         for c in curves
         for m in metrics
     )
     if knees:
-        alt += ". Knees: " + "; ".join(f"{label}, {metric_words(m['name'])} at {k:g}" for label, m, k in knees)
+        alt += ". Knees: " + "; ".join(f"{label}, {metric_label(m['name'])} at {k:g}" for label, m, k in knees)
     caption = "Hollow: the queue grows without end in at least half of the runs."
     if knees:
         caption += (

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from servesim.cli.summary import UNNAMED
 from servesim.reports.figures.axes import clock, thousands
 from servesim.reports.run import Run
 from servesim.reports.svg import INK, SERIES, Drawing, wide
 from servesim.reports.words import shortened
+from servesim.run.shown import UNNAMED
 
 MOST = len(SERIES) - 1
 """Labels with a colour of their own; all others share the last one."""

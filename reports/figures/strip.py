@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.reports.experiment import amount, metric_words
+from servesim.experiments.metrics import metric_label
+from servesim.reports.experiment import amount
 from servesim.reports.figures.axes import gap_of, percents, time_ticks
 from servesim.reports.svg import INK, SERIES, Drawing, wide
 from servesim.reports.words import shortened
@@ -26,7 +27,7 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
         grid = figure.subplots(*shape, squeeze=False, sharey=True).ravel()
         for axes, metric in zip(grid, metrics, strict=True):
             _panel(axes, shown, series, metric)
-            axes.set_title(metric_words(metric["name"]))
+            axes.set_title(metric_label(metric["name"]))
             axes.set_ylim(len(shown) - 0.4, -0.6)
             axes.set_yticks(range(len(shown)), ["" if narrow else shortened(r["label"], 34) for r in shown])
             axes.tick_params(axis="y", labelcolor=INK["ink"])
@@ -44,7 +45,7 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
         for row in shown
         for name, _, values in row["points"]
     ]
-    alt = f"{', '.join(metric_words(m['name']) for m in metrics)} of every combination. {'; '.join(said)}."
+    alt = f"{', '.join(metric_label(m['name']) for m in metrics)} of every combination. {'; '.join(said)}."
     caption = "Hollow: the queue grows without end in at least half of the runs."
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}."

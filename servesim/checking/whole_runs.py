@@ -14,6 +14,7 @@ from servesim.contracts.part import Part
 from servesim.errors import PolicyError, UserError, suggest
 from servesim.run.result import Result
 from servesim.run.scenario import Scenario
+from servesim.run.shown import all_rows
 from servesim.run.simulate import simulate
 
 RUN = {"model": "llama-3.1-8b", "gpu": "h200", "trace": "synth:rate=60,prompt=uniform(50,900),output=uniform(2,60)",
@@ -59,9 +60,15 @@ def _runs(subject: Subject) -> Iterator[Finding]:
     if (off or not feature.acts) and (told := _unlike(fast, without)):
         yield Finding("contract", f"{subject.name} {'is off and ' * off}changes a run: {told}{_ACTS * (not off)}")
     added = fast.summary.keys() - without.summary.keys()
-    for section in sorted(added - feature.schema().keys()):
-        yield Finding("settings", f"{subject.name}: section {section!r} of the summary has no schema")
-    feature.rows(fast.summary)
+    groups = feature.groups()
+    for section in sorted(added - {group.section for group in groups}):
+        yield Finding("settings", f"{subject.name}: section {section!r} of the summary is in no group of its figures")
+    for group in groups:
+        found = group.within(fast.summary)
+        if isinstance(found, dict) and not group.many:
+            for name in sorted(found.keys() - {figure.name for figure in group.figures}):
+                yield Finding("settings", f"{subject.name}: figure {group.section}.{name} is not declared")
+    all_rows(fast.summary)
     plain = simulate(here, mode="reference")
     for section in sorted(added & plain.summary.keys()):
         if fast.summary[section] != plain.summary[section]:

@@ -17,6 +17,7 @@ from servesim.cli.doctor import DOCTOR_EXAMPLES, doctor
 from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
 from servesim.cli.explore import EXPLORE_EXAMPLES, explore
+from servesim.cli.figures import FIGURES_EXAMPLES, figures
 from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, settings
 from servesim.cli.lecture import LECTURE_EXAMPLES, lecture
 from servesim.cli.measure import MEASURE_EXAMPLES, measure
@@ -92,6 +93,7 @@ app.command(epilog=MEASURE_EXAMPLES)(measure)
 app.command(epilog=POLICIES_EXAMPLES)(policies)
 app.command(epilog=ENGINES_EXAMPLES)(engines)
 app.command(epilog=SETTINGS_EXAMPLES)(settings)
+app.command(epilog=FIGURES_EXAMPLES)(figures)
 app.command(epilog=MODELS_EXAMPLES)(models)
 app.command(epilog=GPUS_EXAMPLES)(gpus)
 app.command(epilog=SCHEMA_EXAMPLES)(schema)

@@ -213,6 +213,7 @@ def _answer(
     from servesim.cli import tables
     from servesim.cli.progress import Bar
     from servesim.cli.serving import prepared
+    from servesim.experiments.axes import load_grid
 
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
@@ -220,10 +221,13 @@ def _answer(
         raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
     if options.get("metrics") is not None:
         _register(options["metrics"])
-    required = requirements(require, CAPACITY_UNITS if command == "capacity" else None)
+    scenarios, axes = prepared(command, files, context.obj, axes_of)
+    first: Sequence[Any] = scenarios or [{}]
+    grids = (load_grid(scenario, axes) for scenario in first)
+    known = ({**settings, **lists} for settings, lists in grids)
+    required = requirements(require, CAPACITY_UNITS if command == "capacity" else None, known)
     if command == "compare":
         _check_compared(required, options["metrics"], options["rank_by"])
-    scenarios, axes = prepared(command, files, context.obj, axes_of)
     with kept(out), Bar(command, quiet) as bar:
         document = run(*scenarios, **options, on_progress=bar, **axes).attrs["document"]
     if out is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,12 +23,21 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --out replace 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.")]
 
 
-def requirements(texts: Sequence[str] | None, units: Mapping[str, str] | None = None) -> list[Requirement]:
-    """Parse what is required; `units`: of further metrics by name. UserError for a metric that there is not."""
+def requirements(
+    texts: Sequence[str] | None,
+    units: Mapping[str, str] | None = None,
+    scenarios: Iterable[Mapping[str, Any]] = (),
+) -> list[Requirement]:
+    """Parse what is required; `units`: of further metrics by name; `scenarios`: settings, whose features may have
+    metrics of their own. UserError for a metric that there is not."""
     if not texts:
         return []
     from servesim.cli.requirements import Requirement
-    from servesim.experiments.metrics import METRICS
+    from servesim.experiments.metrics import METRICS, know_features
+    from servesim.run.scenario import own_features
+
+    for settings in scenarios:
+        know_features(own_features(settings.get("features")))
 
     known = {name: metric.unit for name, metric in METRICS.items()} | dict(units or {})
     return [Requirement.of(text, known) for text in texts]

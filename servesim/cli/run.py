@@ -57,10 +57,11 @@ def run(
     from servesim.run.setting_names import load_settings
     from servesim.run.simulate import simulate
 
-    required = requirements(require, {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)})
     saved, options = context.obj.pop("save_scenario", None), context.obj.pop(OPTIONS)
     base = under_commands([load_settings(scenario) if scenario is not None else {}], context.obj, "run")
     settings = settings_over(base[0], context.obj)
+    units = {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)}
+    required = requirements(require, units, [settings])
     save([(settings, {})], saved)
     with _progress(quiet) as bar:
         result = simulate(

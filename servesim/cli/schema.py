@@ -16,7 +16,6 @@ import typer
 from servesim.contracts.schemas import (
     ANY,
     COUNT,
-    DISTRIBUTION,
     FIGURE,
     FLAG,
     NUMBER,
@@ -43,8 +42,6 @@ Examples:
 Without a name all of them, by name.
 """
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-LATENCIES = ("ttft", "tpot", "itl", "e2el", "ntpot", "queue_time")
 
 
 def schema(
@@ -83,7 +80,8 @@ def _outputs() -> dict[str, Callable[[], Schema]]:
 
 def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
     """Return a schema by name; UserError if there is none. `own`: names of a user's features."""
-    from servesim.run.scenario import scenario_class, scenario_features
+    from servesim.run.scenario import scenario_class
+    from servesim.run.shown import groups_of
 
     if name == "scenario":
         kind = scenario_class(tuple(own))
@@ -92,50 +90,29 @@ def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
         raise UserError(f"no schema of {name!r}{suggest(name, names())}")
     found = _outputs()[name]()
     if name == "run":
-        for feature in scenario_features(tuple(own)):
-            found["properties"] |= feature.schema()
+        for group in groups_of(own):
+            found["properties"].setdefault(group.section, group.schema())
     return {"$schema": DIALECT, "title": f"What servesim {name} --json prints", **found}
 
 
 def _run() -> Schema:
-    """What every run says; sections of features, which a run need not have, are theirs to describe."""
-    kinds = figures("decode mixed prefill")
-    scenario = an_object(
+    """What every run says; sections of features, which a run need not have, are added by `schema_of`."""
+    from servesim.metrics.figures import GROUPS, OF_A_RUN
+
+    must: Schema = {}
+    may: Schema = {"custom_metrics": a_map(FIGURE)}
+    for group in GROUPS:
+        if not group.section:
+            must |= group.schema()["properties"]
+        elif group in OF_A_RUN:
+            must[group.section] = group.schema()
+        else:
+            may[group.section] = group.schema()
+    must["scenario"] = an_object(
         trace=TEXT, model=TEXT, gpu=TEXT, scheduler=an_object(name=TEXT), engine=an_object(), seed=NUMBER
     )
-    replica = an_object(replica=COUNT, pool=TEXT, up_s=NUMBER, requests=COUNT, output_tokens=COUNT, busy_share=FIGURE)
-    pool = an_object(model=TEXT, gpu=TEXT, replicas=COUNT, requests=COUNT, gpu_hours=NUMBER, usd=NUMBER)
-    several = {"replicas": a_list(replica), "pools": a_map(pool), "custom_metrics": a_map(FIGURE)}
-    return an_object(
-        several,
-        scenario=scenario,
-        duration_s=FIGURE,
-        requests=figures("arrived completed rejected aborted unsent input_tokens output_tokens"),
-        latency_ms=an_object(**dict.fromkeys(LATENCIES, DISTRIBUTION)),
-        throughput=figures("request_throughput output_throughput total_token_throughput"),
-        goodput=or_null(
-            an_object(slo_ms=a_map(NUMBER), slo_attainment=FIGURE, good_requests=COUNT, request_goodput=FIGURE)
-        ),
-        engine=an_object(
-            steps=COUNT,
-            preemptions=COUNT,
-            batch_size=DISTRIBUTION,
-            steps_by_kind=kinds,
-            time_by_kind_s=kinds,
-            gpu_busy_share=FIGURE,
-            mfu=FIGURE,
-            mbu=FIGURE,
-        ),
-        kv=an_object(num_blocks=COUNT, block_size=COUNT, capacity_tokens=COUNT, used_share=FIGURE, peak_share=FIGURE),
-        prefix_cache=or_null(figures("hit_rate hit_tokens queried_tokens")),
-        speculation=or_null(figures("acceptance_rate acceptance_length draft_tokens accepted_tokens")),
-        price=figures("usd usd_per_gpu_hour gpu_hours usd_per_million_tokens"),
-        cost_shares=or_null(a_map(SHARE)),
-        stability=or_null(an_object(unstable=FLAG, decided=FLAG)),
-        uncertainty=FIGURE,
-        provenance=an_object(versions=a_map(ANY)),
-        notes=a_list(TEXT),
-    )
+    must |= {"notes": a_list(TEXT), "provenance": an_object(versions=a_map(ANY))}
+    return an_object(may, **must)
 
 
 def _experiment(**fields: Schema) -> Schema:
@@ -277,6 +254,11 @@ def _settings() -> Schema:
     return an_object(settings=a_list(one))
 
 
+def _figures() -> Schema:
+    one = an_object(key=TEXT, unit=TEXT, doc=TEXT, better=TEXT_OR_NULL, metrics=a_list(TEXT))
+    return an_object(figures=a_list(one))
+
+
 def _models() -> Schema:
     counts = "weight_bytes layers experts kv_bytes_per_token max_position"
     listed = an_object(models=a_list(an_object(name=TEXT, dtype=TEXT, **dict.fromkeys(counts.split(), COUNT))))
@@ -342,6 +324,7 @@ _OUTPUTS: dict[str, Callable[[], Schema]] = {
     "trace list": _trace_list,
     "policies": _policies,
     "settings": _settings,
+    "figures": _figures,
     "models": _models,
     "gpus": _gpus,
     "doctor": _doctor,

@@ -12,15 +12,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from servesim.cli.console import open_console
+from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN
+from servesim.metrics.stability import GROWING
 from servesim.metrics.words import number, percent
 from servesim.run.agreement import REQUESTS
 from servesim.run.result import Result
 from servesim.run.setup import Setup
-from servesim.run.shown import all_rows
+from servesim.run.shown import MOST_GROUPS, STATISTICS, UNNAMED, all_rows, labeled
 from servesim.run.simulate import Progress as OnProgress
-
-LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"), ("queue_time", "queue time"))
-COLUMNS = ("mean", "p50", "p90", "p99", "max")
 
 
 class ProgressBar:
@@ -57,13 +56,10 @@ def print_summary(result: Result, out: Path | None) -> None:
     console.print(_latency_table(summary["latency_ms"]))
     console.print(_figures(summary))
     for kind in ("class", "tenant"):
-        if (groups := groups_of(summary, kind)) is not None:
+        if (groups := labeled(summary, kind)) is not None:
             console.print(_group_table(kind, groups, summary))
     if summary["stability"]["unstable"]:
-        console.print(
-            "UNSTABLE: the queue was still growing when arrivals ended; latencies depend on the trace's length.",
-            style="bold red",
-        )
+        console.print(f"UNSTABLE: {GROWING}.", style="bold red")
     for reason, count in summary["requests"]["rejection_reasons"].items():
         console.print(f"rejected {count:,}: {reason}", style="yellow")
     for reason, count in summary["requests"]["abort_reasons"].items():
@@ -86,18 +82,6 @@ def _checked(result: Result) -> str:
         return told
     first = min(REQUESTS, result.summary["requests"]["arrived"])
     return f"{told}; fast mode and reference mode agree on the first {first:,} requests"
-
-
-MOST_GROUPS = 12
-UNNAMED = "(none)"
-
-
-def groups_of(summary: Mapping[str, Any], kind: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Return name and figures of each class or tenant (`kind`), those with most requests first; None without labels."""
-    key = "classes" if kind == "class" else "tenants"
-    if key not in summary:
-        return None
-    return sorted(summary[key][key].items(), key=lambda item: -int(item[1]["arrived"]))
 
 
 def _group_table(kind: str, groups: list[tuple[str, dict[str, Any]]], summary: Mapping[str, Any]) -> Table:
@@ -141,12 +125,12 @@ def _title(summary: dict[str, Any]) -> str:
 
 
 def _latency_table(latencies: dict[str, dict[str, float] | None]) -> Table:
-    table = Table("ms", *COLUMNS, box=None, header_style="bold")
+    table = Table("ms", *STATISTICS, box=None, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
-    for key, label in LATENCIES:
+    for key in SHOWN:
         stats = latencies[key]
-        table.add_row(label, *(number(stats[c]) if stats else "-" for c in COLUMNS))
+        table.add_row(LATENCY_LABELS[key], *(number(stats[c]) if stats else "-" for c in STATISTICS))
     return table
 
 

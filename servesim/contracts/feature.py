@@ -11,14 +11,12 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from servesim.contracts.figures import Group
 from servesim.contracts.section import Section
 from servesim.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from servesim.contracts.part import Part
-
-Rows = list[tuple[str, str]]
-"""Rows of a table: what a figure is called, and the figure in words."""
 
 
 class Feature:
@@ -44,8 +42,6 @@ class Feature:
     that does not say so leaves all records as they are (`servesim policies check`)."""
     serves: ClassVar[tuple[str, ...]] = ()
     """Kinds of policies that only a run with it has, such as `scaler`."""
-    rows_after: ClassVar[tuple[str, ...]] = ()
-    """Rows of the terminal's table after which its own stand: after the first that is there, else after all."""
 
     def is_on(self, scenario: Any) -> bool:
         """Return whether a scenario asks for it. Default: one of its keys, or of those it claims, is not as by
@@ -82,13 +78,9 @@ class Feature:
         not fit the run."""
         return None
 
-    def rows(self, summary: Mapping[str, Any]) -> Rows:
-        """Return what the terminal and the page say of a run's summary. Default: nothing."""
-        return []
-
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of its sections of the summary, by key. Default: none."""
-        return {}
+    def groups(self) -> tuple[Group, ...]:
+        """Return its figures (servesim.contracts.figures), a group for each section of the summary. Default: none."""
+        return ()
 
     def from_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return sections that follow from a summary in which they were left out, by key. Default: none."""

@@ -177,7 +177,7 @@ def _simulated(
     if baseline is not None:
         variants = put_first(variants, named(variants, baseline))
     known = Scenario.of(variants[0].settings)
-    wanted = _with_goal(metrics_of(metrics, known.slo or known.slo_classes), settings.rank_by)
+    wanted = _with_goal(metrics_of(metrics, known.slo or known.slo_classes, known.features), settings.rank_by)
     cells = [[runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))] for v in variants]
     names = {cell.address: v.label for v, row in zip(variants, cells, strict=True) for cell in row}
     runner.run([cell for row in zip(*cells, strict=True) for cell in row], names)

@@ -1,33 +1,24 @@
-"""The numbers that comparisons, sweeps and `--require` ask of a run, each declared once: name, unit, which way is
-better, how it is called in sentences, its value over a window of the run, and its value in the run's summary.
+"""The numbers that comparisons, sweeps and `--require` ask of a run: figures of its summary that say which way is
+better (servesim.contracts.figures), and metrics of the user's own.
 
-Names are those of servesim.metrics: `ttft_p99`, `tpot_mean`, `output_throughput`, `slo_attainment`, ....
+Names are those of the figures, of distributions with a statistic: `ttft_p99`, `tpot_mean`, `output_throughput`, ....
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.contracts.feature import of_user
+from servesim.contracts.figures import Figure, Group
 from servesim.errors import UserError, suggest
-from servesim.experiments.run_metrics import (
-    SECOND,
-    Run,
-    Window,
-    good,
-    output_tokens,
-    per,
-    share,
-    statistic,
-    tokens,
-    usd,
-)
+from servesim.experiments.run_metrics import Slice, per
 from servesim.metrics.custom import Function, is_custom, load_metric, value_of
 from servesim.parsing import listed
+from servesim.run.shown import groups_of
 
 Summary = Mapping[str, Any]
-LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E", "ntpot": "latency per token", "queue_time": "queue time"}
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -41,8 +32,8 @@ class Metric:
     """lower or higher."""
     scale: str
     """ratio: changes are relative; difference: of shares and counts, which may be 0, changes are absolute."""
-    part: Callable[[Run, Window], float]
-    """Return its value over a window of a run; NaN if nothing there has one."""
+    part: Callable[[Slice], float]
+    """Return its value over a part of a run; NaN if nothing there has one."""
     whole: Callable[[Summary], float | None]
     """Return its value by the summary of a run; None if there is none."""
     label: str = ""
@@ -55,25 +46,49 @@ class Metric:
         return {key: getattr(self, key) for key in ("name", "unit", "better", "scale", "latency")}
 
 
-def _latency(name: str, stat: str) -> Metric:
-    def part(run: Run, window: Window) -> float:
-        return statistic(run.latency_ms(name)[window.rows], stat)
+def metric_names(figure: Figure) -> list[str]:
+    """Return the names of the metrics that a figure is."""
+    if not figure.better:
+        return []
+    return [f"{figure.name}_{statistic}" for statistic in STATISTICS] if figure.distributed else [figure.name]
+
+
+def _metrics(groups: Iterable[Group]) -> Iterator[tuple[str, Metric]]:
+    """Yield the metrics among figures, by name."""
+    for group in groups:
+        for figure in group.figures:
+            for name in metric_names(figure):
+                yield name, _metric(group, figure, name.removeprefix(figure.name)[1:])
+
+
+def _metric(group: Group, figure: Figure, statistic: str) -> Metric:
+    """Return the metric of a figure; `statistic`: of a distribution."""
 
     def whole(summary: Summary) -> float | None:
-        value: float | None = (summary["latency_ms"][name] or {}).get(stat)
-        return value
+        value: Any = (group.within(summary) or {}).get(figure.name)
+        return (value or {}).get(statistic) if statistic else value
 
-    return Metric(f"{name}_{stat}", "ms", "lower", "ratio", part, whole, f"{LATENCIES[name]} {stat}", latency=True)
+    def windowed(part: Slice) -> float:
+        value: Any = figure.of(group.source(part))
+        return _number(value.get(statistic) if statistic else value)
+
+    def once(part: Slice) -> float:
+        return _number(whole(part.run.summary) if part.whole else None)
+
+    return Metric(
+        f"{figure.name}_{statistic}" if statistic else figure.name,
+        figure.unit,
+        figure.better,
+        figure.scale,
+        windowed if group.windowed else once,
+        whole,
+        f"{figure.words} {statistic}" if statistic else figure.words,
+        figure.latency,
+    )
 
 
-def _in(section: str, name: str) -> Callable[[Summary], float | None]:
-    """Return what looks up a figure in a section of a summary, which may be missing."""
-
-    def whole(summary: Summary) -> float | None:
-        value: float | None = (summary[section] or {}).get(name)
-        return value
-
-    return whole
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def _preemptions(summary: Summary) -> float | None:
@@ -81,65 +96,16 @@ def _preemptions(summary: Summary) -> float | None:
     return summary["engine"]["preemptions"] / arrived if arrived else None
 
 
-def _flow(name: str, amount: Callable[[Run, Window], float]) -> Metric:
-    def part(run: Run, window: Window) -> float:
-        return per(amount(run, window), window.ns / SECOND)
-
-    unit = "requests/s" if name.startswith("request") else "tokens/s"
-    return Metric(name, unit, "higher", "ratio", part, _in("throughput", name))
-
-
-def _price(name: str, label: str, amount: Callable[[Run, Window], float]) -> Metric:
-    def part(run: Run, window: Window) -> float:
-        return per(usd(run, window) * 1e6, amount(run, window))
-
-    return Metric(name, "$", "lower", "ratio", part, _in("price", name), label)
-
-
 METRICS = {
-    metric.name: metric
-    for metric in (
-        *(_latency(name, stat) for name in LATENCIES for stat in STATISTICS),
-        _flow("request_throughput", lambda run, window: window.ended(run, run.done)),
-        _flow("output_throughput", output_tokens),
-        _flow("total_token_throughput", tokens),
-        Metric(
-            "request_goodput",
-            "requests/s",
-            "higher",
-            "difference",
-            lambda run, window: per(window.ended(run, good(run)), window.ns / SECOND),
-            _in("goodput", "request_goodput"),
-            "goodput",
-        ),
-        Metric(
-            "slo_attainment",
-            "share",
-            "higher",
-            "difference",
-            lambda run, window: per(float(good(run)[window.rows].sum()), len(window.rows)),
-            _in("goodput", "slo_attainment"),
-            "SLO attainment",
-        ),
-        Metric(
-            "hit_rate",
-            "share",
-            "higher",
-            "difference",
-            lambda run, window: share(run, window, "hit_tokens", "prompt_len"),
-            _in("prefix_cache", "hit_rate"),
-        ),
-        Metric(
-            "preemptions_per_request",
-            "",
-            "lower",
-            "difference",
-            lambda run, window: share(run, window, "num_preemptions"),
-            _preemptions,
-        ),
-        _price("usd_per_million_tokens", "price per M tokens", tokens),
-        _price("usd_per_million_output_tokens", "price per M output tokens", output_tokens),
-    )
+    **dict(_metrics(groups_of())),
+    "preemptions_per_request": Metric(
+        "preemptions_per_request",
+        "",
+        "lower",
+        "difference",
+        lambda part: per(part.total("preemptions"), part.total("arrived")),
+        _preemptions,
+    ),
 }
 DEFAULTS = (
     "ttft_mean",
@@ -153,7 +119,20 @@ DEFAULTS = (
 )
 SLO_DEFAULTS = ("slo_attainment", "request_goodput")
 _OWN: dict[str, Function] = {}
-"""Metrics of the user's own, by name; they are among METRICS, too."""
+"""Metrics of the user's own, by name; they are among METRICS, too, as those of the user's features are once known."""
+
+
+def know_features(names: Iterable[str]) -> None:
+    """Make metrics of the figures of a user's features; UserError if servesim has one of the name."""
+    for feature in of_user(names):
+        for name, metric in _metrics(feature.groups()):
+            if name in METRICS and name not in _OF_FEATURES:
+                raise UserError(f"feature {feature.name}: figure {name}: servesim has a metric of this name")
+            METRICS[name] = metric
+            _OF_FEATURES.add(name)
+
+
+_OF_FEATURES: set[str] = set()
 
 
 def metric_label(name: str) -> str:
@@ -161,8 +140,10 @@ def metric_label(name: str) -> str:
     return (METRICS[name].label if name in METRICS else "") or name.replace("_", " ")
 
 
-def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any]) -> list[Metric]:
-    """Return the metrics asked for; by default the usual ones, and those of the SLO if there is one."""
+def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any], features: Sequence[str] = ()) -> list[Metric]:
+    """Return the metrics asked for; by default the usual ones, and those of the SLO if there is one. `features`: names
+    of the user's, whose figures may be metrics, too."""
+    know_features(features)
     if names is None:
         names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
     names = listed("metrics", names) if isinstance(names, str) else list(names)
@@ -187,8 +168,8 @@ def _known(metric: Any) -> str:
     if better not in ("lower", "higher"):
         raise UserError(f'metric {name}: better is {better!r}, must be "lower" or "higher"')
 
-    def part(run: Run, window: Window) -> float:
-        return value_of(name, function, run.table(window.rows), run.summary)
+    def part(measured: Slice) -> float:
+        return value_of(name, function, measured.table(), measured.run.summary)
 
     def whole(summary: Summary) -> float | None:
         value: float | None = summary.get("custom_metrics", {}).get(name)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from servesim.contracts.request import State
 from servesim.errors import UserError
 from servesim.metrics.classes import class_limits
+from servesim.metrics.measured import Good
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
 
@@ -68,38 +69,100 @@ class Run:
             return np.asarray(self.columns["e2el_ns"] / np.maximum(self.columns["output_len"], 1) / MS)
         return np.asarray(self.columns[f"{name}_ns"] / MS)
 
-    def table(self, rows: NDArray[np.int64]) -> Any:
-        """Return these requests as a DataFrame, for metrics of the user's own."""
-        import pandas as pd
 
-        frame = pd.DataFrame(self.columns)
-        if self.classes is not None:
-            frame["class"] = list(self.classes)
-        return frame.iloc[rows]
+@dataclass(frozen=True)
+class Slice:
+    """A part of a run: what its metrics are made from, as those of a whole run are from servesim.metrics.measured. What
+    `total` returns is of the requests that arrived in it, what `ended` returns was delivered in it."""
 
-
-class Window(NamedTuple):
-    """A part of a run."""
-
+    run: Run
     rows: NDArray[np.int64]
-    """The requests in it."""
+    """The requests that arrived in it."""
     start: float
     """Its first ns."""
     end: float
     """Its last ns."""
+    whole: bool = True
+    """Whether it is all of the run that is measured."""
+    prefix_caching = True
+    """Of runs without a prefix cache nothing is found."""
 
     @property
     def ns(self) -> float:
         """How long it is."""
         return self.end - self.start
 
+    @property
+    def seconds(self) -> float:
+        """The same in seconds."""
+        return self.ns / SECOND
+
+    def total(self, name: str) -> float:
+        """Return a sum over its requests."""
+        if name == "arrived":
+            return len(self.rows)
+        return float(self.run.columns[COLUMNS[name]][self.rows].sum())
+
+    def ended(self, name: str) -> float:
+        """Return what was delivered in it: requests completed, output tokens, prompt tokens computed."""
+        if name == "completed":
+            return self._with_last(self.run.done)
+        c, done = self.run.columns, self.run.done
+        if name == "output_tokens":
+            return output_tokens(self)
+        return float(c["prompt_len"][done & self.holds(c["first_token_ns"])].sum())
+
+    def latency_ms(self, name: str) -> Statistics:
+        """Return the statistics of a latency, worked out when they are asked for."""
+        return Statistics(self.run.latency_ms(name)[self.rows])
+
+    @property
+    def good(self) -> Good:
+        """Requests within the limits of the run's scenario."""
+        scenario = self.run.summary["scenario"]
+        which = within(self.run, scenario["slo"], scenario["slo_classes"])
+        arrived_good = float(which[self.rows].sum())
+        return Good(scenario["slo"], self._with_last(which), arrived_good, len(self.rows), {}, self.seconds)
+
+    @property
+    def usd(self) -> float:
+        """Price of the GPUs that were up in it."""
+        return _usd(self.run, self.start, self.end)
+
     def holds(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return which times lie in it."""
         return np.asarray((times >= self.start) & (times <= self.end))
 
-    def ended(self, run: Run, which: NDArray[np.bool_]) -> float:
+    def _with_last(self, which: NDArray[np.bool_]) -> float:
         """Return how many of these requests have their last token in it."""
-        return float((which & self.holds(run.columns["last_token_ns"])).sum())
+        return float((which & self.holds(self.run.columns["last_token_ns"])).sum())
+
+    def table(self) -> Any:
+        """Return its requests as a DataFrame, for metrics of the user's own."""
+        import pandas as pd
+
+        frame = pd.DataFrame(self.run.columns)
+        if self.run.classes is not None:
+            frame["class"] = list(self.run.classes)
+        return frame.iloc[self.rows]
+
+
+class Statistics(NamedTuple):
+    """Statistics of values, NaN where there are none."""
+
+    values: NDArray[np.float64]
+
+    def get(self, name: str) -> float:
+        """Return the mean or a percentile."""
+        return statistic(self.values, name)
+
+
+COLUMNS = {
+    "queried_tokens": "prompt_len",
+    "hit_tokens": "hit_tokens",
+    "preemptions": "num_preemptions",
+}
+"""Columns of requests by the names of servesim.metrics.requests.TOTALS."""
 
 
 class Measure(Protocol):
@@ -109,8 +172,8 @@ class Measure(Protocol):
     def name(self) -> str:
         """Its name."""
 
-    def part(self, run: Run, window: Window, /) -> float:
-        """Return its value over a window of a run; NaN if nothing there has one."""
+    def part(self, part: Slice, /) -> float:
+        """Return its value over a part of a run; NaN if nothing there has one."""
 
 
 def check_window(warmup: float, cooldown: float) -> None:
@@ -136,10 +199,11 @@ def measure(
     start, end, steady = _window(run, warmup, cooldown)
     if part is not None:
         start, end, steady = _part(run, part, start, end, steady)
+    whole = part is None and rows is None
     if rows is None:
         rows = np.flatnonzero(steady)
-    window = Window(rows, start, end)
-    return {metric.name: metric.part(run, window) for metric in metrics}
+    measured = Slice(run, rows, start, end, whole)
+    return {metric.name: metric.part(measured) for metric in metrics}
 
 
 def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
@@ -182,32 +246,13 @@ def statistic(values: NDArray[np.float64], stat: str) -> float:
     return float(values.mean() if stat == "mean" else np.percentile(values, float(stat[1:])))
 
 
-def output_tokens(run: Run, window: Window) -> float:
-    """Return the tokens delivered in a window; those of a request lie evenly between its first and its last."""
-    c, done = run.columns, run.done
+def output_tokens(part: Slice) -> float:
+    """Return the tokens delivered in a part of a run; those of a request lie evenly between its first and its last."""
+    c, done = part.run.columns, part.run.done
     first, last, count = c["first_token_ns"][done], c["last_token_ns"][done], c["output_len"][done]
-    inside = np.clip(np.minimum(last, window.end) - np.maximum(first, window.start), 0, None)
+    inside = np.clip(np.minimum(last, part.end) - np.maximum(first, part.start), 0, None)
     gaps = (count - 1) * inside / np.maximum(last - first, 1)
-    return float((gaps + window.holds(first)).sum())
-
-
-def tokens(run: Run, window: Window) -> float:
-    """Return the tokens delivered in a window, and those of the prompts that were computed in it."""
-    c, done = run.columns, run.done
-    prompts = c["prompt_len"][done & window.holds(c["first_token_ns"])].sum()
-    return float(prompts) + output_tokens(run, window)
-
-
-def share(run: Run, window: Window, column: str, of: str = "") -> float:
-    """Return the sum of a column of requests over that of another, or over their number."""
-    whole = float(run.columns[of][window.rows].sum()) if of else len(window.rows)
-    return per(float(run.columns[column][window.rows].sum()), whole)
-
-
-def good(run: Run) -> NDArray[np.bool_]:
-    """Return which requests completed within the limits of the run's scenario."""
-    scenario = run.summary["scenario"]
-    return within(run, scenario["slo"], scenario["slo_classes"])
+    return float((gaps + part.holds(first)).sum())
 
 
 def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> NDArray[np.bool_]:
@@ -251,11 +296,6 @@ def _usd(run: Run, start: float, end: float) -> float:
         return _usd_of_replicas(run, start, end)
     gpus = scenario["tp"] * scenario["pp"] * scenario.get("dp", 1) * scenario["replicas"]
     return float(gpus * scenario["usd_per_gpu_hour"] * (end - start) / SECOND / 3600)
-
-
-def usd(run: Run, window: Window) -> float:
-    """Return the price ($) of the GPUs that were up in a window."""
-    return _usd(run, window.start, window.end)
 
 
 def per(amount: float, of: float) -> float:

@@ -115,7 +115,8 @@ def sweep(
     check_names(variants, objects)
     known = Scenario.of(variants[0].settings)
     slo = known.slo or known.slo_classes
-    goals = metrics_of(best_by if best_by is not None else "request_goodput" if slo else "e2el_mean", slo)
+    best_by = best_by if best_by is not None else "request_goodput" if slo else "e2el_mean"
+    goals = metrics_of(best_by, slo, known.features)
     wanted = metrics_of(metrics, slo)
     wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
     shared = shared_settings([v.settings for v in variants])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.figures import Figure, Group, Summary
+from servesim.contracts.figures import Rows as TableRows
+from servesim.contracts.schemas import ANY, COUNT, NUMBER, TEXT, a_list, a_map
+from servesim.metrics.measured import Deployment
 from servesim.metrics.requests import MS, SECOND, RequestColumns, per
-from servesim.metrics.summary import Deployment
+from servesim.metrics.words import number, percent
 from servesim.records.recorder import STEP_COLUMNS, Rows
 
 _STEP = {name: i for i, name in enumerate(STEP_COLUMNS)}
@@ -79,55 +83,144 @@ class ReplicaTotals:
         for name, value in values.items():
             np.add.at(self._sums[name], replica, value)
 
-    def each(self, ups: Sequence[Up], pools: Sequence[tuple[str, Deployment]], first_ns: int) -> list[dict[str, Any]]:
+    def each(
+        self,
+        ups: Sequence[Up],
+        pools: Sequence[tuple[str, Deployment]],
+        first_ns: int,
+        states: Sequence[list[list[Any]] | None],
+    ) -> list[dict[str, Any]]:
         """Return the figures of each replica, by index. `ups`: when each was up; `pools`: names and deployments;
-        `first_ns`: when the run began, from which `up_from_s` counts."""
+        `first_ns`: when the run began, from which seconds count; `states`: [second, state] of each change."""
         have = len(self._sums["steps"])
         found = []
         for index, up in enumerate(ups):
-            one = {name: float(sums[index]) if index < have else 0.0 for name, sums in self._sums.items()}
-            name, deployment = pools[up.pool]
-            times = {"up_from_s": (up.since_ns - first_ns) / SECOND, "up_s": up.ns / SECOND}
-            found.append({"replica": index, "pool": name, **times, **_figures(one, up.ns, deployment)})
+            sums = {name: float(sums[index]) if index < have else 0.0 for name, sums in self._sums.items()}
+            found.append(REPLICAS.values(One(index, *pools[up.pool], up, first_ns, sums, states[index])))
         return found
 
 
-def _figures(one: Mapping[str, float], up_ns: float, deployment: Deployment) -> dict[str, Any]:
-    capacity = deployment.capacity_tokens
-    return {
-        "requests": int(one["requests"]),
-        "output_tokens": int(one["output_tokens"]),
-        "busy_share": per(one["gpu_ns"], up_ns * deployment.pp),
-        "queue_ms": per(one["queued_ns"] / MS, one["scheduled"]),
-        "hit_rate": per(one["hit_tokens"], one["prompt_tokens"]) if deployment.prefix_caching else None,
-        "kv_used_share": per(one["kv_used_ns"], up_ns * capacity),
-        "kv_peak_share": per(one["kv_peak"], capacity),
-    }
+class One(NamedTuple):
+    """A replica, as its figures see it."""
+
+    number: int
+    pool: str
+    deployment: Deployment
+    up: Up
+    first_ns: int
+    sums: Mapping[str, float]
+    states: list[list[Any]] | None
+
+    def used(self, name: str) -> float | None:
+        """Return a sum over steps as a share of the memory of the replica and its time up."""
+        return per(self.sums[name], self.up.ns * self.deployment.capacity_tokens)
+
+
+REPLICAS = Group(
+    "replicas",
+    "replicas",
+    (
+        Figure("replica", "index of the replica", lambda one: one.number, schema=COUNT),
+        Figure("pool", "name of its pool", lambda one: one.pool, schema=TEXT),
+        Figure("up_from_s", "when its start began, from the first arrival",
+               lambda one: (one.up.since_ns - one.first_ns) / SECOND, "s", NUMBER),
+        Figure("up_s", "how long it was up, its start included", lambda one: one.up.ns / SECOND, "s", NUMBER),
+        Figure("requests", "requests that it served", lambda one: int(one.sums["requests"]), schema=COUNT),
+        Figure("output_tokens", "output tokens of the completed ones",
+               lambda one: int(one.sums["output_tokens"]), schema=COUNT),
+        Figure("busy_share", "time its GPUs computed, over its time up",
+               lambda one: per(one.sums["gpu_ns"], one.up.ns * one.deployment.pp), "share"),
+        Figure("queue_ms", "mean time until its requests were first scheduled",
+               lambda one: per(one.sums["queued_ns"] / MS, one.sums["scheduled"]), "ms"),
+        Figure("hit_rate", "prompt tokens found in its prefix cache", lambda one: per(one.sums["hit_tokens"],
+               one.sums["prompt_tokens"]) if one.deployment.prefix_caching else None, "share"),
+        Figure("kv_used_share", "mean share of its KV memory that running requests held",
+               lambda one: one.used("kv_used_ns"), "share"),
+        Figure("kv_peak_share", "largest share of its KV memory allocated at once",
+               lambda one: per(one.sums["kv_peak"], one.deployment.capacity_tokens), "share"),
+        Figure("states", "second and state of each change, of replicas that come and go",
+               lambda one: one.states, schema=a_list(a_list(ANY)), optional=True),
+    ),
+    doc="Of each replica, in runs of several.",
+    rows=(),
+    many=a_list,
+)  # fmt: skip
+
+
+class Whole(NamedTuple):
+    """A pool, as its figures see it."""
+
+    deployment: Deployment
+    own: Sequence[Mapping[str, Any]]
+    """Figures of its replicas."""
+    duration_ns: int
+
+    def sum(self, key: str) -> Any:
+        """Return the sum of a figure over its replicas."""
+        return sum(one[key] for one in self.own)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Time of its GPUs."""
+        hours: float = self.sum("up_s") * self.deployment.tp * self.deployment.pp / 3600
+        return hours
+
+
+def _mean_of(key: str, doc: str, unit: str = "share") -> Figure:
+    return Figure(key, doc, lambda pool: _mean(pool.own, key), unit)
+
+
+def _pool_rows(summary: Summary) -> TableRows:
+    """Return a row for each pool, if the scenario names them."""
+    if not summary["scenario"].get("pools"):
+        return []
+    return [
+        (
+            f"pool {name}",
+            f"{pool['requests']:,} requests, {number(pool['replicas_mean'])} replicas up in the mean, "
+            f"busy {percent(pool['busy_share'])}, imbalance {number(pool['imbalance'])}, "
+            f"queue {number(pool['queue_ms'])} ms, {percent(pool['hit_rate'])} found, ${number(pool['usd'])}",
+        )
+        for name, pool in summary["pools"].items()
+    ]
+
+
+POOLS = Group(
+    "pools",
+    "pools",
+    (
+        Figure("model", "its model", lambda pool: pool.deployment.model.name, schema=TEXT),
+        Figure("gpu", "its GPU", lambda pool: pool.deployment.gpu.name, schema=TEXT),
+        Figure("replicas", "replicas that it had in all", lambda pool: len(pool.own), schema=COUNT),
+        Figure("replicas_mean", "mean number of replicas up at a time",
+               lambda pool: per(pool.sum("up_s"), pool.duration_ns / SECOND)),
+        Figure("requests", "requests that it served", lambda pool: pool.sum("requests"), schema=COUNT),
+        Figure("output_tokens", "output tokens of the completed ones",
+               lambda pool: pool.sum("output_tokens"), schema=COUNT),
+        _mean_of("busy_share", "time its GPUs computed: mean over its replicas by their time up"),
+        _mean_of("queue_ms", "time until requests were first scheduled: mean over requests", "ms"),
+        _mean_of("hit_rate", "prompt tokens found in prefix caches: mean over requests"),
+        _mean_of("kv_used_share", "KV memory that running requests held: mean over its replicas by their time up"),
+        Figure("imbalance", "the busiest replica's share of its time at work over the mean one's; 1 is even",
+               lambda pool: imbalance([one["busy_share"] for one in pool.own])),
+        Figure("gpu_hours", "time of its GPUs", lambda pool: pool.gpu_hours, "h", NUMBER),
+        Figure("usd", "price of the GPU-hours",
+               lambda pool: pool.gpu_hours * pool.deployment.usd_per_gpu_hour, "$", NUMBER),
+    ),
+    doc="Of each pool by name, in runs of several replicas.",
+    rows=_pool_rows,
+    many=a_map,
+)  # fmt: skip
 
 
 def of_pools(
     replicas: Sequence[Mapping[str, Any]], pools: Sequence[tuple[str, Deployment]], duration_ns: int
 ) -> dict[str, Any]:
-    """Return the figures of each pool: sums and means over its replicas, weighted by their time up; `imbalance` is the
-    busiest replica's share of its time at work over the mean one's; `replicas_mean` the mean number up at a time."""
-    found = {}
-    for name, deployment in pools:
-        own = [one for one in replicas if one["pool"] == name]
-        up_s = sum(one["up_s"] for one in own)
-        gpu_hours = up_s * deployment.tp * deployment.pp / 3600
-        found[name] = {
-            "model": deployment.model.name,
-            "gpu": deployment.gpu.name,
-            "replicas": len(own),
-            "replicas_mean": per(up_s, duration_ns / SECOND),
-            "requests": sum(one["requests"] for one in own),
-            "output_tokens": sum(one["output_tokens"] for one in own),
-            **{key: _mean(own, key) for key in ("busy_share", "queue_ms", "hit_rate", "kv_used_share")},
-            "imbalance": imbalance([one["busy_share"] for one in own]),
-            "gpu_hours": gpu_hours,
-            "usd": gpu_hours * deployment.usd_per_gpu_hour,
-        }
-    return found
+    """Return the figures of each pool. `replicas`: those of each replica."""
+    return {
+        name: POOLS.values(Whole(deployment, [one for one in replicas if one["pool"] == name], duration_ns))
+        for name, deployment in pools
+    }
 
 
 def imbalance(shares: Sequence[float | None]) -> float | None:

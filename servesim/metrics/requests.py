@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -259,36 +259,6 @@ LATENCIES: dict[str, Callable[[RequestColumns], Numbers]] = {
 """In nanoseconds, of the completed requests that have them."""
 
 
-def latencies_ms(requests: Requests, itl: Stats) -> dict[str, Stats]:
-    """Return the statistics of every latency in milliseconds; `itl`: those of the gaps between tokens, pooled over
-    requests."""
-    found = {name: requests.latency_ms(name) for name in LATENCIES}
-    return {"ttft": found.pop("ttft"), "tpot": found.pop("tpot"), "itl": itl, **found}
-
-
-def throughput(requests: Requests) -> dict[str, float | None]:
-    """Return completed requests, their output tokens and their input + output tokens per second of the duration."""
-    seconds = requests.duration_ns / SECOND
-    output = requests.total("output_tokens")
-    return {
-        "request_throughput": per(requests.total("completed"), seconds),
-        "output_throughput": per(output, seconds),
-        "total_token_throughput": per(output + requests.total("input_tokens"), seconds),
-    }
-
-
-def counts(requests: Requests) -> dict[str, Any]:
-    """Return how many requests arrived and what became of them, with rejections by reason."""
-    names = ("arrived", "completed", "rejected", "aborted", "input_tokens", "output_tokens", "output_sequences")
-    return {
-        **{name: requests.total(name) for name in names},
-        "finish_reasons": requests.why(State.FINISHED),
-        "rejection_reasons": requests.why(State.REJECTED),
-        "abort_reasons": requests.why(State.ABORTED),
-        "max_concurrency": requests.max_concurrency(),
-    }
-
-
 def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
     """Return the most of these stays that overlap; at one instant those that end go first."""
     if not len(enter):
@@ -296,20 +266,6 @@ def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
     arrivals, departures = np.sort(enter), np.sort(leave)
     gone = np.searchsorted(departures, arrivals, side="right")
     return int((np.arange(1, len(arrivals) + 1) - gone).max())
-
-
-def goodput(requests: Part, slo: Mapping[str, float], limits: Limits | None = None) -> dict[str, Any]:
-    """Return the requests within every SLO: per second, and as a share of all arrivals. `limits`: those of each
-    completed request, where they are not all alike."""
-    arrived, met = requests.total("arrived"), requests.met(slo if limits is None else limits)
-    good = met.pop(ALL)
-    return {
-        "slo_ms": dict(slo),
-        "good_requests": good,
-        "request_goodput": per(good, requests.duration_ns / SECOND),
-        "slo_attainment": per(good, arrived),
-        "attainment_by_metric": {name: per(ok, arrived) for name, ok in met.items()},
-    }
 
 
 def per(amount: float, of: float) -> float | None:

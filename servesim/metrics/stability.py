@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from servesim.contracts.figures import Figure, Group, Summary
+from servesim.contracts.schemas import FLAG, NUMBER, a_list, or_null
 
 if TYPE_CHECKING:
     from servesim.metrics.requests import Requests
@@ -14,6 +18,9 @@ if TYPE_CHECKING:
 TENTHS = 10
 RISING = 3
 """Tenths of the arrival span, counted from its end, through which the number must rise."""
+
+GROWING = "the queue was still growing when arrivals ended; latencies depend on the trace's length"
+"""What an unstable run means."""
 
 Times = NDArray[np.int64]
 
@@ -70,6 +77,36 @@ def stability(requests: Requests) -> dict[str, Any]:
         "waiting_by_tenth": load.waiting.tolist(),
         "in_system_by_tenth": load.in_system.tolist(),
     }
+
+
+def _queue(summary: Summary) -> str:
+    found = summary["stability"]
+    if not summary["requests"]["completed"]:
+        return "none: nothing was served"
+    if found["unstable"]:
+        return "UNSTABLE"
+    return "stable" if found["decided"] else "undecided: the trace is too short to tell"
+
+
+BY_TENTH = or_null(a_list(NUMBER))
+STABILITY = Group(
+    "stability",
+    "queue",
+    (
+        Figure("unstable", "whether the queue was still growing when arrivals ended", itemgetter("unstable"),
+               schema=FLAG),
+        Figure("decided", "whether that can be told: not where nothing grows, but the arrivals span less than six "
+               "times the mean time in service", itemgetter("decided"), schema=FLAG),
+        Figure("waiting_by_tenth", "mean number waiting in tenths of the arrival span", itemgetter("waiting_by_tenth"),
+               schema=BY_TENTH),
+        Figure("in_system_by_tenth", "mean number in the system; what an empty server that fills would show is taken "
+               "off before it is judged", itemgetter("in_system_by_tenth"), schema=BY_TENTH),
+    ),
+    doc="Latencies of an unstable run depend on the trace's length. Runs of fewer than some 500 requests can hardly be "
+    "told.",
+    rows=(("queue", _queue),),
+    source=lambda m: stability(m.requests),
+)  # fmt: skip
 
 
 def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64]:

@@ -85,10 +85,10 @@ _TERMS = {
     "Feature": _Terms(
         {
             "bool": "is_on fleet_varies",
-            "dict": "spell_out complete resolved refuses schema from_summary",
-            "rows": "rows",
+            "dict": "spell_out complete resolved refuses from_summary",
+            "tuple[Group]": "groups",
         },
-        blamed="is_on fleet_varies spell_out complete resolved refuses build rows schema from_summary in_world",
+        blamed="is_on fleet_varies spell_out complete resolved refuses build groups from_summary in_world",
     ),
     "Connector": _Terms(
         {"int": "available load ran preempted", "None": "join"},
@@ -280,7 +280,7 @@ def _settlers() -> dict[str, tuple[type[Any], Callable[[Any], Any], str]]:
         "list[int]": (nothing, lambda numbers: [_whole(n) for n in numbers], "a list of ints"),
         "dict": (dict, _mapping, "a dict"),
         "list[str]": (nothing, lambda lines: [_text(line) for line in lines], "a list of str"),
-        "rows": (nothing, lambda rows: [(_text(label), _text(said)) for label, said in rows], "pairs of str"),
+        "tuple[Group]": (nothing, lambda groups: tuple(_group(group) for group in groups), "a tuple of Groups"),
         "list[float]": (nothing, lambda numbers: [float(n) for n in numbers], "a list of floats"),
     }
 
@@ -317,6 +317,14 @@ def _mapping(found: Any) -> dict[Any, Any]:
     if not isinstance(found, Mapping):
         raise TypeError
     return dict(found)
+
+
+def _group(group: Any) -> Any:
+    from servesim.contracts.figures import Group
+
+    if not isinstance(group, Group):
+        raise TypeError
+    return group
 
 
 def _text(text: Any) -> str:

@@ -18,7 +18,7 @@ from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec
 from servesim.hardware.kv import longest
-from servesim.metrics.summary import Deployment
+from servesim.metrics.measured import Deployment
 from servesim.run.changes import on_changes
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.scenario import Scenario, features_of

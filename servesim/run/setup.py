@@ -20,7 +20,7 @@ from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.pool import Pool
 from servesim.errors import PolicyError, UserError, shown, suggest
-from servesim.metrics.summary import Deployment
+from servesim.metrics.measured import Deployment
 from servesim.plugins.misspelled import misspelled
 from servesim.plugins.user_policies import adopt
 from servesim.records.recorder import Recorder

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from servesim.contracts import (
@@ -20,8 +19,6 @@ from servesim.contracts.cost import CostModel
 from servesim.contracts.section import Settings, policy_settings
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec
-from servesim.metrics.requests import per
-from servesim.records.step import SpecStats
 from servesim.run.scenario import Scenario
 from servesim.workload.trace_stream import TraceFacts
 
@@ -114,25 +111,3 @@ class Speculation:
             yield f"speculation {self.method} changes nothing but costs: every request has one output token"
         if self.acceptance.rates(1)[0] == 0.0:
             yield f"speculation {self.method}: no draft is ever accepted"
-
-
-def figures(stats: Iterable[SpecStats]) -> dict[str, Any] | None:
-    """Return the outcome of speculation on all replicas, under vLLM's names; None if nothing was drafted. `num_drafts`
-    counts verifications of at least one draft token; drafts of requests that were preempted or ended first are
-    `unverified_tokens`. The acceptance length counts the target's own token: 1 + accepted / drafts."""
-    parts = list(stats)
-    proposed, drafts, tokens, accepted = (
-        sum(getattr(part, name) for part in parts) for name in ("proposed", "drafts", "draft_tokens", "accepted")
-    )
-    if not proposed:
-        return None
-    per_pos = [sum(counts) for counts in zip_longest(*(part.per_pos for part in parts), fillvalue=0)]
-    return {
-        "num_drafts": drafts,
-        "draft_tokens": tokens,
-        "accepted_tokens": accepted,
-        "unverified_tokens": proposed - tokens,
-        "acceptance_rate": per(accepted, tokens),
-        "acceptance_length": 1.0 + accepted / drafts if drafts else None,
-        "per_position_acceptance_rates": [count / drafts for count in per_pos],
-    }

@@ -9,15 +9,15 @@ from typing import Any
 
 from servesim.contracts.part import Finished
 from servesim.engine.cluster import Cluster
+from servesim.metrics.figures import summarize
+from servesim.metrics.measured import Deployment, Measured
 from servesim.metrics.replicas import ReplicaTotals, Up, of_pools
 from servesim.metrics.requests import SECOND, Requests
-from servesim.metrics.summary import Deployment, summarize
 from servesim.plugins.user_policies import blaming
 from servesim.run.notes import after_run, on_costs
 from servesim.run.pools import of_each
 from servesim.run.records import Records
 from servesim.run.setup import Setup
-from servesim.run.speculation import figures as speculation_figures
 
 
 def summary_of(
@@ -27,17 +27,25 @@ def summary_of(
     follows from the summary itself."""
     scenario, requests, totals = setup.scenario, records.requests, records.totals
     fleet = FleetFigures(setup, cluster, requests)
-    figures = summarize(requests, records.itl, totals, fleet.deployments, scenario.slo)
+    tables = setup.cost.tables
+    measured = Measured(
+        requests,
+        records.itl,
+        totals,
+        fleet.deployments,
+        scenario.slo,
+        records.retries,
+        records.workload.unsent,
+        [core.spec_stats for core in setup.cores],
+        tables.relative_error if tables is not None else None,
+    )
+    figures = summarize(measured)
     if records.replicas is not None:
         figures |= fleet.figures(records.replicas)
     kinds = [type(part) for part in setup.parts]
     with blaming(kinds):
         for part in setup.parts:
             figures |= part.figures(finished)
-    tables = setup.cost.tables
-    figures["uncertainty"] = totals.uncertainty(tables.relative_error if tables is not None else None)
-    figures["requests"] |= {"retries": records.retries, "unsent": records.workload.unsent}
-    figures["speculation"] = speculation_figures(core.spec_stats for core in setup.cores)
     reached = [[*on_costs(pool.cost, totals.decode_reach)] for pool in setup.pools]
     with blaming(kinds):
         said = [note for part in setup.parts for note in part.notes(figures)]
@@ -96,10 +104,8 @@ class FleetFigures:
 
     def figures(self, totals: ReplicaTotals) -> dict[str, Any]:
         """Return the figures of each replica and of each pool."""
-        replicas = totals.each(self._ups, self._pools, self._first_ns)
-        if self._history:
-            for one, states in zip(replicas, self._states(), strict=True):
-                one["states"] = states
+        states = self._states() if self._history else [None] * len(self._ups)
+        replicas = totals.each(self._ups, self._pools, self._first_ns, states)
         return {"replicas": replicas, "pools": of_pools(replicas, self._pools, self._duration_ns)}
 
     def _states(self) -> list[list[list[Any]]]:

@@ -6,8 +6,10 @@ from typing import Any
 from pydantic import Field
 
 from servesim.contracts.feature import Feature
+from servesim.contracts.figures import Figure, Group
 from servesim.contracts.part import Finished, Part
 from servesim.contracts.section import Section
+from servesim.metrics.requests import per
 
 
 class Power(Section):
@@ -19,6 +21,16 @@ class Power(Section):
     """Watts of a GPU while it waits."""
 
 
+ENERGY = Group(
+    "energy",
+    "energy",
+    (
+        Figure("joules", "energy of all GPUs", lambda m: m[0], "J"),
+        Figure("joules_per_request", "that over completed requests", lambda m: per(*m), "J", better="lower"),
+    ),
+)
+
+
 class Meter(Part):
     def __init__(self, power: Power) -> None:
         self.power = power
@@ -26,8 +38,7 @@ class Meter(Part):
     def conclusions(self, summary: Mapping[str, Any], finished: Finished) -> dict[str, Any]:
         busy, done = summary["engine"]["gpu_busy_share"] or 0.0, summary["requests"]["completed"]
         watts = busy * self.power.busy_w + (1 - busy) * self.power.idle_w
-        joules = watts * 3600 * summary["price"]["gpu_hours"]
-        return {"energy": {"joules": joules, "joules_per_request": joules / done if done else None}}
+        return {"energy": ENERGY.of((watts * 3600 * summary["price"]["gpu_hours"], done))}
 
 
 class Energy(Feature):
@@ -36,8 +47,5 @@ class Energy(Feature):
     def build(self, setup: Any) -> Part:
         return Meter(self.settings(setup.scenario))
 
-    def rows(self, summary: Any) -> list[tuple[str, str]]:
-        return [("energy", f"{summary['energy']['joules_per_request'] or 0:,.1f} J per request")]
-
-    def schema(self) -> dict[str, Any]:
-        return {"energy": {"type": "object"}}
+    def groups(self) -> tuple[Group, ...]:
+        return (ENERGY,)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from servesim.contracts.feature import Feature, Rows, features
-from servesim.contracts.schemas import COUNT, FIGURE, NUMBER, SHARE, TEXT, TEXT_OR_NULL, a_map, an_object, or_null
+from servesim.contracts.feature import Feature, features
 from servesim.contracts.section import Section
 from servesim.errors import UserError
 
 if TYPE_CHECKING:
+    from servesim.contracts.figures import Group
     from servesim.contracts.part import Part
 
 
@@ -28,7 +28,6 @@ class BarsFeature(Feature):
     """Error bars."""
 
     rank, section, Options = 90, "", BarOptions
-    rows_after = ("goodput", "throughput")
 
     def build(self, setup: Any) -> Part | None:
         options = setup.options
@@ -40,20 +39,13 @@ class BarsFeature(Feature):
 
         return Bars(setup, options.propagate)
 
-    def rows(self, summary: Mapping[str, Any]) -> Rows:
-        from servesim.features.bars.words import bar_rows
+    def groups(self) -> tuple[Group, ...]:
+        from servesim.features.bars.figures import INTERVALS
 
-        return bar_rows(summary["intervals"]) if summary.get("intervals") else []
+        return (INTERVALS,)
 
     def from_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        from servesim.features.bars.figures import INTERVALS
         from servesim.run.error_bars import intervals
 
-        return {"intervals": intervals(summary)}
-
-    def schema(self) -> dict[str, Any]:
-        bar = or_null(an_object(mean=NUMBER, low=NUMBER, high=NUMBER, coverage=or_null(a_map(FIGURE))))
-        means = dict.fromkeys(("ttft", "tpot", "e2el"), bar)
-        fitted = an_object(date=TEXT, cells=COUNT, deployments=COUNT)
-        rest = an_object(says=TEXT, runs=COUNT)
-        found = an_object(level=SHARE, kind=TEXT_OR_NULL, says=TEXT, fitted=fitted, propagated=rest, **means)
-        return {"intervals": found}
+        return {"intervals": INTERVALS.of(intervals(summary))}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.contracts.part import Finished, Part
+from servesim.features.bars.figures import INTERVALS
 from servesim.features.bars.propagation import NOT_ASKED, propagated
 from servesim.run.error_bars import intervals
 
@@ -19,10 +20,10 @@ class Bars(Part):
     def conclusions(self, summary: Mapping[str, Any], finished: Finished) -> dict[str, Any]:
         found = intervals(summary)
         if not self._propagate:
-            return {"intervals": found | {"propagated": {"says": NOT_ASKED, "runs": 0}}}
+            return {"intervals": INTERVALS.of(found | {"propagated": {"says": NOT_ASKED, "runs": 0}})}
         setup = self._setup
         waits = setup.trace.after is not None
         bars = propagated(
             {**summary, "intervals": found}, setup.asked, setup.facts, waits, lambda more: finished.again(more).summary
         )
-        return {"intervals": found | {"propagated": bars}}
+        return {"intervals": INTERVALS.of(found | {"propagated": bars})}

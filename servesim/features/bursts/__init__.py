@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from servesim.contracts.feature import Feature, features
-from servesim.contracts.schemas import COUNT, FIGURE, NUMBER, TEXT, a_list, an_object, or_null
 from servesim.contracts.section import Section
 
 if TYPE_CHECKING:
+    from servesim.contracts.figures import Group
     from servesim.contracts.part import Part
 
 
@@ -34,10 +34,7 @@ class BurstsFeature(Feature):
 
         return Bursts(setup.scenario, setup.options.burst_replicas and not setup.scenario.pools)
 
-    def schema(self) -> dict[str, Any]:
-        count = {"type": ["integer", "null"]}
-        held = an_object(replicas=count, share=FIGURE, runs=COUNT, says=TEXT)
-        times = dict.fromkeys(("at_s", "for_s", "times", "longest_wait_ms", "longest_wait_before_ms"), NUMBER)
-        counts = dict.fromkeys(("requests", "most_waiting", "most_waiting_before", "waited"), COUNT)
-        one = an_object({"held": held}, recovery_s=FIGURE, rows=or_null(a_list(COUNT)), **times, **counts)
-        return {"bursts": a_list(one)}
+    def groups(self) -> tuple[Group, ...]:
+        from servesim.features.bursts.figures import BURSTS
+
+        return (BURSTS,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from servesim.metrics.bursts import burst
+from servesim.features.bursts.burst import burst
 from servesim.run.scenario import Scenario
 
 MOVING = ("window", "stretch", "ramp", "arrive", "shuffle", "repeat")

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.contracts.part import Finished, Part
+from servesim.features.bursts.burst import burst_text
+from servesim.features.bursts.figures import BURSTS
 from servesim.features.bursts.found import bursts_of
 from servesim.features.bursts.replicas import holding
-from servesim.metrics.bursts import burst_text
 
 
 class Bursts(Part):
@@ -25,7 +26,7 @@ class Bursts(Part):
             found["held"] = holding(
                 found, self._scenario, table, lambda count: finished.again({"replicas": count}).requests
             )
-        return {"bursts": bursts} if bursts else {}
+        return {"bursts": [BURSTS.of(one) for one in bursts]} if bursts else {}
 
     def notes(self, summary: Mapping[str, Any]) -> list[str]:
         return [*map(burst_text, summary.get("bursts", ())), *self._unknown]

@@ -25,8 +25,8 @@ def held_share(requests: pd.DataFrame, found: Mapping[str, Any], slo: Mapping[st
     scheduled as soon as the slowest before it had been in the run it is from.
 
     `requests`: those of any run of the same trace, as Result.requests has them; `found`: the figures of the burst
-    (servesim.metrics.bursts). Its requests are those that came from its beginning until the queue was as short as
-    before in the run of `found`.
+    (servesim.features.bursts.burst). Its requests are those that came from its beginning until the queue was as short
+    as before in the run of `found`.
     """
     start = found["at_s"] * NS_PER_S
     recovery = found["recovery_s"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from servesim.contracts.feature import Feature, features
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object, or_null
 
 if TYPE_CHECKING:
+    from servesim.contracts.figures import Group
     from servesim.contracts.part import Part
 
 
@@ -22,23 +22,11 @@ class ClassesFeature(Feature):
         labels = setup.facts.labels if setup.stream is not None else setup.trace.labels
         if not {"class", "tenant"} & set(labels):
             return None
-        from servesim.features.classes.part import Classes
+        from servesim.features.classes.part import Labeled
 
-        return Classes(setup.scenario.slo, setup.scenario.slo_classes, len(setup.facts))
+        return Labeled(setup.scenario.slo, setup.scenario.slo_classes, len(setup.facts))
 
-    def schema(self) -> dict[str, Any]:
-        latencies = an_object(**dict.fromkeys(("ttft", "tpot", "e2el"), DISTRIBUTION))
-        good = or_null(an_object(slo_attainment=FIGURE, good_requests=COUNT, request_goodput=FIGURE))
-        group = {
-            "arrived": COUNT,
-            "completed": COUNT,
-            "output_throughput": FIGURE,
-            "latency_ms": latencies,
-            "goodput": good,
-        }
-        tenant = an_object(service=FIGURE, speed=FIGURE, **group)
-        sums = {"good_requests": COUNT, "request_goodput": FIGURE, "slo_attainment": FIGURE}
-        return {
-            "classes": an_object(classes=a_map(an_object(**group)), **sums),
-            "tenants": an_object(tenants=a_map(tenant), jain_index=a_map(FIGURE)),
-        }
+    def groups(self) -> tuple[Group, ...]:
+        from servesim.features.classes.figures import CLASSES, TENANTS
+
+        return CLASSES, TENANTS

@@ -3,59 +3,161 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from servesim.contracts.figures import Figure, Group
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object, or_null
 from servesim.metrics.classes import Slos
-from servesim.metrics.requests import SECOND, Part, goodput, per
+from servesim.metrics.measured import good_of
+from servesim.metrics.request_figures import GOODPUT
+from servesim.metrics.requests import SECOND, Part, per
+from servesim.metrics.slo import SLO_METRICS
 
 
-def by_class(whole: Part, parts: Mapping[str, Part], slo: Mapping[str, float], slos: Slos) -> dict[str, Any]:
-    """Return each class's requests, latencies and goodput within its own limits (`slos`; `slo` where it has none), and
-    the goodput of all together. `parts`: the records by class."""
-    classes = {name: _figures(whole, part, slos.get(name, slo)) for name, part in parts.items()}
-    good = sum(figures["goodput"]["good_requests"] for figures in classes.values() if figures["goodput"])
-    return {
-        "classes": classes,
-        "good_requests": good,
-        "request_goodput": per(good, whole.duration_ns / SECOND),
-        "slo_attainment": per(good, whole.total("arrived")),
-    }
+class Some(NamedTuple):
+    """The requests of one class or tenant, as their figures see them."""
+
+    part: Part
+    slo: Mapping[str, float]
+    """Limits in ms."""
+    seconds: float
+    """Of the whole run, so that rates of classes add up."""
+    rows: int = 0
+    """Requests of the trace."""
+
+    @property
+    def good(self) -> dict[str, Any] | None:
+        """Goodput within its limits; None without limits."""
+        return GOODPUT.values(good_of(self.part, self.slo, seconds=self.seconds)) if self.slo else None
 
 
-def by_tenant(whole: Part, parts: Mapping[str, Part], rows: int, slo: Mapping[str, float]) -> dict[str, Any]:
-    """Return each tenant's figures and service, and Jain's index of fairness over tenants: 1 when all are alike, 1/n
-    when one has everything. The index is over `service` (weighted tokens answered per weighted token asked for),
-    `speed` (output tokens per second of waiting, the harmonic mean over requests) and, with an SLO, `slo_attainment`.
-    `parts`: the records by tenant; `rows`: of the trace."""
-    tenants = {}
-    for name, part in parts.items():
-        service = part.service(rows)
-        tenants[name] = _figures(whole, part, slo) | {
-            "service": per(service.given, service.given + service.refused),
-            "speed": per(service.answers, service.seconds),
-        }
-    keys = ("service", "speed", *(("slo_attainment",) if slo else ()))
-    values = {key: [tenant["goodput"][key] if key == "slo_attainment" else tenant[key] for tenant in tenants.values()]
-              for key in keys}  # fmt: skip
-    return {"tenants": tenants, "jain_index": {key: jain_index(column) for key, column in values.items()}}
+def _total(name: str, doc: str) -> Figure:
+    return Figure(name, doc, lambda some: some.part.total(name), schema=COUNT)
+
+
+def _latencies(some: Some) -> dict[str, Any]:
+    return {name: some.part.latency_ms(name) for name in SLO_METRICS}
+
+
+OF_CLASS = Group(
+    "classes",
+    "class",
+    (
+        _total("arrived", "its requests that arrived"),
+        _total("completed", "its requests that completed"),
+        Figure("output_throughput", "output tokens of its completed requests over `duration_s`",
+               lambda some: per(some.part.total("output_tokens"), some.seconds), "tokens/s"),
+        Figure("latency_ms", "latencies of its requests", _latencies, "ms",
+               an_object(**dict.fromkeys(SLO_METRICS, DISTRIBUTION))),
+        Figure("goodput", "goodput of its requests within their own limits; `null` without limits",
+               lambda some: some.good, schema=or_null(GOODPUT.schema())),
+    ),
+)  # fmt: skip
+
+
+def _service(some: Some) -> float | None:
+    service = some.part.service(some.rows)
+    return per(service.given, service.given + service.refused)
+
+
+def _speed(some: Some) -> float | None:
+    service = some.part.service(some.rows)
+    return per(service.answers, service.seconds)
+
+
+OF_TENANT = Group(
+    "tenants",
+    "tenant",
+    (
+        *OF_CLASS.figures,
+        Figure("service", "tokens answered over tokens asked for, an output token weighing two", _service, "share"),
+        Figure("speed", "output tokens per second of waiting, the harmonic mean over requests", _speed, "tokens/s"),
+    ),
+)
+
+
+class Classes(NamedTuple):
+    """All classes of a run."""
+
+    whole: Part
+    parts: Mapping[str, Part]
+    slo: Mapping[str, float]
+    slos: Slos
+    """Limits of classes that have their own."""
+
+    @property
+    def seconds(self) -> float:
+        """The duration."""
+        return self.whole.duration_ns / SECOND
+
+    @property
+    def each(self) -> dict[str, Any]:
+        """Figures by class."""
+        slos = {name: self.slos.get(name, self.slo) for name in self.parts}
+        return {name: OF_CLASS.values(Some(part, slos[name], self.seconds)) for name, part in self.parts.items()}
+
+    @property
+    def good(self) -> int:
+        """Requests within the limits of their class."""
+        return sum(one["goodput"]["good_requests"] for one in self.each.values() if one["goodput"])
+
+
+CLASSES = Group(
+    "classes",
+    "classes",
+    (
+        Figure("classes", "figures of each class, by name", lambda c: c.each, schema=a_map(OF_CLASS.schema())),
+        Figure("good_requests", "completed requests within every limit of their class", lambda c: c.good, schema=COUNT),
+        Figure("request_goodput", "good requests over `duration_s`", lambda c: per(c.good, c.seconds), "requests/s"),
+        Figure("slo_attainment", "good requests over all that arrived", lambda c: per(c.good, c.whole.total("arrived")),
+               "share"),
+    ),
+    doc="If the trace labels requests by class (`slo_class`).",
+    rows=(),
+)  # fmt: skip
+
+
+class Tenants(NamedTuple):
+    """All tenants of a run."""
+
+    whole: Part
+    parts: Mapping[str, Part]
+    rows: int
+    """Requests of the trace."""
+    slo: Mapping[str, float]
+
+    @property
+    def each(self) -> dict[str, Any]:
+        """Figures by tenant."""
+        seconds = self.whole.duration_ns / SECOND
+        return {name: OF_TENANT.values(Some(part, self.slo, seconds, self.rows)) for name, part in self.parts.items()}
+
+    @property
+    def jain(self) -> dict[str, float | None]:
+        """Jain's index over tenants, of each figure that may be uneven."""
+        each = self.each.values()
+        found = {key: jain_index([one[key] for one in each]) for key in ("service", "speed")}
+        good = [one["goodput"]["slo_attainment"] for one in each] if self.slo else []
+        return found | ({"slo_attainment": jain_index(good)} if self.slo else {})
+
+
+TENANTS = Group(
+    "tenants",
+    "tenants",
+    (
+        Figure("tenants", "figures of each tenant, by name", lambda t: t.each, schema=a_map(OF_TENANT.schema())),
+        Figure("jain_index", "Jain's index of fairness over tenants, of `service`, `speed` and, with limits, "
+               "`slo_attainment`: 1 where all tenants fare alike, 1/n where one has everything", lambda t: t.jain,
+               schema=a_map(FIGURE)),
+    ),
+    doc="If the trace labels requests by tenant.",
+    rows=(),
+)  # fmt: skip
 
 
 def jain_index(values: Sequence[float | None]) -> float | None:
     """Return (sum x)^2 / (n sum x^2) (Jain, Chiu & Hawe, 1984); what is missing counts as 0."""
     x = np.array([value or 0.0 for value in values], dtype=np.float64)
     return per(float(x.sum() ** 2), float(len(x) * (x**2).sum()))
-
-
-def _figures(whole: Part, part: Part, slo: Mapping[str, float]) -> dict[str, Any]:
-    good = goodput(part, slo) if slo else None
-    if good is not None:  # per second of the whole run, so that classes add up
-        good["request_goodput"] = per(good["good_requests"], whole.duration_ns / SECOND)
-    return {
-        "arrived": part.total("arrived"),
-        "completed": part.total("completed"),
-        "output_throughput": per(part.total("output_tokens"), whole.duration_ns / SECOND),
-        "latency_ms": {name: part.latency_ms(name) for name in ("ttft", "tpot", "e2el")},
-        "goodput": good,
-    }

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.contracts.part import Finished, Part
-from servesim.features.classes.figures import by_class, by_tenant
-from servesim.metrics.requests import goodput
+from servesim.features.classes.figures import CLASSES, TENANTS, Classes, Tenants
+from servesim.metrics.measured import good_of
+from servesim.metrics.request_figures import GOODPUT
 
 
-class Classes(Part):
+class Labeled(Part):
     """Figures by label. `slo`, `slo_classes`: limits in ms, of all requests and of single classes; `rows`: of the
     trace."""
 
@@ -21,10 +22,10 @@ class Classes(Part):
         requests, records = finished.requests, finished.records
         found: dict[str, Any] = {}
         if "class" in records.parts:
-            found["classes"] = by_class(requests, records.parts["class"], self._slo, self._slo_classes)
+            found["classes"] = CLASSES.of(Classes(requests, records.parts["class"], self._slo, self._slo_classes))
             if self._slo_classes:
-                whole = goodput(requests, self._slo, records.limits)
-                found["goodput"] = whole | {"slo_classes_ms": self._slo_classes}
+                good = good_of(requests, self._slo, records.limits)
+                found["goodput"] = GOODPUT.values(good._replace(slo_classes_ms=self._slo_classes))
         if "tenant" in records.parts:
-            found["tenants"] = by_tenant(requests, records.parts["tenant"], self._rows, self._slo)
+            found["tenants"] = TENANTS.of(Tenants(requests, records.parts["tenant"], self._rows, self._slo))
         return found

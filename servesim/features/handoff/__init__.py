@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from servesim.contracts.feature import Feature, Rows, features
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, TEXT, an_object
+from servesim.contracts.feature import Feature, features
 from servesim.contracts.section import PolicySettings, Section
 
 if TYPE_CHECKING:
+    from servesim.contracts.figures import Group
     from servesim.contracts.part import Part
 
 
@@ -55,25 +55,12 @@ class HandoffFeature(Feature):
 
         return handoff_of(self.settings(setup.scenario).handoff, setup.pools, setup.make_router)
 
-    def rows(self, summary: Mapping[str, Any]) -> Rows:
-        from servesim.features.handoff.figures import stage_rows
+    def groups(self) -> tuple[Group, ...]:
+        from servesim.features.handoff.figures import DISAGGREGATION
 
-        return stage_rows(summary["disaggregation"]) if "disaggregation" in summary else []
+        return (DISAGGREGATION,)
 
     def in_world(self, world: Any, draws: Any) -> Any:
         from servesim.features.handoff.world import with_handoff
 
         return with_handoff(world, draws)
-
-    def schema(self) -> dict[str, Any]:
-        from servesim.features.handoff.figures import STAGES
-
-        found = an_object(
-            protocol=TEXT,
-            stages_ms=an_object(**dict.fromkeys(STAGES, DISTRIBUTION)),
-            transfers=COUNT,
-            gigabytes=NUMBER,
-            gb_s=FIGURE,
-            wire_busy_share=FIGURE,
-        )
-        return {"disaggregation": found}

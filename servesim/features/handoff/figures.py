@@ -6,17 +6,19 @@ decode side), the wire, and the first step there; then decode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.figures import Figure, Group, Rows, Summary
 from servesim.contracts.request import Request, State
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, NUMBER, TEXT, an_object
 from servesim.features.handoff.links import Links
 from servesim.features.handoff.part import Handoff, Passage
 from servesim.metrics.distribution import describe
-from servesim.metrics.requests import MS, SECOND, RequestColumns
+from servesim.metrics.requests import MS, SECOND, RequestColumns, per
 from servesim.metrics.words import number, percent
 
 COLUMNS = ("prefill_replica", "prefilled_ns", "sent_ns", "reserved_ns", "received_ns", "kv_bytes")
@@ -69,9 +71,25 @@ def _sums(
     return replica, dict(zip(names, table.T, strict=True))
 
 
-def stages(handoff: Handoff, requests: RequestColumns) -> dict[str, Any]:
-    """Return the figures of the summary's `disaggregation`: times in ms of the completed requests that went through
-    both sides, bytes, and the share of time in which anything was on the wire."""
+class Passed(NamedTuple):
+    """What went from prefill to decode, as the figures see it."""
+
+    handoff: Handoff
+    stages_ms: dict[str, Any]
+    sent: NDArray[np.int64]
+    """Bytes of each transfer."""
+    duration_ns: int
+
+    @property
+    def busy_share(self) -> float | None:
+        """Share of the time in which anything was on a wire that is shared."""
+        wire = self.handoff.wire
+        return per(wire.busy_ns, self.duration_ns) if isinstance(wire, Links) else None
+
+
+def passed(handoff: Handoff, requests: RequestColumns) -> Passed:
+    """Return what the figures are made from: times in ms of the completed requests that went through both sides, and
+    bytes."""
     own = stage_columns(handoff, requests.table["row"])
     through = requests.done & (own["received_ns"] >= 0)
     table = {name: column[through] for name, column in {**requests.table, **own}.items()}
@@ -79,27 +97,39 @@ def stages(handoff: Handoff, requests: RequestColumns) -> dict[str, Any]:
     ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns")]
     ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
     spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}
-    sent = own["kv_bytes"][own["received_ns"] >= 0]
-    seconds = requests.duration_ns / SECOND
-    wire = handoff.wire
-    return {
-        "protocol": handoff.name,
-        "stages_ms": {name: describe(ns, MS) for name, ns in spent.items()},
-        "transfers": len(sent),
-        "gigabytes": float(sent.sum()) / 1e9,
-        "gb_s": float(sent.sum()) / 1e9 / seconds if seconds else None,
-        "wire_busy_share": wire.busy_ns / requests.duration_ns if isinstance(wire, Links) and seconds else None,
-    }
+    stages_ms = {name: describe(ns, MS) for name, ns in spent.items()}
+    return Passed(handoff, stages_ms, own["kv_bytes"][own["received_ns"] >= 0], requests.duration_ns)
 
 
-def stage_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return in words where requests spent their time, and what went over the wire."""
-    means = [f"{name.replace('_', ' ')} {number(ms['mean'])}" for name, ms in found["stages_ms"].items() if ms]
-    return [
-        ("stages, mean ms", ", ".join(means)),
-        (
-            f"wire, {found['protocol']}",
-            f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, "
-            f"{number(found['gb_s'])} GB/s in the mean, busy {percent(found['wire_busy_share'])}",
-        ),
-    ]
+def _stages(summary: Summary) -> str:
+    spent = summary["disaggregation"]["stages_ms"]
+    return ", ".join(f"{name.replace('_', ' ')} {number(ms['mean'])}" for name, ms in spent.items() if ms)
+
+
+def _rows(summary: Summary) -> Rows:
+    found = summary["disaggregation"]
+    wire = (
+        f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, {number(found['gb_s'])} GB/s in the mean, "
+        f"busy {percent(found['wire_busy_share'])}"
+    )
+    return [("stages, mean ms", _stages(summary)), (f"wire, {found['protocol']}", wire)]
+
+
+DISAGGREGATION = Group(
+    "disaggregation",
+    "prefill and decode apart",
+    (
+        Figure("protocol", "how KV gets from prefill to decode", lambda p: p.handoff.name, schema=TEXT),
+        Figure("stages_ms", "where completed requests spent their time: the prefill queue, prefill, the handover "
+               "(proxy, and the wait for memory at the decode side), the wire, the first step there, and decode",
+               lambda p: p.stages_ms, "ms", an_object(**dict.fromkeys(STAGES, DISTRIBUTION))),
+        Figure("transfers", "requests whose KV was sent", lambda p: len(p.sent), schema=COUNT),
+        Figure("gigabytes", "KV sent, in GB", lambda p: float(p.sent.sum()) / 1e9, "GB", NUMBER),
+        Figure("gb_s", "KV sent per second of the duration",
+               lambda p: per(float(p.sent.sum()) / 1e9, p.duration_ns / SECOND), "GB/s"),
+        Figure("wire_busy_share", "share of the time in which anything was on the wire", lambda p: p.busy_share,
+               "share"),
+    ),
+    doc="Where pools compute prompts and answers apart.",
+    rows=_rows,
+)  # fmt: skip

@@ -252,9 +252,9 @@ class Handoff(Part, ABC):
         return stage_columns(self, rows)
 
     def figures(self, finished: Finished) -> dict[str, Any]:
-        from servesim.features.handoff.figures import stages
+        from servesim.features.handoff.figures import DISAGGREGATION, passed
 
-        return {"disaggregation": stages(self, finished.requests)}
+        return {"disaggregation": DISAGGREGATION.of(passed(self, finished.requests))}
 
     def served(self) -> Served:
         from servesim.features.handoff.figures import served

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import field_validator
 
-from servesim.contracts.feature import Feature, Rows, features
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, SHARE, a_map, an_object
+from servesim.contracts.feature import Feature, features
 from servesim.contracts.section import Section, Settings, policy_settings
 
 if TYPE_CHECKING:
+    from servesim.contracts.figures import Group
     from servesim.contracts.part import Part
 
 
@@ -40,7 +40,6 @@ class OffloadFeature(Feature):
 
     rank, section, Settings = 50, "", OffloadSettings
     acts = True
-    rows_after = ("prefix cache",)
 
     def resolved(self, scenario: Any) -> dict[str, Any]:
         from servesim.features.offload.params import params_of
@@ -68,27 +67,12 @@ class OffloadFeature(Feature):
 
         return part_of(setup.scenario.offload, setup.pools)
 
-    def rows(self, summary: Mapping[str, Any]) -> Rows:
-        from servesim.features.offload.figures import offload_rows
+    def groups(self) -> tuple[Group, ...]:
+        from servesim.features.offload.figures import OFFLOAD
 
-        return offload_rows(summary["offload"]) if "offload" in summary else []
+        return (OFFLOAD,)
 
     def in_world(self, world: Any, draws: Any) -> Any:
         from servesim.features.offload.world import with_offload
 
         return with_offload(world, draws)
-
-    def schema(self) -> dict[str, Any]:
-        names = ("loaded_tokens", "stored_tokens", "capacity_tokens", "dropped_blocks", "refused_stores", "deferred")
-        tier = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGURE)
-        found = an_object(
-            {"tiers": a_map(tier)},
-            hit_rate=a_map(FIGURE),
-            peak_share=SHARE,
-            load_ms=DISTRIBUTION,
-            load_busy_share=FIGURE,
-            store_busy_share=FIGURE,
-            stalled_s=NUMBER,
-            **dict.fromkeys(names, COUNT),
-        )
-        return {"offload": found}

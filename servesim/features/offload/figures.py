@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from servesim.contracts.figures import Figure, Group, Rows, Summary
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, SHARE, a_map, an_object
 from servesim.engine.core import EngineCore
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.lmcache import LMCache
@@ -15,36 +17,51 @@ from servesim.metrics.distribution import describe
 from servesim.metrics.requests import MS, SECOND, Requests, per
 from servesim.metrics.words import number, percent
 
+TIER = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGURE)
 
-def offload_figures(found: Sequence[tuple[EngineCore, Offload | LMCache]], requests: Requests) -> dict[str, Any]:
-    """Return the figures of the summary's `offload`, over all replicas: tokens, shares of the prompt tokens of admitted
-    requests by where their KV was found, times in ms. `capacity_tokens` and the figures of links are those of host
-    memory."""
-    counts, hosts = [each.counts for _, each in found], [each.tiers[0] for _, each in found]
-    queried, gpu = requests.total("queried_tokens"), requests.total("hit_tokens")
-    tiers = {tier.name: sum(each.tier_tokens.get(tier.name, 0) for each in counts) for tier in found[0][1].tiers}
-    loads = np.array([ns for each in counts for ns in each.load_ns], dtype=np.int64)
-    seconds = requests.duration_ns / SECOND * len(found)
-    slower = {name: i for i, name in enumerate(tiers) if i}
-    return {
-        "hit_rate": {"gpu": per(gpu, queried), **{name: per(tokens, queried) for name, tokens in tiers.items()}},
-        "loaded_tokens": sum(tiers.values()) + sum(each.again_tokens for each in counts),
-        "stored_tokens": sum(each.stored_tokens for each in counts),
-        "capacity_tokens": sum(each.tiers[0].memory.num_blocks * each.block_tokens for _, each in found),
-        "peak_share": max(host.most / host.memory.num_blocks for host in hosts),
-        "dropped_blocks": sum(each.dropped_blocks for each in counts),
-        "refused_stores": sum(each.refused for each in counts),
-        "deferred": sum(each.deferred for each in counts),
-        "load_ms": describe(loads, MS),
-        "load_busy_share": per(sum(host.reading.busy_ns for host in hosts) / SECOND, seconds),
-        "store_busy_share": per(sum(host.writing.busy_ns for host in hosts) / SECOND, seconds),
-        "stalled_s": sum(core.stalled_ns for core, _ in found) / SECOND,
-        **(
-            {"tiers": {name: _tier([o.tiers[i] for _, o in found], seconds) for name, i in slower.items()}}
-            if slower
-            else {}
-        ),
-    }
+
+class Behind(NamedTuple):
+    """What went to the memory behind the GPUs, as the figures see it."""
+
+    found: Sequence[tuple[EngineCore, Offload | LMCache]]
+    """Each core and its connector."""
+    requests: Requests
+
+    @property
+    def counts(self) -> list[Any]:
+        """What connectors counted."""
+        return [each.counts for _, each in self.found]
+
+    @property
+    def hosts(self) -> list[Tier]:
+        """Host memory of each replica."""
+        return [each.tiers[0] for _, each in self.found]
+
+    @property
+    def seconds(self) -> float:
+        """The duration, for each replica."""
+        return self.requests.duration_ns / SECOND * len(self.found)
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Tokens that admitted requests found, by tier."""
+        names = [tier.name for tier in self.found[0][1].tiers]
+        return {name: sum(each.tier_tokens.get(name, 0) for each in self.counts) for name in names}
+
+    def sum(self, name: str) -> int:
+        """Return a count over all replicas."""
+        return sum(getattr(each, name) for each in self.counts)
+
+
+def _hit_rate(m: Behind) -> dict[str, float | None]:
+    queried, gpu = m.requests.total("queried_tokens"), m.requests.total("hit_tokens")
+    return {"gpu": per(gpu, queried), **{name: per(tokens, queried) for name, tokens in m.tiers.items()}}
+
+
+def _slower(m: Behind) -> dict[str, Any] | None:
+    tiers = [one.tiers for _, one in m.found]
+    slower = {name: i for i, name in enumerate(m.tiers) if i}
+    return {name: _tier([each[i] for each in tiers], m.seconds) for name, i in slower.items()} or None
 
 
 def _tier(tiers: Sequence[Tier], seconds: float) -> dict[str, Any]:
@@ -56,8 +73,9 @@ def _tier(tiers: Sequence[Tier], seconds: float) -> dict[str, Any]:
     }
 
 
-def offload_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return in words where KV was found, by tier, and how busy the link was."""
+def _rows(summary: Summary) -> Rows:
+    """Return where KV was found, by tier, and how busy the link was."""
+    figures = summary["offload"]
     rates, load = figures["hit_rate"], figures["load_ms"]
     slower = "".join(
         f", {percent(rates[name])} {where} ({percent(tier['peak_share'])} full)"
@@ -73,3 +91,39 @@ def offload_rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{percent(figures['load_busy_share'])} loading, {percent(figures['store_busy_share'])} storing",
         )
     ]
+
+
+OFFLOAD = Group(
+    "offload",
+    "offload",
+    (
+        Figure("hit_rate", "prompt tokens of admitted requests found on the GPU and in each tier, as shares of "
+               "`queried_tokens`", _hit_rate, "share", a_map(FIGURE)),
+        Figure("loaded_tokens", "tokens loaded, for preempted requests too",
+               lambda m: sum(m.tiers.values()) + m.sum("again_tokens"), schema=COUNT),
+        Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
+        Figure("capacity_tokens", "tokens that host memory holds",
+               lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for _, one in m.found), schema=COUNT),
+        Figure("peak_share", "how full host memory was at most",
+               lambda m: max(host.most / host.memory.num_blocks for host in m.hosts), "share", SHARE),
+        Figure("dropped_blocks", "blocks dropped to make room", lambda m: m.sum("dropped_blocks"), schema=COUNT),
+        Figure("refused_stores", "stores for which no room could be made", lambda m: m.sum("refused"), schema=COUNT),
+        Figure("deferred", "times that a request waited for blocks on their way to another",
+               lambda m: m.sum("deferred"), schema=COUNT),
+        Figure("load_ms", "time from a request to load to its end (LMCache: by which a step is longer)",
+               lambda m: describe(np.array([ns for each in m.counts for ns in each.load_ns], dtype=np.int64), MS),
+               "ms", DISTRIBUTION),
+        Figure("load_busy_share", "share of the time in which the link to host memory loaded",
+               lambda m: per(sum(host.reading.busy_ns for host in m.hosts) / SECOND, m.seconds), "share"),
+        Figure("store_busy_share", "share of the time in which it stored",
+               lambda m: per(sum(host.writing.busy_ns for host in m.hosts) / SECOND, m.seconds), "share"),
+        Figure("stalled_s", "time that steps waited for copies of preempted requests, or for chunks they load and "
+               "store", lambda m: sum(core.stalled_ns for core, _ in m.found) / SECOND, "s", NUMBER, "lower",
+               "difference"),
+        Figure("tiers", "of a disk or a store: how full it was at most, and how busy the way to it", _slower,
+               schema=a_map(TIER), optional=True),
+    ),
+    doc="With memory behind the GPUs (`offload`, [offload.md](offload.md)), over all replicas.",
+    rows=_rows,
+    after=("prefix cache",),
+)  # fmt: skip

@@ -9,7 +9,7 @@ from servesim.contracts.part import ClusterView, Finished, Part
 from servesim.engine.core import EngineCore
 from servesim.engine.pool import Pool
 from servesim.features.offload.connector import Offload
-from servesim.features.offload.figures import offload_figures
+from servesim.features.offload.figures import OFFLOAD, Behind
 from servesim.features.offload.lmcache import LMCache
 from servesim.features.offload.setup import OffloadSetup, check_policies
 
@@ -33,7 +33,7 @@ class Offloading(Part):
         self._connected.append((replica.core, connector))
 
     def figures(self, finished: Finished) -> dict[str, Any]:
-        return {"offload": offload_figures(self._connected, finished.requests)}
+        return {"offload": OFFLOAD.of(Behind(self._connected, finished.requests))}
 
     def notes(self, summary: Mapping[str, Any]) -> list[str]:
         return [*self._said]

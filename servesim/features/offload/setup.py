@@ -15,7 +15,7 @@ from servesim.features.offload.memory import POLICIES, HostMemory, Lru
 from servesim.features.offload.params import HiCacheParams, HostParams, LMCacheParams, VllmOffloadParams, params_of
 from servesim.features.offload.tiers import Direction, Tier
 from servesim.hardware import Gpu
-from servesim.metrics.summary import Deployment
+from servesim.metrics.measured import Deployment
 
 PCIE_SHARE = 50 / 64
 """Share of a PCIe link's nominal bandwidth that copies of KV get in one direction: about 50 GB/s were measured on an

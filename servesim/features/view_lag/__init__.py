@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from servesim.contracts.feature import Feature, features
-from servesim.contracts.schemas import COUNT, NUMBER, an_object
 from servesim.contracts.section import Section
 
 if TYPE_CHECKING:
+    from servesim.contracts.figures import Group
     from servesim.contracts.part import Part
 
 SECOND = 1_000_000_000
@@ -45,5 +45,7 @@ class ViewLagFeature(Feature):
 
         return with_reports(world, draws)
 
-    def schema(self) -> dict[str, Any]:
-        return {"router_view": an_object(sent=COUNT, seen=NUMBER, there=NUMBER, error=NUMBER)}
+    def groups(self) -> tuple[Group, ...]:
+        from servesim.features.view_lag.figures import ROUTER_VIEW
+
+        return (ROUTER_VIEW,)

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.figures import Figure, Group
+from servesim.contracts.schemas import COUNT, NUMBER
+
 COLUMNS = ("load_seen", "load_there")
 """Columns of requests.parquet beside the others: requests at the chosen replica by its last report, and in truth, when
 the request was sent there, the last time if several times; -1: it was sent to none."""
@@ -20,13 +23,32 @@ def view_columns(sendings: Sequence[int], rows: NDArray[np.int64]) -> dict[str, 
     return dict(zip(COLUMNS, table.T, strict=True))
 
 
+def _mean(values: Any) -> float:
+    return float(values.mean())
+
+
+ROUTER_VIEW = Group(
+    "router_view",
+    "router's view",
+    (
+        Figure("sent", "how often a request was sent to a replica", len, schema=COUNT),
+        Figure("seen", "requests at the chosen replica by its last report, in the mean over those times",
+               lambda table: _mean(table[:, 1]), "requests", NUMBER),
+        Figure("there", "requests that were there in truth",
+               lambda table: _mean(table[:, 2]), "requests", NUMBER),
+        Figure("error", "distance between what was seen and what was there",
+               lambda table: _mean(np.abs(table[:, 1] - table[:, 2])), "requests", NUMBER),
+    ),
+    doc="Where views have an age (`cluster.report_every_s`).",
+    rows=(
+        ("router's view", "{seen} requests seen at the chosen replica, {there} there, {error} apart in the mean"),
+    ),
+)  # fmt: skip
+
+
 def view_figures(sendings: Sequence[int]) -> dict[str, Any]:
-    """Return the summary's `router_view`: how often a request was sent, and the means over those of the requests that
-    its replica had by the last report, that it had in truth, and of the distance between the two. At least one was."""
-    table = _table(sendings)
-    seen, there = table[:, 1], table[:, 2]
-    means = {"seen": seen, "there": there, "error": np.abs(seen - there)}
-    return {"sent": len(table), **{name: float(of.mean()) for name, of in means.items()}}
+    """Return the summary's `router_view`, of at least one sending."""
+    return ROUTER_VIEW.values(_table(sendings))
 
 
 def _table(sendings: Sequence[int]) -> NDArray[np.int64]:

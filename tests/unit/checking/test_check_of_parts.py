@@ -67,6 +67,7 @@ class Mine(Connector):
 """
 FEATURE = '''
 from servesim.contracts.feature import Feature
+from servesim.contracts.figures import Figure, Group
 from servesim.contracts.part import Part
 from servesim.contracts.section import Section
 
@@ -95,8 +96,8 @@ class Mine(Feature):
     def build(self, setup):
         return Part1(setup.scenario.mode)
 
-    def schema(self):
-        return {"mine": {"type": "object"}}
+    def groups(self):
+        return (Group("mine", "mine", (Figure("sent", "requests sent", int),)),)
 '''
 
 
@@ -178,8 +179,9 @@ def test_one_right_passes(tmp_path: Path) -> None:
         (CONNECTOR, "    def __init__(self, size): pass", "settings: no world suits Mine: Mine() needs argument"),
         (FEATURE, "    def build(self, setup): return 1 / 0", "contract: Mine: build raises ZeroDivisionError"),
         (FEATURE, "    def refuses(self, scenario): return {'failure': 'no'}", "settings: Mine: refuses 'failure', w"),
-        (FEATURE, "    def schema(self): return {}", "settings: Mine: section 'mine' of the summary has no schema"),
-        (FEATURE, "    def rows(self, summary): return [1]", "contract: Mine: rows returns [1], not pairs of str"),
+        (FEATURE, "    def groups(self): return ()", "settings: Mine: section 'mine' of the summary is in no group of"),
+        (FEATURE, "    def groups(self): return [1]", "contract: Mine: groups returns [1], not a tuple of Groups"),
+        (FEATURE, "    def groups(self): return (Group('mine', 'mine', ()),)", "settings: Mine: figure mine.sent is"),
         (FEATURE, "    class Settings(Section):\n        factor: int = 1", "settings: Mine: mine.factor has no docst"),
     ],
 )  # fmt: skip

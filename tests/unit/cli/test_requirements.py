@@ -14,8 +14,6 @@ from servesim.cli import app as cli
 from servesim.cli.gate import CAPACITY_UNITS, capacity_failures, requirements
 from servesim.cli.requirements import Requirement, failures
 from servesim.errors import UserError
-from servesim.experiments.metrics import METRICS, summary_values
-from servesim.experiments.run_metrics import Run, measure
 from servesim.run.setting_names import beside, load_settings
 
 MODEL = ("--model", "llama-3.2-1b", "--gpu", "h200")
@@ -72,16 +70,6 @@ def test_bounds_belong_to_what_is_within_or_not(sign: str, held: tuple[int, ...]
     one = Requirement("x", "x", sign, 2.0)
     assert tuple(value for value in (1, 2, 3) if one.holds(value)) == held
     assert not one.holds(None)
-
-
-def test_values_of_a_summary_are_those_that_experiments_measure_over_a_whole_run(tmp_path: Path) -> None:
-    settings = {"trace": "synth:rate=20,prompt=300,output=20", "requests": 30, "model": "llama-3.2-1b", "gpu": "h200"}
-    result = servesim.simulate(settings, slo="ttft:15,tpot:5", out=tmp_path / "r")
-    values = summary_values(result.summary)
-    measured = measure(Run.load(tmp_path / "r"), list(METRICS.values()), 0, 0)
-    shared = [name for name in METRICS if values[name] is not None and name != "hit_rate"]  # a share of queried tokens
-    assert set(METRICS) - set(shared) <= {"queue_time_p95", "ntpot_p95", "hit_rate"}
-    assert [values[name] for name in shared] == pytest.approx([measured[name] for name in shared])
 
 
 def test_a_run_fails_by_what_is_required_of_it_alone(call: Cli) -> None:

@@ -14,12 +14,12 @@ import pytest
 import typer
 import yaml
 
-import servesim
 from servesim.cli import app as cli
 from servesim.cli.schema import __file__ as schema_file
 from servesim.cli.schema import names, schema_of
 from servesim.contracts.feature import features, installed
 from servesim.errors import UserError
+from tests.support.figure_runs import ADDED, run_with
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -43,6 +43,7 @@ COMMANDS = {
     "policies": ["policies", "policies sarathi", "policies check static --worlds 1"],
     "reproduce": ["reproduce --list", "reproduce batching-steps"],
     "settings": ["settings", "settings max_num_seqs"],
+    "figures": ["figures", "figures ttft"],
     "models": ["models", "models llama-68m --matrix"],
     "gpus": ["gpus"],
     "doctor": ["doctor"],
@@ -102,35 +103,11 @@ def test_what_a_command_prints_is_as_its_schema_says(
     document = json.loads(capsys.readouterr().out)
     check = jsonschema.Draft202012Validator(schema_of(name))
     check.validate(document)
-    optional = {section for feature in installed() for section in feature.schema()} if name == "run" else set()
+    optional = {group.section for feature in installed() for group in feature.groups()} if name == "run" else set()
     for key in document.keys() - optional if name in ("run", "compare", "capacity", "settings") else ():
         without = {other: value for other, value in document.items() if other != key}
         required = key in json.dumps(schema_of(name))
         assert not required or not check.is_valid(without), f"{key} could go unnoticed"
-
-
-SHARED = {"model": "llama-3.1-8b", "gpu": "h200", "trace": "synth:rate=40,prompt=300,output=20", "requests": 60}
-ADDED: dict[str, tuple[str, dict[str, Any]]] = {
-    "disaggregation": ("handoff", {"pd": "1x1:1x1"}),
-    "router_view": ("view_lag", {"replicas": 2, "router": "least-outstanding", "cluster": {"report_every_s": 0.1}}),
-    "offload": ("offload", {"offload": "lmcache:cpu=1GiB,disk=2GiB,disk_gb_s=5"}),
-    "classes": ("classes", {"slo": {"ttft": 500}, "slo_classes": {"gold": {"ttft": 300}}}),
-    "tenants": ("classes", {}),
-    "bursts": ("bursts", {"shape": ["burst:at=0.3,for=0.5,times=3"], "burst_replicas": True}),
-    "intervals": ("bars", {"propagate": True}),
-}
-"""Sections by the feature that adds them and a run that has them."""
-
-
-def run_with(section: str, tmp_path: Path) -> servesim.Result:
-    feature, settings = ADDED[section]
-    if feature not in features.names():
-        pytest.skip(f"{feature} is not installed")
-    if feature == "classes":
-        rows = [f"{i * 50},300,20,{'gold' if i % 2 else 'lead'},{'ab'[i % 3 % 2]}" for i in range(30)]
-        (tmp_path / "t.csv").write_text("\n".join(["arrival_ms,prompt_tokens,output_tokens,class,tenant", *rows, ""]))
-        settings = settings | {"trace": str(tmp_path / "t.csv"), "requests": None}
-    return servesim.simulate({**SHARED}, **settings)
 
 
 @pytest.mark.parametrize("section", ADDED)
@@ -151,7 +128,7 @@ def test_a_section_that_a_feature_adds_is_as_its_folder_says(section: str, tmp_p
 
 
 def test_every_section_that_a_feature_describes_is_there_in_a_run() -> None:
-    described = {section: feature.name for feature in installed() for section in feature.schema()}
+    described = {group.section: feature.name for feature in installed() for group in feature.groups()}
     assert described == {section: feature for section, (feature, _) in ADDED.items() if feature in features.names()}
 
 
@@ -163,7 +140,9 @@ def test_the_command_line_names_no_section_of_a_feature() -> None:
 def test_the_schema_of_a_run_with_a_feature_of_ones_own_has_its_sections_and_that_of_a_scenario_its_keys() -> None:
     own = ["tests/support/energy.py:Energy"]
     assert "energy" not in schema_of("run")["properties"]
-    assert schema_of("run", own)["properties"]["energy"] == {"type": "object"}
+    energy = schema_of("run", own)["properties"]["energy"]
+    assert energy["required"] == ["joules", "joules_per_request"]
+    assert energy["properties"]["joules"]["description"] == "energy of all GPUs (J)"
     scenario = {"trace": "t.csv", "model": "qwen3-8b", "gpu": "h200", "energy": {"busy_w": 500}}
     assert jsonschema.Draft202012Validator(schema_of("scenario", own)).is_valid(scenario)
     assert not jsonschema.Draft202012Validator(schema_of("scenario")).is_valid(scenario)

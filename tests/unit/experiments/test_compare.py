@@ -12,8 +12,6 @@ import servesim
 from servesim import UserError
 from servesim.cli.tables import print_compare
 from servesim.experiments.compare import compare
-from servesim.experiments.metrics import METRICS
-from servesim.experiments.run_metrics import Run, measure
 from servesim.reports.export import export
 
 WORKLOAD: dict[str, Any] = {
@@ -75,18 +73,6 @@ def test_the_header_says_which_variants_plan_synchronously_where_others_plan_ahe
     assert header("vllm", SLOW) == ""
     assert header("continuous", "static") == ""
     assert header("vllm", "continuous", engine={"async_scheduling": False}) == ""
-
-
-def test_without_warmup_and_cooldown_metrics_are_those_of_the_summary(tmp_path: Path) -> None:
-    settings = {k: v for k, v in WORKLOAD.items() if k != "jobs"} | {"slo": "ttft:15,tpot:5"}
-    summary = servesim.simulate(settings, out=tmp_path / "r").summary
-    names = [name for name in METRICS if not name.startswith(("hit_rate", "preemptions"))]
-    found = measure(Run.load(tmp_path / "r"), [METRICS[name] for name in names], 0, 0)
-    flat = {**summary["throughput"], **summary["goodput"], **summary["price"]}
-    for name in names:
-        latency, _, statistic = name.rpartition("_")
-        expected = summary["latency_ms"][latency][statistic] if METRICS[name].latency else flat[name]
-        assert found[name] == pytest.approx(expected, rel=1e-12), name
 
 
 def test_all_variants_of_a_replicate_meet_the_same_trace(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from servesim.contracts.request import State
-from servesim.features.classes.figures import by_class, by_tenant, jain_index
+from servesim.features.classes.figures import CLASSES, TENANTS, Classes, Tenants, jain_index
 from servesim.metrics.classes import parts_of
 from servesim.metrics.requests import RequestColumns
 from servesim.records.recorder import REQUEST_COLUMNS
@@ -29,8 +29,10 @@ def columns() -> RequestColumns:
 
 
 def test_each_class_is_judged_by_its_own_limits() -> None:
-    got = by_class(
-        columns(), parts_of(columns(), ("gold", "", "gold", "free")), {"e2el": 150.0}, {"gold": {"e2el": 250.0}}
+    got = CLASSES.values(
+        Classes(
+            columns(), parts_of(columns(), ("gold", "", "gold", "free")), {"e2el": 150.0}, {"gold": {"e2el": 250.0}}
+        )
     )
     gold, rest, free = got["classes"]["gold"], got["classes"][""], got["classes"]["free"]
     assert (gold["arrived"], gold["goodput"]["good_requests"], gold["goodput"]["slo_attainment"]) == (2, 1, 0.5)
@@ -49,13 +51,13 @@ def test_jains_index_is_one_for_equals_and_one_nth_for_a_single_winner() -> None
 
 
 def test_tenants_have_service_and_speed() -> None:
-    got = by_tenant(columns(), parts_of(columns(), ("a", "a", "b", "b")), 4, {"e2el": 150.0})
+    got = TENANTS.values(Tenants(columns(), parts_of(columns(), ("a", "a", "b", "b")), 4, {"e2el": 150.0}))
     a, b = got["tenants"]["a"], got["tenants"]["b"]
     assert a["speed"] == pytest.approx(2 / (0.01 + 0.02))  # 10 and 20 ms a token
     assert (a["service"], b["service"]) == (1.0, 1.0), "the retry did what the first attempt had asked for"
     assert b["speed"] == pytest.approx(2 / (0.04 + 0.01))
     assert got["jain_index"]["slo_attainment"] == pytest.approx((1 / 2 + 1 / 3) ** 2 / (2 * (1 / 4 + 1 / 9)))
-    alone = by_tenant(columns(), parts_of(columns(), ("a", "a", "b", "c")), 4, {})
+    alone = TENANTS.values(Tenants(columns(), parts_of(columns(), ("a", "a", "b", "c")), 4, {}))
     assert set(alone["jain_index"]) == {"service", "speed"}
 
 

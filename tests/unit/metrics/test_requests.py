@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +12,19 @@ import pytest
 from servesim.contracts.request import State
 from servesim.errors import UserError
 from servesim.metrics.distribution import describe_counted
-from servesim.metrics.requests import (
-    RequestColumns,
-    counts,
-    goodput,
-    latencies_ms,
-    throughput,
-)
+from servesim.metrics.request_figures import GOODPUT, LATENCY, REQUESTS, THROUGHPUT
+from servesim.metrics.requests import RequestColumns
 from servesim.metrics.slo import parse_slo, split_slo, time_text
 from servesim.run.scenario import Scenario
+from tests.support.measured import measured
 
 MS = 1_000_000
 SECOND = 1000 * MS
 Make = Callable[..., RequestColumns]
+
+
+def goodput(columns: RequestColumns, slo: dict[str, float]) -> dict[str, Any]:
+    return GOODPUT.of(measured(columns, slo=slo)) or {}
 
 
 @pytest.fixture
@@ -40,7 +41,8 @@ def two(request_columns: Make) -> RequestColumns:
 
 
 def test_latencies_of_two_requests(two: RequestColumns) -> None:
-    found = latencies_ms(two, describe_counted(np.array([50 * MS, 150 * MS]), np.array([2, 2]), MS))
+    itl = describe_counted(np.array([50 * MS, 150 * MS]), np.array([2, 2]), MS)
+    found = LATENCY.values(measured(two, itl))
     means = {name: stats["mean"] for name, stats in found.items() if stats is not None}
     assert means == {
         "ttft": 150.0,  # 100 and 200
@@ -56,7 +58,7 @@ def test_latencies_of_two_requests(two: RequestColumns) -> None:
 
 def test_throughput_counts_from_first_arrival_to_last_token(two: RequestColumns) -> None:
     assert two.duration_ns == 500 * MS
-    assert throughput(two) == {
+    assert THROUGHPUT.of(measured(two)) == {
         "request_throughput": 4.0,
         "output_throughput": 12.0,  # 6 tokens in half a second
         "total_token_throughput": 112.0,  # 50 + 6
@@ -84,7 +86,7 @@ def test_rejected_requests_count_as_arrivals_that_miss_their_slo(request_columns
     )
     found = goodput(columns, {"ttft": 1000.0})
     assert (found["request_goodput"], found["slo_attainment"]) == (0.5, 0.5)
-    told = counts(replace(columns, reasons={0: "length", 1: "too long"}))
+    told = REQUESTS.values(measured(replace(columns, reasons={0: "length", 1: "too long"})))
     assert (told["arrived"], told["completed"], told["rejected"]) == (2, 1, 1)
     assert told["rejection_reasons"] == {"too long": 1}
     assert told["finish_reasons"] == {"length": 1}
@@ -94,8 +96,8 @@ def test_rejected_requests_count_as_arrivals_that_miss_their_slo(request_columns
 def test_nothing_completed_gives_no_rates(request_columns: Make) -> None:
     columns = request_columns(state=[State.REJECTED], arrival_ns=[5], last_token_ns=-1)
     assert columns.duration_ns == 0
-    assert set(throughput(columns).values()) == {None}
-    assert set(latencies_ms(columns, None).values()) == {None}
+    assert set(THROUGHPUT.values(measured(columns)).values()) == {None}
+    assert set(LATENCY.values(measured(columns)).values()) == {None}
     assert goodput(columns, {"ttft": 1.0})["slo_attainment"] == 0.0
     assert columns.max_concurrency() == 0
 

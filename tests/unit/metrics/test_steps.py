@@ -10,10 +10,12 @@ import pytest
 
 from servesim.contracts.request import State
 from servesim.hardware import Gpu, ModelSpec
+from servesim.metrics.engine_figures import ENGINE, KV, PREFIX_CACHE, PRICE, mbu, mfu
+from servesim.metrics.measured import Deployment
 from servesim.metrics.requests import RequestColumns
 from servesim.metrics.steps import StepTotals, exact_sum
-from servesim.metrics.summary import Deployment, engine, kv_memory, mbu, mfu, prefix_cache, price
 from servesim.records.recorder import STEP_COLUMNS, Rows
+from tests.support.measured import measured
 
 SECOND = 1_000_000_000
 Make = Callable[..., RequestColumns]
@@ -126,7 +128,7 @@ def test_cost_shares_weigh_by_gpu_time(totals: StepTotals) -> None:
 
 
 def test_the_engine_s_figures(totals: StepTotals, deployment: Deployment, done: RequestColumns) -> None:
-    found = engine(done, totals, [deployment])
+    found = ENGINE.values(measured(done, None, totals, [deployment]))
     assert found["gpu_busy_share"] == 2 / 20  # two GPU-seconds of two replicas in ten seconds
     assert (found["preemptions"], found["recomputed_tokens"], found["replicas_used"]) == (1, 32, 1)
 
@@ -134,7 +136,7 @@ def test_the_engine_s_figures(totals: StepTotals, deployment: Deployment, done: 
 def test_kv_memory_is_a_mean_over_time_and_replicas(
     totals: StepTotals, deployment: Deployment, done: RequestColumns
 ) -> None:
-    found = kv_memory(done, totals, [deployment])
+    found = KV.values(measured(done, None, totals, [deployment]))
     whole = 2 * 160 * 10  # token-seconds
     assert found["used_share"] == 320 / whole
     assert found["internal_share"] == 32 / whole
@@ -147,7 +149,7 @@ def test_prefix_hits_are_tokens_found_of_tokens_asked_for(deployment: Deployment
     columns = request_columns(
         state=[State.FINISHED, State.REJECTED], prompt_len=[100, 999], hit_tokens=[40, 0], scheduled_ns=[0, -1]
     )
-    assert prefix_cache(columns, [deployment]) == {
+    assert PREFIX_CACHE.of(measured(columns, pools=[deployment])) == {
         "queried_tokens": 100,
         "hit_tokens": 40,
         "hit_rate": 0.4,
@@ -156,7 +158,7 @@ def test_prefix_hits_are_tokens_found_of_tokens_asked_for(deployment: Deployment
 
 
 def test_the_price_of_a_run_is_that_of_all_its_gpus(deployment: Deployment, done: RequestColumns) -> None:
-    found = price(done, [deployment])
+    found = PRICE.values(measured(done, pools=[deployment]))
     assert found["gpu_hours"] == 20 / 3600
     assert found["usd"] == pytest.approx(0.02)
     assert found["usd_per_million_input_tokens"] == pytest.approx(200.0)
@@ -167,7 +169,7 @@ def test_mfu_counts_what_the_answers_needed(deployment: Deployment, done: Reques
     # 110 tokens are computed in all, 40 of them were found: 70 through the layers, positions 41..110 attended
     pairs = sum(range(41, 111))
     flops = 2 * LAYER_WEIGHTS * 70 + 4 * 32 * 4096 * pairs + 2 * 4096 * 128256 * 11
-    assert mfu(done, deployment) == pytest.approx(flops / (989e12 * 2 * 10))
+    assert mfu(measured(done, pools=[deployment])) == pytest.approx(flops / (989e12 * 2 * 10))
 
 
 def test_mbu_counts_weights_once_a_step_and_the_contexts_read(
@@ -176,15 +178,15 @@ def test_mbu_counts_weights_once_a_step_and_the_contexts_read(
     weights = 2 * (LAYER_WEIGHTS + 4096 * 128256)  # the table of input embeddings is looked up, not read
     kv_token = 2 * 32 * 8 * 128 * 2
     read = 6 * weights + (265 + 40) * kv_token
-    assert mbu(done, totals, deployment) == pytest.approx(read / (4.8e12 * 2 * 10))
+    assert mbu(measured(done, None, totals, [deployment])) == pytest.approx(read / (4.8e12 * 2 * 10))
 
 
 def test_utilization_of_a_mixture_of_experts_is_not_claimed(
     totals: StepTotals, deployment: Deployment, done: RequestColumns
 ) -> None:
     sparse = replace(deployment, model=ModelSpec.load("mixtral-8x7b"))
-    assert mfu(done, sparse) is None
-    assert mbu(done, totals, sparse) is None
+    assert mfu(measured(done, pools=[sparse])) is None
+    assert mbu(measured(done, None, totals, [sparse])) is None
 
 
 def test_sums_do_not_overflow() -> None:

@@ -74,7 +74,7 @@ def test_a_run_with_drafts_shows_what_became_of_them(tmp_path: Path) -> None:
     html = report(tmp_path / "run")
     assert_sound(html, figures=12)
     assert "Acceptance by position" in html
-    assert f"{figures['draft_tokens']:,} draft tokens verified" in html
+    assert f"of {figures['draft_tokens']:,} draft tokens accepted" in html
     priced = price_steps(Run(servesim.Result.load(tmp_path / "run")))
     assert priced.recorded == pytest.approx(1.0, abs=0.02)
     assert priced.operators()["drafting"] > 0

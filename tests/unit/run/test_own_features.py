@@ -17,6 +17,7 @@ from servesim.cli import app as cli
 from servesim.contracts.part import RUN_VERBS, Part
 from servesim.errors import PolicyError, UserError
 from servesim.experiments.store import address_of
+from servesim.run.shown import all_rows
 from tests.support import energy
 
 ENERGY = Path(energy.__file__)
@@ -115,8 +116,8 @@ def test_its_figures_are_in_json_in_the_terminal_and_on_the_page_and_the_run_can
     row = next(line for line in said.splitlines() if line.startswith("energy "))
     summary = json.loads(Path("first/summary.json").read_text())
     joules = summary["energy"]["joules_per_request"]
-    assert row.split()[1:] == [f"{joules:.1f}", "J", "per", "request"]
-    assert f"{joules:.1f} J per request" in Path("first/report.html").read_text()
+    assert row.split()[-5:] == ["joules", "per", "request", f"{joules:.2f}", "J"]
+    assert f"joules per request {joules:.2f} J" in Path("first/report.html").read_text()
     assert json.loads(call(f"{run} --energy.busy_w=500 --json")[1])["energy"] == summary["energy"]
     assert "feature Energy" in summary["provenance"]["policy_files"]
 
@@ -315,10 +316,55 @@ def test_a_feature_that_breaks_its_contract_is_told(tmp_path: Path, method: str,
         servesim.simulate(SHARED, features=[name])
 
 
-def test_rows_that_are_no_pairs_of_texts_are_told(tmp_path: Path, call: Call) -> None:
-    odd(tmp_path, more="\n    def rows(self, summary): return ['energy']\n")
+FIGURES = """
+from servesim.contracts.figures import Figure, Group
+
+
+def broken(summary):
+    return 1 / 0
+
+
+GROUP = Group("odd", "odd", (Figure("one", "one", lambda m: m),), rows=(("odd", ROWS),))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("broken", "Odd: broken raises ZeroDivisionError: division by zero (odd.py line "),
+        ("3", "Odd: TypeError: expected string or bytes-like object, got 'int'"),
+    ],
+)
+def test_rows_that_fail_are_told(tmp_path: Path, call: Call, rows: str, told: str) -> None:
+    odd(tmp_path, '{"figures": lambda: {"odd": {"one": 1}}}', "\n    def groups(self): return (GROUP,)\n")
+    (tmp_path / "odd.py").write_text((tmp_path / "odd.py").read_text() + FIGURES.replace("ROWS", rows))
     code, _, errors = call(f"run {TYPED} --features odd.py:Odd")
-    assert (code, errors) == (1, "error: Odd: rows returns ['energy'], not pairs of str\n")
+    assert code == 1
+    assert errors.startswith(f"error: {told}")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        ("[3]", r"Odd: groups returns \[3\], not a tuple of Groups"),
+        ("(Group('odd', 'odd', Figure('one', 'one', int)),)", "figures of 'odd': a tuple of Figures is needed"),
+        ("(Group('odd', 'odd', (Figure('a b', '', int),)),)", "figures of 'odd': 'a b' is no name, or there twice"),
+        ("(Group('engine', 'odd', (Figure('one', '', int),)),)", "feature Odd: figures 'engine': a summary has such"),
+    ],
+)
+def test_groups_that_are_none_are_told(tmp_path: Path, groups: str, told: str) -> None:
+    name = odd(tmp_path, more=f"\n    def groups(self): return {groups}\n" + FIGURES.replace("ROWS", "''"))
+    with pytest.raises((PolicyError, UserError), match=f"^{told}"):
+        all_rows(servesim.simulate(SHARED, features=[name]).summary)
+
+
+def test_a_figure_that_servesim_has_as_a_metric_is_told(tmp_path: Path) -> None:
+    figure = "Figure('ttft_p99', 'one', int, better='lower')"
+    more = f"\n    def groups(self): return (Group('odd', 'odd', ({figure},)),)\n"
+    name = odd(tmp_path, more=more + FIGURES.replace("ROWS", "''"))
+    with pytest.raises(UserError, match="feature Odd: figure ttft_p99: servesim has a metric of this name"):
+        servesim.compare(SHARED, features=[name], kv=["paged", "prefix-hash"], replicates=1, jobs=1)
 
 
 def test_a_part_that_follows_the_run_keeps_it_in_one_process(tmp_path: Path) -> None:

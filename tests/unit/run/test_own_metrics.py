@@ -122,9 +122,9 @@ def test_a_result_says_what_it_is() -> None:
     result = servesim.simulate(RUN)
     text = repr(result)
     assert "30 requests: llama-3.2-1b on 1 x h200, vllm / prefix-hash" in text
-    assert f"TTFT p50 {result.summary['latency_ms']['ttft']['p50']:.4g} ms" in text
-    assert "completed: 30 of 30" in text
-    assert "within the SLO: 100.0 %" in text
+    assert f"TTFT: p50 {result.summary['latency_ms']['ttft']['p50']:.3g} ms" in text
+    assert "requests: 30 completed of 30" in text
+    assert "100.0 % of arrivals within" in text
 
 
 def test_a_notebook_shows_tables_with_nothing_left_raw() -> None:

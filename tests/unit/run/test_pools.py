@@ -11,7 +11,7 @@ import pytest
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup, set_up
-from servesim.run.shown import _pools
+from servesim.run.shown import all_rows
 from servesim.run.simulate import simulate
 from servesim.workload.trace import Trace
 
@@ -128,7 +128,7 @@ def test_figures_of_pools_add_up_to_those_of_the_run(tmp_path: Path) -> None:
 def test_a_pool_alone_has_figures_under_its_name() -> None:
     summary = simulate({**BASE, "pools": ["alone:tp=2"]}, trace=TRACE).summary
     assert summary["pools"]["alone"]["requests"] == 6
-    assert dict(_pools(summary))["pool alone"].startswith("6 requests, 1.00 replicas up in the mean")
+    assert dict(all_rows(summary))["pool alone"].startswith("6 requests, 1.00 replicas up in the mean")
 
 
 @pytest.mark.feature("scaling")

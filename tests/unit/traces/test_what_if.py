@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import servesim
 from servesim.errors import UserError
-from servesim.metrics.bursts import burst, burst_text
+from servesim.features.bursts.burst import burst, burst_text
 from servesim.traces import shape, synthesize
 from servesim.workload.trace import COMPLETION, Trace
 from tests.support.examples import examples

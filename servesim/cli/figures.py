@@ -1,0 +1,92 @@
+"""`servesim figures`: what each figure of a run means, and which of them are metrics of comparisons."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from servesim.cli.known import WIDTH, Json, Words, matching, print_json
+from servesim.errors import UserError
+
+if TYPE_CHECKING:
+    from servesim.contracts.figures import Group
+
+FIGURES_EXAMPLES = """
+\b
+Examples:
+  servesim figures
+  servesim figures ttft
+  servesim figures prefix cache --json
+  servesim figures --features energy.py:Energy
+
+A figure that says which way is better is a metric of compare, sweep and --require, too.
+"""
+
+
+def figures(
+    words: Words = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own that a run has; repeatable."),
+    ] = None,
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
+) -> None:
+    """List every figure of a run: where it stands in summary.json, its unit, its definition."""
+    from servesim.run.shown import groups_of
+
+    groups = groups_of(tuple(features or ()))
+    if markdown:
+        sys.stdout.write(as_markdown(groups))
+        return
+    found = matching(list(every(groups)), words or ())
+    if not found:
+        raise UserError(f"no figure has {' and '.join(words or ())} in its name or its definition")
+    if as_json:
+        print_json({"figures": found})
+        return
+    for one in found:
+        unit = f" ({one['unit']})" if one["unit"] else ""
+        typer.echo(f"{one['key']}{unit}{_metrics_text(one)}")
+        for line in textwrap.wrap(one["doc"].replace("`", ""), WIDTH - 4):
+            typer.echo(f"    {line}")
+
+
+def every(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+    """Yield each figure: its place in the summary, unit, definition, and the metrics that it is."""
+    from servesim.experiments.metrics import metric_names
+
+    for group in groups:
+        of = f"{group.section}{'[]' if group.many else ''}." if group.section else ""
+        for figure in group.figures:
+            yield {
+                "key": f"{of}{figure.name}",
+                "unit": figure.unit,
+                "doc": figure.doc,
+                "better": figure.better or None,
+                "metrics": metric_names(figure),
+            }
+
+
+def _metrics_text(one: dict[str, Any]) -> str:
+    if not one["metrics"]:
+        return ""
+    return f"  [metric {', '.join(one['metrics'])}; {one['better']} is better]"
+
+
+def as_markdown(groups: Sequence[Group]) -> str:
+    """Return the definitions of all figures as tables: those of docs/metrics.md."""
+    parts = []
+    for group in groups:
+        place = f"`{group.section}`" if group.section else "at the top"
+        lines = [f"### {group.words[0].upper()}{group.words[1:]} ({place})", ""]
+        if group.doc:
+            lines += [*textwrap.wrap(group.doc, 118, break_on_hyphens=False, break_long_words=False), ""]
+        lines += ["| figure | unit | definition |", "|---|---|---|"]
+        lines += [f"| `{figure.name}` | {figure.unit} | {figure.doc} |" for figure in group.figures]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"

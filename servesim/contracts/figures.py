@@ -1,0 +1,135 @@
+"""Contract of figures: what the summary of a run says, each figure declared once.
+
+A group of figures is a section of summary.json. From its declaration follow that section and its JSON schema, the rows
+of the terminal and the page, the tiles of the page, the metrics of compare, sweep and `--require`, and the definitions
+of `servesim figures` and docs/metrics.md. Built-in groups are in servesim.metrics.figures; features add theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from servesim.contracts.schemas import DISTRIBUTION, FIGURE, Schema, an_object, or_null
+from servesim.errors import UserError
+
+Summary = Mapping[str, Any]
+Rows = list[tuple[str, str]]
+"""Rows of a table: what a figure is called, and the figure in words."""
+Words = str | Callable[[Summary], str | None]
+"""Text with figures in braces, `{hit_rate}` of its group and `{engine.steps}` of another; or a function that returns
+such text of the whole summary, or None if there is nothing to show."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure."""
+
+    name: str
+    """Its key in the section."""
+    doc: str
+    """Its definition, in Markdown."""
+    of: Callable[[Any], Any]
+    """Returns its value, of what its group is made from; None if there is nothing it could be of."""
+    unit: str = ""
+    """ms, s, requests/s, tokens/s, share (0 to 1), $ or another; empty: a count, or no number."""
+    schema: Schema | None = None
+    """JSON schema of its value, by default a number or null."""
+    better: str = ""
+    """lower or higher: comparisons and `--require` know it as a metric, of a distribution the mean and percentiles."""
+    scale: str = "ratio"
+    """Of a metric. ratio: changes are relative; difference: of shares and counts, which may be 0, they are absolute."""
+    label: str = ""
+    """Its name in tables and sentences, by default its key with blanks."""
+    latency: bool = False
+    """Grows without end in an unstable run."""
+    optional: bool = False
+    """Left out where its value is None."""
+
+    @property
+    def words(self) -> str:
+        """Its name in tables and sentences."""
+        return self.label or self.name.replace("_", " ")
+
+    @property
+    def distributed(self) -> bool:
+        """Whether its value is a distribution: count, mean, percentiles."""
+        return self.schema == DISTRIBUTION
+
+    def described(self) -> Schema:
+        """Return the JSON schema of its value, with its unit and definition."""
+        unit = f" ({self.unit})" if self.unit else ""
+        return {**(FIGURE if self.schema is None else self.schema), "description": f"{self.doc}{unit}"}
+
+
+class Tile(NamedTuple):
+    """A key figure at the top of the page: what it is called, its value, and a line below it."""
+
+    name: str
+    value: Words
+    note: Words
+    bad: Callable[[Summary], bool] = lambda summary: False
+    """Returns whether it is a warning."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Figures of one section of the summary."""
+
+    section: str
+    """Its key in the summary; empty: its figures are at the top."""
+    words: str
+    """Its name in tables and headings."""
+    figures: tuple[Figure, ...]
+    doc: str = ""
+    """Sentences above its definitions, in Markdown."""
+    rows: tuple[tuple[str, Words], ...] | Callable[[Summary], Rows] | None = None
+    """Label and words of its rows in the terminal and on the page, or a function that returns them; None: one row with
+    all figures."""
+    after: tuple[str, ...] = ()
+    """Labels of rows after which its own stand: after the first that is there, else after all."""
+    tiles: tuple[Tile, ...] = ()
+    source: Callable[[Any], Any] = lambda measured: measured
+    """Returns what its figures are made from, of a run that was measured (servesim.metrics.measured.Measured; of a
+    feature, whatever its part passes to `of`); None: the section is null."""
+    many: Callable[[Schema], Schema] | None = None
+    """Its section has several such objects: a_list or a_map (servesim.contracts.schemas)."""
+    null: bool = False
+    """Whether its section may be null."""
+    windowed: bool = False
+    """Whether its metrics can be computed for a part of a run, too: `of` takes servesim.experiments.run_metrics.Slice.
+    Else a comparison takes them of whole runs, and knows no interval where there is one run."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.figures, tuple) or not all(isinstance(figure, Figure) for figure in self.figures):
+            raise UserError(f"figures of {self.section!r}: a tuple of Figures is needed, such as (Figure(...),)")
+        names = [figure.name for figure in self.figures]
+        for name in names:
+            if not name.isidentifier() or names.count(name) > 1:
+                raise UserError(f"figures of {self.section!r}: {name!r} is no name, or there twice")
+
+    def of(self, measured: Any) -> dict[str, Any] | None:
+        """Return the section of a run."""
+        found = self.source(measured)
+        return None if found is None else self.values(found)
+
+    def values(self, found: Any) -> dict[str, Any]:
+        """Return its figures by name, of what they are made from."""
+        values = {figure.name: figure.of(found) for figure in self.figures}
+        for figure in self.figures:
+            if figure.optional and values[figure.name] is None:
+                del values[figure.name]
+        return values
+
+    def within(self, summary: Summary) -> Any:
+        """Return the section in a summary; None if it is null or missing."""
+        return summary.get(self.section) if self.section else summary
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of the section."""
+        may = {figure.name: figure.described() for figure in self.figures if figure.optional}
+        must = {figure.name: figure.described() for figure in self.figures if not figure.optional}
+        one = an_object(may, **must)
+        section = one if self.many is None else self.many(one)
+        return or_null(section) if self.null else section

@@ -1,0 +1,75 @@
+"""Error bars as figures of a run, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any
+
+from servesim.contracts.figures import Figure, Group, Rows, Summary
+from servesim.contracts.schemas import COUNT, FIGURE, NUMBER, SHARE, TEXT, TEXT_OR_NULL, a_map, an_object, or_null
+from servesim.metrics.request_figures import LATENCY_LABELS
+from servesim.metrics.slo import SLO_METRICS
+from servesim.metrics.words import number, percent
+
+
+def bars_text(bars: Mapping[str, Any]) -> str:
+    """Return intervals of means, and what they are known from; or why there are none."""
+    if bars["kind"] is None:
+        return f"none: {bars['says']}"
+    keys = {key: LATENCY_LABELS[key] for key in SLO_METRICS}
+    spans = [f"{name} mean {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in keys.items()]
+    return f"{', '.join(spans)} ms in {bars['level']:.0%} of servers measured; {bars['says']}"
+
+
+def propagated_text(found: Mapping[str, Any]) -> str:
+    """Return intervals of what no truth is known of; an end where the queue grows without end is none."""
+    names = {f"{key}_p99": f"{LATENCY_LABELS[key]} p99" for key in SLO_METRICS}
+    names |= {"slo_attainment": "SLO attainment", "usd_per_million_output_tokens": "price per M output tokens"}
+    spans = []
+    for key, name in names.items():
+        if key in found:
+            form = percent if key == "slo_attainment" else number
+            low, high = (
+                form(found[key][end]) if found[key][end] is not None else "unstable" for end in ("low", "high")
+            )
+            spans.append(f"{name} {low} to {high}")
+    return f"{', '.join(spans)}: {found['says']}" if spans else found["says"]
+
+
+def _rows(summary: Summary) -> Rows:
+    bars = summary["intervals"]
+    wider = bars.get("propagated")
+    return [("error bars", bars_text(bars)), *([("", propagated_text(wider))] if wider is not None else [])]
+
+
+BAR = or_null(an_object(mean=NUMBER, low=NUMBER, high=NUMBER, coverage=or_null(a_map(FIGURE))))
+
+
+def _bar(metric: str) -> Figure:
+    doc = (
+        f"the simulated `mean` of `{metric}` in ms; `low` and `high`, between which the share `level` of measured "
+        "servers like this one lie; `coverage`: the `value` that share had on left-out cells, and its 95 % interval"
+    )
+    return Figure(metric, doc, itemgetter(metric), "ms", BAR)
+
+
+INTERVALS = Group(
+    "intervals",
+    "error bars",
+    (
+        *map(_bar, ("ttft", "tpot", "e2el")),
+        Figure("level", "share of measured servers inside", itemgetter("level"), "share", SHARE),
+        Figure("kind", "what of the run was not measured; `null` where there are no bars", itemgetter("kind"),
+               schema=TEXT_OR_NULL),
+        Figure("says", "what was not measured, in words, or why there are no bars", itemgetter("says"), schema=TEXT),
+        Figure("fitted", "`date`, `cells` and `deployments` the bars are from", itemgetter("fitted"),
+               schema=an_object(date=TEXT, cells=COUNT, deployments=COUNT)),
+        Figure("propagated", "`value`, `low` and `high` of p99, goodput, throughput and price, found by `runs` more "
+               "runs (`--propagate`); `says` that nothing validates them, or why there are none",
+               lambda bars: bars.get("propagated"), schema=an_object(says=TEXT, runs=COUNT), optional=True),
+    ),
+    doc="Error bars of means ([intervals.md](intervals.md)).",
+    rows=_rows,
+    after=("goodput", "throughput"),
+)  # fmt: skip

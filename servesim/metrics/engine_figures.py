@@ -1,0 +1,324 @@
+"""Figures of steps and batches, of memory, and of what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import zip_longest
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from servesim.contracts.figures import Figure, Group, Summary, Tile
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_list, an_object
+from servesim.cost.formula import COMPUTE_DTYPE
+from servesim.hardware import ModelSpec
+from servesim.hardware.layers import Layer
+from servesim.metrics.measured import Measured
+from servesim.metrics.prefix_cache import RecentHitRate
+from servesim.metrics.requests import SECOND, per
+from servesim.metrics.steps import KINDS, ORIGINS
+from servesim.metrics.words import percent
+from servesim.records.step import SpecStats
+
+BY_KIND = an_object(**dict.fromkeys(KINDS, FIGURE))
+
+
+def mfu(m: Measured) -> float | None:
+    """Return model FLOPs utilization: the arithmetic the answers needed over what the GPUs could do in the duration.
+
+    Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and
+    all outputs but the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token.
+    Recomputation after preemption and padding are not useful and do not count. None for models whose layers are
+    not all alike and dense, and for several pools.
+    """
+    deployment = m.alone
+    if deployment is None:
+        return None
+    model, peak = deployment.model, deployment.gpu.flops.get(COMPUTE_DTYPE[deployment.dtype])
+    if peak is None or not _plain(model):
+        return None
+    flops = (
+        2 * (model.num_params - model.embedding_params) * m.total("useful_tokens")
+        + 4 * model.num_layers * model.q_size * m.total("useful_pairs")
+        + 2 * model.hidden_size * model.vocab_size * m.total("output_tokens")
+    )
+    ns = m.duration_ns
+    return per(flops, peak * deployment.gpus(ns) * ns / SECOND)
+
+
+def mbu(m: Measured) -> float | None:
+    """Return memory bandwidth utilization: weights once per step (of embeddings only a tied LM head), and keys and
+    values of every context attended (those a prefill piece finds included), over what the GPUs could read meanwhile.
+    None for models whose layers are not all alike and dense, and for several pools."""
+    deployment, totals = m.alone, m.totals
+    if deployment is None:
+        return None
+    model = deployment.model
+    if not _plain(model):
+        return None
+    looked_up = model.learned_positions + (0 if model.tie_embeddings else model.vocab_size)
+    weights = model.weight_bytes(deployment.dtype) - 2 * model.hidden_size * looked_up
+    context = totals.decode_context + totals.sums["prefill_context"]
+    kv_bytes = context * model.kv_bytes_per_token(deployment.kv_dtype, deployment.tp) * deployment.tp
+    read = totals.steps * weights + kv_bytes
+    ns = m.duration_ns
+    return per(read, deployment.gpu.bandwidth * deployment.gpus(ns) * ns / SECOND)
+
+
+def _plain(model: ModelSpec) -> bool:
+    """Return whether every layer computes all its weights for every token and attends the whole context."""
+    return model.latent is None and all(layer == Layer() for layer in model.layers)
+
+
+def busy_share(m: Measured) -> float | None:
+    """Return the share of the time that replicas were up in which their GPUs computed."""
+    whole = sum(m.seconds * pool.up(m.duration_ns) * pool.pp for pool in m.pools)
+    return per(m.totals.sums["gpu_ns"] / SECOND, whole)
+
+
+def _utilization(summary: Summary) -> str:
+    known = [f"{name.upper()} {{{name}}}" for name in ("mfu", "mbu") if summary["engine"][name] is not None]
+    return ", ".join(known) or "{steps} steps"
+
+
+def _steps(summary: Summary) -> str:
+    kinds = [f"{steps:,} {kind}" for kind, steps in summary["engine"]["steps_by_kind"].items() if steps]
+    return f"{{steps}}: {', '.join(kinds)}" if kinds else "{steps}"
+
+
+def _batch(summary: Summary) -> str:
+    batch = summary["engine"]["batch_size"]
+    return f"{{batch_size.mean}} requests a step, at most {batch['max']:.0f}" if batch else "-"
+
+
+ENGINE = Group(
+    "engine",
+    "engine",
+    (
+        Figure("steps", "steps of all replicas", lambda m: m.totals.steps, schema=COUNT),
+        Figure("steps_by_kind", "steps that compute prompts (`prefill`), output tokens (`decode`), or both (`mixed`)",
+               lambda m: m.totals.steps_by_kind, schema=BY_KIND),
+        Figure("time_by_kind_s", "time of steps of each kind",
+               lambda m: {kind: ns / SECOND for kind, ns in m.totals.ns_by_kind.items()}, "s", BY_KIND),
+        Figure("batch_size", "requests in a step: over steps, not over time",
+               lambda m: m.totals.batch_size(), schema=DISTRIBUTION),
+        Figure("tokens_per_step", "tokens computed in a step, without padding: over steps, not over time",
+               lambda m: m.totals.tokens_per_step(), schema=DISTRIBUTION),
+        Figure("padded_tokens", "tokens computed and thrown away: static batches",
+               lambda m: m.totals.sums["padded_tokens"], schema=COUNT),
+        Figure("gpu_busy_share", "time the GPU computes, over the time that its replica is up", busy_share, "share"),
+        Figure("mfu", "arithmetic the answers needed, over what the GPUs could do in the duration. Recomputation and "
+               "padding do not count. `null` for models whose layers are not all dense and alike", mfu, "share"),
+        Figure("mbu", "weights once per step and the KV of every context attended, over what the GPUs could read in "
+               "the duration. `null` for models whose layers are not all dense and alike", mbu, "share"),
+        Figure("preemptions", "how often a running request lost its memory",
+               lambda m: m.total("preemptions"), schema=COUNT),
+        Figure("recomputed_tokens", "tokens computed again after preemptions",
+               lambda m: m.total("recomputed_tokens"), schema=COUNT),
+        Figure("replicas_used", "replicas that ran at least one step", lambda m: len(m.totals.replicas), schema=COUNT),
+    ),
+    rows=(
+        ("steps", _steps),
+        ("batch", _batch),
+        ("GPU", "busy {gpu_busy_share}, MFU {mfu}, MBU {mbu}"),
+        ("preemptions", "{preemptions}, {recomputed_tokens} tokens recomputed"),
+    ),
+    tiles=(Tile("GPU busy", "{gpu_busy_share}", _utilization),),
+)  # fmt: skip
+
+
+def _used(m: Measured) -> float | None:
+    return per(m.totals.sums["kv_used_ns"], m.kv_capacity)
+
+
+def _internal(m: Measured) -> float | None:
+    return per(m.totals.sums["kv_internal_ns"], m.kv_capacity)
+
+
+def _external(m: Measured) -> float | None:
+    return per(m.totals.kv_external_ns, m.kv_capacity)
+
+
+def _free(m: Measured) -> float | None:
+    used, internal, external = _used(m), _internal(m), _external(m)
+    return None if used is None or internal is None or external is None else 1.0 - used - internal - external
+
+
+def _peak(summary: Summary) -> str:
+    if summary["kv"]["peak_share"] is None:
+        return "pools differ in size"
+    return "peak {peak_share} of {capacity_tokens} tokens"
+
+
+KV = Group(
+    "kv",
+    "KV memory",
+    (
+        Figure("num_blocks", "blocks of a replica (of the first pool)", lambda m: m.pools[0].num_blocks, schema=COUNT),
+        Figure("block_size", "tokens of a block", lambda m: m.pools[0].block_size, "tokens", COUNT),
+        Figure("capacity_tokens", "tokens the memory of a replica holds at most",
+               lambda m: m.pools[0].capacity_tokens, "tokens", COUNT),
+        Figure("capacity_bytes_per_gpu", "bytes of the KV memory on each GPU",
+               lambda m: m.pools[0].num_blocks * m.pools[0].block_bytes, "bytes", COUNT),
+        Figure("used_share", "tokens that running requests hold, shared ones once: mean share of the capacity",
+               _used, "share"),
+        Figure("internal_share", "memory allocated, not filled: ends of blocks, reservations", _internal, "share"),
+        Figure("external_share", "memory that is free, but in pieces too small", _external, "share"),
+        Figure("free_share", "free memory, cached prefixes that may be evicted included", _free, "share"),
+        Figure("peak_share", "largest share of a replica's memory allocated at once. `null` for several pools",
+               lambda m: per(m.totals.kv_peak, m.pools[0].capacity_tokens) if m.alone else None, "share"),
+    ),
+    doc="Shares are means over the duration and all replicas. Between steps nothing runs and nothing is held.",
+    rows=(
+        ("KV memory", lambda s: f"{{used_share}} used, {{internal_share}} wasted inside blocks, {_peak(s)}"),
+    ),
+    tiles=(
+        Tile("KV memory, peak", "{peak_share}", "of {capacity_tokens} tokens; {engine.preemptions} preemptions",
+             lambda summary: summary["engine"]["preemptions"] > 0),
+    ),
+)  # fmt: skip
+
+
+def _recent(m: Measured) -> float | None:
+    recent = RecentHitRate()
+    for asked, found in m.requests.lookups(recent.window):
+        recent.observe(1, asked, found)
+    return recent.rate if m.total("queried_tokens") else None
+
+
+PREFIX_CACHE = Group(
+    "prefix_cache",
+    "prefix cache",
+    (
+        Figure("queried_tokens", "prompt tokens looked up when requests were first admitted",
+               lambda m: m.total("queried_tokens"), schema=COUNT),
+        Figure("hit_tokens", "prompt tokens found then", lambda m: m.total("hit_tokens"), schema=COUNT),
+        Figure("hit_rate", "`hit_tokens` over `queried_tokens`",
+               lambda m: per(m.total("hit_tokens"), m.total("queried_tokens")), "share", better="higher",
+               scale="difference"),
+        Figure("recent_hit_rate", "hit rate of the last 1,000 requests, as vLLM would log it at the end",
+               _recent, "share"),
+    ),
+    doc="`null` without prefix caching.",
+    rows=(("prefix cache", lambda s: "{hit_rate} of prompt tokens found" if s["prefix_cache"] else "off"),),
+    source=lambda m: m if m.prefix_caching else None,
+    null=True,
+    windowed=True,
+)  # fmt: skip
+
+
+def _drafted(m: Measured) -> SpecStats | None:
+    """Return the counts of all replicas together; None if nothing was drafted."""
+    if not any(each.proposed for each in m.drafts):
+        return None
+    counts = ((each.proposed, each.drafts, each.draft_tokens, each.accepted) for each in m.drafts)
+    by_position = zip_longest(*(each.per_pos for each in m.drafts), fillvalue=0)
+    proposed, drafts, tokens, accepted = map(sum, zip(*counts, strict=True))
+    return SpecStats(proposed, drafts, tokens, accepted, list(map(sum, by_position)))
+
+
+def _drafts(summary: Summary) -> str | None:
+    found = summary["speculation"]
+    if found is None:
+        return None
+    by_position = found["per_position_acceptance_rates"]
+    rates = " / ".join(percent(rate) for rate in by_position[:8])
+    if len(by_position) > 8:
+        rates += f" / ... ({len(by_position)} positions)"
+    return (
+        f"{{acceptance_length}} tokens a verification, {{acceptance_rate}} of {{draft_tokens}} draft tokens accepted, "
+        f"{{unverified_tokens}} never verified; by position {rates or '-'}"
+    )
+
+
+SPECULATION = Group(
+    "speculation",
+    "speculation",
+    (
+        Figure("num_drafts", "verifications of at least one draft token", attrgetter("drafts"), schema=COUNT),
+        Figure("draft_tokens", "draft tokens verified", attrgetter("draft_tokens"), schema=COUNT),
+        Figure("accepted_tokens", "draft tokens accepted", attrgetter("accepted"), schema=COUNT),
+        Figure("unverified_tokens", "tokens drafted in vain: their request ended or was preempted, or they were "
+               "trimmed", lambda s: s.proposed - s.draft_tokens, schema=COUNT),
+        Figure("acceptance_rate", "accepted over verified draft tokens", lambda s: per(s.accepted, s.draft_tokens),
+               "share", better="higher", scale="difference"),
+        Figure("acceptance_length", "tokens a verification gives, the target's own included: 1 + accepted / "
+               "verifications", lambda s: 1.0 + s.accepted / s.drafts if s.drafts else None, "tokens",
+               better="higher"),
+        Figure("per_position_acceptance_rates", "accepted drafts of a position over all verifications, as vLLM counts",
+               lambda s: [count / s.drafts for count in s.per_pos], "share", a_list(NUMBER)),
+    ),
+    doc="`null` if nothing was drafted.",
+    rows=(("speculation", _drafts),),
+    source=_drafted,
+    null=True,
+)  # fmt: skip
+
+
+def _price(kind: str, doc: str, amount: Callable[[Any], float], label: str = "") -> Figure:
+    name = f"usd_per_million_{kind}"
+    better = "lower" if label else ""
+    return Figure(name, doc, lambda m: per(m.usd * 1e6, amount(m)), "$", better=better, label=label)
+
+
+def _by_the_hour(summary: Summary) -> str:
+    usd = summary["price"]["usd_per_gpu_hour"]
+    return "at no price" if usd is None else f"at ${usd:g} a GPU-hour"
+
+
+PRICE = Group(
+    "price",
+    "price",
+    (
+        Figure("gpu_hours", "time of all GPUs of the deployment that were up", lambda m: m.gpu_hours, "h", NUMBER),
+        Figure("usd_per_gpu_hour", "price of a GPU for an hour; of several pools the mean",
+               lambda m: m.alone.usd_per_gpu_hour if m.alone else per(m.usd, m.gpu_hours), "$"),
+        Figure("usd", "price of the GPU-hours", lambda m: m.usd, "$", NUMBER),
+        _price("tokens", "the whole price laid on input and output tokens of the completed requests",
+               lambda m: m.ended("input_tokens") + m.ended("output_tokens"), "price per M tokens"),
+        _price("input_tokens", "the whole price laid on input tokens alone", lambda m: m.ended("input_tokens")),
+        _price("output_tokens", "the whole price laid on output tokens alone", lambda m: m.ended("output_tokens"),
+               "price per M output tokens"),
+    ),
+    doc="The prices per million tokens are three views of one price, not parts of it.",
+    rows=(
+        ("price", lambda s: "${usd_per_million_tokens} per million tokens, ${usd_per_million_output_tokens} per "
+         f"million output tokens {_by_the_hour(s)}"),
+    ),
+    tiles=(
+        Tile("Price", "${usd_per_million_output_tokens} per M", lambda s: f"output tokens, {_by_the_hour(s)}"),
+    ),
+    windowed=True,
+)  # fmt: skip
+
+
+def _origin(name: str, doc: str) -> Figure:
+    return Figure(name, doc, itemgetter(name), "share")
+
+
+def _costs(summary: Summary) -> str:
+    within = summary["uncertainty"]
+    shares = ", ".join(f"{{{name}}} {name}" for name in ORIGINS)
+    return shares + (f"; GPU time within {percent(within)} by repeats (95 %)" if within is not None else "")
+
+
+COST_SHARES = Group(
+    "cost_shares",
+    "kernel costs",
+    (
+        _origin("measured", "share of the GPU time priced by measured kernels"),
+        _origin("interpolated", "share priced between measured points"),
+        _origin("extrapolated", "share priced beyond them"),
+        _origin("roofline", "share priced by formula from the data sheet"),
+    ),
+    rows=(("kernel costs", _costs),),
+    source=lambda m: m.totals.cost_shares(),
+)
+UNCERTAINTY = Group(
+    "",
+    "uncertainty",
+    (
+        Figure("uncertainty", "half-width of a 95 % interval of the GPU time, relative to it, if the kernel tables "
+               "state the error of repeated measurements", lambda m: m.totals.uncertainty(m.relative_error), "share"),
+    ),
+    rows=(),
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""All figures of a run: groups that every run has, those of its features, and their words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from servesim.contracts.figures import Figure, Group, Rows, Summary, Words
+from servesim.metrics.engine_figures import COST_SHARES, ENGINE, KV, PREFIX_CACHE, PRICE, SPECULATION, UNCERTAINTY
+from servesim.metrics.measured import Measured
+from servesim.metrics.replicas import POOLS, REPLICAS
+from servesim.metrics.request_figures import DURATION, GOODPUT, LATENCY, REQUESTS, THROUGHPUT
+from servesim.metrics.stability import STABILITY
+from servesim.metrics.words import number, percent
+
+OF_A_RUN = (
+    REQUESTS, DURATION, LATENCY, THROUGHPUT, GOODPUT, ENGINE, KV, PREFIX_CACHE, SPECULATION, PRICE, COST_SHARES,
+    UNCERTAINTY, STABILITY,
+)  # fmt: skip
+"""Groups that every run has."""
+GROUPS = (*OF_A_RUN, REPLICAS, POOLS)
+"""The same, and those of runs of several replicas."""
+_FIELD = re.compile(r"{([\w.]+)}")
+
+
+def summarize(measured: Measured) -> dict[str, Any]:
+    """Return the sections of a finished run. Latencies are in ms, durations in s, shares between 0 and 1."""
+    found: dict[str, Any] = {}
+    for group in OF_A_RUN:
+        section = group.of(measured)
+        found |= {group.section: section} if group.section else section or {}
+    return found
+
+
+def text_of(figure: Figure | None, value: Any) -> str:
+    """Return a value in words, without its unit: a share as a percentage, a count in full."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if isinstance(value, dict):
+        if figure is not None and figure.distributed:
+            return f"mean {number(value['mean'])}, p99 {number(value['p99'])}"
+        return ", ".join(f"{name} {text_of(figure, inner)}" for name, inner in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(text_of(figure, inner) for inner in value) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if figure is not None and figure.unit == "share":
+        return percent(value)
+    return f"{value:,}" if isinstance(value, int) else number(value)
+
+
+def with_unit(figure: Figure, value: Any) -> str:
+    """Return a value in words with its unit."""
+    text = text_of(figure, value)
+    if figure.unit in ("", "share") or text == "-":
+        return text
+    return f"${text}" if figure.unit == "$" else f"{text} {figure.unit}"
+
+
+def said(
+    words: Words,
+    group: Group,
+    summary: Summary,
+    groups: Sequence[Group] = GROUPS,
+    text: Callable[[Figure | None, Any], str] = text_of,
+) -> str | None:
+    """Return words of a group with their figures filled in; None if they are not to be shown. `text`: returns a figure
+    in words. What is no figure stays as it is: names of the user's may have braces, too."""
+    template = words(summary) if callable(words) else words
+    if template is None:
+        return None
+
+    def filled(found: re.Match[str]) -> str:
+        path = found[1].split(".")
+        for of, rest in _places(path, group, groups):
+            figure = next((each for each in of.figures if each.name == rest[0]), None)
+            if figure is not None:
+                value: Any = of.within(summary)
+                for name in rest:
+                    value = (value or {}).get(name)
+                return text(figure, value)
+        return found[0]
+
+    return _FIELD.sub(filled, template)
+
+
+def _places(path: list[str], group: Group, groups: Sequence[Group]) -> Iterator[tuple[Group, list[str]]]:
+    """Yield groups in which a path may be, and the path from there: its own, those of its first name, those at the
+    top."""
+    yield group, path
+    if len(path) > 1:
+        yield from ((each, path[1:]) for each in groups if each.section == path[0])
+    yield from ((each, path) for each in groups if not each.section)
+
+
+def rows_of(groups: Sequence[Group], summary: Summary) -> Rows:
+    """Return the rows of a run's table, in the order of the groups; those that stand after others by their labels."""
+    found: Rows = []
+    for group in groups:
+        labels = [label for label, _ in found]
+        at = next((labels.index(label) + 1 for label in group.after if label in labels), len(found))
+        found[at:at] = _rows(group, summary, groups)
+    return found
+
+
+def _rows(group: Group, summary: Summary, groups: Sequence[Group]) -> Rows:
+    if group.section and group.section not in summary:
+        return []
+    if callable(group.rows):
+        return group.rows(summary)
+    if group.rows is not None:
+        texts = [(label, said(words, group, summary, groups)) for label, words in group.rows]
+        return [(label, text) for label, text in texts if text is not None]
+    section = group.within(summary)
+    if not isinstance(section, dict):
+        return []
+    known = [figure for figure in group.figures if section.get(figure.name) is not None]
+    each = [f"{figure.words} {with_unit(figure, section[figure.name])}" for figure in known]
+    return [(group.words, ", ".join(each))] if each else []

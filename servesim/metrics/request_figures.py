@@ -1,0 +1,215 @@
+"""Figures of requests: how many there were, how long they took, how many were good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from servesim.contracts.figures import Figure, Group, Summary, Tile
+from servesim.contracts.request import State
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_map
+from servesim.metrics.measured import Good
+from servesim.metrics.requests import per
+
+REASONS = a_map(COUNT)
+
+
+def _total(name: str, doc: str) -> Figure:
+    return Figure(name, doc, lambda m: m.total(name), schema=COUNT)
+
+
+def _why(name: str, doc: str, state: State) -> Figure:
+    return Figure(name, doc, lambda m: m.requests.why(state), schema=REASONS)
+
+
+def _requests(summary: Summary) -> str:
+    counts = summary["requests"]
+    others = [f", {counts[name]:,} {name}" for name in ("rejected", "aborted", "retries") if counts[name]]
+    return f"{{completed}} completed of {{arrived}}{''.join(others)}"
+
+
+REQUESTS = Group(
+    "requests",
+    "requests",
+    (
+        _total("arrived", "requests that arrived"),
+        _total("completed", "requests that got all their tokens"),
+        _total("rejected", "requests never admitted: too long for the model or the memory, or the queue was full"),
+        _total("aborted", "requests whose client gave up"),
+        Figure("unsent", "requests whose turn never came: of a closed loop, or after a failed one",
+               lambda m: m.unsent, schema=COUNT),
+        Figure("retries", "attempts that follow a failed one", lambda m: m.retries, schema=COUNT),
+        _total("input_tokens", "prompt tokens of the completed requests"),
+        _total("output_tokens", "output tokens of the completed requests"),
+        _total("output_sequences", "output sequences of the completed requests"),
+        _why("finish_reasons", "why requests completed: how many by reason", State.FINISHED),
+        _why("rejection_reasons", "why requests were rejected: how many by reason", State.REJECTED),
+        _why("abort_reasons", "why requests were aborted: how many by reason", State.ABORTED),
+        Figure("max_concurrency", "the most completed requests in the system at once",
+               lambda m: m.requests.max_concurrency(), schema=COUNT),
+    ),
+    rows=(
+        ("requests", _requests),
+        ("duration", "{duration_s} s, at most {requests.max_concurrency} requests at once"),
+    ),
+    tiles=(
+        Tile("Requests completed", "{completed}", "of {arrived} in {duration_s}",
+             lambda summary: summary["requests"]["completed"] < summary["requests"]["arrived"]),
+    ),
+)  # fmt: skip
+
+
+DURATION = Group(
+    "",
+    "duration",
+    (
+        Figure("duration_s", "from the first arrival to the last token: the drain at the end included",
+               lambda m: m.seconds, "s"),
+    ),
+    rows=(),
+)  # fmt: skip
+
+
+def _flow(name: str, doc: str, amount: Callable[[Any], float]) -> Figure:
+    unit = "requests/s" if name.startswith("request") else "tokens/s"
+    return Figure(name, f"{doc} over `duration_s`", lambda m: per(amount(m), m.seconds), unit, better="higher")
+
+
+THROUGHPUT = Group(
+    "throughput",
+    "throughput",
+    (
+        _flow("request_throughput", "completed requests", lambda m: m.ended("completed")),
+        _flow("output_throughput", "output tokens of completed requests", lambda m: m.ended("output_tokens")),
+        _flow("total_token_throughput", "input and output tokens of completed requests",
+              lambda m: m.ended("input_tokens") + m.ended("output_tokens")),
+    ),
+    rows=(
+        ("throughput", "{request_throughput} requests/s, {output_throughput} output tokens/s, "
+         "{total_token_throughput} tokens/s in all"),
+    ),
+    tiles=(Tile("Throughput", "{request_throughput} requests/s", "{output_throughput} output tokens/s"),),
+    windowed=True,
+)  # fmt: skip
+
+LATENCY_LABELS = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2el": "E2E",
+    "ntpot": "latency per token",
+    "queue_time": "queue time",
+}
+"""Names of latencies in tables and sentences."""
+SHOWN = ("ttft", "tpot", "itl", "e2el", "queue_time")
+"""Latencies of the terminal's table and the page's."""
+
+
+def _latency(name: str, doc: str) -> Figure:
+    def of(measured: Any) -> Any:
+        return measured.latency_ms(name)
+
+    return Figure(name, doc, of, "ms", DISTRIBUTION, "lower", label=LATENCY_LABELS[name], latency=True)
+
+
+def _latency_tile(key: str, name: str, shown: Callable[[Summary], bool]) -> Tile:
+    """Return the tile of a 99th percentile, which warns where that is above its limit."""
+
+    def value(summary: Summary) -> str | None:
+        if not shown(summary):
+            return None
+        return f"{{latency_ms.{key}.p99}}" if summary["latency_ms"][key] else "–"
+
+    def note(summary: Summary) -> str:
+        return f"median {{latency_ms.{key}.p50}}" if summary["latency_ms"][key] else "nothing completed"
+
+    def missed(summary: Summary) -> bool:
+        stats, limit = summary["latency_ms"][key], summary["scenario"]["slo"].get(key)
+        return bool(stats and limit is not None and stats["p99"] > limit)
+
+    return Tile(name, value, note, missed)
+
+
+LATENCY = Group(
+    "latency_ms",
+    "latency",
+    (
+        _latency("ttft", "time to first token: t_1 - t_s"),
+        _latency(
+            "tpot",
+            "time per output token: (t_n - t_1) / (n - 1), by request. Requests of one token are left out; to a limit "
+            "they count as 0",
+        ),
+        Figure(
+            "itl",
+            "gaps between successive tokens, pooled over requests: long answers weigh more. Tokens accepted in one "
+            "verification of drafts share a gap; the first carries it, the others are 0",
+            lambda m: m.itl,
+            "ms",
+            DISTRIBUTION,
+            label=LATENCY_LABELS["itl"],
+        ),
+        _latency("e2el", "end to end: t_n - t_s"),
+        _latency("ntpot", "(t_n - t_s) / n"),
+        _latency("queue_time", "first scheduled - t_s, the front end included"),
+    ),
+    doc="Only completed requests have latencies. Each has `count`, `mean`, `std`, `min`, `max` and the percentiles "
+    "`p1` to `p99.9`, linear as in `numpy.percentile`. Under speculation read `tpot`: percentiles of `itl` are those "
+    "of verifications there. Under static batching tokens are timed when they are computed; answers are handed out "
+    "when the batch ends, at `finished_ns` of `requests.parquet`.",
+    rows=(),
+    tiles=(
+        _latency_tile("ttft", "First token, p99", lambda summary: True),
+        _latency_tile("tpot", "Per output token, p99", lambda summary: True),
+        _latency_tile("e2el", "End to end, p99", lambda summary: not summary["goodput"]),
+    ),
+    windowed=True,
+)
+
+
+def limits_text(slo: Mapping[str, float]) -> str:
+    """Return limits in words."""
+    return ", ".join(f"{name} <= {limit:g} ms" for name, limit in slo.items())
+
+
+def _goodput(summary: Summary) -> str | None:
+    found = summary["goodput"]
+    if not found:
+        return None
+    own = [f"{name} {limits_text(slo)}" for name, slo in found.get("slo_classes_ms", {}).items()]
+    limits = "; ".join(filter(None, (limits_text(found["slo_ms"]), *own)))
+    return f"{{request_goodput}} requests/s, {{slo_attainment}} of arrivals within {limits}"
+
+
+def _attainment(good: Good) -> dict[str, float | None]:
+    return {name: per(met, good.arrived) for name, met in good.within.items()}
+
+
+GOODPUT = Group(
+    "goodput",
+    "goodput",
+    (
+        Figure("slo_ms", "limits in ms, by metric", lambda g: dict(g.slo_ms), schema=a_map(NUMBER)),
+        Figure("slo_classes_ms", "limits of classes that have their own, by class and metric",
+               lambda g: g.slo_classes_ms, schema=a_map(a_map(NUMBER)), optional=True),
+        Figure("good_requests", "completed requests within every limit (value <= limit)",
+               lambda g: g.ended, schema=COUNT),
+        Figure("request_goodput", "good requests over `duration_s`", lambda g: per(g.ended, g.seconds), "requests/s",
+               better="higher", scale="difference", label="goodput"),
+        Figure("slo_attainment", "good requests over all that arrived, rejected and aborted ones included",
+               lambda g: per(g.arrived_good, g.arrived), "share", better="higher", scale="difference",
+               label="SLO attainment"),
+        Figure("attainment_by_metric", "requests within each limit alone, over all that arrived", _attainment, "share",
+               a_map(FIGURE)),
+    ),
+    doc="`null` without limits (`slo`).",
+    rows=(("goodput", _goodput),),
+    tiles=(
+        Tile("Within all limits", lambda summary: "{slo_attainment}" if summary["goodput"] else None,
+             "{request_goodput} requests/s of goodput",
+             lambda summary: (summary["goodput"]["slo_attainment"] or 0) < 0.9),
+    ),
+    source=lambda m: m.good,
+    null=True,
+    windowed=True,
+)  # fmt: skip
