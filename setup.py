@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say: `SERVESIM_COMPILE=1 pip install .` compiles the modules below with mypyc.
+"""Build settings that pyproject.toml cannot express: `SERVESIM_COMPILE=1 pip install .` compiles the modules below with
+mypyc.
 
 They are the hot path, and compiled from the same sources: same bytes, less time. An editable install is never compiled,
 since extensions would go on hiding the sources one edits.

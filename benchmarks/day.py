@@ -60,7 +60,7 @@ def interval(values: list[float]) -> str:
 
 
 class Figures(NamedTuple):
-    """What a run of a day comes to."""
+    """Totals of a run of a day."""
 
     gpu_hours: float
     usd: float

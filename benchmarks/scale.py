@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "kv": "paged
 
 
 class Cost(NamedTuple):
-    """What a run takes."""
+    """Time and memory of a run."""
 
     completed: int
     cpu_s: float

@@ -20,8 +20,8 @@ MOST = 3
 
 @dataclass(frozen=True)
 class Kind:
-    """What is counted: its key in the file, by what, the module whose --store writes it, and the percent that it may be
-    above its stored figure."""
+    """A kind of count: its key in the file, the name of its cases, the module whose --store writes it, and the percent
+    that it may be above its stored figure."""
 
     name: str
     by: str

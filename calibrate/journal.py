@@ -50,7 +50,7 @@ class Journal:
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, Measured] = field(default_factory=dict)
-    """By key, the latest that is not a repeat."""
+    """The latest measurement of each key that is not a repeat."""
     repeats: list[Measured] = field(default_factory=list)
 
     @classmethod

@@ -1,2 +1,2 @@
-"""What proves the product right, and is not needed to use it: published claims, the fit of error bars, another
+"""Proofs that the product is right, not needed to use it: published claims, the fit of error bars, another
 simulator's replay."""

@@ -1,4 +1,4 @@
-"""What lies where in KV memory, step by step: a small run in reference mode, watched block by block.
+"""The content of KV memory, step by step: a small run in reference mode, watched block by block.
 
 Any allocator can be watched that has `tables`: the units of memory (numbers from 0 to `num_blocks`, each of
 `block_size` tokens) of every request, in the order of its tokens; a prefix cache, `cached()` besides: lists of the
@@ -41,8 +41,8 @@ class Frame:
     ns: int
     cells: Cells
     links: dict[int, int] = field(default_factory=dict)
-    """Of a prefix cache, by each cell that has got another content: the cell before it in its sequence (-1: none), in
-    the order of the sequence."""
+    """The cell before it in its sequence (-1: none), for each cell of a prefix cache whose content has changed, in the
+    order of the sequence."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ from servesim.reports.svg import INK, SERIES, Drawing, wide
 from servesim.reports.words import count, gpu_of, name_of, percent, seconds
 
 COLOURS = tuple(name for name in SERIES if name != "slate")
-"""Of requests, in turn; slate is for what no request holds but a later one can find."""
+"""Colors of requests, in turn; slate is for what no request holds but a later one can find."""
 COLUMNS, SIDE = 32, 26
 """Cells in a row, and the side of one in CSS pixels."""
 GUTTER = 8

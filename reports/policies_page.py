@@ -8,7 +8,7 @@ from typing import Any
 from servesim.reports.page import Block, Page, Section, Table
 
 Policy = Mapping[str, Any]
-"""What `servesim policies --json` says of one."""
+"""A policy as `servesim policies --json` describes it."""
 
 
 def policies_page(policies: Sequence[Policy]) -> Page:

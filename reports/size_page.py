@@ -12,7 +12,7 @@ from servesim.reports.page import Block, Page, Section, Table
 from servesim.reports.words import gpu_of, name_of
 
 Footprint = Mapping[str, Any]
-"""What servesim.hardware.footprint.footprint returns."""
+"""The result of servesim.hardware.footprint.footprint."""
 GPUS_DRAWN = 12
 
 

@@ -107,7 +107,7 @@ class Drawing:
 
     @property
     def data(self) -> pd.DataFrame:
-        """What is drawn, a row a value: see servesim.reports.data."""
+        """The values drawn, one per row: see servesim.reports.data."""
         from servesim.reports.data import frame_of
 
         return frame_of(self)

@@ -38,7 +38,7 @@ class Limits:
     """Most of anything that a file may make servesim hold. Far above what the public traces and models have."""
 
     bytes: int = 64 << 30
-    """Of a file of rows, unpacked."""
+    """Bytes of a file of rows, unpacked."""
     ratio: int = 100
     """Bytes unpacked for each packed, above 16 MiB. Traces as CSV or JSON have 3 to 20."""
     line: int = 64 << 20

@@ -101,7 +101,7 @@ class TraceDigest:
         self._rows = 0
 
     def add(self, chunk: Trace) -> None:
-        """Take in the next rows."""
+        """Add the next rows."""
         self._rows += len(chunk)
         for name in ("arrival_ns", "prompt_len", "output_len", "max_tokens", "stop", "priority", "cancel_ns"):
             self._numbers(name, getattr(chunk, name))

@@ -75,7 +75,7 @@ class MockerBootstrap(MockerHandoff):
 
 @dataclass(frozen=True)
 class ReplayedApart:
-    """What became of each request, by row of the trace: times in ns from the first arrival; -1: never."""
+    """Outcome of each request, by row of the trace: times in ns from the first arrival; -1: never."""
 
     prefill_worker: Ints
     decode_worker: Ints

@@ -132,7 +132,7 @@ class MockEngine:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What became of each request, by row of the trace: times in ns from the first arrival; -1: never."""
+    """Outcome of each request, by row of the trace: times in ns from the first arrival; -1: never."""
 
     worker: NDArray[np.int64]
     first_admit_ns: NDArray[np.int64]

@@ -25,7 +25,7 @@ FLOOR = 0.01
 
 @dataclass(frozen=True)
 class Left:
-    """What one round of folds gives: residuals less the location, in units of the scale, neither having seen them."""
+    """Result of one round of folds: residuals less the location, in units of the scale, neither having seen them."""
 
     scores: Floats
     """(n); NaN where the weight is 0."""

@@ -22,13 +22,13 @@ from servesim_lab.intervals.regression import Design
 from servesim_lab.intervals.residuals import Measured
 
 PENALTIES = {"all": 0.1, "pair": 3.0, "engines": 3.0, "pair engines": 3.0, "short": 3.0, "load": 5.0, "model": 4.0}
-"""Of the scale's terms, in pairs of deployments."""
+"""Penalty of the scale's terms, in pairs of deployments."""
 DEALT = 9
 """Groups that deployments are dealt to; a fold is two of them."""
 FEWEST = 9
 """Pairs of deployments below which a kind of pair has no interval."""
 FOLDS = ("deployment", "model")
-"""What folds leave out: all pairs of either deployment, or of the model."""
+"""Pairs that each fold leaves out: all pairs of either deployment, or of the model."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class HalfWidths(NamedTuple):
     reaches: tuple[float, ...]
     """The same at `LEVELS`; NaN where there are too few pairs of deployments for that."""
     terms: Floats
-    """Of the log scale."""
+    """Terms of the log scale."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class TableTurns(LockstepMemory):
         self._asleep: dict[Request, int] = {}  # by the turn at which they wake
 
     def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
-        """Take in that the members, in a run of steps with drafts, have come to know `known` tokens."""
+        """Record that the members know `known` tokens after a run of steps with drafts."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         if self._kv._partial:

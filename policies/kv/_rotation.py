@@ -48,7 +48,7 @@ class Rotation:
         )
         """Whether requests may do so at all."""
         self.dealt: dict[int, Rank] = {}
-        """By the key of a rank, what its members were dealt."""
+        """Blocks dealt to the members of each rank, by the rank's key."""
 
     def begin(self, key: int, rank: Ranked, committed: int) -> Rank | None:
         """Note from now on what a rank is dealt, if all its members rotate their blocks, given the turns committed."""

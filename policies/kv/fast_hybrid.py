@@ -12,7 +12,7 @@ from .hybrid import Hybrid, HybridPaged, HybridParams
 
 
 class _Grouped(Asked):
-    """What both have of lockstep: tables that are completed when they are read."""
+    """Lockstep bookkeeping that both share: tables that are completed when they are read."""
 
     turns: GroupTurns
 

@@ -59,7 +59,7 @@ class DynamoParams:
 
 
 class Counters(NamedTuple):
-    """What a request would find, by replica."""
+    """Blocks that a request would find, by replica."""
 
     overlap_blocks: list[int]
     potential_prefill_tokens: list[int]
@@ -68,7 +68,7 @@ class Counters(NamedTuple):
 
 
 class Booking(NamedTuple):
-    """What a live request holds at its replica."""
+    """Load that a live request puts on its replica."""
 
     keys: Sequence[Hashable]
     prefill_tokens: int

@@ -36,7 +36,7 @@ class LlmDParams:
     kv_utilization_weight: float = 2
     """1 - share of KV memory in use."""
     running_weight: float = 0
-    """As queue, over running requests."""
+    """Like `queue`, but counts running requests."""
     load_aware_weight: float = 0
     """0.5 with an empty queue, falling to 0 at 128 waiting requests."""
     token_load_weight: float = 0

@@ -17,10 +17,10 @@ from servesim.policies.routing._ring import HashRing
 
 @dataclass(frozen=True)
 class ConsistentHashParams:
-    """What keys are."""
+    """Source of the keys."""
 
     key: Literal["session", "tenant"] = "session"
-    """What a routing key is."""
+    """Source of a request's routing key."""
 
 
 @routers.register("consistent-hash")

@@ -25,7 +25,7 @@ class ManualParams:
     """Where a new key goes: anywhere; to a replica with the fewest requests in flight; or to one with the fewest keys
     that have requests in flight. Draws among equals."""
     key: Literal["session", "tenant"] = "session"
-    """What a routing key is."""
+    """Source of a request's routing key."""
     max_idle_s: float = 14_400
     """A key that was not heard of for so long is forgotten."""
 
@@ -44,7 +44,7 @@ class Manual(InFlightRouter):
         self.placed: dict[str, tuple[int, int]] = {}
         """The replica of each key, and when it was last sent there, least recently used first."""
         self.active: list[dict[str, int]] = [{} for _ in range(num_replicas)]
-        """By replica, requests in flight of each key."""
+        """Requests in flight of each key, by replica."""
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         """Return the replicas one of which gets the request, all equally likely."""
@@ -110,7 +110,7 @@ class StickyParams(ManualParams):
 
 @routers.register("sticky-least-loaded")
 class StickyLeastLoaded(Manual):
-    """As `manual`, in the form of vllm-router 0.1.17."""
+    """Manual routing as vllm-router 0.1.17 does it."""
 
     Params = StickyParams
 

@@ -15,11 +15,11 @@ from servesim.policies.routing._in_flight import InFlightRouter
 
 @dataclass(frozen=True)
 class PowerOfTwoParams:
-    """What load is."""
+    """Measure of a replica's load."""
 
     counts_in_flight: bool = True
-    """By requests in flight, as vllm-router counts them. Over HTTP sglang-router and smg 1.9.0 count nothing for this
-    policy: without loads the first draw is taken, which is `random`."""
+    """Whether load is the number of requests in flight, as vllm-router counts them. Over HTTP sglang-router and smg
+    1.9.0 count nothing for this policy: without loads the first draw is taken, which is `random`."""
 
 
 @routers.register("power-of-two")

@@ -23,7 +23,7 @@ WINDOW_NS = 60 * 10**9
 
 @dataclass(frozen=True)
 class ProductionStackParams:
-    """What counts as known, with the defaults of version 0.1.12."""
+    """Parameters of the prefix index, with the defaults of version 0.1.12."""
 
     chunk_chars: int = 128
     """Characters that match together or not at all."""

@@ -26,8 +26,8 @@ class VllmRouterParams(CacheAwareParams):
 
 @routers.register("vllm-router-cache-aware")
 class VllmRouterCacheAware(CacheAware):
-    """As sglang-cache-aware, but on a hit the emptiest replica (lowest index) of all that were sent the deepest
-    node."""
+    """Like sglang-cache-aware, but on a hit choose the emptiest replica (lowest index) of all that were sent the
+    deepest node."""
 
     Params = VllmRouterParams
 

@@ -11,7 +11,7 @@ class Forecast(Protocol):
     """Predicts the next of a series of values."""
 
     def add(self, value: float) -> None:
-        """Take in what came."""
+        """Record the value of one interval."""
 
     def next(self) -> float:
         """Return what is expected next; 0 before anything has come."""
@@ -24,7 +24,7 @@ class Constant:
         self._last = 0.0
 
     def add(self, value: float) -> None:
-        """Take in what came."""
+        """Record the value of one interval."""
         self._last = value
 
     def next(self) -> float:
@@ -43,7 +43,7 @@ class Kalman:
         self._count, self._last = 0, 0.0
 
     def add(self, value: float) -> None:
-        """Take in what came."""
+        """Record the value of one interval."""
         self._count, self._last = self._count + 1, value
         if self._count == 1:
             self._state[0] = value
@@ -68,7 +68,7 @@ class Arima:
         self._window, self._least = window, least
 
     def add(self, value: float) -> None:
-        """Take in what came."""
+        """Record the value of one interval."""
         self._values = [*self._values, value][-self._window :]
 
     def next(self) -> float:

@@ -29,7 +29,7 @@ class KedaParams(ScalerParams):
     cooldown_s: float = 300.0
     """cooldownPeriod."""
     tolerance: float = 0.1
-    """Of the horizontal pod autoscaler."""
+    """Tolerance of the horizontal pod autoscaler."""
     down_window_s: float = 300.0
     """Its behavior.scaleDown.stabilizationWindowSeconds."""
     up_window_s: float = 0.0

@@ -1,4 +1,5 @@
-"""What several schedulers share: shortage rules of paged engines, and waiting requests that can never be served."""
+"""Helpers that several schedulers share: shortage rules of paged engines, and waiting requests that can never be
+served."""
 
 from __future__ import annotations
 

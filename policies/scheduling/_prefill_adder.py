@@ -1,4 +1,4 @@
-"""What one prefill batch of SGLang may take (0.5.23: srt/managers/schedule_policy.py, PrefillAdder;
+"""The budget of one prefill batch of SGLang (0.5.23: srt/managers/schedule_policy.py, PrefillAdder;
 srt/mem_cache/prefill_budget.py).
 
 New requests are charged what they may still generate in full, running ones `new_token_ratio` of it.

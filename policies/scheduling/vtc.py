@@ -23,9 +23,9 @@ class VtcParams(SchedulerParams):
     """vLLM's limits, and what a token counts, by the paper's defaults."""
 
     input_weight: float = 1.0
-    """Of a prompt, when it is admitted."""
+    """Weight of a prompt token, charged at admission."""
     output_weight: float = 2.0
-    """Of an answer, as it is produced."""
+    """Weight of an output token, charged as it is produced."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

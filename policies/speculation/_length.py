@@ -58,7 +58,7 @@ def by_batch_size(table: Sequence[Sequence[int]], batch: int, most: int) -> int:
 
 
 class Table(DraftLength):
-    """By the number of requests scheduled in the step (vLLM 0.33, dynamic speculative decoding)."""
+    """Choose by the number of requests scheduled in the step (vLLM 0.33, dynamic speculative decoding)."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)

@@ -32,7 +32,7 @@ class Beginning:
     words: list[str]
     """The same on a command line; empty: the settings as options."""
     axes: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """Of a sweep its variants: name, and value by axis."""
+    """Variants of a sweep: name, and value by axis."""
     controls: tuple[Control, ...] = ()
     rate: float | None = None
 

@@ -30,7 +30,7 @@ DTYPES = ("bf16", "fp8", "int8", "int4")
 POLICIES = ("scheduler", "kv", "router", "speculation", "acceptance")
 
 State = Mapping[str, str]
-"""What differs from where the page began: values as text, by the keys of controls."""
+"""Settings that differ from the page's first ones: values as text, by the keys of controls."""
 
 
 @dataclass(frozen=True)

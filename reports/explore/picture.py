@@ -1,4 +1,4 @@
-"""What the explorer shows of some runs: figures, a table, and what makes the run of its own again."""
+"""The explorer's view of some runs: figures, a table, and the means to repeat the run."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Curve:
     colour: str
     rates: Sequence[float]
     values: Mapping[str, Sequence[float | None]]
-    """By metric."""
+    """Values by metric."""
     stable: Sequence[bool]
     last_stable: float | None = None
     """Highest rate whose runs are long enough to say that it is stable."""

@@ -21,7 +21,7 @@ class Slide(NamedTuple):
 
     name: str
     question: str
-    """What it answers, for the heading."""
+    """Question that it answers, for the heading."""
     make: Callable[[dict[str, Any]], Figure | Drawing]
     """Simulates it on a machine: `model` and `gpu`."""
 

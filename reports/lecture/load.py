@@ -16,7 +16,7 @@ QUEUED = 60
 USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WIDE = (1, 2, 4)
 REQUESTS = 4
-"""Of each user."""
+"""Requests of each user."""
 
 
 def knee(machine: dict[str, Any]) -> Lines:

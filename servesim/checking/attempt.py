@@ -22,7 +22,7 @@ from servesim.errors import HeldWhileWaiting, NotForPipelines, PolicyError, User
 from servesim.run.agreement import Outcome
 
 LOST = "are in no queue any more"
-"""What the engine says of requests that a policy has lost."""
+"""Words by which the engine reports requests that a policy has lost."""
 PATIENCE_S = 60
 """Longest time a run may take, where a world takes a fraction of a second."""
 

@@ -33,15 +33,15 @@ CAUSES = {
     "the wall clock": ("by another clock", Conditions(clock=1)),
     "hash() or the order of a set": ("under another PYTHONHASHSEED", Conditions(hash_seed=2)),
 }
-"""What a run may depend on that must not matter. Where the first shows, the others may show as well."""
+"""Conditions that must not change a run. If the first shows, the others may show as well."""
 KEPT = "what it keeps from one run to the next, in a global or an attribute of its class"
 CLAIMS: dict[str, tuple[Callable[[World], bool], str]] = {
     "async": (lambda world: world.asynchronous, "planned ahead"),
     "speculation": (lambda world: bool(world.speculation), "with drafts"),
 }
-"""What a scheduler may claim: the worlds that ask it of it, and how."""
+"""Claims of a scheduler, with the worlds that test each and how they do."""
 CHANGES = "changes a run, although it answers by default and does not say acts = True"
-"""What a feature must say."""
+"""Words for a feature that does not declare its effects."""
 ENOUGH = 5
 """Worlds it takes to judge a claim."""
 STATE, DRAFTS = REQUEST_COLUMNS.index("state"), STEP_COLUMNS.index("drafts")
@@ -50,12 +50,12 @@ PLANNED, END = STEP_COLUMNS.index("planned_ns"), STEP_COLUMNS.index("end_ns")
 
 @dataclass(frozen=True)
 class Report:
-    """What came of the checks."""
+    """Result of the checks."""
 
     failures: list[str]
     """One line each."""
     notes: list[str]
-    """What its author must know, and no failure."""
+    """Remarks for the author that are no failures."""
     runs: int
 
 
@@ -171,7 +171,7 @@ class _Checks:
                 yield Finding(finding.check, f"{name} depends on {KEPT}: {finding.told}", finding.world, KEPT)
 
     def _claims(self) -> Iterator[Finding]:
-        """What the worlds served tell about claims."""
+        """Evidence of the worlds about claims."""
         outcomes = {n: each.outcome for n, each in self._served.items() if each.outcome is not None}
         supports = getattr(self._subject.cls, "supports", ())
         if len(outcomes) >= ENOUGH and not any(

@@ -22,7 +22,7 @@ CLOCKS = ((1_000_000_000.0, 1e-6), (2_000_000_001.5, 0.0137))
 
 @dataclass(frozen=True)
 class Conditions:
-    """What differs from one process to the next."""
+    """Settings that differ from one process to the next."""
 
     hash_seed: int = 1
     clock: int = 0
@@ -55,7 +55,7 @@ class Elsewhere:
         self._process.stdin = None  # communicate() would close it again
 
     def attempts(self) -> dict[int, Any]:
-        """By number of the world: what came of it. Waits for the process. PolicyError where it fails."""
+        """Return the outcome of each world by its number, when the process has ended. PolicyError if it fails."""
         try:
             _, said = self._process.communicate()
             if self._process.returncode or not self._out.is_file():

@@ -1,4 +1,4 @@
-"""What is wrong with a policy, one line a failure, however many worlds show it."""
+"""Failures of a policy, one line each, however many worlds show it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What failures are told apart by."""
+        """Key by which failures are grouped."""
         return self.check, self.cause or re.sub(r"<[^<>]*>|'[^']*'|\([^()]*\)$|\d[\d_,.]*", "#", self.told)
 
 

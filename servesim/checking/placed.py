@@ -105,7 +105,7 @@ class SmallPool:
 
 @dataclass(frozen=True)
 class SmallSetup:
-    """What a feature sees of a small world when it builds its part: some of servesim.run.setup.Setup."""
+    """The part of servesim.run.setup.Setup that a feature sees when it builds its part of a small world."""
 
     scenario: Scenario
     asked: Scenario
@@ -118,7 +118,7 @@ class SmallSetup:
 
     @property
     def cores(self) -> list[Any]:
-        """Of all replicas that are there from the beginning."""
+        """Cores of all initial replicas."""
         return [core for pool in self.pools for core in pool.pool.cores]
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a policy says of itself: its parameters, what it needs and what it supports."""
+"""Checks of a policy's declarations: its parameters, its needs and what it supports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = {
     "kv": {"needs": {"output_len", "future"}, "supports": {"fork", "events", "remote_kv"}},
     "speculation": {"needs": {"acceptance"}, "supports": {"async"}},
 }
-"""By kind of policy, what `needs` and `supports` may say."""
+"""Allowed values of `needs` and `supports`, by kind of policy."""
 
 
 def settings_failures(subject: Subject) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _built(subject: Subject, values: dict[str, Any]) -> Any:
 
 
 def _completed(subject: Subject) -> Iterator[str]:
-    """What a scheduler makes of its parameters for a GPU."""
+    """Check the parameters that a scheduler derives for a GPU."""
     defaults = Defaults(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=131072, gpu_memory_gib=80)
     try:
         with blaming([subject.cls]):

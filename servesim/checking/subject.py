@@ -1,4 +1,4 @@
-"""What is checked, a policy, a connector or a feature: its kind, its name and its class."""
+"""The subject of a check, a policy, a connector or a feature: its kind, its name and its class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Subject:
 
     @property
     def kind(self) -> str:
-        """What it is: scheduler, kv, router, speculation, acceptance, scaler, connector or feature."""
+        """Its kind: scheduler, kv, router, speculation, acceptance, scaler, connector or feature."""
         return self.registry.kind
 
     @property

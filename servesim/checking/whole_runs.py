@@ -1,4 +1,4 @@
-"""What a feature does to whole runs: settings, help, figures and rows, on against off, fast against reference mode."""
+"""Checks of a feature in whole runs: settings, help, figures and rows, on against off, fast against reference mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from servesim.run.simulate import simulate
 RUN = {"model": "llama-3.1-8b", "gpu": "h200", "trace": "synth:rate=60,prompt=uniform(50,900),output=uniform(2,60)",
        "requests": 60}  # fmt: skip
 REFUSED = ("samples", "stream", "jobs", "speculation", "pp", "pools")
-"""What a feature may refuse besides other features."""
+"""Settings that a feature may refuse besides other features."""
 RECORDS = ("scenario", "provenance", "notes")
 
 

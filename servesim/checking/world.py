@@ -144,7 +144,7 @@ class World:
     features: tuple[Callable[[World, list[Pool]], Part | None], ...] = ()
     """Makers of what is optional, each called with the world and its pools before the cluster is made."""
     featured: tuple[str, ...] = ()
-    """What they are called."""
+    """Their names."""
     speculation: str = ""
     """Heeded where the scheduler can verify drafts; empty: none."""
     acceptance: str = "independent:alpha=0.7"
@@ -258,7 +258,7 @@ class World:
         return made
 
     def parts(self, pools: list[Pool]) -> list[Part]:
-        """What is optional in a run."""
+        """Parts of optional features."""
         return [part for make_part in self.features if (part := make_part(self, pools)) is not None]
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:

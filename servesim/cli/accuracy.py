@@ -125,7 +125,7 @@ class Teller:
 
 
 def print_score(document: Mapping[str, Any], out: Path | None) -> None:
-    """What was left out, the score by engine and by engine, GPU and model, and decisions."""
+    """Print the cells left out, the scores by engine and by engine, GPU and model, and decisions."""
     from rich.table import Table
 
     from servesim.cli.console import open_console

@@ -27,7 +27,7 @@ DEFAULT = {
     "gpu": "h200",
     "slo": "ttft:500,tpot:50",
 }
-"""What is explored where nothing is said."""
+"""Settings that are explored by default."""
 PORT = 8642
 
 

@@ -71,7 +71,7 @@ def comparison_failures(required: Sequence[Requirement], document: Mapping[str, 
 
 
 CAPACITY_UNITS = {"rate": "", "replicas": "", "gpus": "", "usd_per_hour": "", "attainment": "share"}
-"""What is known of a deployment besides its metrics, and units."""
+"""Units of what is known of a deployment besides its metrics."""
 
 
 def capacity_failures(required: Sequence[Requirement], document: Mapping[str, Any]) -> list[str]:

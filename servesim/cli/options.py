@@ -53,14 +53,14 @@ class Setting:
     """One option of a scenario."""
 
     key: str
-    """As in the scenario, such as `engine.block_size`."""
+    """Its key in the scenario, such as `engine.block_size`."""
     section: str
     """Heading of the help it stands under."""
     help: str
     type: Any = str
-    """What a value is converted to where it is one: int, float, str or list[str]."""
+    """Type of a single value: int, float, str or list[str]."""
     shown: str = ""
-    """What help shows for a value; empty for a switch."""
+    """Placeholder of the value in the help; empty for a switch."""
     words: tuple[str, ...] = ()
     """Values a switch may be followed by; without one it is given `on`."""
     on: str = "true"

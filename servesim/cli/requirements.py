@@ -1,4 +1,4 @@
-"""What a run or an experiment must fulfil to be a success: `ttft_p99<=300`, `slo_attainment>=0.99`, ...."""
+"""Requirements that decide whether a run or an experiment succeeds: `ttft_p99<=300`, `slo_attainment>=0.99`, ...."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Requirement(NamedTuple):
     """One of them."""
 
     text: str
-    """As it was written."""
+    """The requirement as typed."""
     name: str
     sign: str
     bound: float

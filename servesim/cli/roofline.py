@@ -119,7 +119,7 @@ def _described(roof: Roof, decodes: list[tuple[int, int]], prompts: list[int]) -
 
 
 def _too_large(roof: Roof, decodes: list[tuple[int, int]]) -> Iterator[str]:
-    """What the GPUs have no memory for: priced all the same."""
+    """Notes on steps that do not fit the GPUs' memory; they are priced all the same."""
     from servesim.hardware.footprint import Load, fit
 
     gpus = f"{roof.tp} x {roof.gpu.name}"

@@ -70,7 +70,8 @@ def names() -> list[str]:
 
 @cache
 def _outputs() -> dict[str, Callable[[], Schema]]:
-    """What each command prints with `--json`, those of other packages too (entry points `servesim.schema`)."""
+    """Return the schemas of what commands print with `--json`, those of other packages too (entry points
+    `servesim.schema`)."""
     found = dict(_OUTPUTS)
     for entry in entry_points(group="servesim.schema"):
         with suppress(ImportError, AttributeError):  # of a package that does not fit: its commands say so
@@ -96,7 +97,7 @@ def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
 
 
 def _run() -> Schema:
-    """What every run says; sections of features, which a run need not have, are added by `schema_of`."""
+    """Return the schema of a run's summary; `schema_of` adds the sections of features, which a run need not have."""
     from servesim.metrics.figures import GROUPS, OF_A_RUN
 
     must: Schema = {}
@@ -332,4 +333,4 @@ _OUTPUTS: dict[str, Callable[[], Schema]] = {
     "validate": _validate,
     "calibrate left-out": _left_out,
 }
-"""What each command prints with `--json`, or writes to the file named there."""
+"""Schemas of the JSON that each command prints with `--json`, or writes to the file named there."""

@@ -160,7 +160,7 @@ def _right(console: Any, table: Any) -> None:
 
 
 def _kinds(kinds: list[Mapping[str, Any]]) -> str:
-    """What not all layers have in common."""
+    """Describe layers that are not all alike."""
     parts = []
     for kind in kinds:
         if not kind["keeps"]:

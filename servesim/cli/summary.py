@@ -1,4 +1,4 @@
-"""What the command line prints: the tables of a run and of a trace, and the progress bar."""
+"""Terminal output: the tables of a run and of a trace, and the progress bar."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def print_summary(result: Result, out: Path | None) -> None:
 
 
 def _checked(result: Result) -> str:
-    """What `--check` has found to be right: it ends the run where anything is not."""
+    """Return what `--check` has confirmed: it ends the run if anything is wrong."""
     told = "checked: scheduler and memory kept their invariants after every step"
     if result.scenario.mode == "reference":
         return told

@@ -1,4 +1,4 @@
-"""What experiments print: tables a reader in a hurry understands."""
+"""Terminal output of experiments: tables that a reader in a hurry understands."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
 
 
 print_worth = print_capacity
-"""What things are worth is the answer of a capacity question."""
+"""Print what each thing is worth: the answer to a capacity question."""
 
 
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:

@@ -46,9 +46,9 @@ class Connector(ABC):
         """Serve this Replica; called once, before its first step. Default: nothing to note."""
 
     def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
-        """Take in that a step which computes from `begin_ns` to `end_ns` takes tokens of `requests` up to their
-        `num_computed_tokens`; return when it ends, with what it loads and stores, not before `end_ns`. Default: nothing
-        is kept, nor waited for."""
+        """Called for a step that computes tokens of `requests`, up to their `num_computed_tokens`, from `begin_ns` to
+        `end_ns`; return when it ends, loads and stores included, not before `end_ns`. Default: nothing is kept, nor
+        waited for."""
         return end_ns
 
     def preempted(self, requests: Iterable[Request]) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """What may be in a run. Modules that only a run with the feature needs are imported in `build`."""
+    """An optional part of a run. Modules that only a run with the feature needs are imported in `build`."""
 
     name: ClassVar[str] = "?"
     rank: ClassVar[int] = 1000

@@ -39,7 +39,7 @@ class Figure:
     better: str = ""
     """lower or higher: comparisons and `--require` know it as a metric, of a distribution the mean and percentiles."""
     scale: str = "ratio"
-    """Of a metric. ratio: changes are relative; difference: of shares and counts, which may be 0, they are absolute."""
+    """How a metric changes. ratio: relatively; difference: absolutely, as shares and counts, which may be 0."""
     label: str = ""
     """Its name in tables and sentences, by default its key with blanks."""
     latency: bool = False

@@ -18,7 +18,7 @@ from servesim.contracts.router import ReplicaState, Router
 
 
 class ClusterView(Protocol):
-    """What a part may use of its cluster."""
+    """The members of a cluster that a part may use."""
 
     clock: Any
     """servesim.engine.clock.Clock: `ns`; `at(ns, order, call)`; `background`, events that keep no run going."""
@@ -83,7 +83,7 @@ RUN_VERBS = (
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Part:
-    """What a feature does in one run. Every verb is optional. A part may raise UserError in `join` and PolicyError when
+    """A feature's work in one run. Every verb is optional. A part may raise UserError in `join` and PolicyError when
     a policy breaks its contract; it changes requests, replicas and the clock only by their methods."""
 
     # Told.

@@ -16,7 +16,7 @@ ReplicaState = Literal["starting", "ready", "draining", "gone", "failed"]
 """Life of a replica. Requests are sent to ready ones alone; a draining one finishes what it has; a failed one may start
 again with a cold cache, under its old index; one that is gone never comes back, and its index is not used again."""
 Role = Literal["both", "prefill", "decode"]
-"""What a replica does: whole requests; prompts alone, whose KV another one reads; answers to such prompts."""
+"""The work of a replica: whole requests; prompts alone, whose KV another one reads; answers to such prompts."""
 FinishStatus = Literal["finished", "cancelled", "failed"]
 """How a request left a replica: with its last token; given up by its client; or lost with the replica, or refused by
 its engine."""
@@ -86,7 +86,7 @@ class ReplicaView(Protocol):
 
     @property
     def role(self) -> Role:
-        """What it computes. Only replicas of role both and prefill are ready where a request is routed."""
+        """Its work. Only replicas of role both and prefill are ready where a request is routed."""
 
     @property
     def model(self) -> str:
@@ -150,7 +150,8 @@ class Router(ABC):
     output_block = 16
     """Tokens between two calls of `on_output_block`: the engine's block size, from before the first request."""
     role: Role = "both"
-    """What it chooses replicas for, where prompts and answers are computed apart: two routers of one class do that."""
+    """The side it chooses replicas for if prompts and answers are computed apart: two routers of one class then
+    choose."""
     _drawn = 0
 
     def __init__(self, params: Any, num_replicas: int) -> None:

@@ -13,7 +13,7 @@ from servesim.plugins.registry import Registry
 
 
 class Profile(Protocol):
-    """What a replica of the pool can do, by the cost of its steps; times in seconds."""
+    """The capability of one replica of the pool, by the cost of its steps; times in seconds."""
 
     def prefill_s(self, tokens: int) -> float:
         """Return the time of a step that computes a prompt of `tokens` tokens alone."""
@@ -23,7 +23,7 @@ class Profile(Protocol):
 
 
 class PoolLoad(NamedTuple):
-    """What is measured of a pool at one instant."""
+    """Measurements of a pool at one instant."""
 
     at_ns: int
     ready: Mapping[int, Report]

@@ -102,12 +102,12 @@ class Scheduler(ABC):
         can be done now; it is asked for again at the next event."""
 
     def on_arrival(self, request: Request) -> None:
-        """Take in a request that has arrived, or, with "remote_kv", one whose KV has come: that one holds memory
+        """Called when a request arrives or, with "remote_kv", when its KV has come: that one holds memory
         and has computed tokens. Default: append it to `waiting`."""
         self.waiting.append(request)
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
-        """Take in that these requests (batch order) have their last token, or were cancelled. Default: drop them, free
+        """Called when these requests (in batch order) have their last token or were cancelled. Default: drop them, free
         their memory (but that of one with an `owner`, unless it was cancelled, and of one `being_read`). One that was
         preempted while its last token was in flight still waits.
 
@@ -123,8 +123,8 @@ class Scheduler(ABC):
         return None
 
     def on_fork(self, request: Request, samples: Sequence[Request]) -> None:
-        """Take in the further samples of a request whose prompt has been computed, each with its first token. They are
-        running if the request is, or preempted if it is. Only where `samples` is "fork"."""
+        """Called with the further samples of a request whose prompt has been computed, each with its first token. They
+        are running if the request is, or preempted if it is. Only where `samples` is "fork"."""
         raise NotImplementedError(f"{self.name}: does not say where forked samples go")
 
     def drop_waiter(self, request: Request) -> None:
@@ -132,8 +132,8 @@ class Scheduler(ABC):
         self.waiting.remove(request)
 
     def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
-        """Take in that a step is done and that these requests, running ever since it was planned, have got their
-        tokens; those that end with them are still running. Default: nothing."""
+        """Called after a step commits; these requests, running ever since it was planned, received their tokens; those
+        that end with them are still running. Default: nothing."""
         return None
 
     def waiters(self) -> Iterator[Request]:

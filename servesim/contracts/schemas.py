@@ -44,4 +44,4 @@ def figures(names: str) -> Schema:
 
 
 DISTRIBUTION = or_null(figures("count mean std min max p50 p90 p95 p99"))
-"""What servesim.metrics.distribution.describe returns."""
+"""Schema of what servesim.metrics.distribution.describe returns."""

@@ -38,7 +38,7 @@ class OverContexts:
         self._constant = sum(int(each.base + 0.5) for each in passes if each.curve is None)
         splits = [(whole(each.base, each.parts), each.curve) for each in passes]
         self._fixed = [sum(sources[i] for (sources, _), _ in splits) for i in range(4)]
-        """By source, of all passes; what attention takes is added to its own, less what is known of its pass."""
+        """Time of all passes by source; attention's time is added to its own source, less what is known of its pass."""
         self._known = [known for (_, known), curve in splits if curve is not None]
         self._attending = [(each.base, each.curve, each.shift) for each in passes if each.curve is not None]
         self._low = self._high = 0  # where every pass stays within the segment of its curve it is in now

@@ -1,4 +1,4 @@
-"""What data-parallel ranks compute together: routed experts over the tokens of all of them, and the ways there.
+"""The joint work of data-parallel ranks: routed experts over the tokens of all of them, and the ways there.
 
 **Parallelism.** `dp` ranks of `tp` GPUs each: attention, dense layers, routers, shared experts and the LM head belong
 to a rank and its tokens alone; routed experts lie on all `tp x dp` GPUs, dealt out whole to `ep` of them and split by
@@ -75,7 +75,7 @@ def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
 
 
 class Mixture(NamedTuple):
-    """What ranks compute together, over the tokens of all."""
+    """The joint work of ranks, over the tokens of all."""
 
     decoding: Stage
     """Where all of them decode."""

@@ -48,7 +48,7 @@ class LayerGraph:
     fused_norm_to: float = 0.0
     """Bytes of a message up to which all-reduce adds the residual and normalizes in the same kernel."""
     within_attention: frozenset[str] = frozenset()
-    """Of `kv_write` and `rotary` those that the attention table's rows hold; the latter where no norm comes first."""
+    """Which of `kv_write` and `rotary` the attention table's rows include; `rotary` if no norm comes first."""
     dp: int = 1
     """Data-parallel ranks, each of `tp` GPUs."""
     load: float | None = None

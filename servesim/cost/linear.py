@@ -37,8 +37,8 @@ class GemmTables:
     among its kernels belong to the shapes they were measured on. (Whole curves held out of the H100 table: mean
     error 4.7 % without and 4.3 % with it up to 16 tokens, 6.2 and 6.0 % from 65 to 256, but 3 % too fast.)"""
     quantizing_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By format, the time within each row of the table that quantizes the activations, where the engine does so
-    elsewhere: microseconds, and those for each 1,000 inputs."""
+    """Time, by format, that each row of the table spends on quantizing activations, if the engine does that elsewhere:
+    microseconds, and those for each 1,000 inputs."""
 
     def curve(self, n: int, k: int, dtype: str) -> Curve:
         """Return the time of [m, k] x [k, n] over m."""

@@ -48,7 +48,7 @@ class TableCostModel(CostModel):
         self._stages = stages
         self._drafting = drafting
         self._mixture = mixture
-        """What data-parallel ranks compute together, over the tokens of all of them."""
+        """The joint work of data-parallel ranks, over the tokens of all of them."""
         self.num_stages = len(stages)
         self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, sampled ones, prompts: all it depends on
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all that steps have besides contexts

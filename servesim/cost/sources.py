@@ -24,9 +24,9 @@ class CurveSources(RunSources):
     def __init__(
         self, fixed: Sequence[int], known: int, curve: Curve | None, context: int, step: int, gpu: Sequence[int]
     ) -> None:
-        """Of steps that take `gpu` ns each: `fixed` by source, `known` of it accounted for (see `whole`), and the rest
-        from where `curve` has it at the sum of contexts, `context` at first and `step` more from each to the next.
-        `curve` None: nothing is attended."""
+        """Split steps that take `gpu` ns each: `fixed` by source, `known` of it accounted for (see `whole`), and the
+        rest by the source that `curve` has at the sum of contexts, which is `context` at first and grows by `step` a
+        step. `curve` is None if nothing is attended."""
         self._fixed, self._known, self._curve = fixed, known, curve
         self._context, self._step, self._gpu = context, step, gpu
 

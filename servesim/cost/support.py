@@ -1,4 +1,4 @@
-"""What can be priced: every model on every GPU, by engine and format of weights, and how much of it was measured."""
+"""The support matrix: every model on every GPU, by engine and format of weights, and how much of it was measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEGEND = (
 )
 TPS = (1, 2, 4, 8)
 WEIGHTS_SHARE = 0.9
-"""Of a GPU's memory what weights may take for a model to run on it."""
+"""Share of a GPU's memory that weights may take for a model to run on it."""
 MEASURED, PARTLY = 0.8, 0.2
 """Least share of the GPU time from measured and interpolated kernels for either state; norms, activations and sampling
 are by formula on all GPUs whose kernels were imported."""

@@ -24,9 +24,9 @@ class Fleet:
         self._make = make
         self.replicas: list[Replica] = []
         self.pool_of: list[Pool] = []
-        """By replica."""
+        """Pool of each replica, by index."""
         self.spans: list[tuple[int, int | None]] = []
-        """By replica: when it began to start, and when it was gone, in ns; None: it is not."""
+        """Start and end of each replica in ns, by index; the end is None while it is up."""
         self.history: list[tuple[int, int, str]] = []
         """(ns, replica, state) of each change, in order; "crashed": not in the state that is known."""
         self.changed = False
@@ -34,7 +34,7 @@ class Fleet:
         self.view: Callable[[Replica], ReplicaView] = lambda replica: replica
         """Returns what the router sees of a replica."""
         self.views = Views()
-        """What the router sees; those ready may be chosen by the request that is decided on."""
+        """Views of the replicas for the router; the request being routed may choose those that are ready."""
         self.models = any(pool.models for pool in pools)
         """Whether it matters which model a request asks for."""
         self._ready: dict[str, list[int]] = {}  # by model asked for
@@ -57,7 +57,7 @@ class Fleet:
         return replica
 
     def foretell(self, workload: Workload) -> None:
-        """Tell allocators that are oracles what will be asked of them; UserError if nobody knows."""
+        """Tell allocators that are oracles what will be asked of them; UserError if it is not known."""
         for kv in [replica.core.kv for replica in self.replicas if "future" in replica.core.kv.needs]:
             future = workload.future()
             if future is None:

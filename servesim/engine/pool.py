@@ -16,7 +16,7 @@ class Pool:
     """Replicas of one model on one kind of GPU under the same policies."""
 
     cores: Sequence[EngineCore]
-    """Of the replicas that are there from the beginning."""
+    """Cores of the initial replicas."""
     cost: CostModel
     depth: int
     """Steps in flight (servesim.engine.replica)."""

@@ -1,4 +1,4 @@
-"""What a router hears of its requests and replicas: the verbs of its life that its class overrides, and no others."""
+"""Notifications of a router about its requests and replicas: the verbs that its class overrides, and no others."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Window(NamedTuple):
     minutes: float
     requests: int
     share: float
-    """Of them that were good."""
+    """Share of them that were good."""
     low: float
     high: float
     """Its 95 % interval: good requests come in runs, so what counts is how long these are."""

@@ -95,7 +95,7 @@ class Terms(NamedTuple):
     window: int | None = None
     """Requests of such a window; None: the trace divided by the replicates."""
     window_minutes: float = 10.0
-    """Of a recorded trace every window of as many minutes must pass too."""
+    """Minutes of a window; every window of a recorded trace must pass too."""
     window_requests: int = 300
     """Requests from which on it counts."""
     tolerance: float = 0.02
@@ -159,7 +159,7 @@ def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: An
 
 
 class Found(NamedTuple):
-    """What was found, before it is written."""
+    """The findings, before they are written."""
 
     study: Study
     rows: list[dict[str, Any]]

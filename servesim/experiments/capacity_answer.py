@@ -26,7 +26,7 @@ WORDS = ("goal", "window", "minute", "binds", "reason", "by")
 
 
 class Answer:
-    """What a study found, deployment by deployment."""
+    """Findings of a study, deployment by deployment."""
 
     def __init__(self, study: Study, goals: Sequence[Goal]) -> None:
         self._study, self._goals = study, goals

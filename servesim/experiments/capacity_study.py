@@ -51,7 +51,7 @@ class Study:
         self.outcomes: dict[Load, list[Outcome]] = {}
         self.judged: dict[Load, Judged] = {}
         self.idle: dict[str, Outcome] = {}
-        """By label: every request alone on a server."""
+        """Runs of every request alone on a server, by label."""
         self._alone_runs: dict[str, list[tuple[Alone, Run]]] = {}
         self.errors: dict[str, str] = {}
         self._searches: dict[str, RateSearch | ReplicaSearch] = {}

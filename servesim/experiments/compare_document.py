@@ -39,9 +39,9 @@ class Values(NamedTuple):
     unstable: int
     error: str | None
     usd_per_hour: float | None
-    """Of the GPUs that were up, in the mean of the runs; None where one failed."""
+    """Price of the GPUs that were up, in the mean of the runs; None if one failed."""
     busy: list[str]
-    """What the whole trace hides of its busiest times."""
+    """Notes on busy times that the whole trace hides."""
 
     @classmethod
     def of(

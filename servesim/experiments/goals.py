@@ -1,4 +1,4 @@
-"""What a deployment has to reach: shares of requests within limits, jointly or each limit by itself."""
+"""Goals of a deployment: shares of requests within limits, jointly or each limit by itself."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class RateSearch:
         return 0 if self.next() is None else max(steps, 1)
 
     def tell(self, rate: float, carried: bool) -> None:
-        """Take in whether a rate was carried."""
+        """Record whether a rate was carried."""
         if self._carried or self.high < math.inf:
             self._step = min(self._step**2, 2.0)
         if carried:
@@ -87,7 +87,7 @@ class NearSearch:
         return (self._too_few + self.fewest) // 2 if self._too_few else max(1, self.fewest - self._step)
 
     def tell(self, replicas: int, carried: bool) -> None:
-        """Take in whether a number of replicas carried the load."""
+        """Record whether a number of replicas carried the load."""
         if self._tried:
             self._step *= 2
         self._tried = True

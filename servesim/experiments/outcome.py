@@ -1,4 +1,4 @@
-"""What one run says about the goals of a deployment: the share of good requests over all, by window, at its worst."""
+"""The outcome of a run for the goals of a deployment: the share of good requests over all, by window, at its worst."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from servesim.run.scenario import Scenario
 
 @dataclass(frozen=True)
 class Outcome:
-    """What counts of one run."""
+    """The outcome of one run."""
 
     requests: int
     """Those that count."""
     values: Mapping[str, float]
     shares: tuple[float, ...]
-    """Of good requests, by goal; NaN where none arrives in the window that is measured."""
+    """Share of good requests, by goal; NaN if none arrives in the window that is measured."""
     parts: tuple[tuple[float, ...], ...]
     """The same by window of a recorded trace, and goal."""
     worst: tuple[Window | None, ...]
-    """By goal: the worst window of some minutes of a recorded trace."""
+    """The worst window of some minutes of a recorded trace, by goal."""
     minute: Window | None
     """The worst minute, of the goal that is missed most."""
     misses: tuple[Misses | None, ...]
-    """By goal: which requests miss it."""
+    """Requests that miss each goal."""
     unstable: bool
     busy: float
     """Share of the time that GPUs computed."""
     usd_per_hour: float = 0.0
-    """Of the GPUs that were up."""
+    """Price of the GPUs that were up."""
     usd_parts: tuple[float, ...] = ()
     """The same by window of a recorded trace."""
 
@@ -141,8 +141,7 @@ class Judged:
     high: tuple[float, ...]
     """95 % interval of each share, over seeds or over windows of the trace (t)."""
     margin: float
-    """By how much the goal that is reached worst is reached, over the whole trace and in every window; negative: it is
-    missed."""
+    """Margin of the goal that is reached worst, over the whole trace and in every window; negative if it is missed."""
     margin_low: float
     margin_high: float
     """The same at the ends of the intervals."""

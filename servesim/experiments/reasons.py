@@ -24,7 +24,7 @@ class Misses(NamedTuple):
     limit: float
     """Milliseconds."""
     share: float
-    """Of all requests."""
+    """Share of all requests."""
     over: int | None
     """Prompts longer than this many tokens are nearly all of them, and rare among all; None: no such length."""
     rejected: bool
@@ -32,14 +32,14 @@ class Misses(NamedTuple):
 
     @property
     def which(self) -> str:
-        """What is late, such as "TTFT of prompts over 6,000 tokens"."""
+        """The late requests in words, such as "TTFT of prompts over 6,000 tokens"."""
         if self.rejected:
             return "requests that do not complete"
         return self.metric.upper() + (f" of prompts over {self.over:,} tokens" if self.over is not None else "")
 
     @property
     def sentence(self) -> str:
-        """What happens, such as "prompts over 6,000 tokens take longer than 1 s to their first token"."""
+        """The failure in words, such as "prompts over 6,000 tokens take longer than 1 s to their first token"."""
         if self.rejected:
             return "requests do not complete (longer than the server admits, or timed out)"
         who = f"prompts over {self.over:,} tokens" if self.over is not None else f"{100 * self.share:.2g} % of requests"

@@ -42,7 +42,7 @@ class Replicates:
     """The rows of each: {"seed"}, which is drawn by a run of its own, or {"skip", "requests"}, a window of the one run
     that replays the whole trace."""
     notes: tuple[str, ...] = ()
-    """What is to be known of the workload."""
+    """Notes on the workload."""
     recorded: bool = False
     mean_rate: float | None = None
     """Arrivals/s of the trace as it is; None where they come at once, or are drawn and it was not asked for."""

@@ -1,4 +1,4 @@
-"""What is measured in the steady part of a run, the same part of all that is compared.
+"""Measurements over the steady part of a run, the same part of all runs that are compared.
 
 Requests that arrive in the first `warmup` of the arrival span (the server fills up) and in its last `cooldown` (no
 later arrivals add load) are left out, and rates are taken over the time between. The window is fixed before anything is
@@ -85,7 +85,7 @@ class Slice:
     whole: bool = True
     """Whether it is all of the run that is measured."""
     prefix_caching = True
-    """Of runs without a prefix cache nothing is found."""
+    """True for all runs: those without a prefix cache find nothing."""
 
     @property
     def ns(self) -> float:
@@ -166,7 +166,7 @@ COLUMNS = {
 
 
 class Measure(Protocol):
-    """What `measure` asks of a metric (servesim.experiments.metrics.Metric)."""
+    """The members of a metric that `measure` needs (servesim.experiments.metrics.Metric)."""
 
     @property
     def name(self) -> str:

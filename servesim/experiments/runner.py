@@ -29,7 +29,7 @@ class Progress:
     computed: bool
     """False: it was there before."""
     name: str = ""
-    """What the cell is, to its experiment."""
+    """Name of the cell in its experiment."""
     left: int | None = None
     """Cells that will probably follow beyond `total`; None: none will."""
     best: str = ""

@@ -1,4 +1,4 @@
-"""What is X worth: a capacity question with and without it, on the same draws of the workload.
+"""The value of X: a capacity question with and without it, on the same draws of the workload.
 
 Each X of `of` is taken by itself against a deployment that has none of them, and several of them together too. What it
 is worth is the price of an hour per request/s with it over that without it: with `rate` the deployments that carry the
@@ -51,7 +51,7 @@ SWITCHES = {
 }
 """Settings that are with and without a thing, by its name."""
 BY_CONTENT = ("prefix-caching", "offload")
-"""What finds KV by the prompts it is of."""
+"""Allocators that find KV by its prompt."""
 NAMES = ("prefix-caching", "speculation", "offload", "tp", "disaggregation", *SWITCHES)
 
 

@@ -1,1 +1,1 @@
-"""What is optional in a run: a folder each, found by its name (servesim.contracts.feature)."""
+"""Optional features of a run: a folder each, found by its name (servesim.contracts.feature)."""

@@ -57,7 +57,8 @@ class Gpu:
 
 
 def _unknown(name: str) -> str:
-    """What a name that no data sheet has is told: the GPU it spells otherwise, never one that is merely spelt alike."""
+    """Suggestion for a name without a data sheet: the GPU that it spells otherwise, never one that is merely spelt
+    alike."""
     same = [known for known in _gpus() if _spelling(known).search(name.lower())]
     if same:
         return f'unknown GPU {shown(name)} (did you mean "{max(same, key=len)}"?)'

@@ -95,8 +95,8 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """What chooses the tokens that sparse attention attends (DeepSeek-V3.2, GLM-5): it scores all of them by keys of
-    its own, and is whole on every GPU."""
+    """The indexer that chooses the tokens which sparse attention attends (DeepSeek-V3.2, GLM-5): it scores all of them
+    by keys of its own, and is whole on every GPU."""
 
     heads: int
     dim: int

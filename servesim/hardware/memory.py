@@ -47,7 +47,7 @@ not measured: with it gpt-oss-120b on an H200 (0.22) gets 1 % more blocks than i
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """What vLLM's start-up counts as taken, which differs between releases."""
+    """Memory that vLLM's start-up counts as taken, which differs between releases."""
 
     gpu_memory_utilization: float = 0.92
     """Default share of the GPU's memory."""
@@ -62,9 +62,10 @@ _ACCOUNTING: dict[Version, Accounting] = {
     (0, 17): Accounting(0.9, cuda_graphs=0),
     (0, 21): Accounting(),
 }
-"""By the first release that counts so. Nothing is sorted since the top-k and top-p kernels in Triton (vLLM PR 33538);
-the first release with them lies between 0.15 and 0.22. Graphs are subtracted since 0.21; their estimate is set on one
-server (Qwen3-14B, 0.23, 18,038 blocks on an H100): it grows with the model, at times to many GiB (vLLM issue 45178)."""
+"""Rules by the first release that counts so. Nothing is sorted since the top-k and top-p kernels in Triton (vLLM PR
+33538); the first release with them lies between 0.15 and 0.22. Graphs are subtracted since 0.21; their estimate is set
+on one server (Qwen3-14B, 0.23, 18,038 blocks on an H100): it grows with the model, at times to many GiB (vLLM issue
+45178)."""
 
 
 def accounting(version: Version | None = None) -> Accounting:

@@ -62,7 +62,7 @@ class ModelSpec:
     experts: Experts | None = None
     latent: Latent | None = None
     recurrent: Recurrent | None = None
-    """What layers that keep a state compute."""
+    """Sizes of the layers that keep a state."""
     attention_gate: bool = False
     """The query projection makes a gate of as many numbers beside queries, which attention's output is multiplied
     by."""

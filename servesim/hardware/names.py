@@ -33,7 +33,7 @@ _TUNED = ("instruct", "chat", "hf", "it", "base", "meta", "v0.1", "neuralmagic",
 
 @dataclass(frozen=True)
 class Named:
-    """What a name stands for."""
+    """The meaning of a name."""
 
     model: str
     """The bundled model of its shape."""

@@ -24,10 +24,10 @@ class Case:
     """One engine under one load. Times are simulated means in ms; texts are empty where nothing is stated."""
 
     engine: str
-    """By its preset: vllm, sglang, tensorrt-llm, ...."""
+    """Name of its preset: vllm, sglang, tensorrt-llm, ...."""
     version: str
     model: str
-    """By `model_key`."""
+    """Key of the model (`model_key`)."""
     gpu: str
     precision: str
     tp: int
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def product(self) -> str:
-        """What is served by what, whatever its size."""
+        """The product, whatever its size."""
         return f"{self.engine} {self.version} {self.model} {self.gpu} {self.precision}"
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from servesim.intervals.case import Case
 
 LABELS = ("engine", "precision", "version", "model", "gpu", "deployment")
-"""What a case is known or unknown by."""
+"""Properties by which a case is known or unknown."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Factors:
     location: float
     """Logarithm."""
     scale: float
-    """Of logarithms."""
+    """Spread of logarithms."""
     quantiles: tuple[float, ...]
     """At SHARES, in units of the scale."""
 
@@ -53,7 +53,7 @@ class Fitted:
 
     @property
     def known(self) -> Mapping[str, Sequence[str]]:
-        """What was measured, by label."""
+        """The measured cases, by label."""
         found: Mapping[str, Sequence[str]] = self.document["known"]
         return found
 

@@ -22,7 +22,7 @@ WORDS = {
     "version": "two versions of an engine",
     "engine": "two engines",
 }
-"""What the cases of a pair differ in."""
+"""Differences between the cases of a pair."""
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of measured pairs whose ratio is off by no more than the stored multiples of the scale."""
 

@@ -112,7 +112,7 @@ class Measured:
         return self._totals[name]
 
     ended = total
-    """What was delivered in the time: of a whole run the sum over its requests."""
+    """Return a sum over what was delivered in the time: of a whole run over its requests."""
 
     def latency_ms(self, name: str) -> Stats:
         """Return the statistics of a latency."""

@@ -16,7 +16,7 @@ class RecentHitRate:
         self._requests = self._queries = self._hits = 0
 
     def observe(self, requests: int, queries: int, hits: int) -> None:
-        """Take in that `requests` requests looked up `queries` tokens in all and found `hits`."""
+        """Record that `requests` requests looked up `queries` tokens in all and found `hits`."""
         if not requests:
             return
         self._seen.append((requests, queries, hits))

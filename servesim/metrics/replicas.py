@@ -52,7 +52,7 @@ class ReplicaTotals:
             self._sums = {name: np.append(sums, np.zeros(count - have)) for name, sums in self._sums.items()}
 
     def add_steps(self, rows: Rows) -> None:
-        """Take in a chunk of the step table."""
+        """Add a chunk of the step table."""
         replica = rows[:, _STEP["replica"]]
         self._grow(replica)
         for name, column in (("steps", "k"), ("gpu_ns", "gpu_ns"), ("kv_used_ns", "kv_used_ns")):
@@ -60,7 +60,7 @@ class ReplicaTotals:
         np.maximum.at(self._sums["kv_peak"], replica, rows[:, _STEP["kv_peak"]])
 
     def add_requests(self, columns: RequestColumns) -> None:
-        """Take in records of requests; those that were with no replica are left out."""
+        """Add records of requests; those that were with no replica are left out."""
         table = columns.table
         sent = table["replica"] >= 0
         replica = table["replica"][sent]
@@ -77,7 +77,7 @@ class ReplicaTotals:
         self.add_served(replica, values)
 
     def add_served(self, replica: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:
-        """Take in what replicas served: `replica` and each of `values` (SUMS but `requests`): one entry each."""
+        """Add what replicas served; `replica` and each of `values` (SUMS but `requests`) have one entry per request."""
         self._grow(replica)
         np.add.at(self._sums["requests"], replica, 1)
         for name, value in values.items():

@@ -30,7 +30,7 @@ class Sketch:
         self._low, self._high = math.inf, -math.inf
 
     def add(self, values: Numbers, counts: NDArray[np.int64] | None = None) -> None:
-        """Take in values, each once or `counts` times."""
+        """Add values, each once or `counts` times."""
         if counts is None:
             counts = np.ones(len(values), dtype=np.int64)
         total = int(counts.sum())

@@ -20,7 +20,7 @@ RISING = 3
 """Tenths of the arrival span, counted from its end, through which the number must rise."""
 
 GROWING = "the queue was still growing when arrivals ended; latencies depend on the trace's length"
-"""What an unstable run means."""
+"""Meaning of an unstable run."""
 
 Times = NDArray[np.int64]
 

@@ -37,7 +37,7 @@ class StepTotals:
     _tokens: dict[int, int] = field(default_factory=dict)
 
     def add(self, rows: Rows) -> None:
-        """Take in a chunk of the step table."""
+        """Add a chunk of the step table."""
         c = {name: rows[:, i] for i, name in enumerate(STEP_COLUMNS)}
         k = c["k"]
         for name in _SUMS:

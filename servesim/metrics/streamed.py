@@ -28,7 +28,7 @@ class StreamedPart:
         self._first, self._last = NEVER, -1
 
     def add(self, columns: RequestColumns, limits: Limits) -> None:
-        """Take in records; `limits`: the SLO of each, in ms (see `goodput`)."""
+        """Add records; `limits`: the SLO of each, in ms."""
         for name, of in TOTALS.items():
             self._sums[name] += of(columns)
         for name, sketch in self._sketches.items():
@@ -68,7 +68,7 @@ class StreamedRequests(StreamedPart):
         self._recent = np.empty((0, 4), dtype=np.int64)  # scheduled, row, prompt, hit
 
     def take(self, columns: RequestColumns, limits: Limits, settled_ns: int) -> None:
-        """Take in records; those of all requests that arrived before `settled_ns` and ended must have been taken in by
+        """Add records; those of all requests that arrived before `settled_ns` and ended must have been added by
         then."""
         self.add(columns, limits)
         for state in (State.FINISHED, State.REJECTED, State.ABORTED):

@@ -1,1 +1,1 @@
-"""What a run leaves behind: steps, deliveries and requests as rows of integers."""
+"""Records of a run: steps, deliveries and requests as rows of integers."""

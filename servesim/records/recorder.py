@@ -1,4 +1,4 @@
-"""What a run leaves behind: columns of steps and requests, and the gaps between tokens.
+"""Records of a run: columns of steps and requests, and the gaps between tokens.
 
 Steps are recorded as runs: a row stands for `k` successive steps of one composition (k > 1 only for pure
 decode, where contexts grow by one per step). Rows go out in chunks, so that long runs need not stay in memory.

@@ -99,8 +99,8 @@ class SpecStats:
             self.per_pos[i] += 1
 
     def add_many(self, drafts: int, tokens: bytes | bytearray) -> int:
-        """As many verifications of `drafts` tokens as `tokens` has elements: those each delivered, one being the
-        target's own. Returns how many were accepted."""
+        """Add one verification of `drafts` tokens for each element of `tokens`: the tokens that it delivered, one being
+        the target's own. Return how many were accepted."""
         before, count = self.accepted, len(tokens)
         self.drafts += count
         self.draft_tokens += drafts * count

@@ -47,7 +47,7 @@ class PoolSetup:
 
     @property
     def cores(self) -> list[EngineCore]:
-        """Of the replicas that are there from the beginning."""
+        """Cores of the initial replicas."""
         return list(self.pool.cores)
 
 

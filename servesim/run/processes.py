@@ -60,7 +60,7 @@ class Share:
     gaps: tuple[Rows, Rows]
     """ns, how often."""
     drafts: dict[int, SpecStats]
-    """By replica."""
+    """Counts of speculative decoding by replica."""
     priced: list[Priced]
     cpu_s: float
 

@@ -44,7 +44,7 @@ class Records:
         self.replicas = ReplicaTotals() if setup.several else None
         """Sums by replica, where there are several."""
         self.tables: dict[str, list[Rows] | Path | None] = {}
-        """By file: where the rows of a table are; None: not kept."""
+        """Rows of each table, or the path of its file; None if they are not kept."""
         sinks = {file: self._sink_of(file) for file in STREAMED}
         self._steps = sinks[STEPS]
         self.recorder = self._recorder(sinks[DELIVERIES])

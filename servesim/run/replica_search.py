@@ -23,7 +23,7 @@ class ReplicaSearch:
         return middle if middle > self._too_few else None
 
     def tell(self, replicas: int, carried: bool) -> None:
-        """Take in whether a number of replicas carried the load."""
+        """Record whether a number of replicas carried the load."""
         if carried:
             self.fewest = replicas
         else:

@@ -109,7 +109,7 @@ class _Scenario(Section):
     """Data-parallel ranks of a replica: each has a scheduler and KV memory of its own on tp GPUs, and experts are
     spread over the GPUs of all, so that every step lasts as long as that of the slowest."""
     ep: int | None = Field(default=None, ge=1, le=4096)
-    """Of the tp x dp GPUs those that experts are dealt out to, whole, split by width over the rest; none: all of them
+    """Number of the tp x dp GPUs that whole experts are dealt out to, split by width over the rest; none: all of them
     with engine.enable_expert_parallel, else 1."""
     pp: int = Field(default=1, ge=1, le=1024)
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""

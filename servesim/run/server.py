@@ -35,7 +35,7 @@ class Policies:
 
 @dataclass(frozen=True)
 class Server:
-    """What each replica of a pool is, but for its memory."""
+    """A replica of a pool, without its memory."""
 
     scenario: Scenario
     model: ModelSpec

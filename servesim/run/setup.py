@@ -44,7 +44,7 @@ class Setup:
     """A scenario with nothing left open, and the parts it names."""
 
     asked: Scenario
-    """As it was given."""
+    """The scenario as given."""
     options: Any
     """Options of features (servesim.contracts.feature.Feature.Options), as attributes."""
     scenario: Scenario
@@ -54,8 +54,8 @@ class Setup:
     """All of them, where the run is streamed."""
     facts: TraceFacts
     predictor: str
-    """What tells policies output lengths: the scenario's choice where the scheduler declares that it asks, else the cap
-    that every engine knows."""
+    """Source of the output lengths that policies see: the scenario's choice if the scheduler declares that it asks,
+    else the cap that every engine knows."""
     predicted: Ints
     """Output tokens as the predictor sees them, by row and then by further sample."""
     pools: list[PoolSetup]
@@ -64,11 +64,11 @@ class Setup:
     provenance: dict[str, Any]
     """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
     parts: list[Part] = field(default_factory=list)
-    """What is optional in the run, in order; each serves one cluster."""
+    """Parts of optional features, in order; each serves one cluster."""
 
     @property
     def engine_pools(self) -> list[Pool]:
-        """What a Cluster takes."""
+        """The pools, as a Cluster takes them."""
         return [pool.pool for pool in self.pools]
 
     @property

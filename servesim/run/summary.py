@@ -94,7 +94,7 @@ class FleetFigures:
             ]
         self._history = cluster.fleet.history if cluster is not None else []
         self.deployments: list[Deployment] = []
-        """Of each pool, with the time that its replicas were up where they came and went."""
+        """Deployment of each pool, with the time that its replicas were up if they came and went."""
         for i, pool in enumerate(setup.pools):
             deployment = pool.deployment
             if cluster is not None and cluster.fleet.changed:

@@ -1,4 +1,4 @@
-"""What serving engines do, by engine, version and GPU: one dated table with sources.
+"""Behavior of serving engines by engine, version and GPU: one dated table with sources.
 
 Each engine has a YAML file here: `engine`, `newest` (the newest version known), `dated` (when it was looked at),
 `unpriced` (names of facts that nothing depends on yet), and then facts by name. A fact has entries. An entry is about

@@ -28,7 +28,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine does in one version, on one GPU."""
+    """Behavior of an engine in one version, on one GPU."""
 
     engine: str
     version: str

@@ -106,7 +106,7 @@ class FrontEnd:
             self._read(due)
 
     def _read(self, due: int) -> tuple[Request, int] | None:
-        """Take in what is sent at `due`; return None if it is not a request of the queue yet."""
+        """Receive what is sent at `due`; return None if it is not a request of the queue yet."""
         popped = self._inner.pop()
         if popped is None:
             return None

@@ -36,7 +36,7 @@ class Workload(Protocol):
         when `next_ns()` is not None."""
 
     def on_finish(self, request: Request, now: int) -> None:
-        """Take in that a client hears at `now` that a request has left (finished, rejected or aborted)."""
+        """Handle that a client learns at `now` that a request has left (finished, rejected or aborted)."""
 
     def remaining(self) -> int:
         """Return how many requests have not arrived yet and may still."""
@@ -68,7 +68,7 @@ class Clients:
     ramp_up_ns: int = 0
     """Time over which the clients begin, evenly one after the other."""
     seed: int = 0
-    """Of the draws above."""
+    """Seed of the draws above."""
 
 
 class TraceWorkload:
@@ -120,7 +120,7 @@ class TraceWorkload:
         return not waits and not self._clients.retries
 
     def _window(self, trace: Trace, predicted: Ints | None, first: int) -> None:
-        """Take in the rows of `trace`, which are those of the whole from `first` on."""
+        """Add the rows of `trace`, which are those of the whole from `first` on."""
         self._first, self._end = first, first + len(trace)
         self._ids = trace.request_id
         columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)

@@ -1,4 +1,4 @@
-"""What the columns of a log mean, told by their names: synonyms that gateways, proxies and tracers use."""
+"""Meanings of a log's columns by their names: synonyms that gateways, proxies and tracers use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SUMS = {"num", "n", "number", "of", "model", "requests", "request", "count", "t
 
 @dataclass(frozen=True)
 class Columns:
-    """What `--columns` says: the column of each meaning, and the unit of times."""
+    """The columns given by `--columns`: the column of each meaning, and the unit of times."""
 
     given: Mapping[str, str]
     """Column by meaning; empty text: none."""

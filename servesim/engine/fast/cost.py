@@ -1,4 +1,4 @@
-"""What fast mode asks of a cost model: many steps in one question. One that has no answer is asked step by step."""
+"""Fast mode's questions to a cost model: many steps in one. One that has no answer is asked step by step."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ VARYING = [
         "kv_used", "kv_internal", "kv_peak", "kv_used_ns", "kv_internal_ns",
     )
 ]  # fmt: skip
-"""What differs between the steps of a run, besides the drafts accepted."""
+"""Values that differ between the steps of a run, besides the drafts accepted."""
 
 
 class Ahead(NamedTuple):
-    """What the commits to come bring."""
+    """Tokens that the coming commits bring."""
 
     m: int
     """How many commits."""

@@ -1,4 +1,4 @@
-"""What fast mode asks of memory: an allocator that can answer is a class of its own, beside the plain one.
+"""Fast mode's questions to memory: an allocator that can answer is a class of its own, beside the plain one.
 
 Requests in lockstep grow by one token in every turn; `offset` is what a request has computed before a turn is planned,
 minus the number of the turn. An allocator without an answer is stepped plainly, and right.

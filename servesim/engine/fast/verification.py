@@ -1,4 +1,4 @@
-"""What the drafts that a step verifies bring, found in bulk: the tokens of each request, and counts."""
+"""Results of the drafts that a step verifies, found in bulk: the tokens of each request, and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator says of measured cells: each replayed, in as many processes as there are cores."""
+"""Simulations of measured cells, each replayed, in as many processes as there are cores."""
 
 from __future__ import annotations
 

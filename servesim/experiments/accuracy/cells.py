@@ -36,7 +36,7 @@ class Cell:
 
     id: str
     source: str
-    """What its label says of where it was measured."""
+    """The place where it was measured, by its label."""
     engine: str
     version: str
     model: str
@@ -64,13 +64,13 @@ class Cell:
     sides: tuple[Side, Side] | None = None
     """Where prefill and decode are apart and their numbers are stated: prefill, decode."""
     flags: tuple[tuple[str, str], ...] | None = None
-    """Of a run told by its command: the engine's flags and their values but for parallelism; None: none was told."""
+    """Flags of the engine's command and their values, without parallelism; None if there is no command."""
     requests: int = 0
-    """Of such a run, or a cell that states them: its requests; 0: as many as its source sends."""
+    """Number of its requests, if its command or the cell states them; 0: as many as its source sends."""
     output_rate: float = 0.0
-    """Of such a run: output tokens/s of the server; 0: what a closed loop gives with the times measured."""
+    """Output tokens/s of the server; 0: those of a closed loop with the times measured."""
     settings: tuple[tuple[str, Any], ...] | None = None
-    """What the server was found to run with (`servesim measure`), dotted settings of a scenario; None: not stated."""
+    """Settings the server was found to run with (`servesim measure`), dotted as in a scenario; None if not stated."""
     run: RecordedRun | None = field(default=None, compare=False, repr=False)
     """The recorded run the cell sums up; None: a line of a table."""
 
@@ -84,7 +84,7 @@ class Cell:
 
     @property
     def product(self) -> tuple[str, ...]:
-        """What is bought whatever its size: engine, version, model, GPU, formats."""
+        """The product, whatever its size: engine, version, model, GPU, formats."""
         return (self.engine, self.version, self.model, self.gpu, self.precision, self.weights, self.mode)
 
     @property
@@ -94,7 +94,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[str | int, ...]:
-        """What a repeat of the measurement has in common with it."""
+        """Key that repeats of the measurement share."""
         return (*self.deployment, self.isl, self.osl, self.concurrency)
 
     @property

@@ -55,11 +55,11 @@ class Option:
     """TTFT and TPOT."""
     simulated: tuple[float, float]
     server: tuple[str | int, ...] = ()
-    """What tells two servers of a product and size apart."""
+    """Key that distinguishes two servers of one product and size."""
     rates: tuple[float, float] | None = None
     """Output tokens/s of the server, measured and simulated, where they were; None: those of a closed loop."""
     flags: tuple[tuple[str, str], ...] | None = None
-    """Of a run told by its command: flags but for parallelism."""
+    """Flags of the command, without parallelism."""
 
     def output(self, times: tuple[float, float]) -> float:
         """Return output tokens/s per GPU of a closed loop with these times."""
@@ -75,7 +75,7 @@ class Option:
 
     @property
     def settings(self) -> frozenset[tuple[str, object]]:
-        """What a command sets: engine, format, sizes and flags."""
+        """Settings of a command: engine, format, sizes and flags."""
         sizes = zip(("tp", "pp", "dp", "moe tp", "ep"), self.server, strict=False)
         named = (("engine", self.product[0]), ("format", self.product[5]))
         return frozenset((*named, *sizes, *((f"--{name}", value) for name, value in self.flags or ())))
@@ -192,7 +192,7 @@ class Choice:
 
     @property
     def product(self) -> tuple[str, ...]:
-        """What is chosen a size of."""
+        """The product whose size is chosen."""
         return self.options[0].product
 
     def chosen(self, times: Sequence[tuple[float, float]]) -> Option | None:

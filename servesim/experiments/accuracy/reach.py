@@ -1,4 +1,4 @@
-"""What no server goes beyond: tokens per second of its matrix products alone, and sequences its memory holds.
+"""Bounds that no server exceeds: tokens per second of its matrix products alone, and sequences its memory holds.
 
 Of the kernels measured on a GPU those of a model's own shapes are taken, each at the number of tokens where it is
 fastest: no host, no attention, no collectives, no scheduling. A cell beyond that was not what its label says.
@@ -27,7 +27,7 @@ _OTHERS = (
 )
 """Operators of a step that are no matrix products, or small ones."""
 KV_SHARE = 0.8
-"""Of a GPU's memory what weights and KV may take for the rest to have room in any engine."""
+"""Share of a GPU's memory that weights and KV may take so that the rest has room in any engine."""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
 
 
 _BUDGET = {"trtllm": ("max_bs", "max_num_tokens"), "vllm": ("max_num_seqs", "max_num_batched_tokens")}
-"""What schedulers call the most sequences and the most tokens of a step."""
+"""Names that schedulers give the most sequences and the most tokens of a step."""
 
 
 def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str, int]:

@@ -81,7 +81,7 @@ def _labels(cell: Cell) -> tuple[str | int, ...]:
 
 
 def _copies(cells: Sequence[Cell]) -> Iterator[int]:
-    """Of cells alike the first that states its version stays, else the first."""
+    """Yield the copies: of equal cells all but the first that states its version, else all but the first."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, cell in enumerate(cells):
         groups.setdefault((_labels(cell), *_times(cell)), []).append(i)

@@ -31,7 +31,7 @@ BEYOND = (
 )
 """Shares of GPU time beyond what the tables measured, by their largest."""
 FIELDS = ("engine", "version", "gpu", "model", "precision", "mode", "tp", "concurrency")
-"""What `only` may ask for."""
+"""Values that `only` may have."""
 
 
 @dataclass(frozen=True)

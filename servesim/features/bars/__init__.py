@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BarOptions(Section):
-    """What is found out about errors."""
+    """Options of error bars."""
 
     intervals: bool = True
     """Error bars of means, by measured servers."""

@@ -1,4 +1,4 @@
-"""What became of the bursts that a scenario's shape adds, and how many replicas would have held them."""
+"""The outcome of the bursts that a scenario's shape adds, and the number of replicas that would have held them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BurstOptions(Section):
-    """What is found out about bursts."""
+    """Options of bursts."""
 
     burst_replicas: bool = Field(default=False, json_schema_extra={"on_command_line": True})
     """Find out by further runs how many replicas would have held each burst of the shape."""

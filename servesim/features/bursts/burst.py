@@ -1,4 +1,5 @@
-"""What a burst of requests does to a server: who waited, and how long until the queue was as short as before."""
+"""Effect of a burst of requests on a server: which requests waited, and how long until the queue was as short as
+before."""
 
 from __future__ import annotations
 

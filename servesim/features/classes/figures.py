@@ -23,7 +23,7 @@ class Some(NamedTuple):
     slo: Mapping[str, float]
     """Limits in ms."""
     seconds: float
-    """Of the whole run, so that rates of classes add up."""
+    """Duration of the whole run, so that rates of classes add up."""
     rows: int = 0
     """Requests of the trace."""
 

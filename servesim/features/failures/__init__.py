@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class FailureSettings(Section):
-    """What breaks, and what is done about it."""
+    """Failures, and the response to them."""
 
     failures: list[str] = Field(default=[])
-    """What breaks: `crash:replica=0,at=10,restart=60` (seconds; without restart it stays down; its cache is cold when
+    """Failures: `crash:replica=0,at=10,restart=60` (seconds; without restart it stays down; its cache is cold when
     it comes back) or `slow:replica=1,at=5,until=60,factor=3` (a straggler: its GPU time is as many times as long)."""
     detection_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds from a crash until the router knows; requests it sends there meanwhile fail at once."""

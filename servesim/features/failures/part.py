@@ -1,4 +1,4 @@
-"""What breaks: replicas that crash and start again with a cold cache, and replicas that are slow for a time."""
+"""Failures: replicas that crash and start again with a cold cache, and replicas that are slow for a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Slowdown(NamedTuple):
 
 
 class Failures(NamedTuple):
-    """What breaks, and what is done about it."""
+    """Failures, and the response to them."""
 
     crashes: tuple[Crash, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
@@ -50,7 +50,7 @@ class Failures(NamedTuple):
     most_ns: int = 30_000_000_000
     jitter: float = 0.2
     seed: int = 0
-    """Of the jitter, keyed by request and attempt."""
+    """Seed of the jitter, which is keyed by request and attempt."""
 
 
 class Failing(Part):

@@ -72,7 +72,7 @@ def _sums(
 
 
 class Passed(NamedTuple):
-    """What went from prefill to decode, as the figures see it."""
+    """Transfers from prefill to decode, for the figures."""
 
     handoff: Handoff
     stages_ms: dict[str, Any]

@@ -36,8 +36,8 @@ NO_HANDSHAKE = "no memory at the decode side within bootstrap_timeout_s"
 
 
 class FirstFromPrefill(Handoff):
-    """What both have in common. A prompt that gave way to others while its token was in flight has no KV: its request
-    fails."""
+    """The common part of both protocols. A prompt that gave way to others while its token was in flight has no KV: its
+    request fails."""
 
     def received(self, passage: Passage) -> None:
         passage.received_ns, passage.loading = self.clock.ns, False
@@ -148,8 +148,8 @@ class Sglang(FirstFromPrefill):
         replica.core.abort(request, self.clock.ns, reason)
 
     def left(self, request: Request) -> None:
-        """Take in that a request has left: a prompt that is not computed yet is cancelled, and what was taken for it at
-        the decode side is free."""
+        """Handle the departure of a request: cancel a prompt that is not computed yet, and free the memory taken for it
+        at the decode side."""
         passage = self.passages.get(request)
         if passage is not None and not passage.prefilled:
             replica = self.cluster.replicas[passage.prefill]

@@ -67,11 +67,11 @@ class Handoff(Part, ABC):
     ) -> None:
         self.wire, self.size_of, self.decode_router = wire, size_of, decode_router
         self.passages: dict[Request, Passage] = {}
-        """Of requests that have not left."""
+        """Passages of requests that have not left."""
         self.done: list[Passage] = []
-        """Of those that have."""
+        """Passages of requests that have left."""
         self.said = ""
-        """What a reader must know of it."""
+        """Note for the reader."""
         self._homeless: list[Passage] = []  # prompts that are computed, while no decode replica is ready
         self._held: dict[Request, Passage] = {}  # by leg: memory at the source that is kept
 
@@ -128,7 +128,7 @@ class Handoff(Part, ABC):
         self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
 
     def leg_left(self, leg: Request) -> None:
-        """Take in that a prompt has left its replica: it is computed, or it failed."""
+        """Handle a prompt that has left its replica: it is computed, or it failed."""
         request = leg.owner
         assert request is not None
         passage = self.passages[request]
@@ -198,7 +198,7 @@ class Handoff(Part, ABC):
         return passage is not None and passage.reserved_ns < 0
 
     def reserve(self, request: Request, start: int, stop: int) -> None:
-        """Take in that a request has memory for its tokens from `start` to `stop` at the decode side."""
+        """Handle that a request has memory for its tokens from `start` to `stop` at the decode side."""
         passage = self.passages[request]
         passage.reserved_ns, passage.loading = self.clock.ns, True
         passage.num_bytes = self.size_of(passage.request, start, stop)
@@ -211,7 +211,7 @@ class Handoff(Part, ABC):
         self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg, done)
 
     def received(self, passage: Passage) -> None:
-        """Take in that all KV of a request has come."""
+        """Handle the end of a request's KV transfer."""
         passage.received_ns, passage.loading = self.clock.ns, False
         self.release(passage)
         remote_kv.loaded(self.cluster.replicas[passage.decode], passage.request)
@@ -236,7 +236,7 @@ class Handoff(Part, ABC):
         return True
 
     def left(self, request: Request) -> None:
-        """Take in that a request has left: what is still kept at the source is free, unless it is being read."""
+        """Handle the departure of a request: free what is still kept at the source, unless it is being read."""
         passage = self.passages.pop(request, None)
         if passage is None:
             return

@@ -43,7 +43,7 @@ class VllmNixlParams:
     lease_renewed: bool = True
     """Whether a decode engine that knows the request has them kept for longer."""
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
-    """What becomes of a request whose KV is gone."""
+    """Policy for a request whose KV is gone."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "http_ms", "lease_s")

@@ -1,4 +1,4 @@
-"""What KV is sent over, from one replica to another."""
+"""The medium over which KV goes from one replica to another."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TIER = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGU
 
 
 class Behind(NamedTuple):
-    """What went to the memory behind the GPUs, as the figures see it."""
+    """Transfers to and from the memory behind the GPUs, for the figures."""
 
     found: Sequence[tuple[EngineCore, Offload | LMCache]]
     """Each core and its connector."""
@@ -29,7 +29,7 @@ class Behind(NamedTuple):
 
     @property
     def counts(self) -> list[Any]:
-        """What connectors counted."""
+        """Counts of each connector."""
         return [each.counts for _, each in self.found]
 
     @property

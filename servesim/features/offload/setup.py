@@ -37,12 +37,12 @@ class OffloadSetup:
     gpu_block_bytes: int
     """Bytes of a GPU block on one GPU."""
     gpus: int
-    """Of a replica."""
+    """GPUs of a replica."""
     bytes_per_s: int
-    """Of each GPU in each direction."""
+    """Bandwidth of each GPU in each direction."""
     gpu_blocks: int
     layers: int
-    """Of the model."""
+    """Layers of the model."""
     shared: dict[str, HostMemory] = field(default_factory=dict)
     """Memory that all replicas have together, by tier."""
 

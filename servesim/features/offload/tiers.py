@@ -41,7 +41,7 @@ class Tier:
     """Blocks it held at most."""
 
     def note(self) -> None:
-        """Take in that blocks were entered."""
+        """Handle that blocks were entered."""
         self.most = max(self.most, len(self.memory))
 
 
@@ -62,7 +62,7 @@ class OffloadCounts:
     deferred: int = 0
     """Answers that KV is on its way to another request."""
     load_ns: list[int] = field(default_factory=list)
-    """Of each load, or step with loads, from its beginning to its end."""
+    """Duration of each load, or of each step with loads."""
 
     def loaded(self, row: int, tokens: int, tier: str, again: bool) -> None:
         """Count tokens that a request has loaded; `again`: a preempted one."""

@@ -47,7 +47,7 @@ class Start:
 
 
 class CostProfile:
-    """What a replica can do, by its cost model: times of steps in seconds, planned ahead."""
+    """Return the capability of a replica by its cost model: times of steps in seconds, planned ahead."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost

@@ -1,4 +1,4 @@
-"""What the router saw of the replicas it chose, beside what was there: where views have an age."""
+"""The router's view of the replicas it chose beside their true state, if views have an age."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines report of themselves: snapshots at fixed times, which reach the router some time later."""
+"""Reports of engines about themselves: snapshots at fixed times, which reach the router some time later."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Reported:
 
     @property
     def role(self) -> Role:
-        """What it computes."""
+        """Its role."""
         return self._replica.role
 
     @property
     def model(self) -> str:
-        """What it serves."""
+        """The model it serves."""
         return self._replica.model
 
     @property
@@ -92,8 +92,8 @@ class Reporting(Part):
         self._every, self._lag = every, lag
         self._idle = 0
         self.sendings = array("q")
-        """Of each sending by a router that looks at views: the request's row, how many requests its replica had by the
-        last report, and how many it has."""
+        """Three numbers for each sending by a router that looks at views: the request's row, how many requests its
+        replica had by the last report, and how many it has."""
         self._reported: list[Reported] = []
 
     def join(self, cluster: ClusterView) -> None:
