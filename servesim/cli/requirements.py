@@ -29,6 +29,8 @@ class Requirement(NamedTuple):
     sign: str
     bound: float
     """In the metric's unit."""
+    unit: str = ""
+    """Unit of the metric."""
 
     @classmethod
     def of(cls, text: str, units: Mapping[str, str]) -> Requirement:
@@ -51,11 +53,17 @@ class Requirement(NamedTuple):
             ) from None
         if bound != bound:
             raise UserError(f"--require {text}: a number is needed")
-        return cls(text, name, found["sign"], bound)
+        return cls(text, name, found["sign"], bound, units[name])
 
     def holds(self, value: float | None) -> bool:
         """Return whether a value fulfils it; one that is missing does not."""
         return value is not None and _SIGNS[self.sign](value, self.bound)
+
+    def amount(self, value: float) -> str:
+        """Return a value of the metric with its unit: 117.2 ms, 96.4 %, $0.21."""
+        if self.unit == "share":
+            return f"{100 * value:.6g} %"
+        return f"${value:.6g}" if self.unit == "$" else f"{value:.6g} {self.unit}".strip()
 
 
 def failures(requirements: Iterable[Requirement], values: Mapping[str, Any], who: str = "") -> list[str]:
@@ -64,6 +72,6 @@ def failures(requirements: Iterable[Requirement], values: Mapping[str, Any], who
     for one in requirements:
         value = values.get(one.name)
         if not one.holds(value):
-            said = "there is none" if value is None else f"it is {value:.6g}"
+            said = "there is none" if value is None else f"it is {one.amount(value)}"
             lines.append(f"{f'{who}: ' if who else ''}required {one.text}, {said}")
     return lines

@@ -117,6 +117,21 @@ def test_one_deployment_that_fulfils_everything_is_enough_for_capacity() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "said"),
+    [
+        ("ttft_p99<=10ms", 117.227, "it is 117.227 ms"),
+        ("ttft_p99<=1s", 1500.0, "it is 1500 ms"),
+        ("slo_attainment>=99%", 0.964, "it is 96.4 %"),
+        ("usd_per_million_tokens<=0.2", 0.21, "it is $0.21"),
+        ("output_throughput>=2000", 1500.0, "it is 1500 tokens/s"),
+    ],
+)
+def test_a_value_that_fails_is_said_in_its_unit(text: str, value: float, said: str) -> None:
+    required = requirements([text])
+    assert failures(required, {required[0].name: value}) == [f"required {text}, {said}"]
+
+
 def test_failures_name_their_variant() -> None:
     assert failures([Requirement("x<=1", "x", "<=", 1.0)], {"x": 2.0}, "a") == ["a: required x<=1, it is 2"]
 
