@@ -7,7 +7,6 @@ import inspect
 import os
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from servesim.errors import UserError
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
-from .formats import call_read, detect_format, format_module, formats, read_head
+from .formats import Format, call_read, detect_format, format_module, formats, read_head
 from .frame import from_frame
 from .stdin import STDIN, spooled
 
@@ -38,7 +37,7 @@ def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **opt
     return call_read(_module(path, format, options), path, options)
 
 
-def _module(path: Path, format: str | None, options: dict[str, Any]) -> ModuleType:
+def _module(path: Path, format: str | None, options: dict[str, Any]) -> Format:
     """Return the format of a file: the named one, else the one it looks like, unless columns are told, which make any
     rows a log."""
     if format is not None or not options.get("columns"):

@@ -1,4 +1,5 @@
-"""Trace formats: one module a format, found by listing this folder.
+"""Trace formats: one module a format, found by listing this folder, or a row of a table (._columns) where it is nothing
+but columns of a CSV.
 
 A format module (its name must not begin with `_`) defines
 
@@ -14,7 +15,7 @@ A format module (its name must not begin with `_`) defines
     LOOSE = True                              where it guesses: asked after all others
 
 `head` is the first 64 KiB of the file, unpacked if it is gzipped. A format with `FOLDERS = True` also reads a folder
-of its files. Files are recognised by content, never by name. Adding a format is adding a file.
+of its files. Files are recognised by content, never by name. Adding a format is adding a file, or a row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import pkgutil
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from servesim.errors import UserError, shown, suggest
@@ -34,14 +35,18 @@ from servesim.untrusted import DAMAGED, open_bytes
 from servesim.workload.trace import Trace
 
 HEAD_BYTES = 1 << 16
+Format = ModuleType | SimpleNamespace
 
 
 @lru_cache(maxsize=1)
-def formats() -> dict[str, ModuleType]:
-    """Return every format module by its NAME."""
-    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return {module.NAME: module for module in modules}
+def formats() -> dict[str, Format]:
+    """Return every format by its NAME, in order of their modules, or names in the table."""
+    from ._columns import COLUMN_FORMATS, as_module
+
+    names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
+    found: dict[str, Format] = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+    found |= {row.name: as_module(row) for row in COLUMN_FORMATS}
+    return {module.NAME: module for _, module in sorted(found.items())}
 
 
 def read_head(path: Path) -> bytes:
@@ -83,14 +88,14 @@ def detect_format(path: Path) -> str:
     )
 
 
-def format_module(name: str) -> ModuleType:
+def format_module(name: str) -> Format:
     """Return the module of a named format."""
     if name not in formats():
         raise UserError(f"unknown trace format {shown(name)}{suggest(name, formats())}")
     return formats()[name]
 
 
-def call_read(module: ModuleType, path: Path, options: dict[str, Any]) -> Trace:
+def call_read(module: Format, path: Path, options: dict[str, Any]) -> Trace:
     """Read with options the format knows; others are refused by name."""
     known = [p.name for p in inspect.signature(module.read).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,38 @@ def iso_ns(text: str) -> int | None:
         offset = (int(digits[:2]) * 3600 + int(digits[2:]) * 60) * (-1 if zone[0] == "-" else 1)
     seconds = days * _DAY + hour * 3600 + minute * 60 + second - offset
     return seconds * 1_000_000_000 + int((found[7] or "").ljust(9, "0")[:9])
+
+
+def dates_ns(path: Path, column: str, cells: Sequence[str], lines: Sequence[int]) -> Ints:
+    """Return a column of UTC times as ns since 1970, all at once; UserError names the line that is none."""
+    plain = [cell.strip().removesuffix("Z").removesuffix("+00:00") for cell in cells]
+    stamps = _stamps(plain)
+    if stamps is not None:
+        return stamps
+    for cell, text, line in zip(cells, plain, lines, strict=True):
+        if _stamps([text]) is None:
+            raise UserError(
+                f"{path}: line {line}: {column} is {shown(cell)}, must be like 2023-11-16 18:15:46.6805900 (UTC)"
+            )
+    raise UserError(f"{path}: {column} cannot be read as times")
+
+
+def _stamps(texts: list[str]) -> Ints | None:
+    """Return nanoseconds since 1970; None where a text is no time, or one of another zone, which numpy warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            stamps = np.array(texts, dtype="datetime64[ns]")
+        except (ValueError, OverflowError, UserWarning, DeprecationWarning):
+            return None
+    return None if np.any(np.isnat(stamps)) else stamps.astype(np.int64)
+
+
+def date_texts(times_ns: Ints) -> list[str]:
+    """Return times as dates from 2000-01-01 on, with nine decimals."""
+    clock = np.datetime64("2000-01-01", "ns") + times_ns.astype("timedelta64[ns]")
+    texts: list[str] = np.char.replace(np.datetime_as_string(clock, unit="ns"), "T", " ").tolist()
+    return texts
 
 
 def number(cell: Any) -> float | int:

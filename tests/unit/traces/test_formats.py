@@ -12,6 +12,8 @@ import pytest
 from servesim.errors import UserError
 from servesim.traces import load_trace, open_trace, save_trace, trace_digest
 from servesim.traces.formats import detect_format, formats
+from servesim.traces.formats._columns import ColumnFormat, as_module
+from servesim.traces.io import read_chunks
 from servesim.workload.trace import Content, Trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -60,6 +62,29 @@ def test_azure_columns_we_do_not_use_are_noted(tmp_path: Path) -> None:
 
 def test_vidur_seconds_become_nanoseconds(tmp_path: Path) -> None:
     assert load_trace(put(tmp_path, VIDUR)).arrival_ns.tolist() == [0, 4_314_579_000]
+
+
+def test_a_format_of_columns_alone_is_a_row_of_the_table(tmp_path: Path) -> None:
+    columns = {"arrival": "at", "unit": "ms", "prompt": "in", "output": "out", "labels": {"tenant": "who"}}
+    module = as_module(ColumnFormat("mine", "CSV: at (ms),in,out[,who]", **columns, failed="silent ones"))
+    text = "out,at,in,who\n3,1.5,40,ann\n0,2,50,bob\n4,7,60,\n"
+    assert module.detect(text.encode())
+    assert not module.detect(b"out,at\n")
+    trace = module.read(put(tmp_path, text), sort=True)
+    assert trace.arrival_ns.tolist() == [1_500_000, 7_000_000]
+    assert (trace.prompt_len.tolist(), trace.output_len.tolist()) == ([40, 60], [3, 4])
+    assert trace.labels == {"tenant": ("ann", "")}
+    assert "1 silent ones left out" in trace.notes
+
+
+def test_files_of_columns_are_the_same_in_chunks(tmp_path: Path) -> None:
+    for text in (AZURE, VIDUR, VIDUR.replace("arrived_at,", "").replace("0.0,", "").replace("4.314579,", "")):
+        path = put(tmp_path, text)
+        stream = read_chunks(path, 1)
+        assert stream is not None
+        whole, parts = load_trace(path), list(stream.read())
+        assert [part.arrival_ns.item() for part in parts] == whole.arrival_ns.tolist()
+        assert [part.prompt_len.item() for part in parts] == whole.prompt_len.tolist()
 
 
 def test_mooncake_blocks_become_runs_with_a_partial_last_one(tmp_path: Path) -> None:

@@ -149,6 +149,12 @@ def test_burstgpt_with_either_header(tmp_path: Path) -> None:
     assert original.after is not None
 
 
+def test_burstgpt_with_failed_requests_only_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "failed").write_text(BURST.replace(",18,", ",0,").replace(",230,", ",0,"))
+    with pytest.raises(UserError, match="no requests but failed requests without response tokens"):
+        load_trace(tmp_path / "failed")
+
+
 def event(name: str, session: str | None, start: int, spent: int, hashes: list[int], parent: str = "") -> Any:
     replay = {"trace_block_size": 4, "input_length": 4 * len(hashes), "input_sequence_hashes": hashes}
     request = {"request_id": name, "output_tokens": 2, "request_received_ms": start, "total_time_ms": spent}
