@@ -62,12 +62,10 @@ def dates_ns(path: Path, column: str, cells: Sequence[str], lines: Sequence[int]
     stamps = _stamps(plain)
     if stamps is not None:
         return stamps
-    for cell, text, line in zip(cells, plain, lines, strict=True):
-        if _stamps([text]) is None:
-            raise UserError(
-                f"{path}: line {line}: {column} is {shown(cell)}, must be like 2023-11-16 18:15:46.6805900 (UTC)"
-            )
-    raise UserError(f"{path}: {column} cannot be read as times")
+    bad = next(i for i, text in enumerate(plain) if _stamps([text]) is None)
+    raise UserError(
+        f"{path}: line {lines[bad]}: {column} is {shown(cells[bad])}, must be like 2023-11-16 18:15:46.6805900 (UTC)"
+    )
 
 
 def _stamps(texts: list[str]) -> Ints | None:
@@ -79,13 +77,6 @@ def _stamps(texts: list[str]) -> Ints | None:
         except (ValueError, OverflowError, UserWarning, DeprecationWarning):
             return None
     return None if np.any(np.isnat(stamps)) else stamps.astype(np.int64)
-
-
-def date_texts(times_ns: Ints) -> list[str]:
-    """Return times as dates from 2000-01-01 on, with nine decimals."""
-    clock = np.datetime64("2000-01-01", "ns") + times_ns.astype("timedelta64[ns]")
-    texts: list[str] = np.char.replace(np.datetime_as_string(clock, unit="ns"), "T", " ").tolist()
-    return texts
 
 
 def number(cell: Any) -> float | int:

@@ -5,7 +5,7 @@ Adding such a format is adding a row: how it is listed, recognized, read, stream
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from servesim.workload.trace import COMPLETION, After, Ints, Trace
 from servesim.workload.trace_stream import TraceStream
 
 from . import _calls, _text
-from ._clock import date_texts, dates_ns
+from ._clock import dates_ns
 from ._names import UNITS
 
 DATES = "dates"
@@ -210,10 +210,13 @@ def _turns(sessions: Sequence[str], sent: Ints, spent: Ints, timing: str) -> dic
 
 
 def _write(row: ColumnFormat, trace: Trace, path: Path) -> None:
-    """Write times with nine decimals, and lengths; content, names and priorities are not written."""
-    times: Iterable[str] = (f"{ns // 10**9}.{ns % 10**9:09d}" for ns in trace.arrival_ns.tolist())
+    """Write times (seconds, or dates from 2000-01-01 on) with nine decimals, and lengths; content, names and priorities
+    are not written."""
     if row.unit == DATES:
-        times = date_texts(trace.arrival_ns)
+        dates = np.datetime64("2000-01-01", "ns") + trace.arrival_ns.astype("timedelta64[ns]")
+        times = np.char.replace(np.datetime_as_string(dates, unit="ns"), "T", " ").tolist()
+    else:
+        times = [f"{ns // 10**9}.{ns % 10**9:09d}" for ns in trace.arrival_ns.tolist()]
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(row.needed) + "\n")
         rows = zip(times, trace.prompt_len.tolist(), trace.output_len.tolist(), strict=True)
