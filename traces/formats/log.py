@@ -25,7 +25,6 @@ from ._table import Table, is_table, read_table
 NAME = "log"
 ABOUT = "CSV, JSONL, JSON or Parquet with columns of its own names: a time, prompt tokens, output tokens"
 LOOSE = True
-HOLDS: frozenset[str] = frozenset()
 EXAMPLE = "--columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
 MISSING = {"", "nan", "null", "none", "na", "n/a", "-", "nat"}
 FAILED = {"error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "false", "incomplete"}
