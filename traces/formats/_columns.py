@@ -48,7 +48,7 @@ class ColumnFormat:
     elapsed: str = ""
     """Seconds that a request took, where it is there: turns of a session follow the answer before."""
     failed: str = ""
-    """What to call requests without output tokens, which are left out; empty: they are refused."""
+    """Name of requests without output tokens, which are left out; empty: they are refused."""
     tells_unused: bool = False
     """Whether a note names columns that mean nothing here."""
     writes: bool = False
