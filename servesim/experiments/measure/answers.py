@@ -69,10 +69,11 @@ async def ask(target: Target, prompt: str, tokens: int) -> Answer:
         writer.write(data)
         reply = await read_head(reader, where)
         kind = reply.headers.get("content-type", "").partition(";")[0].strip()
-        if reply.status != 200 or kind != "text/event-stream":
-            found = f"answered {reply.status}" if reply.status != 200 else f"answered {kind or 'no type'}"
-            wanted = "" if reply.status != 200 else "a stream of events is needed, it "
-            raise UserError(f"{where}: {wanted}{found}: {excerpt(await reply.body(4096))}")
+        if reply.status != 200:
+            raise UserError(f"{where}: answered {reply.status}: {excerpt(await reply.body(4096))}")
+        if kind != "text/event-stream":
+            found = f"answered {kind or 'no type'}: {excerpt(await reply.body(4096))}"
+            raise UserError(f"{where}: a stream of events is needed, it {found}")
         return await _Stream(where, tokens, target.chat).read(reply, sent)
     raise AssertionError("connected() raises or yields")
 
