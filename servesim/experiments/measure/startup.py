@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +97,13 @@ _FLAGS = {
     "tp": "tensor_parallel_size",
     "tp-size": "tensor_parallel_size",
     "quantization": "quantization",
+    "q": "quantization",
     "dtype": "dtype",
     "kv-cache-dtype": "kv_cache_dtype",
     "num-gpu-blocks-override": "num_gpu_blocks",
     "moe-backend": "moe_backend",
 }
 """Facts by the flags that set them."""
-_SHORT = {"tp": "tensor-parallel-size", "q": "quantization"}
-
-
 MOST_LOG = 16 << 20
 """Characters of a log that are looked at: what a server says of itself it says when it starts."""
 
@@ -153,7 +152,7 @@ def read_flags(command: str) -> Facts:
     if model:
         found["model"] = model
     for name, value in flags:
-        key = _FLAGS.get(_SHORT.get(name, name))
+        key = _FLAGS.get(name)
         if name in ("no-enable-prefix-caching", "disable-radix-cache"):
             found["enable_prefix_caching"] = False
         elif name == "enable-prefix-caching":
@@ -196,17 +195,13 @@ async def served_model(address: Address, wanted: str | None, timeout_s: float) -
 async def ask_server(address: Address) -> Facts:
     """Return what the pages that a server may have say: /version and /metrics; empty where it has none."""
     found: Facts = {}
-    try:
+    with suppress(UserError):
         told = await get_json(address, "/version", ENDPOINT_S)
         if isinstance(told, dict) and isinstance(told.get("version"), str):
             found["engine_version"] = told["version"]
-    except UserError:
-        pass
-    try:
+    with suppress(UserError):
         status, text = await get(address, "/metrics", ENDPOINT_S)
         found |= cache_config(text) if status == 200 else {}
-    except UserError:
-        pass
     return found
 
 
