@@ -72,7 +72,7 @@ class Client:
     def _aiperf(
         self, target: Target, point: Point, seed: int, seconds: float, folder: Path, prompt: int, output: int
     ) -> list[str]:
-        kind = "chat" if target.chat else "completions"
+        kind, timeout = "chat" if target.chat else "completions", f"{target.timeout_s:.3f}"
         return [
             *(self.program, "profile", "--model", target.model, "--url", str(target.address)),
             *("--endpoint-type", kind, "--streaming", "--tokenizer", self.tokenizer, "--use-server-token-count"),
@@ -80,13 +80,8 @@ class Client:
             *("--concurrency", str(point.clients), "--request-count", str(point.requests)),
             *("--num-dataset-entries", str(point.requests), "--random-seed", str(seed)),
             *("--isl", str(prompt), "--osl", str(output), "--random-range-ratio", f"{AROUND:.6f}"),
-            *(
-                "--benchmark-duration",
-                f"{max(seconds, 1.0):.3f}",
-                "--benchmark-grace-period",
-                f"{target.timeout_s:.3f}",
-            ),
-            *("--request-timeout-seconds", f"{target.timeout_s:.3f}", "--output-artifact-dir", str(folder)),
+            *("--benchmark-duration", f"{max(seconds, 1.0):.3f}", "--benchmark-grace-period", timeout),
+            *("--request-timeout-seconds", timeout, "--output-artifact-dir", str(folder)),
             *("--export-level", "records", "--ui-type", "none", "--no-gpu-telemetry", "--no-server-metrics"),
         ]
 
@@ -168,7 +163,7 @@ def aiperf_answers(text: str, asked: int) -> list[Answer]:
         if row.get("error"):
             raise UserError(f"line {number}: a request failed: {excerpt(str(_message(row['error'])))}")
         where = f"line {number}"
-        start = _number(about, "request_start_ns", where)
+        start = _number(about.get("request_start_ns"), f"{where}: request_start_ns")
         first, all_of_it = (_metric(metrics, (name,), where) for name in ("time_to_first_token", "request_latency"))
         counts = [
             _metric(metrics, names, where)
@@ -205,15 +200,11 @@ def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
         where = f"request {i}"
         if not isinstance(gaps, list):
             raise UserError(f"{where}: itls is no list of times")
-        times = {"start": starts[i], "ttft": ttft, **{str(k): gap for k, gap in enumerate(gaps)}}
-        seconds = [_number(times, name, where) for name in times]
-        counts = [
-            _number({"input_lens": prompt}, "input_lens", where),
-            _number({"output_lens": output}, "output_lens", where),
-        ]
-        first = seconds[1] * 1e3
-        whole = first + sum(seconds[2:]) * 1e3
-        answers.append(_answer(where, seconds[0] * 1e9, first, whole, counts, 1 + len(gaps), asked))
+        start = _number(starts[i], f"{where}: start") * 1e9
+        first = _number(ttft, f"{where}: ttft") * 1e3
+        whole = first + sum(_number(gap, f"{where}: itls") for gap in gaps) * 1e3
+        counts = [_number(prompt, f"{where}: input_lens"), _number(output, f"{where}: output_lens")]
+        answers.append(_answer(where, start, first, whole, counts, 1 + len(gaps), asked))
     return _some(answers)
 
 
@@ -257,12 +248,11 @@ def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> flo
     """Return the first of several metrics that is there, as AIPerf writes one: {value, unit}."""
     for name in names:
         if isinstance(metrics.get(name), Mapping):
-            return _number(metrics[name], "value", f"{where}: {name}")
+            return _number(metrics[name].get("value"), f"{where}: {name}: value")
     raise UserError(f"{where}: no {names[-1]}: a streamed answer and its usage are needed")
 
 
-def _number(row: Mapping[str, Any], name: str, where: str) -> float:
-    value = row.get(name)
+def _number(value: Any, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UserError(f"{where}: {name} is {shown(str(value))}: a number is needed")
+        raise UserError(f"{where} is {shown(str(value))}: a number is needed")
     return float(value)
