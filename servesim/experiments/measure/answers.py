@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the client saw of one request: times of the monotonic clock in ns, counts as the server states them."""
+    """A request as the client saw it: times of the monotonic clock in ns, counts as the server states them."""
 
     sent_ns: int
     first_ns: int

@@ -26,7 +26,7 @@ COLUMNS = (
     *("gemm_quant_mode", "mode", "isl", "osl", "batch_size", "requests", "tp_size", "pp_size", "attention_dp_size"),
     *("moe_tp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms", "settings"),
 )
-"""Of cells.csv: aiconfigurator's, with the requests of a cell and the server's settings (JSON) beside."""
+"""Columns of cells.csv: aiconfigurator's, with the requests of a cell and the server's settings (JSON) beside."""
 RUN_COLUMNS = (
     *("send_time_us", "first_chunk_time_us", "last_chunk_time_us", "server_input_tokens", "output_tokens", "status"),
     "max_concurrency",

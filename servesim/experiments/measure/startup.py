@@ -1,4 +1,4 @@
-"""What a server says of itself: its start-up log, its flags, and the pages it answers with.
+"""Statements of a server about itself: its start-up log, its flags, and the pages it answers with.
 
 Lines of vLLM's logs are those of 0.6 to 0.29, SGLang's those of 0.4 to 0.5. Facts are named as in `server_config.json`.
 """

@@ -25,7 +25,7 @@ BUNCHED = 1.1
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """Loads to measure."""
 
     idle: tuple[int, ...] = (128, 512, 2048, 8192)
     """Prompt lengths sent by one client, tokens."""
@@ -125,7 +125,7 @@ async def measure(
 
 
 def _notes(runs: Sequence[Measured]) -> list[str]:
-    """What a reader of the figures must know."""
+    """Return notes for a reader of the figures."""
     notes = []
     for run in runs:
         if len(run.answers) < run.point.requests:
