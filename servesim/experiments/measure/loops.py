@@ -19,7 +19,7 @@ benchmark scripts, by which `servesim accuracy` replays cells. Equal ones would 
 PROBES = (64, 512)
 """Words of the two prompts that tell how many tokens a word has."""
 TOKENS_A_WORD = (0.5, 8.0)
-"""Least and most tokens of a word: those below are common, one token each in byte-pair vocabularies, more by bytes alone."""
+"""Least and most tokens of a word: those below are common, one token each in byte-pair vocabularies, more by bytes."""
 OFF = 0.25
 """Most that the tokens of a prompt may differ from what the probes say, as a share; and tokens beside: FEW."""
 FEW = 32

@@ -1,7 +1,7 @@
 """HTTP as measuring needs it: a connection made before the clock starts, and every piece of an answer as it comes.
 
-A client of its own because httpx 0.28 distorts what it measures: at 50 streams that get their tokens at once it sees the
-first one 4 to 5 ms later and takes 2.8 times the CPU a token; at 256 the measured server is 14 % slower (two cores,
+A client of its own because httpx 0.28 distorts what it measures: at 50 streams that get their tokens at once it sees
+the first one 4 to 5 ms later and takes 2.8 times the CPU a token; at 256 the measured server is 14 % slower (two cores,
 24 November 2026).
 """
 
