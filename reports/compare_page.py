@@ -8,8 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from servesim.experiments.compare_error import baseline_sentence, sentences
 from servesim.experiments.metrics import metric_label
-from servesim.experiments.model_error import baseline_sentence, sentences
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (

@@ -12,10 +12,10 @@ from rich.text import Text
 from servesim.cli.console import open_console
 from servesim.experiments.capacity_answer import never_text
 from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
+from servesim.experiments.compare_error import baseline_sentence, sentences
 from servesim.experiments.front_error import best_text, entries_of, front_sentences, front_word
 from servesim.experiments.goals import header
 from servesim.experiments.metrics import metric_label
-from servesim.experiments.model_error import baseline_sentence, sentences
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.metrics.words import number, percent

@@ -28,9 +28,9 @@ comparison.json, keys sorted, NaN and infinity as null:
     ranking       {metric, order: [labels, best first], unstable: [labels], failed: [labels]}
     headline      [sentences]
     model_error   [{variant, metric, change, low, high, level, says, differ_in}]: what of the change may be the model's
-                  error, of mean latencies by measured pairs (servesim.experiments.model_error), of percentiles,
-                  goodput, throughput and price propagated (servesim.experiments.compare_error, which also gives scale);
-                  low and high null: not known, `says` why; one of them null: at that end a queue grows without end
+                  error (servesim.experiments.compare_error), of mean latencies by measured pairs, of percentiles,
+                  goodput, throughput and price, which also have scale, propagated; low and high null: not known,
+                  `says` why; one of them null: at that end a queue grows without end
     baseline_bars where eight of ten measured servers would have the means of the baseline's first run, as `intervals`
                   of summary.json; null: error bars were left out
     error_runs    how many more runs that took; null: error bars were left out

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
-from servesim.experiments.compare_error import propagated_changes
+from servesim.experiments.compare_error import First, model_errors
+from servesim.experiments.compare_error import words as error_words
 from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.metrics import METRICS, Metric
-from servesim.experiments.model_error import model_errors, side_of
-from servesim.experiments.model_error import words as error_words
 from servesim.experiments.outcome import busy_notes
 from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import Run, measure, usd_per_hour
@@ -24,6 +23,7 @@ from servesim.experiments.store import Cell
 from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones
 from servesim.experiments.verdicts import AT_THE_RATE, Settings, is_unstable, judge, ranking, sentence, set_by_rate
 from servesim.run.error_bars import intervals as error_bars
+from servesim.run.error_bars import side_of
 from servesim.run.scenario import Scenario
 
 SCHEMA = "servesim.comparison/1"
@@ -155,11 +155,10 @@ def _errors(
     if not intervals:
         return {"model_error": [], "error_runs": None, "baseline_bars": None}
     summaries = [None if cell is None else runner.load(cell).summary for cell in firsts]
-    sides = [side_of(summary) for summary in summaries]
-    ends = (settings.warmup, settings.cooldown)
-    drawn, runs = propagated_changes(runner, variants, firsts, sides, rows, ends)
+    known = [First(v.label, cell, side_of(s)) for v, cell, s in zip(variants, firsts, summaries, strict=True)]
+    errors, runs = model_errors(runner, known, rows, (settings.warmup, settings.cooldown))
     own = None if summaries[0] is None else error_bars(summaries[0])
-    return {"model_error": [*model_errors(sides, rows), *drawn], "error_runs": runs, "baseline_bars": own}
+    return {"model_error": errors, "error_runs": runs, "baseline_bars": own}
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,176 +1,220 @@
-"""What of a compared p99, goodput or price may be the model's error: the variant again with its times stretched.
+"""What of a compared change may be the model's error, by the spread of ratios of measured pairs.
 
-By the spread of ratios of measured pairs, as of means (servesim.experiments.model_error), and the rule of
-servesim.run.error_bars: a server whose times are all e times as long, at rate r, is the simulated one at
-rate e r with every time multiplied by e, queue and all. Two more runs of each variant give both ends, of the first
-seed (or of the whole recorded trace) and with its arrivals; what they change is laid on the change over all
-replicates. The baseline stays as simulated, since errors of ratios are what pairs of measured servers say. Propagated,
-not validated.
+Beside the interval over workloads (replicates), never in it: more replicates narrow that one, not this. Ratios of mean
+latencies are what pairs of servers were measured for. A p99, goodput or price is taken from the variant again with its
+times stretched (servesim.run.stretched): two more runs of each variant give both ends, of the first seed (or of the
+whole recorded trace) and with its arrivals; what they change is laid on the change over all replicates. The baseline
+stays as simulated, since errors of ratios are what pairs say. Propagated, not validated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from servesim.experiments.axes import Variant
-from servesim.experiments.front_error import FLOWS, STRETCHED
-from servesim.experiments.metrics import METRICS, Metric
-from servesim.experiments.model_error import LATENCIES, ratio_spread
-from servesim.experiments.run_metrics import Run, measure
+from servesim.experiments.metrics import METRICS, Metric, metric_label
+from servesim.experiments.run_metrics import measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, shipped
 from servesim.intervals.pairs import WORDS, Spread
-from servesim.run.error_bars import SAYS, unscaled
 from servesim.run.scenario import Scenario
-from servesim.run.sections import factor_of
+from servesim.run.stretched import PAIRED, SAYS, Stretch, latency_of, ratio_spread, unscaled
 from servesim.run.trace_source import open_scenario
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Stretched:
-    """A variant with its times stretched towards one end."""
-
-    cell: Cell
-    by: Mapping[str, float]
-    """By latency: how much longer it is than simulated; durations are so by that of E2E."""
-
-    def value(self, metric: str, value: float) -> float:
-        """Return a figure of the run as the stretched server has it."""
-        latency = metric.rpartition("_")[0]
-        times = self.by["e2el"]
-        if metric in METRICS and METRICS[metric].latency:
-            return value * self.by.get(latency, times)
-        if metric.startswith("usd_per_million"):
-            return value * times
-        return value / times if metric in (*FLOWS, "request_goodput") else value
+MEANS = tuple(f"{key}_mean" for key in PAIRED)
+"""Metrics that ratios of measured servers are known for."""
 
 
 def scaled(metric: str) -> bool:
     """Whether a metric is one that stretching has a rule for, and has no error bars of its own kind."""
-    if metric in LATENCIES or metric not in METRICS:
-        return False
-    rates = (*FLOWS, "request_goodput", "slo_attainment")
-    return METRICS[metric].latency or metric.startswith("usd_per_million") or metric in rates
+    return metric not in MEANS and METRICS[metric].becomes != ""
 
 
-def propagated_changes(
-    runner: Runner,
-    variants: Sequence[Variant],
-    firsts: Sequence[Cell | None],
-    sides: Sequence[Case | str],
-    rows: Sequence[Row],
-    ends: tuple[float, float],
+class First(NamedTuple):
+    """The first run of a variant."""
+
+    label: str
+    cell: Cell | None
+    """None: it failed."""
+    side: Case | str
+    """The case it is, or in words why no measured server is like it."""
+
+
+class Ends(NamedTuple):
+    """A variant, and what is run in its place at either end."""
+
+    first: Cell
+    differ_in: str
+    """What it and the baseline differ in, in words."""
+    runs: Sequence[tuple[Stretch, Cell]]
+    """With its times as short as one in ten measured pairs has them, and as long."""
+
+
+def model_errors(
+    runner: Runner, firsts: Sequence[First], rows: Sequence[Row], steady: tuple[float, float]
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return entries of `model_error` for the rows whose metric is `scaled`, and how many more runs that took.
-    `variants`, `firsts` (their first runs) and `sides`: the baseline first; `ends`: the shares of arrivals left out."""
-    wanted = [METRICS[name] for name in dict.fromkeys(row["metric"] for row in rows) if scaled(name)]
-    found: list[dict[str, Any]] = []
-    asked: dict[str, tuple[Spread, list[Stretched]]] = {}
-    words: dict[str, str] = {}
-    for variant, first, side in zip(variants[1:], firsts[1:], sides[1:], strict=True):
-        what = _ends(runner, first, side, sides[0])
-        if isinstance(what, str):
-            words[variant.label] = what
-        else:
-            asked[variant.label] = what
-    cells = [one.cell for _, both in asked.values() for one in both]
-    names = {one.cell.address: f"{label}, times x {one.by['e2el']:.2f}" for label, (_, b) in asked.items() for one in b}
-    runner.run(cells, names)
-    by_label = {variant.label: first for variant, first in zip(variants, firsts, strict=True)}
-    for label in [variant.label for variant in variants[1:]]:
-        mine = [row for row in rows if row["variant"] == label and row["change"] is not None]
-        mine = [row for row in mine if scaled(row["metric"])]
-        if label in words:
-            found += [_entry(row, None, None, f"none: {words[label]}") for row in mine]
+    """Return how far each change may be off by the model (`model_error` of servesim.experiments.compare), and how many
+    more runs that took. `firsts`: the baseline's first; `steady`: the shares of arrivals left out."""
+    base, *others = firsts
+    spreads = {one.label: spreads_of(one.side, base.side) for one in others}
+    asked = {one.label: _ends(runner, one.cell, spreads[one.label]) for one in others}
+    known = [(label, ends) for label, ends in asked.items() if isinstance(ends, Ends)]
+    names = {cell.address: f"{label}, times x {by.times:.2f}" for label, ends in known for by, cell in ends.runs}
+    runner.run([cell for _, ends in known for _, cell in ends.runs], names)
+    changed = [row for row in rows if row["variant"] in spreads and row["change"] is not None]
+    found = [mean_error(row, spreads[row["variant"]]) for row in changed if row["metric"] in MEANS]
+    for label, ends in asked.items():
+        mine = [row for row in changed if row["variant"] == label and scaled(row["metric"])]
+        if isinstance(ends, str):
+            found += [_entry(row, None, None, f"none: {ends}") for row in mine]
         elif mine:
-            first = by_label[label]
-            assert first is not None
-            pair, both = asked[label]
-            own = measure(runner.load(first), wanted, *ends)
-            drawn = [_measured(runner, one, wanted, ends) for one in both]
-            found += [_of_row(row, own, drawn, pair) for row in mine]
-    return found, len({cell.address for cell in cells})
+            found += _changes(runner, ends, mine, steady)
+    return found, len(names)
 
 
-def _ends(
-    runner: Runner, first: Cell | None, side: Case | str, base: Case | str
-) -> tuple[Spread, list[Stretched]] | str:
-    """Return the two stretched runs of a variant, or in words why there are none."""
-    spreads = {}
-    for key, metric in STRETCHED.items():
+def spreads_of(side: Case | str, base: Case | str) -> dict[str, Spread] | str:
+    """Return the spread of the ratio of each latency to the baseline's, or in words why none is known."""
+    found = {}
+    for key, metric in PAIRED.items():
         what = ratio_spread(shipped(), side, base, metric)
         if isinstance(what, str):
             return what
-        spreads[key] = what
+        found[key] = what
+    return found
+
+
+def mean_error(row: Row, spreads: Mapping[str, Spread] | str) -> dict[str, Any]:
+    """Return how far the change of a mean latency may be off by measured pairs."""
+    found = {"variant": row["variant"], "metric": row["metric"], "change": row["change"]}
+    if isinstance(spreads, str):
+        return {**found, "low": None, "high": None, "level": LEVEL, "says": spreads}
+    ratio, what = 1 + row["change"], spreads[latency_of(row["metric"])]
+    ends = {"low": ratio / what.factor - 1, "high": ratio * what.factor - 1}
+    return {**found, **ends, "level": LEVEL, "says": what.says, "differ_in": WORDS[what.kind]}
+
+
+def _ends(runner: Runner, first: Cell | None, spreads: Mapping[str, Spread] | str) -> Ends | str:
+    """Return what is run in place of a variant, or in words why nothing is."""
+    if isinstance(spreads, str):
+        return spreads
     if first is None:
         return "it failed"
     scenario = Scenario.of(first.settings)
     waits = not scenario.stream and open_scenario(scenario, runner.objects.get(scenario.trace)).after is not None
     if why := unscaled(scenario, waits):
         return why
-    both = [{key: one.factor**sign for key, one in spreads.items()} for sign in (-1, 1)]
-    return spreads["e2el"], [Stretched(runner.cell({**first.settings, **_settings(scenario, by)}), by) for by in both]
+    both = [Stretch({key: one.factor**sign for key, one in spreads.items()}) for sign in (-1, 1)]
+    runs = [(by, runner.cell({**first.settings, **by.settings(scenario)})) for by in both]
+    return Ends(first, WORDS[spreads["e2el"].kind], runs)
 
 
-def _settings(scenario: Scenario, by: Mapping[str, float]) -> dict[str, Any]:
-    """Return what is simulated in place of a server whose times are stretched."""
-    times = by["e2el"]
-    rate = (
-        scenario.rate * times if isinstance(scenario.rate, float) else f"{(factor_of(scenario.rate) or 1) * times!r}x"
-    )
-    found: dict[str, Any] = {"rate": rate}
-    if scenario.slo:
-        found["slo"] = {name: limit / by.get(name, times) for name, limit in scenario.slo.items()}
-    if scenario.slo_classes:
-        found["slo_classes"] = {
-            c: {name: limit / by.get(name, times) for name, limit in limits.items()}
-            for c, limits in scenario.slo_classes.items()
-        }
-    return found
+def _changes(runner: Runner, ends: Ends, rows: Sequence[Row], steady: tuple[float, float]) -> Iterable[dict[str, Any]]:
+    """Yield the entries of a variant's rows."""
+    metrics = [METRICS[row["metric"]] for row in rows]
+    own = measure(runner.load(ends.first), metrics, *steady)
+    drawn = [_measured(runner, by, cell, metrics, steady) for by, cell in ends.runs]
+    for row in rows:
+        name = row["metric"]
+        fast, slow = (_change(row, own[name], None if one is None else one[name]) for one in drawn)
+        if fast is not None and slow is not None:
+            low, high = min(fast, slow, row["change"]), max(fast, slow, row["change"])
+        else:  # one end is open: the better of the two is the one at which the times are shorter
+            low, high = (fast, None) if row["better"] == "lower" else (None, fast)
+        says = "none: a queue grows without end" if fast is None else SAYS
+        yield _entry(row, low, high, says, ends.differ_in)
 
 
 def _measured(
-    runner: Runner, one: Stretched, metrics: Sequence[Metric], ends: tuple[float, float]
+    runner: Runner, by: Stretch, cell: Cell, metrics: Sequence[Metric], steady: tuple[float, float]
 ) -> dict[str, float] | None:
-    """Return the figures of a stretched run; None of one whose queue grows without end, or that failed."""
-    if one.cell.address in runner.errors:
+    """Return the figures of a stretched server; None of one whose queue grows without end, or that failed."""
+    if cell.address in runner.errors:
         return None
-    run: Run = runner.load(one.cell)
+    run = runner.load(cell)
     if run.unstable:
         return None
-    return {name: one.value(name, value) for name, value in measure(run, metrics, *ends).items()}
+    values = measure(run, metrics, *steady)
+    return {metric.name: by.value(metric.name, metric.becomes, values[metric.name]) for metric in metrics}
 
 
-def _of_row(
-    row: Row, own: Mapping[str, float], drawn: Sequence[Mapping[str, float] | None], what: Spread
-) -> dict[str, Any]:
-    """Lay what stretching changes on a row's change; null at an end that grows without one."""
-    name = row["metric"]
-    changes: list[float | None] = []
-    for one in drawn:
-        if one is None or math.isnan(one[name]) or math.isnan(own[name]):
-            changes.append(None)
-        elif row["scale"] == "ratio":
-            changes.append((1 + row["change"]) * one[name] / own[name] - 1 if own[name] else None)
-        else:
-            changes.append(row["change"] + one[name] - own[name])
-    known = [change for change in changes if change is not None]
-    if len(known) == 2:
-        low, high = min(*known, row["change"]), max(*known, row["change"])
-        return _entry(row, low, high, SAYS, WORDS[what.kind])
-    # One end is open: the better of the two is the one at which the times are shorter.
-    near = changes[0]
-    low, high = (near, None) if row["better"] == "lower" else (None, near)
-    return _entry(row, low, high, SAYS if near is not None else "none: a queue grows without end", WORDS[what.kind])
+def _change(row: Row, own: float, stretched: float | None) -> float | None:
+    """Lay what stretching changes on a row's change; None where there is nothing."""
+    if stretched is None or math.isnan(stretched) or math.isnan(own):
+        return None
+    change: float = row["change"]
+    if row["scale"] == "ratio":
+        return (1 + change) * stretched / own - 1 if own else None
+    return change + stretched - own
 
 
 def _entry(row: Row, low: float | None, high: float | None, says: str, differ_in: str = "") -> dict[str, Any]:
     found = {"variant": row["variant"], "metric": row["metric"], "change": row["change"], "scale": row["scale"]}
     return {**found, "low": low, "high": high, "level": LEVEL, "says": says, "differ_in": differ_in}
+
+
+def sentences(found: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
+    """Return a sentence for each change of a mean whose error by the model is known, and one for each variant on what
+    is propagated."""
+    means = [one for one in found if one["metric"] in MEANS and one["low"] is not None]
+    said = [
+        f"{one['variant']}: {metric_label(one['metric'])} {100 * one['change']:+.1f} % against {baseline} would be "
+        f"{100 * one['low']:+.0f} to {100 * one['high']:+.0f} % in {100 * one['level']:.0f} % of measured pairs of "
+        f"{one['differ_in']}{'' if _told(one) else ': which is better is not known'}"
+        for one in means
+    ]
+    drawn: dict[str, list[Mapping[str, Any]]] = {}
+    for one in found:
+        if one["metric"] not in MEANS and not (one["low"] is None and one["high"] is None):
+            drawn.setdefault(one["variant"], []).append(one)
+    return [*said, *(_propagated(name, ones, baseline) for name, ones in drawn.items())]
+
+
+def _propagated(variant: str, ones: Sequence[Mapping[str, Any]], baseline: str) -> str:
+    """Return a variant's propagated changes in words."""
+    parts = [f"{metric_label(one['metric'])} {_span(one)}" for one in ones]
+    return (
+        f"{variant} against {baseline} in {100 * ones[0]['level']:.0f} % of pairs of {ones[0]['differ_in']}, "
+        f"{ones[0]['says']}: {', '.join(parts)}"
+    )
+
+
+def _span(one: Mapping[str, Any]) -> str:
+    metric = METRICS[one["metric"]]
+    unit, times = metric.unit, 1.0
+    if one["scale"] == "ratio":
+        unit, times = "%", 100.0
+    elif metric.unit == "share":
+        unit, times = "points", 100.0
+    style = "+.0f" if unit == "%" else "+.3g"
+    ends = ("unstable" if one[end] is None else format(times * one[end], style) for end in ("low", "high"))
+    return f"{' to '.join(ends)} {unit}".strip()
+
+
+def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
+    """Return where measured servers would have the baseline's own means, or why that is not known; empty without."""
+    if bars is None:
+        return ""
+    if bars["kind"] is None:
+        return f"{baseline} itself: error bars none: {bars['says']}"
+    spans = (f"{metric_label(f'{key}_mean')} {bars[key]['low']:,.4g} to {bars[key]['high']:,.4g} ms" for key in PAIRED)
+    return f"{baseline} itself: {', '.join(spans)} in {100 * bars['level']:.0f} % of servers measured; {bars['says']}"
+
+
+def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return for each reason that changes have no error bars a note that names the variants."""
+    said: dict[str, list[str]] = {}
+    for one in found:
+        if one["low"] is None and one["high"] is None:
+            names = said.setdefault(one["says"].removeprefix("none: "), [])
+            if one["variant"] not in names:
+                names.append(one["variant"])
+    return [f"error bars of the model: none of {', '.join(names)}: {why}" for why, names in said.items()]
+
+
+def _told(one: Mapping[str, Any]) -> bool:
+    """Whether the interval leaves out no change."""
+    return not (math.isclose(one["low"], 0) or one["low"] < 0 < one["high"])

@@ -1,12 +1,12 @@
 """The model's error on a Pareto front: which of its members are told apart from what might beat them, and how surely.
 
-By the spread of ratios of measured pairs (servesim.intervals.pairs), never by the difference of two intervals: a
-variant whose times are all e times what was simulated, the other's being as simulated, has a p99 end-to-end latency of
-e times as much. In a closed loop so have its price and the inverse of its throughput; in an open one these are set by
-the rate, and what differs by no more than the last requests take is the same. A variant is as good as another in all
-three up to some e; the share of measured pairs whose ratio is off by less is how sure the order is.
+By the spread of ratios of measured pairs (servesim.run.stretched), without a run: a variant whose times are all f times
+as long as simulated, the other's being as simulated, has f times its p99 end-to-end latency. In a closed loop so have
+its price and the inverse of its throughput; in an open one these are set by the rate, and what differs by no more than
+the last requests take is the same. A variant is as good as another in all three up to some f; the share of measured
+pairs whose ratio is off by less is how sure the order is.
 
-Propagated, not validated: no measured pair has a p99. The queue near a knee amplifies errors beyond e; pairs that no
+Propagated, not validated: no measured pair has a p99. The queue near a knee amplifies errors beyond f; pairs that no
 measured ones are like have words.
 """
 
@@ -15,26 +15,24 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from servesim.experiments.metrics import metric_label
-from servesim.experiments.model_error import ratio_spread
+from servesim.experiments.metrics import METRICS, metric_label
 from servesim.experiments.ranking import PARETO
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.intervals.pairs import Spread
-from servesim.run.error_bars import SAYS
 from servesim.run.sections import rate_words
+from servesim.run.stretched import PAIRED, SAYS, latency_of, ratio_spread
 
 TOLD = (1 + LEVEL) / 2
 """Sureness from which on two variants are told apart: their ratio's interval leaves out where they change places."""
 SURELY = 0.97
 """Sureness beyond which no figure is given: there are too few pairs for one."""
-STRETCHED = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
-"""Metrics of pairs by the latency they are the error of."""
 TOGETHER = 0.5
 """Share of a run that its last requests take from which on their rate does not set the throughput."""
-FLOWS = ("request_throughput", "output_throughput", "total_token_throughput")
+NAMED = 3
+"""Variants named in a sentence; more are counted."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,9 @@ def _reach(one: Candidate, other: Candidate, metric: str) -> float:
     mine, its = one.values[metric], other.values[metric]
     assert mine is not None  # or it would be no candidate
     assert its is not None
-    latency = metric.rpartition("_")[0]
-    if latency in STRETCHED:
+    if METRICS[metric].latency:
         return its / mine if mine else math.inf
-    over = mine / its if metric in FLOWS else its / mine
+    over = mine / its if METRICS[metric].becomes == "rarer" else its / mine
     if one.tail is None:
         return over
     return math.inf if over >= 1 - one.tail else 0.0
@@ -100,43 +97,60 @@ def front_errors(
     return found
 
 
-def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict[str, Any]:
-    """Judge a member by those that would beat it if they were faster than simulated."""
-    known: list[tuple[float, Candidate, Spread]] = []
-    unknown: list[tuple[str, str]] = []
+class Rival(NamedTuple):
+    """A variant that may be as good as another, if its times are other than simulated."""
+
+    share: float
+    """Of measured pairs: by how many it is as good."""
+    label: str
+    spread: Spread
+
+
+def _rivals(
+    fitted: Fitted,
+    one: Candidate,
+    others: Sequence[Candidate],
+    metrics: Sequence[str] = PARETO,
+    pair: str = "e2e",
+) -> tuple[list[Rival], list[tuple[str, str]]]:
+    """Return the variants that may be as good as `one` in all metrics, and the labels of those of which that is not
+    known, with words why.
+    `pair`: the metric whose ratios of measured pairs say how far times may be off."""
+    known, unknown = [], []
     for other in others:
-        factor = reach(other, one)
+        factor = reach(other, one, metrics)
         if factor <= 0:
             continue  # whatever its times are, it is dearer, or carries less
-        what = ratio_spread(fitted, other.side, one.side, "e2e")
+        what = ratio_spread(fitted, other.side, one.side, pair)
         if isinstance(what, Spread):
-            known.append((1 - _within(what, factor), other, what))
+            known.append(Rival(_within(what, factor), other.label, what))
         else:
             unknown.append((other.label, what))
+    return known, unknown
+
+
+def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict[str, Any]:
+    """Judge a member by those that would beat it if they were faster than simulated."""
+    known, unknown = _rivals(fitted, one, others)
     if not known and not unknown:
         return _entry(True, "nothing else is as good in price and throughput, whatever its times")
-    least = min(known, key=lambda k: k[0], default=None)
-    if least is not None and (least[0] < TOLD or not unknown):
-        return _against(one, least)
-    return _entry(None, f"against {unknown[0][0]}: {unknown[0][1]}")
+    least = min(known, key=lambda rival: 1 - rival.share, default=None)
+    if least is not None and (1 - least.share < TOLD or not unknown):
+        return _against(one, least, 1 - least.share)
+    return _entry(None, _against_text(*unknown[0]))
 
 
 def _outside(fitted: Fitted, one: Candidate, members: Sequence[Candidate]) -> dict[str, Any]:
     """Judge a variant off the front by the members that beat it."""
-    known: list[tuple[float, Candidate, Spread]] = []
-    why = ""
-    for member in members:
-        factor = reach(member, one)
-        if factor < 1:
-            continue
-        what = ratio_spread(fitted, member.side, one.side, "e2e")
-        if isinstance(what, Spread):
-            known.append((_within(what, factor), member, what))
-        else:
-            why = why or f"against {member.label}: {what}"
-    if not known:
-        return _entry(None if why else True, why)
-    return _against(one, max(known, key=lambda k: k[0]))
+    known, unknown = _rivals(fitted, one, [member for member in members if reach(member, one) >= 1])
+    if known:
+        surest = max(known, key=lambda rival: rival.share)
+        return _against(one, surest, surest.share)
+    return _entry(None, _against_text(*unknown[0])) if unknown else _entry(True, "")
+
+
+def _against_text(label: str, why: str) -> str:
+    return f"against {label}: {why}"
 
 
 def _within(what: Spread, factor: float) -> float:
@@ -150,13 +164,12 @@ def _entry(told: bool | None, says: str) -> dict[str, Any]:
     return {"told": told, "sure": None, "against": None, "low": None, "high": None, "says": says}
 
 
-def _against(one: Candidate, least: tuple[float, Candidate, Spread]) -> dict[str, Any]:
-    sure, other, what = least
-    ms = one.values["e2el_p99"]
+def _against(one: Candidate, rival: Rival, sure: float) -> dict[str, Any]:
+    ms, factor = one.values["e2el_p99"], rival.spread.factor
     assert ms is not None
-    ends = {"low": ms / what.factor, "high": ms * what.factor}
+    ends = {"low": ms / factor, "high": ms * factor}
     # Not at TOLD itself, which a tenth beyond either end makes of rounded shares.
-    return _entry(sure > TOLD - 1e-9, what.says) | {"sure": sure, "against": other.label, **ends}
+    return _entry(sure > TOLD - 1e-9, rival.spread.says) | {"sure": sure, "against": rival.label, **ends}
 
 
 def best_error(
@@ -165,22 +178,24 @@ def best_error(
     """Return how sure it is that a variant is the best by a metric: `sure`, `against` the one it is least sure of, and
     `says`; null where not known."""
     fitted = shipped() if fitted is None else fitted
-    latency = metric.rpartition("_")[0]
-    if latency not in STRETCHED and metric not in FLOWS and not metric.startswith("usd_per_million"):
+    if not _has_ratios(metric):
         return {"sure": None, "against": None, "says": f"none: {metric_label(metric)} has no error bars of ratios"}
-    known = []
-    for other in others:
-        factor = reach(other, best, (metric,))
-        if factor <= 0:
-            continue
-        what = ratio_spread(fitted, other.side, best.side, STRETCHED.get(latency, "e2e"))
-        if not isinstance(what, Spread):
-            return {"sure": None, "against": other.label, "says": f"none: {what}"}
-        known.append((1 - _within(what, factor), other.label, what.says))
+    known, unknown = _rivals(fitted, best, others, (metric,), PAIRED.get(latency_of(metric), "e2e"))
+    if unknown:
+        label, why = unknown[0]
+        return {"sure": None, "against": label, "says": f"none: {why}"}
     if not known:
         return {"sure": None, "against": None, "says": "no other is as good, whatever its times"}
-    sure, against, says = min(known)
+    sure, against, says = min((1 - rival.share, rival.label, rival.spread.says) for rival in known)
     return {"sure": sure, "against": against, "says": says if metric.endswith("_mean") else f"{says}; {SAYS}"}
+
+
+def _has_ratios(metric: str) -> bool:
+    """Whether the ratio of a metric of two variants is that of times which pairs were measured for."""
+    what = METRICS[metric]
+    if what.latency:
+        return latency_of(metric) in PAIRED
+    return what.becomes in ("longer", "rarer") and what.scale == "ratio"
 
 
 def sure_text(sure: float) -> str:
@@ -247,7 +262,3 @@ def _unknown(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         f"not known of {', '.join(labels) if len(labels) <= NAMED else f'{len(labels)} combinations'}: {why}"
         for why, labels in said.items()
     ]
-
-
-NAMED = 3
-"""Variants named in a sentence; more are counted."""

@@ -40,6 +40,8 @@ class Metric:
     """Its name in tables and sentences; empty: its name with blanks."""
     latency: bool = False
     """Grows without end in an unstable run."""
+    becomes: str = ""
+    """What becomes of it where all times are longer (servesim.contracts.figures.Figure)."""
 
     def document(self) -> dict[str, Any]:
         """Return what a document of an experiment says of it."""
@@ -84,6 +86,7 @@ def _metric(group: Group, figure: Figure, statistic: str) -> Metric:
         whole,
         f"{figure.words} {statistic}" if statistic else figure.words,
         figure.latency,
+        figure.becomes,
     )
 
 

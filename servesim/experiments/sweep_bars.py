@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.experiments.front_error import Candidate, best_error, front_errors, tail_of
-from servesim.experiments.model_error import side_of
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.variants import price_of
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL
-from servesim.run.error_bars import LATENCY_KEYS, SAYS, intervals
+from servesim.run.error_bars import LATENCY_KEYS, intervals, side_of
+from servesim.run.stretched import SAYS
 
 Variants = Sequence[Mapping[str, Any]]
 Side = tuple[Case | str, float | None]

@@ -257,7 +257,7 @@ SPECULATION = Group(
 def _price(kind: str, doc: str, amount: Callable[[Any], float], label: str = "") -> Figure:
     name = f"usd_per_million_{kind}"
     better = "lower" if label else ""
-    return Figure(name, doc, lambda m: per(m.usd * 1e6, amount(m)), "$", better=better, label=label)
+    return Figure(name, doc, lambda m: per(m.usd * 1e6, amount(m)), "$", better=better, label=label, stretched="longer")
 
 
 def _by_the_hour(summary: Summary) -> str:

@@ -72,7 +72,8 @@ DURATION = Group(
 
 def _flow(name: str, doc: str, amount: Callable[[Any], float]) -> Figure:
     unit = "requests/s" if name.startswith("request") else "tokens/s"
-    return Figure(name, f"{doc} over `duration_s`", lambda m: per(amount(m), m.seconds), unit, better="higher")
+    rate = f"{doc} over `duration_s`"
+    return Figure(name, rate, lambda m: per(amount(m), m.seconds), unit, better="higher", stretched="rarer")
 
 
 THROUGHPUT = Group(
@@ -195,10 +196,10 @@ GOODPUT = Group(
         Figure("good_requests", "completed requests within every limit (value <= limit)",
                lambda g: g.ended, schema=COUNT),
         Figure("request_goodput", "good requests over `duration_s`", lambda g: per(g.ended, g.seconds), "requests/s",
-               better="higher", scale="difference", label="goodput"),
+               better="higher", scale="difference", label="goodput", stretched="rarer"),
         Figure("slo_attainment", "good requests over all that arrived, rejected and aborted ones included",
                lambda g: per(g.arrived_good, g.arrived), "share", better="higher", scale="difference",
-               label="SLO attainment"),
+               label="SLO attainment", stretched="same"),
         Figure("attainment_by_metric", "requests within each limit alone, over all that arrived", _attainment, "share",
                a_map(FIGURE)),
     ),

@@ -1,9 +1,6 @@
-"""Error bars of a run: the interval that measured servers say mean TTFT, TPOT and E2E lie in, or why none is known; and
-for figures that no measured server has (p99, goodput, price) the rule by which a run is stretched.
+"""Error bars of a run: the interval that measured servers say mean TTFT, TPOT and E2E lie in, or why none is known.
 
-A server all of whose times are longer by a factor f, under arrivals of rate r, is the simulated server under arrivals
-of rate f r with every time multiplied by f: exactly, queue and all. So a rerun at another rate is a draw of the
-model's error, with the same requests (common random numbers).
+Of figures that no measured server has (p99, goodput, price): servesim.run.stretched.
 """
 
 from __future__ import annotations
@@ -13,16 +10,10 @@ from typing import Any
 
 from servesim.intervals.case import METRICS, Case, model_key
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
-from servesim.run.pools import fleet_varies
 from servesim.run.presets import preset_settings
-from servesim.run.scenario import Scenario
-from servesim.run.sections import ClientSettings
 
-SAYS = "propagated, not validated"
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 """Shares of servers that lie below either end of an interval."""
-_SCALED_CLIENTS = ("max_concurrency", "burstiness")
-"""Client settings that are no times."""
 LATENCY_KEYS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 """Keys of latencies in a summary by the intervals' names of metrics."""
 
@@ -82,6 +73,13 @@ def unlike(summary: Mapping[str, Any]) -> str:
     return ""
 
 
+def side_of(summary: Mapping[str, Any] | None) -> Case | str:
+    """Return the case of a run, or in words why no measured server is like it. `summary`: None where it failed."""
+    if summary is None:
+        return "it failed"
+    return unlike(summary) or case_of(summary) or "no request of two tokens or more completed"
+
+
 def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[str, Any]:
     """Return the error bars of a finished run by its summary.
 
@@ -96,15 +94,13 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
     found: dict[str, Any] = {
         "level": LEVEL,
         "kind": None,
-        "says": unlike(summary),
+        "says": "",
         "fitted": {"date": fitted.document["date"], "cells": on["cells"], "deployments": on["deployments"]},
         **dict.fromkeys(LATENCY_KEYS.values()),
     }
-    case = case_of(summary)
-    if case is None:
-        return found | {"says": found["says"] or "no request of two tokens or more completed"}
-    if found["says"]:
-        return found
+    case = side_of(summary)
+    if isinstance(case, str):
+        return found | {"says": case}
     kind, why = fitted.kind_of(case)
     if kind is None:
         return found | {"says": why}
@@ -113,22 +109,8 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
         mean, factors = summary["latency_ms"][key]["mean"], fitted.factors(case, kind, metric)
         found[key] = {
             "mean": mean,
-            "low": mean * factors.at((1 - LEVEL) / 2),
-            "high": mean * factors.at((1 + LEVEL) / 2),
+            "low": mean * factors.at(ENDS[0]),
+            "high": mean * factors.at(ENDS[1]),
             "coverage": fitted.coverage(kind, metric),
         }
     return found | {"kind": kind.name, "says": kind.says}
-
-
-def unscaled(scenario: Scenario, waits: bool) -> str:
-    """Return in words which times of a scenario are not the server's, so that they would not stretch; empty for none.
-    `waits`: requests of the trace wait for others."""
-    usual = ClientSettings()
-    for name in ClientSettings.model_fields:
-        if name not in _SCALED_CLIENTS and getattr(scenario.clients, name) != getattr(usual, name):
-            return f"clients.{name} is a time or a behavior that does not stretch with the server's"
-    if waits:
-        return "pauses of conversations do not stretch with the server's times"
-    if fleet_varies(scenario):
-        return "intervals of autoscalers and starts of replicas do not stretch with the server's times"
-    return "streamed runs are not run again" if scenario.stream else ""

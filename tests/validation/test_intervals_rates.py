@@ -15,7 +15,7 @@ import pytest
 import servesim
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_formats import read_folder
-from servesim.run.error_bars import SAYS
+from servesim.run.stretched import SAYS
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from servesim.experiments.accuracy.study import accuracy
 from servesim.experiments.recording_formats import read_folder
 from servesim.intervals.case import METRICS
 from servesim.intervals.fitted import shipped
-from servesim.run.error_bars import SAYS
+from servesim.run.stretched import SAYS
 from servesim_lab.intervals.residuals import read_measured
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,5 @@ class Bars(Part):
             return {"intervals": INTERVALS.of(found | {"propagated": {"says": NOT_ASKED, "runs": 0}})}
         setup = self._setup
         waits = setup.trace.after is not None
-        bars = propagated(
-            {**summary, "intervals": found}, setup.asked, setup.facts, waits, lambda more: finished.again(more).summary
-        )
+        bars = propagated(summary, setup.asked, setup.facts, waits, lambda more: finished.again(more).summary)
         return {"intervals": INTERVALS.of(found | {"propagated": bars})}

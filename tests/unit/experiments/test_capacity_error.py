@@ -14,7 +14,7 @@ from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_
 from servesim.experiments.limit_search import NearSearch
 from servesim.intervals.fitted import Factors, Fitted
 from servesim.intervals.pairs import LEVELS, Spread
-from servesim.run.error_bars import SAYS
+from servesim.run.stretched import SAYS
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=1,prompt=600,output=20",
@@ -85,7 +85,7 @@ def test_where_requests_alone_are_too_slow_no_rate_is_tried(monkeypatch: pytest.
     tried = []
 
     def counted(self: capacity_error.End, load: float) -> Any:
-        tried.append(self.stretched)
+        tried.append(self.stretch.times)
         return {"rate": load}
 
     monkeypatch.setattr(capacity_error.End, "settings", counted)
@@ -140,7 +140,7 @@ def test_the_cheapest_stays_so_where_the_spread_of_the_pair_is_less_than_its_lea
         assert metric == "e2e"
         return Spread("size", factor, "", (factor,) * len(LEVELS))
 
-    monkeypatch.setattr(capacity_error, "spread", spread)
+    monkeypatch.setattr(capacity_error, "ratio_spread", spread)
     document = _document(monkeypatch, 1.0, 1.0, tp="1,4")
     (decision,) = document["model_error"]["decisions"]
     (cheapest,) = [row["label"] for row in document["rows"] if row["cheapest"]]

@@ -1,4 +1,4 @@
-"""What of a compared p99 may be the model's error: the same run with its times stretched."""
+"""The model's part of a compared change: of means by pairs of measured servers, of p99 by runs with times stretched."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 import servesim
 from servesim.experiments import compare_error
-from servesim.experiments.compare_error import Stretched, scaled
-from servesim.experiments.model_error import sentences, words
-from servesim.experiments.store import Cell
-from servesim.intervals.pairs import LEVELS, Spread
-from servesim.run.error_bars import SAYS
+from servesim.experiments.compare_error import mean_error, scaled, sentences, spreads_of, words
+from servesim.intervals.fitted import shipped
+from servesim.intervals.pairs import LEVELS, Spread, spread
+from servesim.run.error_bars import case_of, side_of
+from servesim.run.stretched import SAYS
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:arrivals=poisson,rate=6,prompt=800,output=12",
@@ -27,21 +27,22 @@ WORKLOAD: dict[str, Any] = {
     "jobs": 1,
     "tp": [1, 2],
 }
+SERVER = {
+    "trace": "synth:arrivals=poisson,rate=3,prompt=800,output=10",
+    "requests": 20,
+    "model": "gpt-oss-120b",
+    "gpu": "h200",
+    "engine": {"version": "0.18.0"},
+}
 
 
 def _compared(monkeypatch: pytest.MonkeyPatch, factor: float, **more: Any) -> dict[str, Any]:
-    spread = Spread("size", factor, "by pairs", (factor,) * len(LEVELS))
-    monkeypatch.setattr(compare_error, "ratio_spread", lambda *_: spread)
+    made_up = Spread("size", factor, "by pairs", (factor,) * len(LEVELS))
+    monkeypatch.setattr(compare_error, "ratio_spread", lambda *_: made_up)
     return dict(servesim.compare(**{**WORKLOAD, **more}).attrs["document"])
 
 
-def test_a_figure_of_a_stretched_run_takes_the_factor_of_its_own_kind() -> None:
-    one = Stretched(Cell("a", {}), {"ttft": 2.0, "tpot": 1.5, "e2el": 1.2})
-    assert one.value("ttft_p99", 100.0) == 200.0
-    assert one.value("queue_time_p99", 100.0) == 120.0
-    assert one.value("output_throughput", 60.0) == 50.0
-    assert one.value("usd_per_million_tokens", 1.0) == 1.2
-    assert one.value("slo_attainment", 0.9) == 0.9
+def test_only_what_has_a_rule_and_no_bars_of_its_own_is_propagated() -> None:
     assert [scaled(name) for name in ("e2el_p99", "e2el_mean", "hit_rate")] == [True, False, False]
 
 
@@ -87,3 +88,42 @@ def test_without_intervals_nothing_is_said_and_nothing_run_further() -> None:
     assert document["error_runs"] is None
     assert document["model_error"] == []
     assert not any("error bars" in note for note in document["notes"])
+
+
+@pytest.mark.medium
+def test_two_sizes_have_an_interval_around_their_ratio() -> None:
+    document = servesim.compare(SERVER, tp=[1, 2], replicates=1, jobs=1).attrs["document"]
+    found = {one["metric"]: one for one in document["model_error"]}
+    assert {name for name, one in found.items() if one["says"] != SAYS} == {"ttft_mean", "tpot_mean", "e2el_mean"}
+    assert set(found) == {row["metric"] for row in document["rows"]}
+    assert document["error_runs"] == 2
+    a, b = (servesim.simulate(SERVER, tp=tp).summary for tp in (1, 2))
+    first, second = case_of(a), case_of(b)
+    assert first is not None
+    assert second is not None
+    factor = spread(shipped(), second, first, "tpot").factor  # type: ignore[union-attr]
+    tpot = found["tpot_mean"]
+    assert (1 + tpot["high"]) / (1 + tpot["change"]) == pytest.approx(factor)
+    assert (1 + tpot["low"]) * factor == pytest.approx(1 + tpot["change"])
+    said = sentences(document["model_error"], document["baseline"])
+    assert [SAYS in one for one in said] == [False, False, False, True]
+    row = {"variant": "better", "metric": "tpot_mean", "change": 0.1}
+    same, failed = (mean_error(row, spreads_of(side_of(other), side_of(a))) for other in (a, None))
+    assert same["low"] is failed["low"] is None
+    assert "one deployment" in same["says"]
+    assert failed["says"] == "it failed"
+    assert sentences([same, failed], "x") == []
+
+
+def test_a_sentence_says_where_an_interval_holds_no_change() -> None:
+    one = {
+        "variant": "tp=2",
+        "metric": "tpot_mean",
+        "change": 0.1,
+        "level": 0.8,
+        "differ_in": "two sizes of one server",
+    }
+    (unsure,) = sentences([one | {"low": -0.05, "high": 0.3}], "tp=1")
+    assert unsure.endswith("which is better is not known")
+    (sure,) = sentences([one | {"low": 0.02, "high": 0.3}], "tp=1")
+    assert sure.endswith("+2 to +30 % in 80 % of measured pairs of two sizes of one server")

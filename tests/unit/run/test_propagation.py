@@ -12,8 +12,8 @@ from servesim.errors import UserError
 from servesim.features.bars.propagation import NOT_ASKED
 from servesim.intervals.case import METRICS
 from servesim.intervals.fitted import SHARES, Fitted, shipped
-from servesim.run.error_bars import SAYS, unscaled
 from servesim.run.scenario import Scenario
+from servesim.run.stretched import SAYS, unscaled
 
 TRACE = "synth:arrivals=poisson,rate=8,prompt=1000,output=20"
 SERVER: dict[str, Any] = {"model": "gpt-oss-120b", "gpu": "h200", "tp": 2, "engine": {"version": "0.18.0"}}
