@@ -113,9 +113,8 @@ def _rivals(
     metrics: Sequence[str] = PARETO,
     pair: str = "e2e",
 ) -> tuple[list[Rival], list[tuple[str, str]]]:
-    """Return the variants that may be as good as `one` in all metrics, and the labels of those of which that is not
-    known, with words why.
-    `pair`: the metric whose ratios of measured pairs say how far times may be off."""
+    """Return the variants that may be as good as `one` in all metrics; and the labels of those of which that is not
+    known, with words why. `pair`: the latency whose ratios of measured pairs say how far times may be off."""
     known, unknown = [], []
     for other in others:
         factor = reach(other, one, metrics)
