@@ -199,9 +199,11 @@ class CapacityError:
     def _slower(self, row: Row) -> tuple[Spread | str, End | None]:
         """Return the spread of the pair that the cheapest and another are, or in words why none is known; and the
         cheapest with its times longer by that."""
-        what = self._spread(self._rows[0], row)
-        if isinstance(what, str) or self._rows[0]["model_error"]["says"] != SAYS:
+        what, says = self._spread(self._rows[0], row), self._rows[0]["model_error"]["says"]
+        if isinstance(what, str):
             return what, None
+        if says != SAYS:
+            return says.removeprefix("none: "), None
         return what, self._end(self._rows[0], Stretch.even(what.factor), False)
 
     def _decision(self, row: Row, what: Spread | str, end: End | None) -> dict[str, Any]:

@@ -131,6 +131,14 @@ def test_what_is_like_nothing_measured_gets_words_in_place_of_bars() -> None:
     assert rate_bars(row) == ""
 
 
+def test_where_the_cheapest_has_no_bars_a_decision_says_why() -> None:
+    document = capacity(**WORKLOAD, tp="1,2", clients={"timeout_s": 60}).attrs["document"]
+    (decision,) = document["model_error"]["decisions"]
+    why = "clients.timeout_s is a time or a behavior that does not stretch with the server's"
+    assert decision["holds"] is None
+    assert decision["says"].endswith(f"how far the model's error goes is not known: {why}")
+
+
 @pytest.mark.slow  # two searches
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (50.0, False)])
 def test_the_cheapest_stays_so_where_the_spread_of_the_pair_is_less_than_its_lead(
