@@ -47,12 +47,12 @@ class Figure:
     optional: bool = False
     """Left out where its value is None."""
     stretched: str = ""
-    """Of a metric: what becomes of it where all times of the servers are f times as long, and requests arrive as much
-    more rarely: longer (times f), rarer (over f) or same; empty: longer if it is a latency, else not known."""
+    """Rule of a metric where all times of the servers are f times as long, and requests arrive as much more rarely:
+    longer (times f), rarer (over f) or same; empty: longer if it is a latency, else not known."""
 
     @property
     def becomes(self) -> str:
-        """What becomes of it where all times are longer, as `stretched`."""
+        """Rule where all times are longer, as `stretched`."""
         return self.stretched or ("longer" if self.latency else "")
 
     @property

@@ -68,7 +68,7 @@ class End:
         return {"rate": load} if self.rate is None else {"rate": self.rate * self.stretch.times, "replicas": int(load)}
 
     def tell(self, load: float, carried: bool) -> None:
-        """Take in whether a load was carried."""
+        """Note whether a load was carried."""
         self.tried += 1
         if isinstance(self.search, NearSearch):
             self.search.tell(int(load), carried)

@@ -1,4 +1,4 @@
-"""What of a compared change may be the model's error, by the spread of ratios of measured pairs.
+"""Error of the model in a compared change, by the spread of ratios of measured pairs.
 
 Beside the interval over workloads (replicates), never in it: more replicates narrow that one, not this. Ratios of mean
 latencies are what pairs of servers were measured for. A p99, goodput or price is taken from the variant again with its
@@ -49,7 +49,7 @@ class Ends(NamedTuple):
 
     first: Cell
     differ_in: str
-    """What it and the baseline differ in, in words."""
+    """Difference of it from the baseline, in words."""
     runs: Sequence[tuple[Stretch, Cell]]
     """With its times as short as one in ten measured pairs has them, and as long."""
 

@@ -41,12 +41,12 @@ class Candidate:
 
     label: str
     values: Mapping[str, float | None]
-    """By metric."""
+    """Values by metric."""
     side: Case | str
-    """What was simulated, or in words why no measured pair is like it."""
+    """Case that was simulated, or in words why no measured pair is like it."""
     tail: float | None
-    """Of an open loop the share of the run's duration that the last requests take: differences of throughput up to it
-    are none. None: a closed loop."""
+    """Share of the run's duration that the last requests of an open loop take: differences of throughput up to it are
+    none. None: a closed loop."""
 
 
 def tail_of(summary: Mapping[str, Any], open_loop: bool) -> float | None:
@@ -101,7 +101,7 @@ class Rival(NamedTuple):
     """A variant that may be as good as another, if its times are other than simulated."""
 
     share: float
-    """Of measured pairs: by how many it is as good."""
+    """Share of measured pairs by which it is as good."""
     label: str
     spread: Spread
 

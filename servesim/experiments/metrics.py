@@ -41,7 +41,7 @@ class Metric:
     latency: bool = False
     """Grows without end in an unstable run."""
     becomes: str = ""
-    """What becomes of it where all times are longer (servesim.contracts.figures.Figure)."""
+    """Rule where all times are longer (servesim.contracts.figures.Figure)."""
 
     def document(self) -> dict[str, Any]:
         """Return what a document of an experiment says of it."""

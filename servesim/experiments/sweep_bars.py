@@ -18,22 +18,22 @@ Variants = Sequence[Mapping[str, Any]]
 
 
 class First(NamedTuple):
-    """What the first run of a combination says of its error."""
+    """Error of a combination, by its first run."""
 
     side: Case | str
     tail: float | None
-    """As of Candidate."""
+    """Share as of Candidate."""
     bars: Mapping[str, Any]
 
 
 class SweepBars:
-    """What the first run of each combination says of its error."""
+    """Errors of the combinations, by their first runs."""
 
     def __init__(self) -> None:
         self._added: dict[str, First] = {}  # by address
 
     def add(self, address: str, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Take in the first run of a combination, or of several that are the same run."""
+        """Add the first run of a combination, or of several that are the same run."""
         tail = tail_of(summary, price_of(settings)["open_loop"])
         self._added[address] = First(side_of(summary), tail, intervals(summary))
 
