@@ -151,7 +151,7 @@ def tiles(run: Run) -> list[dict[str, Any]]:
     groups = groups_of(run.scenario.features)
     with blaming_features(run.scenario.features):
         for group in groups:
-            for tile in group.tiles if not group.section or group.section in summary else ():
+            for tile in group.tiles if group.within(summary) is not None else ():
                 text = said(tile.value, group, summary, groups, _on_page)
                 if text is not None:
                     figure, _, unit = text.partition(" ")
@@ -166,6 +166,8 @@ def _on_page(figure: Figure | None, value: Any) -> str:
     """Return a figure in words as a page has them: with the unit of a time, a large count short."""
     if value is None:
         return "–"
+    if isinstance(value, dict | list):
+        return text_of(figure, value)
     if figure is not None and figure.unit == "ms":
         return time_ms(value)
     if figure is not None and figure.unit == "s":

@@ -99,11 +99,12 @@ def definitions(run: Run, groups: Sequence[Group]) -> list[tuple[str, str, str]]
         section = group.within(run.summary)
         if section is None:
             continue
-        for figure in group.figures:
-            if isinstance(section, dict) and figure.name not in section and not group.many:
+        for path, figure in group.flat():
+            inside = group.many or "[]" in path
+            if not inside and figure.name not in section:
                 continue
-            value = "" if group.many else _value(figure, section[figure.name])
-            path = f"{group.section}.{figure.name}" if group.section else figure.name
+            value = "" if inside else _value(figure, section[figure.name])
+            path = f"{group.section}.{path}" if group.section else path
             rows.append((path, value, figure.doc.replace("`", "")))
     return rows
 

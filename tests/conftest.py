@@ -24,6 +24,15 @@ WITHOUT = {*os.environ.get("SERVESIM_WITHOUT", "").split()}
 SUITES = ("docs", "unit", "property", "torch", "conformance", "validation", "golden")
 
 
+@pytest.fixture(autouse=True)
+def _no_metrics_of_features() -> Generator[None]:
+    """Leave no metric of a user's feature behind."""
+    yield
+    known = sys.modules.get("servesim.experiments.metrics")
+    while known is not None and known._OF_FEATURES:
+        del known.METRICS[known._OF_FEATURES.popitem()[0]]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", action="append", default=[], metavar="FILE", help="conformance case file (JSON, plain or gzipped)"

@@ -30,8 +30,8 @@ _ANY = {"all": 0.5, "engine": 2.0, "ttft": 2.0, "engine ttft": 3.0, "load": 4.0,
 _PRODUCT = {"gpu": 4.0, "tp": 4.0, "version": 3.0, "prompt": 4.0, "model": 4.0, "engine model": 3.0, "product": 1.5}
 _SERVER = {"product load": 2.0, "deployment": 0.7, "deployment load": 2.0}
 _WIDTH = {"all": 0.1, "crowd": 0.1}
-"""Terms of the scale at every distance: above 128 clients errors spread several times as far (whether a client waits is
-then a matter of a few KV blocks), which terms shrunk as the others are did not say."""
+"""Penalties of the scale at every distance: above 128 clients errors spread several times as far (whether a client
+waits is then a matter of a few KV blocks), which terms shrunk as the others are did not say."""
 _SPREAD_ANY = {"engine": 3.0, "ttft": 3.0, "load": 5.0, "engine ttft": 4.0}
 _SPREAD_PRODUCT = {"product": 3.0, "model": 4.0, "deployment": 2.0}
 _SPREAD_SERVER = {"beyond": 3.0, "deployment load": 3.0, "product load": 3.0}

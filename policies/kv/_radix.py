@@ -41,7 +41,7 @@ class Node:
         self.priority = 0
         """The highest priority of the requests that entered it."""
         self.salt = ""
-        """Requests that share it."""
+        """Salt of the requests that share it."""
 
     def path(self) -> Iterator[Node]:
         """Yield this node and those above it, without the root."""

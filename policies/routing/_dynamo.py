@@ -59,7 +59,7 @@ class DynamoParams:
 
 
 class Counters(NamedTuple):
-    """Blocks that a request would find, by replica."""
+    """Overlap and load that a request would find, by replica."""
 
     overlap_blocks: list[int]
     potential_prefill_tokens: list[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,9 @@ def _settings(subject: Subject) -> Iterator[Finding]:
     for key, field in zip(feature.keys(), feature.Settings.model_fields.values(), strict=True):
         if not field.description:
             yield Finding("settings", f"{subject.name}: {key} has no docstring, which is the help of its option")
+    for name in ("rows", "schema"):
+        if hasattr(feature, name):
+            yield Finding("settings", f"{subject.name}: {name} is called by nothing: declare its figures in groups")
     known = {*REFUSED, *(each.name for each in installed())}
     try:
         refused = feature.refuses(subject.scenario())
@@ -68,7 +72,9 @@ def _runs(subject: Subject) -> Iterator[Finding]:
         if isinstance(found, dict) and not group.many:
             for name in sorted(found.keys() - {figure.name for figure in group.figures}):
                 yield Finding("settings", f"{subject.name}: figure {group.section}.{name} is not declared")
-    all_rows(fast.summary)
+    for label, text in all_rows(fast.summary):
+        for name in re.findall(r"{[\w.]+}", text):
+            yield Finding("settings", f"{subject.name}: row {label!r}: there is no figure {name}")
     plain = simulate(here, mode="reference")
     for section in sorted(added & plain.summary.keys()):
         if fast.summary[section] != plain.summary[section]:

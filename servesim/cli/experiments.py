@@ -228,6 +228,8 @@ def _answer(
     required = requirements(require, CAPACITY_UNITS if command == "capacity" else None, known)
     if command == "compare":
         _check_compared(required, options["metrics"], options["rank_by"])
+    elif command == "capacity":
+        _check_reported(required)
     with kept(out), Bar(command, quiet) as bar:
         document = run(*scenarios, **options, on_progress=bar, **axes).attrs["document"]
     if out is not None:
@@ -266,6 +268,16 @@ def _check_compared(required: Sequence[Requirement], metrics: str | None, rank_b
     for one in required:
         if one.name not in compared:
             raise UserError(f"--require {one.text}: {one.name} is not compared; name it in --metrics")
+
+
+def _check_reported(required: Sequence[Requirement]) -> None:
+    """Raise UserError for what is required of a metric that capacity does not report."""
+    from servesim.experiments.capacity_study import REPORTED
+
+    known = (*REPORTED, *CAPACITY_UNITS)
+    for one in required:
+        if one.name not in known:
+            raise UserError(f"--require {one.text}: capacity reports {', '.join(known)}")
 
 
 @contextmanager

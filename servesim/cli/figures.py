@@ -40,6 +40,8 @@ def figures(
     from servesim.run.shown import groups_of
 
     groups = groups_of(tuple(features or ()))
+    if markdown and words:
+        raise UserError("--markdown prints the tables of all figures; leave the words out")
     if markdown:
         sys.stdout.write(as_markdown(groups))
         return
@@ -58,17 +60,15 @@ def figures(
 
 def every(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     """Yield each figure: its place in the summary, unit, definition, and the metrics that it is."""
-    from servesim.experiments.metrics import metric_names
-
     for group in groups:
         of = f"{group.section}{'[]' if group.many else ''}." if group.section else ""
-        for figure in group.figures:
+        for path, figure in group.flat():
             yield {
-                "key": f"{of}{figure.name}",
+                "key": f"{of}{path}",
                 "unit": figure.unit,
                 "doc": figure.doc,
                 "better": figure.better or None,
-                "metrics": metric_names(figure),
+                "metrics": list(figure.metrics),
             }
 
 
@@ -86,7 +86,7 @@ def as_markdown(groups: Sequence[Group]) -> str:
         lines = [f"### {group.words[0].upper()}{group.words[1:]} ({place})", ""]
         if group.doc:
             lines += [*textwrap.wrap(group.doc, 118, break_on_hyphens=False, break_long_words=False), ""]
-        lines += ["| figure | unit | definition |", "|---|---|---|"]
-        lines += [f"| `{figure.name}` | {figure.unit} | {figure.doc} |" for figure in group.figures]
+        lines += ["| figure | unit | better | definition |", "|---|---|---|---|"]
+        lines += [f"| `{path}` | {one.unit} | {one.better} | {one.doc} |" for path, one in group.flat()]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"

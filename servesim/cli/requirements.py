@@ -17,7 +17,12 @@ _SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_SCALES = {"": {"": 1.0}, "share": {"": 1.0, "%": 0.01}, "ms": {"": 1.0, "ms": 1.0, "s": 1000.0}}
+_SCALES = {
+    "": {"": 1.0},
+    "share": {"": 1.0, "%": 0.01},
+    "ms": {"": 1.0, "ms": 1.0, "s": 1000.0},
+    "s": {"": 1.0, "s": 1.0, "ms": 1e-3},
+}
 
 
 class Requirement(NamedTuple):
@@ -49,7 +54,7 @@ class Requirement(NamedTuple):
             bound = float(found["number"]) * scales[found["unit"].lower()]
         except (ValueError, KeyError):
             raise UserError(
-                f"--require {text}: a number is needed{f' of {units[name]}' if units[name] else ''}"
+                f"--require {text}: a number is needed{f', in {units[name]}' if units[name] else ''}"
             ) from None
         if bound != bound:
             raise UserError(f"--require {text}: a number is needed")

@@ -92,7 +92,8 @@ def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
     found = _outputs()[name]()
     if name == "run":
         for group in groups_of(own):
-            found["properties"].setdefault(group.section, group.schema())
+            if group.section:
+                found["properties"].setdefault(group.section, group.schema())
     return {"$schema": DIALECT, "title": f"What servesim {name} --json prints", **found}
 
 

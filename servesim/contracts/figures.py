@@ -7,11 +7,11 @@ of `servesim figures` and docs/metrics.md. Built-in groups are in servesim.metri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from servesim.contracts.schemas import DISTRIBUTION, FIGURE, Schema, an_object, or_null
+from servesim.contracts.schemas import DISTRIBUTION, FIGURE, Schema, a_map, an_object, or_null
 from servesim.errors import UserError
 
 Summary = Mapping[str, Any]
@@ -19,7 +19,7 @@ Rows = list[tuple[str, str]]
 """Rows of a table: what a figure is called, and the figure in words."""
 Words = str | Callable[[Summary], str | None]
 """Text with figures in braces, `{hit_rate}` of its group and `{engine.steps}` of another; or a function that returns
-such text of the whole summary, or None if there is nothing to show."""
+such text of the whole summary, or None if there is nothing to show. Other braces are written twice (`literal`)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,28 @@ class Figure:
     """Rule of a metric where all times of the servers are f times as long, and requests arrive as much more rarely:
     longer (times f), rarer (over f) or same; empty: longer if it is a latency, else not known."""
 
+    inside: Group | None = None
+    """Figures of each object in its value, which is a map by name (a_map)."""
+
+    def __post_init__(self) -> None:
+        allowed = {"better": ("", "lower", "higher"), "scale": ("ratio", "difference"),
+                   "stretched": ("", "longer", "rarer", "same")}  # fmt: skip
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                words = ", ".join(filter(None, values))
+                raise UserError(f"figure {self.name}: {name} is {getattr(self, name)!r}, must be one of {words}")
+        if not isinstance(self.doc, str) or not callable(self.of) or not isinstance(self.schema, dict | None):
+            raise UserError(
+                f"figure {self.name}: a definition (text) and a function are needed, and schema is a mapping"
+            )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that it is: of a distribution one for each of STATISTICS."""
+        if not self.better:
+            return ()
+        return tuple(f"{self.name}_{of}" for of in STATISTICS) if self.distributed else (self.name,)
+
     @property
     def becomes(self) -> str:
         """Rule where all times are longer, as `stretched`."""
@@ -68,7 +90,21 @@ class Figure:
     def described(self) -> Schema:
         """Return the JSON schema of its value, with its unit and definition."""
         unit = f" ({self.unit})" if self.unit else ""
-        return {**(FIGURE if self.schema is None else self.schema), "description": f"{self.doc}{unit}"}
+        schema = self.schema or (FIGURE if self.inside is None else a_map(self.inside.schema()))
+        return {**schema, "description": f"{self.doc}{unit}"}
+
+
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+"""Statistics of a distribution that are metrics."""
+
+
+def literal(text: str) -> str:
+    """Return words that say this text, whatever braces it has."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _is_words(words: Any) -> bool:
+    return isinstance(words, str) or callable(words)
 
 
 class Tile(NamedTuple):
@@ -104,7 +140,9 @@ class Group:
     many: Callable[[Schema], Schema] | None = None
     """Its section has several such objects: a_list or a_map (servesim.contracts.schemas)."""
     null: bool = False
-    """Whether its section may be null."""
+    """Whether its section may be null; it then has no rows and no tiles, but for `if_null`."""
+    if_null: str = ""
+    """Words of the row of a section that is null; empty: no row."""
     windowed: bool = False
     """Whether its metrics can be computed for a part of a run, too: `of` takes servesim.experiments.run_metrics.Slice.
     Else a comparison takes them of whole runs, and knows no interval where there is one run."""
@@ -116,6 +154,22 @@ class Group:
         for name in names:
             if not name.isidentifier() or names.count(name) > 1:
                 raise UserError(f"figures of {self.section!r}: {name!r} is no name, or there twice")
+        if not self.words:
+            raise UserError(f"figures of {self.section!r}: the group needs words, its name in tables")
+        if self.many is not None and any(figure.better for figure in self.figures):
+            raise UserError(f"figures of {self.section!r}: there are several of each, so none is a metric (better)")
+        rows = self.rows if isinstance(self.rows, tuple) else ()
+        if not all(isinstance(row, tuple) and len(row) == 2 and _is_words(row[1]) for row in rows):
+            raise UserError(
+                f"figures of {self.section!r}: rows are pairs of label and words, such as ((LABEL, WORDS),)"
+            )
+
+    def flat(self) -> Iterator[tuple[str, Figure]]:
+        """Yield each figure with its path from the section, those inside others too."""
+        for figure in self.figures:
+            yield figure.name, figure
+            if figure.inside is not None:
+                yield from ((f"{figure.name}[].{path}", inner) for path, inner in figure.inside.flat())
 
     def of(self, measured: Any) -> dict[str, Any] | None:
         """Return the section of a run."""

@@ -78,6 +78,7 @@ from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.statistics import check_method
 from servesim.experiments.variants import (
     named,
+    own_features_of,
     put_first,
     same_workload,
     shared_settings,
@@ -177,7 +178,9 @@ def _simulated(
     if baseline is not None:
         variants = put_first(variants, named(variants, baseline))
     known = Scenario.of(variants[0].settings)
-    wanted = _with_goal(metrics_of(metrics, known.slo or known.slo_classes, known.features), settings.rank_by)
+    wanted = _with_goal(
+        metrics_of(metrics, known.slo or known.slo_classes, own_features_of(variants)), settings.rank_by
+    )
     cells = [[runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))] for v in variants]
     names = {cell.address: v.label for v, row in zip(variants, cells, strict=True) for cell in row}
     runner.run([cell for row in zip(*cells, strict=True) for cell in row], names)

@@ -183,11 +183,10 @@ def _propagated(variant: str, ones: Sequence[Mapping[str, Any]], baseline: str) 
 
 
 def _span(one: Mapping[str, Any]) -> str:
-    metric = METRICS[one["metric"]]
-    unit, times = metric.unit, 1.0
+    unit, times = METRICS[one["metric"]].unit if one["metric"] in METRICS else "", 1.0  # of a feature not loaded here
     if one["scale"] == "ratio":
         unit, times = "%", 100.0
-    elif metric.unit == "share":
+    elif unit == "share":
         unit, times = "points", 100.0
     style = "+.0f" if unit == "%" else "+.3g"
     ends = ("unstable" if one[end] is None else format(times * one[end], style) for end in ("low", "high"))

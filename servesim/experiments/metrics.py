@@ -19,7 +19,6 @@ from servesim.parsing import listed
 from servesim.run.shown import groups_of
 
 Summary = Mapping[str, Any]
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,11 @@ class Metric:
         return {key: getattr(self, key) for key in ("name", "unit", "better", "scale", "latency")}
 
 
-def metric_names(figure: Figure) -> list[str]:
-    """Return the names of the metrics that a figure is."""
-    if not figure.better:
-        return []
-    return [f"{figure.name}_{statistic}" for statistic in STATISTICS] if figure.distributed else [figure.name]
-
-
 def _metrics(groups: Iterable[Group]) -> Iterator[tuple[str, Metric]]:
     """Yield the metrics among figures, by name."""
     for group in groups:
         for figure in group.figures:
-            for name in metric_names(figure):
+            for name in figure.metrics:
                 yield name, _metric(group, figure, name.removeprefix(figure.name)[1:])
 
 
@@ -71,8 +63,9 @@ def _metric(group: Group, figure: Figure, statistic: str) -> Metric:
         return (value or {}).get(statistic) if statistic else value
 
     def windowed(part: Slice) -> float:
-        value: Any = figure.of(group.source(part))
-        return _number(value.get(statistic) if statistic else value)
+        source = group.source(part)
+        value: Any = figure.of(source) if source is not None else None
+        return _number((value or {}).get(statistic) if statistic else value)
 
     def once(part: Slice) -> float:
         return _number(whole(part.run.summary) if part.whole else None)
@@ -129,13 +122,14 @@ def know_features(names: Iterable[str]) -> None:
     """Make metrics of the figures of a user's features; UserError if servesim has one of the name."""
     for feature in of_user(names):
         for name, metric in _metrics(feature.groups()):
-            if name in METRICS and name not in _OF_FEATURES:
-                raise UserError(f"feature {feature.name}: figure {name}: servesim has a metric of this name")
-            METRICS[name] = metric
-            _OF_FEATURES.add(name)
+            owner = _OF_FEATURES.get(name, "a function" if name in _OWN else "servesim")
+            if name in METRICS and owner != feature.name:
+                raise UserError(f"feature {feature.name}: figure {name}: there is a metric of this name already")
+            METRICS[name], _OF_FEATURES[name] = metric, feature.name
 
 
-_OF_FEATURES: set[str] = set()
+_OF_FEATURES: dict[str, str] = {}
+"""Features whose figures are metrics, by the name of the metric."""
 
 
 def metric_label(name: str) -> str:

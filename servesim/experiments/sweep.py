@@ -67,7 +67,7 @@ from servesim.experiments.runner import OnProgress, Progress, Runner, open_runne
 from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
 from servesim.experiments.sweep_bars import SweepBars
-from servesim.experiments.variants import shared_settings
+from servesim.experiments.variants import own_features_of, shared_settings
 from servesim.experiments.verdicts import is_unstable
 from servesim.run.scenario import Scenario
 
@@ -116,7 +116,7 @@ def sweep(
     known = Scenario.of(variants[0].settings)
     slo = known.slo or known.slo_classes
     best_by = best_by if best_by is not None else "request_goodput" if slo else "e2el_mean"
-    goals = metrics_of(best_by, slo, known.features)
+    goals = metrics_of(best_by, slo, own_features_of(variants))
     wanted = metrics_of(metrics, slo)
     wanted += [m for m in (*goals, *(METRICS[name] for name in PARETO)) if m not in wanted]
     shared = shared_settings([v.settings for v in variants])

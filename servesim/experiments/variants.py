@@ -13,10 +13,15 @@ from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
 from servesim.hardware import Gpu
 from servesim.run.pools import fleet_varies, pool_scenarios
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, own_features
 from servesim.run.sections import price_of as gpu_hour_price
 
 T = TypeVar("T")
+
+
+def own_features_of(variants: Sequence[Variant]) -> list[str]:
+    """Return the names of a user's features that any variant has."""
+    return list(dict.fromkeys(name for v in variants for name in own_features(v.settings.get("features"))))
 
 
 def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mapping[str, Any]) -> list[Variant]:

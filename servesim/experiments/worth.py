@@ -51,7 +51,7 @@ SWITCHES = {
 }
 """Settings that are with and without a thing, by its name."""
 BY_CONTENT = ("prefix-caching", "offload")
-"""Allocators that find KV by its prompt."""
+"""Things that find KV by the prompt it is of."""
 NAMES = ("prefix-caching", "speculation", "offload", "tp", "disaggregation", *SWITCHES)
 
 

@@ -53,7 +53,7 @@ class Fitted:
 
     @property
     def known(self) -> Mapping[str, Sequence[str]]:
-        """The measured cases, by label."""
+        """The values seen of each label."""
         found: Mapping[str, Sequence[str]] = self.document["known"]
         return found
 

@@ -107,9 +107,11 @@ ENGINE = Group(
                lambda m: m.totals.sums["padded_tokens"], schema=COUNT),
         Figure("gpu_busy_share", "time the GPU computes, over the time that its replica is up", busy_share, "share"),
         Figure("mfu", "arithmetic the answers needed, over what the GPUs could do in the duration. Recomputation and "
-               "padding do not count. `null` for models whose layers are not all dense and alike", mfu, "share"),
+               "padding do not count. `null` for models whose layers are not all dense and alike, for several pools, "
+               "and without a peak for the format", mfu, "share"),
         Figure("mbu", "weights once per step and the KV of every context attended, over what the GPUs could read in "
-               "the duration. `null` for models whose layers are not all dense and alike", mbu, "share"),
+               "the duration. `null` for models whose layers are not all dense and alike, and for several pools",
+               mbu, "share"),
         Figure("preemptions", "how often a running request lost its memory",
                lambda m: m.total("preemptions"), schema=COUNT),
         Figure("recomputed_tokens", "tokens computed again after preemptions",
@@ -145,7 +147,7 @@ def _free(m: Measured) -> float | None:
 
 def _peak(summary: Summary) -> str:
     if summary["kv"]["peak_share"] is None:
-        return "pools differ in size"
+        return "no peak of several pools"
     return "peak {peak_share} of {capacity_tokens} tokens"
 
 
@@ -154,8 +156,8 @@ KV = Group(
     "KV memory",
     (
         Figure("num_blocks", "blocks of a replica (of the first pool)", lambda m: m.pools[0].num_blocks, schema=COUNT),
-        Figure("block_size", "tokens of a block", lambda m: m.pools[0].block_size, "tokens", COUNT),
-        Figure("capacity_tokens", "tokens the memory of a replica holds at most",
+        Figure("block_size", "tokens of a block (of the first pool)", lambda m: m.pools[0].block_size, "tokens", COUNT),
+        Figure("capacity_tokens", "tokens the memory of a replica holds at most (of the first pool)",
                lambda m: m.pools[0].capacity_tokens, "tokens", COUNT),
         Figure("capacity_bytes_per_gpu", "bytes of the KV memory on each GPU",
                lambda m: m.pools[0].num_blocks * m.pools[0].block_bytes, "bytes", COUNT),
@@ -199,7 +201,8 @@ PREFIX_CACHE = Group(
                _recent, "share"),
     ),
     doc="`null` without prefix caching.",
-    rows=(("prefix cache", lambda s: "{hit_rate} of prompt tokens found" if s["prefix_cache"] else "off"),),
+    rows=(("prefix cache", "{hit_rate} of prompt tokens found"),),
+    if_null="off",
     source=lambda m: m if m.prefix_caching else None,
     null=True,
     windowed=True,
@@ -216,11 +219,8 @@ def _drafted(m: Measured) -> SpecStats | None:
     return SpecStats(proposed, drafts, tokens, accepted, list(map(sum, by_position)))
 
 
-def _drafts(summary: Summary) -> str | None:
-    found = summary["speculation"]
-    if found is None:
-        return None
-    by_position = found["per_position_acceptance_rates"]
+def _drafts(summary: Summary) -> str:
+    by_position = summary["speculation"]["per_position_acceptance_rates"]
     rates = " / ".join(percent(rate) for rate in by_position[:8])
     if len(by_position) > 8:
         rates += f" / ... ({len(by_position)} positions)"
@@ -273,10 +273,10 @@ PRICE = Group(
         Figure("usd_per_gpu_hour", "price of a GPU for an hour; of several pools the mean",
                lambda m: m.alone.usd_per_gpu_hour if m.alone else per(m.usd, m.gpu_hours), "$"),
         Figure("usd", "price of the GPU-hours", lambda m: m.usd, "$", NUMBER),
-        _price("tokens", "the whole price laid on input and output tokens of the completed requests",
+        _price("tokens", "total price divided by input and output tokens of the completed requests",
                lambda m: m.ended("input_tokens") + m.ended("output_tokens"), "price per M tokens"),
-        _price("input_tokens", "the whole price laid on input tokens alone", lambda m: m.ended("input_tokens")),
-        _price("output_tokens", "the whole price laid on output tokens alone", lambda m: m.ended("output_tokens"),
+        _price("input_tokens", "total price divided by input tokens alone", lambda m: m.ended("input_tokens")),
+        _price("output_tokens", "total price divided by output tokens alone", lambda m: m.ended("output_tokens"),
                "price per M output tokens"),
     ),
     doc="The prices per million tokens are three views of one price, not parts of it.",

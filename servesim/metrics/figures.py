@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from servesim.contracts.figures import Figure, Group, Rows, Summary, Words
+from servesim.contracts.schemas import COUNT, FIGURE, NUMBER
+from servesim.errors import PolicyError, shown
 from servesim.metrics.engine_figures import COST_SHARES, ENGINE, KV, PREFIX_CACHE, PRICE, SPECULATION, UNCERTAINTY
 from servesim.metrics.measured import Measured
 from servesim.metrics.replicas import POOLS, REPLICAS
@@ -21,7 +26,8 @@ OF_A_RUN = (
 """Groups that every run has."""
 GROUPS = (*OF_A_RUN, REPLICAS, POOLS)
 """The same, and those of runs of several replicas."""
-_FIELD = re.compile(r"{([\w.]+)}")
+_FIELD = re.compile(r"{{|}}|{([\w.]+)}")
+"""A brace written twice, or a figure."""
 
 
 def summarize(measured: Measured) -> dict[str, Any]:
@@ -47,7 +53,7 @@ def text_of(figure: Figure | None, value: Any) -> str:
         return "yes" if value else "no"
     if figure is not None and figure.unit == "share":
         return percent(value)
-    return f"{value:,}" if isinstance(value, int) else number(value)
+    return f"{value:,}" if isinstance(value, int) and abs(value) < 1e15 else number(value)
 
 
 def with_unit(figure: Figure, value: Any) -> str:
@@ -66,12 +72,14 @@ def said(
     text: Callable[[Figure | None, Any], str] = text_of,
 ) -> str | None:
     """Return words of a group with their figures filled in; None if they are not to be shown. `text`: returns a figure
-    in words. What is no figure stays as it is: names of the user's may have braces, too."""
+    in words. What is no figure stays as it is."""
     template = words(summary) if callable(words) else words
     if template is None:
         return None
 
     def filled(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0][0]
         path = found[1].split(".")
         for of, rest in _places(path, group, groups):
             figure = next((each for each in of.figures if each.name == rest[0]), None)
@@ -79,7 +87,7 @@ def said(
                 value: Any = of.within(summary)
                 for name in rest:
                     value = (value or {}).get(name)
-                return text(figure, value)
+                return text(None if rest[-1] == "count" else figure, value)
         return found[0]
 
     return _FIELD.sub(filled, template)
@@ -94,6 +102,44 @@ def _places(path: list[str], group: Group, groups: Sequence[Group]) -> Iterator[
     yield from ((each, path) for each in groups if not each.section)
 
 
+def unknown_fields(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Return the names in the words of a group, as far as these are texts, that are no figures."""
+    rows = [words for _, words in group.rows] if isinstance(group.rows, tuple) else []
+    texts = [text for text in (*rows, *(words for tile in group.tiles for words in tile[1:3])) if isinstance(text, str)]
+    fields = [found[1] for text in texts for found in _FIELD.finditer(text) if found[1] is not None]
+    return [field for field in fields if not _is_figure(field.split("."), group, groups)]
+
+
+def _is_figure(path: list[str], group: Group, groups: Sequence[Group]) -> bool:
+    return any(rest[0] == each.name for of, rest in _places(path, group, groups) for each in of.figures)
+
+
+def check_values(groups: Sequence[Group], sections: Mapping[str, Any]) -> None:
+    """Raise PolicyError for a section that lacks a figure its group declares, or has a value that is no finite number
+    where one is declared. `sections`: made by a user's feature."""
+    for group in groups:
+        section = sections.get(group.section)
+        if section is None or group.many:
+            continue
+        for figure in group.figures:
+            name = f"figure {group.section}.{figure.name}"
+            if not isinstance(section, Mapping) or figure.name not in section:
+                if figure.optional:
+                    continue
+                raise PolicyError(f"{name} is declared and not there")
+            value = section[figure.name]
+            number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+            if value is not None and figure.schema in (None, FIGURE, COUNT, NUMBER) and not (number and _finite(value)):
+                raise PolicyError(f"{name} is {shown(value)}, not a finite number")
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
+
+
 def rows_of(groups: Sequence[Group], summary: Summary) -> Rows:
     """Return the rows of a run's table, in the order of the groups; those that stand after others by their labels."""
     found: Rows = []
@@ -105,8 +151,9 @@ def rows_of(groups: Sequence[Group], summary: Summary) -> Rows:
 
 
 def _rows(group: Group, summary: Summary, groups: Sequence[Group]) -> Rows:
-    if group.section and group.section not in summary:
-        return []
+    if group.within(summary) is None:
+        there = group.section in summary
+        return [(group.words, group.if_null)] if there and group.if_null else []
     if callable(group.rows):
         return group.rows(summary)
     if group.rows is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from servesim.contracts.figures import Figure, Group, Summary, Tile
+from servesim.contracts.figures import Figure, Group, Summary, Tile, literal
 from servesim.contracts.request import State
 from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_map
 from servesim.metrics.measured import Good
@@ -34,9 +34,11 @@ REQUESTS = Group(
     (
         _total("arrived", "requests that arrived"),
         _total("completed", "requests that got all their tokens"),
-        _total("rejected", "requests never admitted: too long for the model or the memory, or the queue was full"),
-        _total("aborted", "requests whose client gave up"),
-        Figure("unsent", "requests whose turn never came: of a closed loop, or after a failed one",
+        _total("rejected", "requests never admitted: too long for the model or the memory, the queue was full, or the "
+               "router refused them"),
+        _total("aborted", "requests that ended without all their tokens: the client gave up, or the replica or the KV "
+               "was lost"),
+        Figure("unsent", "requests never sent: the run ended first (closed loop), or an earlier turn failed",
                lambda m: m.unsent, schema=COUNT),
         Figure("retries", "attempts that follow a failed one", lambda m: m.retries, schema=COUNT),
         _total("input_tokens", "prompt tokens of the completed requests"),
@@ -45,7 +47,7 @@ REQUESTS = Group(
         _why("finish_reasons", "why requests completed: how many by reason", State.FINISHED),
         _why("rejection_reasons", "why requests were rejected: how many by reason", State.REJECTED),
         _why("abort_reasons", "why requests were aborted: how many by reason", State.ABORTED),
-        Figure("max_concurrency", "the most completed requests in the system at once",
+        Figure("max_concurrency", "most requests in the system at once, of those that completed",
                lambda m: m.requests.max_concurrency(), schema=COUNT),
     ),
     rows=(
@@ -135,11 +137,11 @@ LATENCY = Group(
     "latency_ms",
     "latency",
     (
-        _latency("ttft", "time to first token: t_1 - t_s"),
+        _latency("ttft", "time to first token: from the arrival to the first output token, t_1 - t_s"),
         _latency(
             "tpot",
-            "time per output token: (t_n - t_1) / (n - 1), by request. Requests of one token are left out; to a limit "
-            "they count as 0",
+            "time per output token after the first, by request: (t_n - t_1) / (n - 1). Requests of one token are left "
+            "out; to a limit they count as 0",
         ),
         Figure(
             "itl",
@@ -150,9 +152,9 @@ LATENCY = Group(
             DISTRIBUTION,
             label=LATENCY_LABELS["itl"],
         ),
-        _latency("e2el", "end to end: t_n - t_s"),
-        _latency("ntpot", "(t_n - t_s) / n"),
-        _latency("queue_time", "first scheduled - t_s, the front end included"),
+        _latency("e2el", "end to end: from the arrival to the last output token, t_n - t_s"),
+        _latency("ntpot", "end-to-end time over output tokens, (t_n - t_s) / n"),
+        _latency("queue_time", "from the arrival until the request is first scheduled, the front end included"),
     ),
     doc="Only completed requests have latencies. Each has `count`, `mean`, `std`, `min`, `max` and the percentiles "
     "`p1` to `p99.9`, linear as in `numpy.percentile`. Under speculation read `tpot`: percentiles of `itl` are those "
@@ -173,11 +175,9 @@ def limits_text(slo: Mapping[str, float]) -> str:
     return ", ".join(f"{name} <= {limit:g} ms" for name, limit in slo.items())
 
 
-def _goodput(summary: Summary) -> str | None:
+def _goodput(summary: Summary) -> str:
     found = summary["goodput"]
-    if not found:
-        return None
-    own = [f"{name} {limits_text(slo)}" for name, slo in found.get("slo_classes_ms", {}).items()]
+    own = [f"{literal(name)} {limits_text(slo)}" for name, slo in found.get("slo_classes_ms", {}).items()]
     limits = "; ".join(filter(None, (limits_text(found["slo_ms"]), *own)))
     return f"{{request_goodput}} requests/s, {{slo_attainment}} of arrivals within {limits}"
 
@@ -206,8 +206,7 @@ GOODPUT = Group(
     doc="`null` without limits (`slo`).",
     rows=(("goodput", _goodput),),
     tiles=(
-        Tile("Within all limits", lambda summary: "{slo_attainment}" if summary["goodput"] else None,
-             "{request_goodput} requests/s of goodput",
+        Tile("Within all limits", "{slo_attainment}", "{request_goodput} requests/s of goodput",
              lambda summary: (summary["goodput"]["slo_attainment"] or 0) < 0.9),
     ),
     source=lambda m: m.good,

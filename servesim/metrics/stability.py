@@ -95,8 +95,8 @@ STABILITY = Group(
     (
         Figure("unstable", "whether the queue was still growing when arrivals ended", itemgetter("unstable"),
                schema=FLAG),
-        Figure("decided", "whether that can be told: not where nothing grows, but the arrivals span less than six "
-               "times the mean time in service", itemgetter("decided"), schema=FLAG),
+        Figure("decided", "false if the queue is not growing, but arrivals span less than six times the mean time in "
+               "service", itemgetter("decided"), schema=FLAG),
         Figure("waiting_by_tenth", "mean number waiting in tenths of the arrival span", itemgetter("waiting_by_tenth"),
                schema=BY_TENTH),
         Figure("in_system_by_tenth", "mean number in the system; what an empty server that fills would show is taken "

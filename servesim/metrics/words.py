@@ -7,6 +7,8 @@ def number(value: float | None) -> str:
     """Return a figure with as many digits as help to read it."""
     if value is None:
         return "-"
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 4
     return f"{value:,.{digits}f}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from servesim.contracts.figures import Group, Rows
 from servesim.errors import UserError
-from servesim.metrics.figures import GROUPS, rows_of
+from servesim.metrics.figures import GROUPS, rows_of, unknown_fields
 from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN
 from servesim.metrics.slo import SLO_METRICS
 from servesim.metrics.words import amount, number
@@ -58,11 +58,17 @@ def as_html(summary: Mapping[str, Any]) -> str:
     )
 
 
+DERIVED = "preemptions_per_request"
+"""A metric of comparisons that is no figure of a run."""
+
+
 def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
     """Return all figures of a run, those of features found by name and of these, a user's own. UserError for a section
     that is there already."""
     found = [*GROUPS]
+    metrics = {name for group in GROUPS for figure in group.figures for name in figure.metrics} | {DERIVED}
     taken = {group.section for group in GROUPS} | {"scenario", "provenance", "notes", "custom_metrics"}
+    taken |= {figure.name for group in GROUPS if not group.section for figure in group.figures}
     for feature in scenario_features(tuple(features)):
         for group in feature.groups():
             if group.section in taken:
@@ -71,6 +77,13 @@ def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
                 )
             taken.add(group.section)
             found.append(group)
+            for name in (name for figure in group.figures for name in figure.metrics):
+                if name in metrics:
+                    raise UserError(f"feature {feature.name}: figure {name}: there is a metric of this name already")
+                metrics.add(name)
+    for group in found[len(GROUPS) :] if features else ():
+        if unknown := unknown_fields(group, found):
+            raise UserError(f"figures of {group.section!r}: its words name {unknown[0]!r}, which is no figure")
     return tuple(found)
 
 

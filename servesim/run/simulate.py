@@ -22,6 +22,7 @@ from servesim.run.result_files import ResultWriter
 from servesim.run.scenario import Scenario, own_features, scenario_class, scenario_features
 from servesim.run.setting_names import load_settings, with_parts
 from servesim.run.setup import Setup, options_of, set_up
+from servesim.run.shown import groups_of
 from servesim.run.step_requests import StepRequests, check_step_requests
 from servesim.run.summary import summary_of
 from servesim.run.trace_source import OBJECT
@@ -152,6 +153,8 @@ def _asked(
     parts = {key: value for key, value in settings.items() if key not in fields and key not in known}
     found = {**base, **({"trace": trace} if trace is not None else {}), **whole}
     asked = Scenario.of(with_parts(found, parts), source)
+    if own:
+        groups_of(own)  # figures that make no sense are found before the run
     return asked, options_of(asked, options)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from servesim.contracts.part import Finished
+from servesim.contracts.feature import of_user
+from servesim.contracts.figures import Group
+from servesim.contracts.part import Finished, Part
 from servesim.engine.cluster import Cluster
-from servesim.metrics.figures import summarize
+from servesim.metrics.figures import check_values, summarize
 from servesim.metrics.measured import Deployment, Measured
 from servesim.metrics.replicas import ReplicaTotals, Up, of_pools
 from servesim.metrics.requests import SECOND, Requests
-from servesim.plugins.user_policies import blaming
+from servesim.plugins.user_policies import blaming, is_own
 from servesim.run.notes import after_run, on_costs
 from servesim.run.pools import of_each
 from servesim.run.records import Records
@@ -43,9 +46,10 @@ def summary_of(
     if records.replicas is not None:
         figures |= fleet.figures(records.replicas)
     kinds = [type(part) for part in setup.parts]
+    own = [group for feature in of_user(scenario.features) for group in feature.groups()]
     with blaming(kinds):
         for part in setup.parts:
-            figures |= part.figures(finished)
+            figures |= _checked(part, part.figures(finished), own)
     reached = [[*on_costs(pool.cost, totals.decode_reach)] for pool in setup.pools]
     with blaming(kinds):
         said = [note for part in setup.parts for note in part.notes(figures)]
@@ -60,8 +64,15 @@ def summary_of(
     summary = {**figures, "notes": notes, "scenario": scenario.model_dump(mode="json"), "provenance": provenance}
     with blaming(kinds):
         for part in setup.parts if conclude else ():
-            summary |= part.conclusions(summary, finished)
+            summary |= _checked(part, part.conclusions(summary, finished), own)
     return summary
+
+
+def _checked(part: Part, sections: dict[str, Any], own: Sequence[Group]) -> dict[str, Any]:
+    """Return sections of a part; PolicyError for those of a user's part that are not as its groups (`own`) declare."""
+    if own and is_own(type(part)):
+        check_values(own, sections)
+    return sections
 
 
 @cache

@@ -53,6 +53,10 @@ class ColumnFormat:
     """Whether a note names columns that mean nothing here."""
     writes: bool = False
 
+    def __post_init__(self) -> None:
+        if self.writes and (self.beside or not self.arrival or self.unit not in ("s", DATES)):
+            raise ValueError(f"{self.name}: written are an arrival in seconds or as a date, and two lengths")
+
     @property
     def needed(self) -> tuple[str, ...]:
         """Return the columns that must be there."""

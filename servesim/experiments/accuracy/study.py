@@ -31,7 +31,7 @@ BEYOND = (
 )
 """Shares of GPU time beyond what the tables measured, by their largest."""
 FIELDS = ("engine", "version", "gpu", "model", "precision", "mode", "tp", "concurrency")
-"""Values that `only` may have."""
+"""Fields that `only` may select by."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SECOND = 1e9
+from servesim.metrics.requests import SECOND
 
 
 def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, times: float) -> dict[str, Any]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from servesim.contracts.figures import Figure, Group
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object, or_null
+from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 from servesim.metrics.classes import Slos
 from servesim.metrics.measured import good_of
 from servesim.metrics.request_figures import GOODPUT
-from servesim.metrics.requests import SECOND, Part, per
+from servesim.metrics.requests import SECOND, Part, Service, per
 from servesim.metrics.slo import SLO_METRICS
 
 
-class Some(NamedTuple):
+@dataclass(frozen=True)
+class Some:
     """The requests of one class or tenant, as their figures see them."""
 
     part: Part
@@ -26,6 +29,11 @@ class Some(NamedTuple):
     """Duration of the whole run, so that rates of classes add up."""
     rows: int = 0
     """Requests of the trace."""
+
+    @cached_property
+    def service(self) -> Service:
+        """Tokens answered, and those not."""
+        return self.part.service(self.rows)
 
     @property
     def good(self) -> dict[str, Any] | None:
@@ -52,19 +60,9 @@ OF_CLASS = Group(
         Figure("latency_ms", "latencies of its requests", _latencies, "ms",
                an_object(**dict.fromkeys(SLO_METRICS, DISTRIBUTION))),
         Figure("goodput", "goodput of its requests within their own limits; `null` without limits",
-               lambda some: some.good, schema=or_null(GOODPUT.schema())),
+               lambda some: some.good, schema=GOODPUT.schema()),
     ),
 )  # fmt: skip
-
-
-def _service(some: Some) -> float | None:
-    service = some.part.service(some.rows)
-    return per(service.given, service.given + service.refused)
-
-
-def _speed(some: Some) -> float | None:
-    service = some.part.service(some.rows)
-    return per(service.answers, service.seconds)
 
 
 OF_TENANT = Group(
@@ -72,13 +70,24 @@ OF_TENANT = Group(
     "tenant",
     (
         *OF_CLASS.figures,
-        Figure("service", "tokens answered over tokens asked for, an output token weighing two", _service, "share"),
-        Figure("speed", "output tokens per second of waiting, the harmonic mean over requests", _speed, "tokens/s"),
+        Figure(
+            "service",
+            "tokens answered over tokens asked for, an output token weighing two",
+            lambda some: per(some.service.given, some.service.given + some.service.refused),
+            "share",
+        ),
+        Figure(
+            "speed",
+            "output tokens per second of waiting, the harmonic mean over requests",
+            lambda some: per(some.service.answers, some.service.seconds),
+            "tokens/s",
+        ),
     ),
 )
 
 
-class Classes(NamedTuple):
+@dataclass(frozen=True)
+class Classes:
     """All classes of a run."""
 
     whole: Part
@@ -87,18 +96,18 @@ class Classes(NamedTuple):
     slos: Slos
     """Limits of classes that have their own."""
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """The duration."""
         return self.whole.duration_ns / SECOND
 
-    @property
+    @cached_property
     def each(self) -> dict[str, Any]:
         """Figures by class."""
         slos = {name: self.slos.get(name, self.slo) for name in self.parts}
         return {name: OF_CLASS.values(Some(part, slos[name], self.seconds)) for name, part in self.parts.items()}
 
-    @property
+    @cached_property
     def good(self) -> int:
         """Requests within the limits of their class."""
         return sum(one["goodput"]["good_requests"] for one in self.each.values() if one["goodput"])
@@ -108,7 +117,7 @@ CLASSES = Group(
     "classes",
     "classes",
     (
-        Figure("classes", "figures of each class, by name", lambda c: c.each, schema=a_map(OF_CLASS.schema())),
+        Figure("classes", "figures of each class, by name", lambda c: c.each, inside=OF_CLASS),
         Figure("good_requests", "completed requests within every limit of their class", lambda c: c.good, schema=COUNT),
         Figure("request_goodput", "good requests over `duration_s`", lambda c: per(c.good, c.seconds), "requests/s"),
         Figure("slo_attainment", "good requests over all that arrived", lambda c: per(c.good, c.whole.total("arrived")),
@@ -119,7 +128,8 @@ CLASSES = Group(
 )  # fmt: skip
 
 
-class Tenants(NamedTuple):
+@dataclass(frozen=True)
+class Tenants:
     """All tenants of a run."""
 
     whole: Part
@@ -128,7 +138,7 @@ class Tenants(NamedTuple):
     """Requests of the trace."""
     slo: Mapping[str, float]
 
-    @property
+    @cached_property
     def each(self) -> dict[str, Any]:
         """Figures by tenant."""
         seconds = self.whole.duration_ns / SECOND
@@ -147,7 +157,7 @@ TENANTS = Group(
     "tenants",
     "tenants",
     (
-        Figure("tenants", "figures of each tenant, by name", lambda t: t.each, schema=a_map(OF_TENANT.schema())),
+        Figure("tenants", "figures of each tenant, by name", lambda t: t.each, inside=OF_TENANT),
         Figure("jain_index", "Jain's index of fairness over tenants, of `service`, `speed` and, with limits, "
                "`slo_attainment`: 1 where all tenants fare alike, 1/n where one has everything", lambda t: t.jain,
                schema=a_map(FIGURE)),

@@ -110,7 +110,7 @@ OFFLOAD = Group(
         Figure("refused_stores", "stores for which no room could be made", lambda m: m.sum("refused"), schema=COUNT),
         Figure("deferred", "times that a request waited for blocks on their way to another",
                lambda m: m.sum("deferred"), schema=COUNT),
-        Figure("load_ms", "time from a request to load to its end (LMCache: by which a step is longer)",
+        Figure("load_ms", "time from a load's request to its completion; for LMCache, the time it adds to a step",
                lambda m: describe(np.array([ns for each in m.counts for ns in each.load_ns], dtype=np.int64), MS),
                "ms", DISTRIBUTION),
         Figure("load_busy_share", "share of the time in which the link to host memory loaded",

@@ -29,7 +29,7 @@ class HostParams:
     """Host memory of a replica and the way to it, whatever connector uses it."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"remote_kv", "deferred"})
-    """Feature that a scheduler must support (servesim.contracts.scheduler)."""
+    """Features that a scheduler must support (servesim.contracts.scheduler)."""
     of_engine: ClassVar[str] = "vllm"
     needs_cpu: ClassVar[bool] = True
     """Whether `cpu` must be said."""

@@ -47,7 +47,7 @@ class Start:
 
 
 class CostProfile:
-    """Return the capability of a replica by its cost model: times of steps in seconds, planned ahead."""
+    """The capability of a replica by its cost model: times of steps in seconds, planned ahead."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost

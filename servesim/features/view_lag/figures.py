@@ -34,7 +34,7 @@ ROUTER_VIEW = Group(
         Figure("sent", "how often a request was sent to a replica", len, schema=COUNT),
         Figure("seen", "requests at the chosen replica by its last report, in the mean over those times",
                lambda table: _mean(table[:, 1]), "requests", NUMBER),
-        Figure("there", "requests that were there in truth",
+        Figure("there", "requests actually at that replica",
                lambda table: _mean(table[:, 2]), "requests", NUMBER),
         Figure("error", "distance between what was seen and what was there",
                lambda table: _mean(np.abs(table[:, 1] - table[:, 2])), "requests", NUMBER),

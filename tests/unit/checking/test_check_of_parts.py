@@ -180,6 +180,7 @@ def test_one_right_passes(tmp_path: Path) -> None:
         (FEATURE, "    def build(self, setup): return 1 / 0", "contract: Mine: build raises ZeroDivisionError"),
         (FEATURE, "    def refuses(self, scenario): return {'failure': 'no'}", "settings: Mine: refuses 'failure', w"),
         (FEATURE, "    def groups(self): return ()", "settings: Mine: section 'mine' of the summary is in no group of"),
+        (FEATURE, "    def rows(self, summary): return []", "settings: Mine: rows is called by nothing: declare its f"),
         (FEATURE, "    def groups(self): return [1]", "contract: Mine: groups returns [1], not a tuple of Groups"),
         (FEATURE, "    def groups(self): return (Group('mine', 'mine', ()),)", "settings: Mine: figure mine.sent is"),
         (FEATURE, "    class Settings(Section):\n        factor: int = 1", "settings: Mine: mine.factor has no docst"),

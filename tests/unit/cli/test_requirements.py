@@ -125,6 +125,7 @@ def test_one_deployment_that_fulfils_everything_is_enough_for_capacity() -> None
         ("slo_attainment>=99%", 0.964, "it is 96.4 %"),
         ("usd_per_million_tokens<=0.2", 0.21, "it is $0.21"),
         ("output_throughput>=2000", 1500.0, "it is 1500 tokens/s"),
+        ("acceptance_length>=2", 1.5, "it is 1.5 tokens"),
     ],
 )
 def test_a_value_that_fails_is_said_in_its_unit(text: str, value: float, said: str) -> None:

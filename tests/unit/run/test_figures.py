@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ import servesim
 from servesim.cli.figures import every
 from servesim.cli.schema import schema_of
 from servesim.cli.summary import print_summary
-from servesim.contracts.figures import Figure, Group, Tile
-from servesim.experiments.metrics import METRICS, metric_names
+from servesim.contracts.figures import Figure, Group, Tile, literal
+from servesim.contracts.schemas import a_list
+from servesim.errors import UserError
+from servesim.experiments.metrics import METRICS
 from servesim.experiments.run_metrics import Run, measure
-from servesim.metrics.figures import said, text_of, with_unit
+from servesim.metrics.figures import rows_of, said, text_of, with_unit
 from servesim.run.shown import all_rows, groups_of
 from tests.support import energy, figure_page
 from tests.support.figure_runs import ADDED, SHARED, run_with
@@ -113,13 +115,19 @@ def test_every_figure_is_in_the_schema_with_its_definition() -> None:
 def test_the_docs_have_every_figure_as_it_is_declared() -> None:
     page = figure_page.PAGE.read_text()
     assert page == figure_page.page(), "run python -m tests.support.figure_page"
-    declared = {name for group in groups_of() for figure in group.figures for name in metric_names(figure)}
+    declared = {name for group in groups_of() for figure in group.figures for name in figure.metrics}
     assert {name for name in METRICS if name not in declared and f"`{name}`" in page} == {"preemptions_per_request"}
 
 
 def test_every_figure_with_a_better_side_is_a_metric() -> None:
-    declared = [name for group in groups_of() for figure in group.figures for name in metric_names(figure)]
-    assert len(declared) == len(set(declared)) > 30
+    declared = [name for group in groups_of() for figure in group.figures for name in figure.metrics]
+    assert len(declared) == len(set(declared))
+    latencies = {f"{name}_{of}" for name in ("ttft", "tpot", "e2el", "ntpot", "queue_time")
+                 for of in ("mean", "p50", "p90", "p95", "p99")}  # fmt: skip
+    others = {"request_throughput", "output_throughput", "total_token_throughput", "request_goodput", "slo_attainment",
+              "hit_rate", "acceptance_rate", "acceptance_length", "usd_per_million_tokens",
+              "usd_per_million_output_tokens", "stalled_s"}  # fmt: skip
+    assert set(declared) - {"stalled_s"} == (latencies | others) - {"stalled_s"}
     assert set(declared) <= set(METRICS)
     listed = [name for one in every(groups_of()) for name in one["metrics"]]
     assert sorted(listed) == sorted(declared)
@@ -162,12 +170,49 @@ def test_figures_of_a_feature_of_ones_own_are_everywhere(
     figures(["joules"], [own])
     assert "energy.joules_per_request (J)  [metric joules_per_request; lower is better]" in capsys.readouterr().out
     figures(None, [own], False, True)
-    assert "| `joules_per_request` | J | that over completed requests |" in capsys.readouterr().out
+    assert "| `joules_per_request` | J | lower | that over completed requests |" in capsys.readouterr().out
     rows = servesim.compare(
         SHARED, features=[own], gpu=["h100", "h200"], replicates=2, metrics="joules_per_request", jobs=1
     )
     assert list(rows[rows["metric"] == "joules_per_request"]["unit"]) == ["J", "J"]
     assert rows.attrs["document"]["metrics"][0]["better"] == "lower"
+
+
+def test_metrics_of_features_are_known_whichever_variant_has_them(tmp_path: Path) -> None:
+    own = f"{energy.__file__}:Energy"
+    rows = servesim.compare(SHARED, {**SHARED, "features": [own]}, replicates=1, metrics="joules_per_request", jobs=1)
+    assert set(rows["metric"]) >= {"joules_per_request"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda: Figure("one", "", int, better="Lower"), "figure one: better is 'Lower', must be one of lower, higher"),
+        (lambda: Figure("one", "", int, scale="log"), "figure one: scale is 'log', must be one of ratio, difference"),
+        (lambda: Group("a", "a", (Figure("x", "", int),), rows=("a", "{x} J")), "figures of 'a': rows are pairs of"),
+        (lambda: Group("a", "", (Figure("x", "", int),)), "figures of 'a': the group needs words"),
+        (
+            lambda: Group("a", "a", (Figure("x", "", int, better="lower"),), many=a_list),
+            "figures of 'a': there are several of each, so none is a metric",
+        ),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_told(wrong: Callable[[], Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        wrong()
+
+
+def test_a_section_that_is_null_has_the_row_it_asks_for_or_none() -> None:
+    figures = (Figure("x", "", int),)
+    null = {"fuel": None}
+    assert rows_of((Group("fuel", "fuel", figures, rows=(("fuel", "{x} l"),), null=True),), null) == []
+    assert rows_of((Group("fuel", "fuel", figures, null=True, if_null="off"),), null) == [("fuel", "off")]
+    assert rows_of((Group("fuel", "fuel", figures, null=True, if_null="off"),), {}) == []
+
+
+def test_names_of_the_users_are_said_whatever_braces_they_have() -> None:
+    summary = {"fuel": {"litres": 1.0}}
+    assert said(lambda of: f"{literal('{litres} {{x}')}: {{litres}}", GROUP, summary) == "{litres} {{x}: 1.00"
 
 
 GROUP = Group(

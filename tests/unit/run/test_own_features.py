@@ -328,20 +328,50 @@ GROUP = Group("odd", "odd", (Figure("one", "one", lambda m: m),), rows=(("odd", 
 """
 
 
+def with_figures(tmp_path: Path, value: str, rows: str = "''") -> str:
+    """Write a feature with a figure of this value, and return its name."""
+    more = "\n    def groups(self): return (GROUP,)\n" + FIGURES.replace("ROWS", rows)
+    return odd(tmp_path, f'{{"figures": lambda: {{"odd": {value}}}}}', more)
+
+
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "code", "told"),
     [
-        ("broken", "Odd: broken raises ZeroDivisionError: division by zero (odd.py line "),
-        ("3", "Odd: TypeError: expected string or bytes-like object, got 'int'"),
+        ("broken", 1, "Odd: broken raises ZeroDivisionError: division by zero (odd.py line "),
+        ("3", 2, "feature file odd.py does not load: UserError: figures of 'odd': rows are pairs of label and words"),
+        ("'{two} J'", 2, "figures of 'odd': its words name 'two', which is no figure"),
+        ("'{engine.stepz}'", 2, "figures of 'odd': its words name 'engine.stepz', which is no figure"),
     ],
 )
-def test_rows_that_fail_are_told(tmp_path: Path, call: Call, rows: str, told: str) -> None:
-    odd(tmp_path, '{"figures": lambda: {"odd": {"one": 1}}}', "\n    def groups(self): return (GROUP,)\n")
-    (tmp_path / "odd.py").write_text((tmp_path / "odd.py").read_text() + FIGURES.replace("ROWS", rows))
-    code, _, errors = call(f"run {TYPED} --features odd.py:Odd")
-    assert code == 1
+def test_rows_that_fail_are_told(tmp_path: Path, call: Call, rows: str, code: int, told: str) -> None:
+    with_figures(tmp_path, '{"one": 1}', rows)
+    found, _, errors = call(f"run {TYPED} --features odd.py:Odd")
+    assert (found, errors.count("\n")) == (code, 1)
     assert errors.startswith(f"error: {told}")
-    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("{'one': float('nan')}", "figure odd.one is nan, not a finite number"),
+        ("{'one': float('-inf')}", "figure odd.one is -inf, not a finite number"),
+        ("{'one': '12.5'}", "figure odd.one is '12.5', not a finite number"),
+        ("{'one': True}", "figure odd.one is True, not a finite number"),
+        ("{'one': [1]}", r"figure odd.one is \[1\], not a finite number"),
+        ("{'one': 10**400}", "figure odd.one is 1000"),
+        ("{}", "figure odd.one is declared and not there"),
+        ("[1]", "figure odd.one is declared and not there"),
+    ],
+)
+def test_a_value_that_is_no_number_is_told(tmp_path: Path, value: str, told: str) -> None:
+    name = with_figures(tmp_path, value)
+    with pytest.raises(PolicyError, match=told):
+        servesim.simulate(SHARED, features=[name])
+
+
+@pytest.mark.parametrize("value", ["{'one': None}", "{'one': 0}", "{'one': 1e300}", "None"])
+def test_numbers_and_nothing_are_values(tmp_path: Path, value: str) -> None:
+    assert "odd" in servesim.simulate(SHARED, features=[with_figures(tmp_path, value)]).summary
 
 
 @pytest.mark.parametrize(
@@ -363,7 +393,7 @@ def test_a_figure_that_servesim_has_as_a_metric_is_told(tmp_path: Path) -> None:
     figure = "Figure('ttft_p99', 'one', int, better='lower')"
     more = f"\n    def groups(self): return (Group('odd', 'odd', ({figure},)),)\n"
     name = odd(tmp_path, more=more + FIGURES.replace("ROWS", "''"))
-    with pytest.raises(UserError, match="feature Odd: figure ttft_p99: servesim has a metric of this name"):
+    with pytest.raises(UserError, match="feature Odd: figure ttft_p99: there is a metric of this name already"):
         servesim.compare(SHARED, features=[name], kv=["paged", "prefix-hash"], replicates=1, jobs=1)
 
 
