@@ -52,7 +52,6 @@ def run(
     """Replay a trace: latency, throughput, memory and price."""
     from servesim.cli.requirements import failures
     from servesim.cli.serving import save, under_commands
-    from servesim.experiments.metrics import summary_values
     from servesim.metrics.custom import load_metrics
     from servesim.run.setting_names import load_settings
     from servesim.run.simulate import simulate
@@ -87,6 +86,8 @@ def run(
     if requests["arrived"] and not requests["completed"]:
         end_if([f"none of {requests['arrived']:,} requests was served"])
     if required:
+        from servesim.experiments.metrics import summary_values
+
         unstable = (
             ["the queue was still growing when arrivals ended"] if result.summary["stability"]["unstable"] else []
         )

@@ -49,7 +49,6 @@ class Figure:
     stretched: str = ""
     """Rule of a metric where all times of the servers are f times as long, and requests arrive as much more rarely:
     longer (times f), rarer (over f) or same; empty: longer if it is a latency, else not known."""
-
     inside: Group | None = None
     """Figures of each object in its value, which is a map by name (a_map)."""
 

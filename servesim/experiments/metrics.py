@@ -16,7 +16,7 @@ from servesim.errors import UserError, suggest
 from servesim.experiments.run_metrics import Slice, per
 from servesim.metrics.custom import Function, is_custom, load_metric, value_of
 from servesim.parsing import listed
-from servesim.run.shown import groups_of
+from servesim.run.shown import DERIVED, groups_of
 
 Summary = Mapping[str, Any]
 
@@ -94,8 +94,8 @@ def _preemptions(summary: Summary) -> float | None:
 
 METRICS = {
     **dict(_metrics(groups_of())),
-    "preemptions_per_request": Metric(
-        "preemptions_per_request",
+    DERIVED: Metric(
+        DERIVED,
         "",
         "lower",
         "difference",

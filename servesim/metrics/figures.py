@@ -114,26 +114,40 @@ def _is_figure(path: list[str], group: Group, groups: Sequence[Group]) -> bool:
     return any(rest[0] == each.name for of, rest in _places(path, group, groups) for each in of.figures)
 
 
-def check_values(groups: Sequence[Group], sections: Mapping[str, Any]) -> None:
-    """Raise PolicyError for a section that lacks a figure its group declares, or has a value that is no finite number
-    where one is declared. `sections`: made by a user's feature."""
+def plain_sections(groups: Sequence[Group], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections that a user's feature made, with numpy's numbers turned into Python's. PolicyError for a value
+    that JSON does not have, a figure of its groups that is missing, and one that is no number if that is declared."""
+    found = {name: _plain(section, name) for name, section in sections.items()}
     for group in groups:
-        section = sections.get(group.section)
+        section = found.get(group.section)
         if section is None or group.many:
             continue
         for figure in group.figures:
-            name = f"figure {group.section}.{figure.name}"
-            if not isinstance(section, Mapping) or figure.name not in section:
-                if figure.optional:
-                    continue
-                raise PolicyError(f"{name} is declared and not there")
-            value = section[figure.name]
-            number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if value is not None and figure.schema in (None, FIGURE, COUNT, NUMBER) and not (number and _finite(value)):
-                raise PolicyError(f"{name} is {shown(value)}, not a finite number")
+            name = f"{group.section}.{figure.name}"
+            if not isinstance(section, dict) or not (figure.name in section or figure.optional):
+                raise PolicyError(f"figure {name} is declared and not there")
+            value = section.get(figure.name)
+            if figure.schema in (None, FIGURE, COUNT, NUMBER) and isinstance(value, str | bool | dict | list):
+                raise _no_number(name, value)
+    return found
 
 
-def _finite(value: Any) -> bool:
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner, f"{name}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, f"{name}[{i}]") for i, inner in enumerate(value)]
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, str | bool) or (isinstance(value, int | float) and _finite(value)):
+        return value
+    raise _no_number(name, value)
+
+
+def _no_number(name: str, value: Any) -> PolicyError:
+    return PolicyError(f"figure {name} is {shown(value)}, not a finite number")
+
+
+def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:  # an int beyond all floats

@@ -361,12 +361,22 @@ def test_rows_that_fail_are_told(tmp_path: Path, call: Call, rows: str, code: in
         ("{'one': 10**400}", "figure odd.one is 1000"),
         ("{}", "figure odd.one is declared and not there"),
         ("[1]", "figure odd.one is declared and not there"),
+        ("{'one': object()}", "figure odd.one is "),
+        ("{'one': 1j}", "figure odd.one is 1j, not a finite number"),
+        ("{'one': 1, 'more': {'a': [1, float('nan')]}}", r"figure odd.more.a\[1\] is nan, not a finite number"),
     ],
 )
 def test_a_value_that_is_no_number_is_told(tmp_path: Path, value: str, told: str) -> None:
     name = with_figures(tmp_path, value)
     with pytest.raises(PolicyError, match=told):
         servesim.simulate(SHARED, features=[name])
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path: Path) -> None:
+    value = "{'one': __import__('numpy').int64(3), 'two': (__import__('numpy').float32(0.5),)}"
+    result = servesim.simulate(SHARED, features=[with_figures(tmp_path, value)], out=tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["odd"] == {"one": 3, "two": [0.5]}
+    assert type(result.summary["odd"]["one"]) is int
 
 
 @pytest.mark.parametrize("value", ["{'one': None}", "{'one': 0}", "{'one': 1e300}", "None"])
