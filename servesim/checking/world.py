@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -112,6 +112,12 @@ def toy_trace(
     )
 
 
+@cache
+def _target() -> ModelSpec:
+    """Return the model that drafts are for."""
+    return ModelSpec.load("llama-3.1-8b")
+
+
 class Share(NamedTuple):
     """Some of a world's replicas: a pool of their own."""
 
@@ -217,7 +223,7 @@ class World:
         if not self.speculation or "speculation" not in scheduler.supports:
             return None
         method, acceptance = policy_settings(self.speculation), policy_settings(self.acceptance)
-        return Speculation.resolve(method, acceptance, 0, ModelSpec.load("llama-3.1-8b"))
+        return Speculation.resolve(method, acceptance, 0, _target())
 
     def _resolve(self, registry: Registry[Any], spec: str, more: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """The class a policy is named by, and its parameters."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
 from typing import Annotated
 
 import typer
+import typer.core
 
 from servesim import __version__
 from servesim.cli import completion
@@ -131,7 +133,7 @@ def _guarded() -> int:
     completing = completion.prepare()
     try:
         name = "servesim" if completing else None  # whatever it was called by: the variable's name comes of it
-        code = app(completion.with_shell(sys.argv)[1:], prog_name=name, standalone_mode=False)
+        code = _command()(completion.with_shell(sys.argv)[1:], prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
         _silence_stdout()  # or leaving would try, and complain, once more
@@ -161,6 +163,12 @@ def _guarded() -> int:
     if code == 130:
         typer.echo("interrupted: nothing was written", err=True)
     return code if isinstance(code, int) else 0
+
+
+@functools.cache
+def _command() -> typer.core.TyperGroup:
+    """Build all commands, once for all calls of a process."""
+    return typer.main.get_group(app)
 
 
 def _silence_stdout() -> None:
