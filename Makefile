@@ -1,5 +1,5 @@
 # make run     replay an embedded workload and print the summary
-# make lint    style, formatting, types, and which package may import which
+# make lint    style, formatting, types, which package may import which, and that there are no circles
 # make quick   the unit tests that take no second each, with few random examples: under a minute
 # make test    all tests but the slow ones: a few minutes
 # make slow    the slow ones: every scheduler on random worlds, whole traces, the pages of docs, real browsers; minutes
@@ -55,6 +55,7 @@ lint: $(READY)
 	@ln -s ../lab .imports/servesim_lab
 	cd .imports && MYPYPATH=. $(abspath $(VENV)/bin/mypy) --strict --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p servesim -p servesim_lab
 	cd .imports && $(abspath $(VENV)/bin/lint-imports) --config ../pyproject.toml --no-cache
+	cd .imports && $(abspath $(VENV)/bin/lint-imports) --config ../.ci/circles.toml --no-cache
 	$(VENV)/bin/ruff format --check --output-format concise .
 
 quick: $(READY)

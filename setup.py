@@ -26,9 +26,10 @@ COMPILED = {
     "engine": "checks cluster compose core delivery drafts fleet layout remote_kv replica samples telling waiting",
     "engine/fast": "acceptance_walk context core cost draft_leap leap lockstep lockstep_leap memory replica step"
     " verification",
+    "engine/fast/kv": "growth lockstep_tables paged",
     "records": "recorder row step",
     "workload": "content front_end samples sessions streamed workload",
-    "policies/kv": "_block_tables _extents _growth _lockstep_tables _prefix_caching fast paged prefix_hash",
+    "policies/kv": "_block_tables _extents _prefix_caching paged prefix_hash",
     "policies/scheduling": "_budget _prefill_adder _sglang_batch sglang vllm",
 }
 """Modules by package below `servesim`, as installed. In these no bound of a slice may have an effect: of an array mypyc

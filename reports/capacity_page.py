@@ -20,8 +20,9 @@ from servesim.reports.experiment import (
     pill,
 )
 from servesim.reports.figures.load import Dot, attainment, pareto
+from servesim.reports.ink import SERIES
 from servesim.reports.page import Alert, Block, Page, Section, Table
-from servesim.reports.svg import SERIES, Drawing
+from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, number
 
 

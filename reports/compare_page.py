@@ -26,8 +26,9 @@ from servesim.reports.experiment import (
 )
 from servesim.reports.figures.forest import forest
 from servesim.reports.figures.overlay import distributions
+from servesim.reports.ink import SERIES
 from servesim.reports.page import Alert, Block, Page, Section, Table
-from servesim.reports.svg import SERIES, Drawing
+from servesim.reports.svg import Drawing
 from servesim.reports.words import time_ms
 
 COLUMNS_AT_MOST = 6

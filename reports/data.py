@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from servesim.reports.svg import INK, SERIES, STYLE, Drawing, painted
+from servesim.reports.ink import INK, SERIES, STYLE, painted
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from servesim.reports.svg import Drawing
 
 COLUMNS = ("panel", "series", "mark", "row", "x", "y", "x_end", "x_label")
 Mark = tuple[str, str, float, float, float]

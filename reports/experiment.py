@@ -14,9 +14,10 @@ from servesim.experiments.metrics import metric_label
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.metrics.slo import parse_slo, split_slo
+from servesim.reports.ink import SERIES
 from servesim.reports.page import Alert, Block, Page, Section
 from servesim.reports.run import Run
-from servesim.reports.svg import SERIES, Drawing
+from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
 from servesim.run.result import Result
 from servesim.run.result_files import SUMMARY

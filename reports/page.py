@@ -1,20 +1,15 @@
-"""One self-contained HTML page from a result directory."""
+"""The content of a self-contained HTML page, and its template filled in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from servesim import __version__
-from servesim.errors import UserError
-
-if TYPE_CHECKING:
-    from servesim.run.result import Result
 
 _PAGES = {
     "comparison.json": "servesim.reports.compare_page",
@@ -140,27 +135,3 @@ def _parts(files: tuple[str, ...]) -> Any:
     from markupsafe import Markup
 
     return Markup("\n\n".join((HERE / file).read_text(encoding="utf-8").strip() for file in files))
-
-
-def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:
-    """Return a run, or a directory that a run, compare, sweep or capacity wrote, as one HTML page. `window_s`: the
-    seconds the chart of requests shows, of a run."""
-    from servesim.run.result import Result
-
-    if not isinstance(result, Result):
-        folder = Path(result)
-        for name, module in experiment_pages().items():
-            if (folder / name).is_file():
-                if window_s is not None:
-                    raise UserError(
-                        f"{folder}: holds an experiment, whose page has no chart of requests to set a window of"
-                    )
-                return _html(import_module(module).page(folder))
-        result = Result.load(folder)
-    from servesim.reports.run_page import run_page
-
-    return _html(run_page(result, window_s))
-
-
-def _html(page: Page) -> str:
-    return page.html()

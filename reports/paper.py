@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
-from servesim.reports.svg import HALF, SERIES, STYLE, Drawing, head_of, light_ink, painted
+from servesim.reports.ink import HALF, SERIES, STYLE, head_of, light_ink, painted
+
+if TYPE_CHECKING:
+    from servesim.reports.svg import Drawing
 
 SCALE = 0.68
 """Inches on paper over inches on the page: text of 11.5 becomes 7.8 pt."""

@@ -10,10 +10,11 @@ import numpy as np
 from markupsafe import Markup
 
 from servesim.reports.figures.axes import clock
+from servesim.reports.ink import INK, SERIES
 from servesim.reports.page import Page
 from servesim.reports.playback import CACHED, FREE, Cells, Playback
 from servesim.reports.prefix_tree import Tree, tree_of
-from servesim.reports.svg import INK, SERIES, Drawing, wide
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import count, gpu_of, name_of, percent, seconds
 
 COLOURS = tuple(name for name in SERIES if name != "slate")

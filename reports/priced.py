@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,8 +11,10 @@ from servesim.contracts.cost import Batch
 from servesim.cost.breakdown import breakdown
 from servesim.cost.work import step_work
 from servesim.hardware import ModelSpec
-from servesim.reports.run import Column, Run
 from servesim.run.setup import cost_model_of
+
+if TYPE_CHECKING:
+    from servesim.reports.run import Column, Run
 
 SAMPLE = 300
 """Rows of steps priced for each kind of step."""

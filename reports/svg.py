@@ -9,73 +9,18 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from servesim.reports.ink import HALF, INK, NARROW, STYLE, WIDE, head_of, light_colours
+
 if TYPE_CHECKING:
     import pandas as pd
 
-COLOURS = (
-    "ink", "muted", "rule", "surface", "blue", "teal", "amber", "rose", "violet", "slate", "sky", "lime",
-)  # fmt: skip
-INK = {name: f"#0101{i + 1:02x}" for i, name in enumerate(COLOURS)}
-"""Stand-in colours by the names of the CSS variables that replace them."""
-
-SERIES = ("blue", "amber", "teal", "violet", "rose", "sky", "lime", "slate")
-"""Colours of several things of a kind, in their order."""
-
-WIDE, NARROW, HALF = 1040, 350, 500
-"""Widths in CSS pixels: across the page, on a phone, one of two columns."""
-
-STYLE: dict[str, Any] = {
-    "pdf.fonttype": 42,  # Type 3, the default, is refused by several venues
-    "ps.fonttype": 42,
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "path.simplify_threshold": 0.3,
-    "font.size": 11.5,
-    "axes.edgecolor": INK["rule"],
-    "axes.labelcolor": INK["muted"],
-    "axes.titlecolor": INK["ink"],
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 9,
-    "axes.labelsize": 11,
-    "axes.linewidth": 1.0,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": INK["rule"],
-    "grid.linewidth": 0.8,
-    "text.color": INK["ink"],
-    "xtick.color": INK["rule"],
-    "xtick.labelcolor": INK["muted"],
-    "xtick.labelsize": 10.5,
-    "xtick.major.size": 3,
-    "xtick.minor.size": 0,
-    "ytick.color": INK["rule"],
-    "ytick.labelcolor": INK["muted"],
-    "ytick.labelsize": 10.5,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
-    "legend.frameon": False,
-    "legend.fontsize": 10.5,
-}
-
-HERE = Path(__file__).resolve().parent
 FILE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" data-generator="servesim"'
 """Attributes that an SVG file needs and an SVG element on the page does not."""
 
@@ -253,44 +198,6 @@ def standalone(drawing: Drawing) -> str:
     text = "\n".join((text[:end], *lines, text[end:])) + "</svg>\n"
     text = re.sub(r"var\(--(\w+)\)", lambda found: light[found[1]], text)
     return text.replace("<svg", f"<svg {FILE}", 1)
-
-
-def painted(drawing: Drawing, width: int, height: int, narrow: bool) -> Any:
-    """Return a matplotlib Figure of `width` x `height` CSS pixels as the painter draws it, in the colours of INK."""
-    from matplotlib.figure import Figure
-
-    assert drawing.paint is not None
-    figure = Figure(figsize=(width / 72, height / 72))
-    drawing.paint(figure, narrow)
-    return figure
-
-
-@contextmanager
-def light_ink() -> Iterator[dict[str, str]]:
-    """Let painters use the colours of the light page, which are yielded by name, and the style of the figures."""
-    import matplotlib
-
-    light, stand_ins = light_colours(), dict(INK)
-    by_stand_in = {stand_in: light[name] for name, stand_in in stand_ins.items()}
-    style: dict[Any, Any] = {k: by_stand_in.get(v, v) if isinstance(v, str) else v for k, v in STYLE.items()}
-    style |= {"figure.facecolor": light["surface"], "axes.facecolor": light["surface"]}
-    try:
-        INK.update({name: light[name] for name in INK})  # painters look colours up while they draw
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style}):
-            yield light
-    finally:
-        INK.update(stand_ins)
-
-
-def light_colours() -> dict[str, str]:
-    """Return the colours of the light page by name."""
-    sheet = (HERE / "style.css").read_text(encoding="utf-8")
-    return dict(re.findall(r"--(\w+): (#\w+)", sheet[: sheet.index("}")]))
-
-
-def head_of(drawing: Drawing) -> int:
-    """Return the room for title and legend above a figure by itself, in CSS pixels."""
-    return 40 + 18 * len(drawing.legend)
 
 
 def _shorter(tag: str) -> str:

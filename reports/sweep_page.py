@@ -30,8 +30,9 @@ from servesim.reports.experiment import (
 from servesim.reports.figures.load import Curve, Dot, against_load, pareto
 from servesim.reports.figures.overlay import distributions
 from servesim.reports.figures.strip import strip
+from servesim.reports.ink import SERIES
 from servesim.reports.page import Alert, Block, Page, Section, Table
-from servesim.reports.svg import SERIES, Drawing
+from servesim.reports.svg import Drawing
 
 PANELS = ("ttft_p99", "tpot_p99", "e2el_p99", "slo_attainment", "ttft_mean", "tpot_mean", "e2el_mean")
 PANELS_AT_MOST = 3

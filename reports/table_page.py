@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from servesim.calibrate.quality import Against, Operator, Quality, quality
+from servesim.reports.ink import INK
 from servesim.reports.page import Alert, Page, Table
-from servesim.reports.svg import INK, Drawing, half, wide
+from servesim.reports.svg import Drawing, half, wide
 
 _MOST = 1200
 """Dots of a figure."""

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from servesim.contracts.request import State
 from servesim.errors import UserError
+from servesim.reports.ink import INK
 from servesim.reports.run import Run
 from servesim.reports.slowest import first_token_cause, output_cause
-from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import percent, seconds, time_ms
 from servesim.run.result import Result
 from servesim.run.result_files import STEP_REQUESTS, reading

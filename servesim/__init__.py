@@ -51,7 +51,7 @@ _HOME = {
     "figures": "servesim.reports.drawings",
     "lecture": "servesim.reports.lecture",
     "load_trace": "servesim.traces",
-    "report": "servesim.reports.page",
+    "report": "servesim.reports.report",
     "simulate": "servesim.run.simulate",
     "sweep": "servesim.experiments.sweep",
     "worth": "servesim.experiments.worth",

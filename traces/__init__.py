@@ -3,7 +3,9 @@
 if "." not in __name__:  # a bare `import traces` would be a second copy with registries of its own
     raise ImportError("import servesim.traces instead (run from an installed servesim)")
 
-from .io import TraceDigest, load_trace, save_trace, trace_digest
+from servesim.workload.trace_digest import TraceDigest, trace_digest
+
+from .io import load_trace, save_trace
 from .open import open_stream, open_trace
 from .presets import load_preset, preset_names
 from .shape import shape

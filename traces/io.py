@@ -1,11 +1,9 @@
-"""Reading, writing and identifying traces whatever their format."""
+"""Reading and writing traces whatever their format."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,55 +81,6 @@ def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = Fal
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         beside.unlink(missing_ok=True)
-
-
-def trace_digest(trace: Trace) -> str:
-    """Return the sha256 (hex) of what the simulator sees: all columns, request names, content; not the trace's name."""
-    digest = TraceDigest()
-    digest.add(trace)
-    return digest.hexdigest()
-
-
-class TraceDigest:
-    """The digest of a trace that comes in chunks, whichever they are: a hash of the hashes of its columns."""
-
-    def __init__(self) -> None:
-        self._columns: dict[str, Any] = {}
-        self._rows = 0
-
-    def add(self, chunk: Trace) -> None:
-        """Add the next rows."""
-        self._rows += len(chunk)
-        for name in ("arrival_ns", "prompt_len", "output_len", "max_tokens", "stop", "priority", "cancel_ns"):
-            self._numbers(name, getattr(chunk, name))
-        for name in ("content", "after", "samples"):
-            part = getattr(chunk, name)
-            if part is not None:
-                self._numbers(f"{name}.counts", np.diff(part.offsets))
-                for column in fields(part)[1:]:
-                    self._numbers(f"{name}.{column.name}", getattr(part, column.name))
-        self._texts("request_id", chunk.request_id)
-        for name, texts in chunk.labels.items():
-            self._texts(f"labels.{name}", texts)
-
-    def hexdigest(self) -> str:
-        """Return the digest of all rows so far."""
-        whole = hashlib.sha256(b"servesim trace 2" + self._rows.to_bytes(8, "little"))
-        for name, column in sorted(self._columns.items()):
-            whole.update(name.encode() + b"\0" + column.digest())
-        return whole.hexdigest()
-
-    def _column(self, name: str) -> Any:
-        return self._columns.setdefault(name, hashlib.sha256())
-
-    def _numbers(self, name: str, values: Any) -> None:
-        if values is not None:
-            self._column(name).update(np.ascontiguousarray(values, dtype=np.dtype("<i8")).data)
-
-    def _texts(self, name: str, texts: tuple[str, ...] | None) -> None:
-        if texts is not None:
-            encoded = [text.encode() for text in texts]
-            self._column(name).update(b"".join(len(data).to_bytes(8, "little") + data for data in encoded))
 
 
 def _features(trace: Trace) -> set[str]:

@@ -20,9 +20,9 @@ from servesim.plugins.registry import build_params
 from servesim.workload.trace import Ints, Samples, Trace
 
 from .join import join
+from .spec import Call
 from .synth.arrivals import draw
 from .synth.lengths import MAX_TOKENS
-from .synth.spec import Call
 from .what_if import Burst, Growth, Share, begins_of
 
 SECOND = 1_000_000_000

@@ -6,8 +6,8 @@ A base for caches of one's own. `rank` is the one method to write:
         def rank(self, block):
             return block.hits
 
-Derived from `Evicting` a cache is stepped plainly; derived from `servesim.policies.kv.fast_others.FastEvicting` instead
-it is fast.
+Derived from `Evicting` a cache is stepped plainly; derived from `servesim.engine.fast.kv.FastEvicting` instead it is
+fast.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from servesim.contracts.speculator import speculators
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import bundled_models, gpu_names
 from servesim.metrics.slo import parse_slo, split_slo
+from servesim.run.part_names import with_parts
 from servesim.run.scenario import Scenario
 from servesim.run.sections import yaml_value
-from servesim.run.setting_names import with_parts
 
 MOST_REQUESTS = 20_000
 TP = ("1", "2", "4", "8")
@@ -164,7 +164,7 @@ def changed(settings: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, 
             section = policy_settings(section)
         if isinstance(section, Mapping):
             result[outer] = {name: value for name, value in section.items() if name != inner}
-    result = with_parts({**result, **whole}, parts)
+    result = with_parts({**result, **whole}, parts, Scenario)
     if not limits:
         return result
     slo = {**(result.get("slo") or {}), **{key.removeprefix("slo."): value for key, value in limits.items()}}

@@ -13,10 +13,10 @@ import numpy as np
 from servesim.reports.explore.controls import Control, State, changed, changes, command
 from servesim.reports.figures.overlay import PANELS, overlay
 from servesim.reports.figures.together import together
+from servesim.reports.ink import SERIES
 from servesim.reports.page import Table, rendered
 from servesim.reports.run import Run
 from servesim.reports.run_page import alerts, tiles
-from servesim.reports.svg import SERIES
 from servesim.reports.words import count, number, percent, time_ms
 from servesim.run.setup import Setup
 from servesim.run.simulate import simulate

@@ -8,7 +8,8 @@ import numpy as np
 
 from servesim.metrics.words import amount
 from servesim.reports.figures.kinds import Bars, Figure, Lines, Spans
-from servesim.reports.svg import INK, SERIES, Drawing, half, wide
+from servesim.reports.ink import INK, SERIES
+from servesim.reports.svg import Drawing, half, wide
 
 Legend = tuple[tuple[str, str], ...]
 

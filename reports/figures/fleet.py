@@ -9,8 +9,9 @@ import numpy as np
 
 from servesim.metrics.requests import SECOND
 from servesim.reports.figures.axes import clock, thousands
+from servesim.reports.ink import INK
 from servesim.reports.run import Run
-from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.svg import Drawing, wide
 
 STATES = (
     ("ready", "teal", "ready"),

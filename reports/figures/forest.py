@@ -9,7 +9,8 @@ import numpy as np
 
 from servesim.experiments.metrics import metric_label
 from servesim.reports.experiment import change
-from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.ink import INK
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import shortened
 
 VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts.request import State
+from servesim.reports.ink import INK
 from servesim.reports.run import Run
-from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import seconds
 
 MOST = 40

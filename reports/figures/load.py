@@ -12,7 +12,8 @@ from servesim.experiments.knee import knee
 from servesim.experiments.metrics import metric_label
 from servesim.reports.experiment import amount
 from servesim.reports.figures.axes import percents, time_ticks
-from servesim.reports.svg import INK, Drawing, half, wide
+from servesim.reports.ink import INK
+from servesim.reports.svg import Drawing, half, wide
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from servesim.reports.ink import INK
 from servesim.reports.priced import FAMILIES, Priced
 from servesim.reports.run import Run
-from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import percent, time_ms
 
 

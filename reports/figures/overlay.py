@@ -10,7 +10,8 @@ import numpy as np
 from servesim.experiments.run_metrics import Run
 from servesim.reports.experiment import Experiment, colours, limits_of
 from servesim.reports.figures.latency import POINTS, mark_limit, scale
-from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.ink import INK
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import time_ms
 
 PANELS = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2el", "End to end"))

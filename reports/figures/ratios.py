@@ -9,7 +9,8 @@ import numpy as np
 
 from servesim.experiments.accuracy.files import ratios
 from servesim.reports.figures.axes import gap_of
-from servesim.reports.svg import INK, SERIES, Drawing, wide
+from servesim.reports.ink import INK, SERIES
+from servesim.reports.svg import Drawing, wide
 
 SHOWN = 14
 """Rows at most: sets with the most cells."""

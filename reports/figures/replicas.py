@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from servesim.reports.figures.axes import clock, percents, thousands
+from servesim.reports.ink import INK, SERIES
 from servesim.reports.run import Column, Run, Series
-from servesim.reports.svg import INK, SERIES, Drawing, wide
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import percent
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from servesim.cost.formula import COMPUTE_DTYPE
 from servesim.hardware import Gpu
-from servesim.reports.svg import INK, Drawing, half, wide
+from servesim.reports.ink import INK
+from servesim.reports.svg import Drawing, half, wide
 from servesim.reports.words import percent
 
 KIND_COLOURS = {"prefill": "violet", "mixed": "amber", "decode": "blue"}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from servesim.reports.figures.axes import clock, percents, thousands
+from servesim.reports.ink import INK
 from servesim.reports.run import Run
-from servesim.reports.svg import INK, Drawing, half
+from servesim.reports.svg import Drawing, half
 from servesim.reports.words import number, percent
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from servesim.experiments.metrics import metric_label
 from servesim.reports.experiment import amount
 from servesim.reports.figures.axes import gap_of, percents, time_ticks
-from servesim.reports.svg import INK, SERIES, Drawing, wide
+from servesim.reports.ink import INK, SERIES
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import shortened
 
 ROWS_AT_MOST = 30

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.reports.figures.axes import clock, percents, thousands
+from servesim.reports.ink import INK
 from servesim.reports.run import Run
-from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import percent
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from servesim.reports.figures.axes import clock, thousands
+from servesim.reports.ink import INK
 from servesim.reports.run import Run
-from servesim.reports.svg import INK, Drawing, wide
+from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import number
 
 A_BIN, MOST_BINS = 8, 300

@@ -100,7 +100,7 @@ def _of_model(model: type[BaseModel], section: str, prefix: str) -> Iterator[dic
 
 def _of_policies() -> Iterator[dict[str, Any]]:
     """Parameters of policies; one that several have alike is told once. Kinds that no feature here serves have none."""
-    from servesim.cli.policies import field_docs
+    from servesim.cli.parameters import field_docs
     from servesim.contracts import REGISTRIES
     from servesim.run.scenario import Scenario
 

@@ -322,9 +322,10 @@ def canonical(
         outer = outer.replace("-", "_")
         setting = known.get(f"{outer}{dot}{inner.replace('-', '_')}")
         if word.startswith("--") and setting is None and not dot and word.partition("=")[0] not in own:
-            from servesim.run.setting_names import whole_name
+            from servesim.run.part_names import whole_name
+            from servesim.run.scenario import Scenario
 
-            outer, dot, inner = (whole_name(name) or outer).partition(".")
+            outer, dot, inner = (whole_name(name, Scenario) or outer).partition(".")
             setting = known.get(f"{outer}{dot}{inner}")
         if not word.startswith("--") or (setting is None and not dot):
             words.append(word)

@@ -6,11 +6,12 @@ import dataclasses
 import inspect
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from servesim.cli.known import print_json
+from servesim.cli.parameters import parameters
 from servesim.errors import UserError
 
 POLICIES_EXAMPLES = """
@@ -188,53 +189,3 @@ def _default(default: Any) -> str:
     if default is not dataclasses.MISSING:
         return "(by GPU and model)" if default is None else repr(default)
     return "(required)"
-
-
-class Parameter(NamedTuple):
-    """A parameter of a policy, or a setting of a feature."""
-
-    name: str
-    type: str
-    default: Any
-    """MISSING of dataclasses: it must be given."""
-    doc: str
-
-
-def parameters(cls: type[Any]) -> list[Parameter]:
-    """Return the parameters of a policy or the settings of a feature; a connector has none."""
-    if hasattr(cls, "Params"):
-        told = field_docs(cls.Params)
-        fields = dataclasses.fields(cls.Params)
-        return [Parameter(f.name, str(f.type), f.default, told.get(f.name, "")) for f in fields]
-    if not hasattr(cls, "Settings"):
-        return []
-    from servesim.cli.options import type_name
-
-    return [
-        Parameter(
-            key,
-            type_name(field.annotation),
-            dataclasses.MISSING if field.is_required() else field.default,
-            field.description or "",
-        )
-        for key, field in zip(cls.keys(), cls.Settings.model_fields.values(), strict=True)
-    ]
-
-
-def field_docs(params: type[Any]) -> dict[str, str]:
-    """Docstrings that stand under the fields of a dataclass and its bases."""
-    import ast
-    import textwrap
-
-    docs: dict[str, str] = {}
-    for cls in reversed(params.__mro__):
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        except (OSError, TypeError):
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for line, after in zip(body.body, body.body[1:], strict=False):
-            told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            if told and isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                docs[line.target.id] = str(after.value.value)  # type: ignore[attr-defined]
-    return docs

@@ -71,7 +71,7 @@ def export(
 def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, float] | None = None) -> Path:
     """Write the page of a result directory, into it unless told otherwise."""
     from servesim.reports.files import writing
-    from servesim.reports.page import report as build
+    from servesim.reports.report import report as build
     from servesim.run.result_files import REPORT
 
     path = out or folder / REPORT

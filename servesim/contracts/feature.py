@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from servesim.contracts.figures import Group
 from servesim.contracts.section import Section
 from servesim.plugins.registry import Registry
+from servesim.plugins.user_policies import settles
 
 if TYPE_CHECKING:
     from servesim.contracts.part import Part
@@ -117,6 +118,13 @@ class Feature:
         return cls.Settings.model_construct(**{name: getattr(found, name) for name in cls.Settings.model_fields})
 
 
+def _group(group: Any) -> Group:
+    if not isinstance(group, Group):
+        raise TypeError
+    return group
+
+
+settles("tuple[Group]", lambda groups: tuple(map(_group, groups)), "a tuple of Groups")
 features: Registry[Feature] = Registry("feature", Feature, "servesim.features")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
@@ -13,6 +14,7 @@ from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.params import NoParams
 from servesim.contracts.request import Request
 from servesim.plugins.registry import Registry
+from servesim.plugins.user_policies import settles
 
 
 class Hit(NamedTuple):
@@ -250,4 +252,9 @@ class KVAllocator(ABC):
         return -(-tokens // self.block_size)
 
 
+def _usage(four: Any) -> Usage:
+    return four if type(four) is Usage and type(sum(four)) is int else Usage(*map(index, four))
+
+
+settles("Usage", _usage, "a Usage of ints")
 kv_allocators: Registry[KVAllocator] = Registry("kv", KVAllocator, "servesim.policies.kv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from servesim import draws
@@ -11,6 +12,7 @@ from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.params import NoParams
 from servesim.contracts.request import Request
 from servesim.plugins.registry import Registry
+from servesim.plugins.user_policies import settles
 
 ReplicaState = Literal["starting", "ready", "draining", "gone", "failed"]
 """Life of a replica. Requests are sent to ready ones alone; a draining one finishes what it has; a failed one may start
@@ -233,4 +235,17 @@ def life(router: Router) -> frozenset[str]:
     return frozenset(verb for verb in VERBS if getattr(type(router), verb) is not getattr(Router, verb))
 
 
+def _decision(decision: Any) -> Decision:
+    if isinstance(decision, Wait):
+        return Wait(_from(decision.most_ns, 0), index(decision.status), _from(decision.again_ns, 1))
+    return decision if isinstance(decision, Pair | Reject) else index(decision)
+
+
+def _from(number: Any, least: int) -> int | None:
+    if number is not None and index(number) < least:
+        raise TypeError
+    return None if number is None else index(number)
+
+
+settles("Decision", _decision, "an int", usual=int)
 routers: Registry[Router] = Registry("router", Router, "servesim.policies.routing")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from servesim.contracts.kv import KVAllocator
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
-from servesim.engine.fast.memory import fast_memory
+from servesim.engine.fast.kv import fast_memory
 from servesim.engine.fast.replica import FastReplica
 from servesim.engine.replica import Replica
 

@@ -21,7 +21,8 @@ from typing import Any
 from servesim.contracts.section import Settings
 from servesim.errors import UserError, suggest
 from servesim.parsing import listed
-from servesim.run.scenario import own_features, scenario_class, sections_of
+from servesim.run.part_names import sections_of
+from servesim.run.scenario import own_features, scenario_class
 from servesim.run.setting_names import full_name, load_settings, override
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))

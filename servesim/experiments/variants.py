@@ -12,8 +12,8 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.replicates import WORKLOAD
 from servesim.hardware import Gpu
-from servesim.run.pools import fleet_varies, pool_scenarios
-from servesim.run.scenario import Scenario, own_features
+from servesim.run.pools import pool_scenarios
+from servesim.run.scenario import Scenario, fleet_varies, own_features
 from servesim.run.sections import price_of as gpu_hour_price
 
 T = TypeVar("T")

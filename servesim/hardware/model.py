@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
+from servesim.hardware.bundled import bundled_config, bundled_models, config_of
 from servesim.hardware.config import changed_config, model_fields
 from servesim.hardware.layers import DTYPE_BYTES, Experts, Latent, Layer, dtype_bytes, wide_bytes
 from servesim.hardware.names import Named, named
 from servesim.hardware.recurrent import Recurrent
 from servesim.parsing import split_changes
-from servesim.untrusted import parse_json, read_text
+from servesim.untrusted import read_text
 
 __all__ = [
     "DTYPE_BYTES",
@@ -255,30 +255,15 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
     if path.suffix == ".json":
         if not path.is_file():
             raise UserError(f"model config {path} does not exist")
-        return _read_json(read_text(path), str(path)), path.parent.name or path.stem
+        return config_of(read_text(path), str(path)), path.parent.name or path.stem
     found = model_named(name_or_path)
     if found is None:
         near = suggest(name_or_path.rpartition("/")[2].lower(), bundled_models())
         raise UserError(f"unknown model {name_or_path!r}{near}; any decoder is taken from its config.json")
-    text = resources.files("servesim.hardware").joinpath(f"models/{found.model}.json").read_text()
-    return _read_json(text, found.model) | found.changes, found.model
+    return bundled_config(found.model) | found.changes, found.model
 
 
 def model_named(name: str) -> Named | None:
     """Return what a name of a model stands for, a bundled one or a Hugging Face id; None: no such name is known."""
     key = name.lower()
     return Named(key) if key in bundled_models() else named(name, tuple(bundled_models()))
-
-
-def bundled_models() -> list[str]:
-    """Return names `ModelSpec.load` knows without a file."""
-    folder = resources.files("servesim.hardware").joinpath("models")
-    names = [entry.name for entry in folder.iterdir()]
-    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
-
-
-def _read_json(text: str, where: str) -> dict[str, Any]:
-    config = parse_json(text, f"model config {where}")
-    if not isinstance(config, dict):
-        raise UserError(f"model config {where} is not a JSON object")
-    return config

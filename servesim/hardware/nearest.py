@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import log
 from typing import Any
 
+from servesim.hardware.bundled import bundled_config, bundled_models
+
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _LINEAR = frozenset(("linear_attention", "mamba", "gated_deltanet", "kda", "recurrent", "conv"))
@@ -15,22 +17,14 @@ _LINEAR = frozenset(("linear_attention", "mamba", "gated_deltanet", "kda", "recu
 def nearest(config: Mapping[str, Any]) -> str:
     """Return the bundled model whose sizes are nearest to a config's: by the logarithms of hidden size, layers, heads
     and experts, of those with experts (or without) alike; empty where the config states too little."""
-    from servesim.hardware.model import ModelSpec, bundled_models
-
     own = _text_of(config)
     mine = _sizes(own)
     if "hidden_size" not in mine or "num_hidden_layers" not in mine:
         return ""
     found: list[tuple[float, str]] = []
     for name in bundled_models():
-        spec = ModelSpec.load(name)
-        its = {
-            "hidden_size": spec.hidden_size,
-            "num_hidden_layers": spec.num_layers,
-            "num_attention_heads": spec.num_heads,
-            "num_key_value_heads": spec.num_kv_heads,
-            "experts": spec.experts.count if spec.experts else 1,
-        }
+        its = _sizes(bundled_config(name))
+        its.setdefault("num_key_value_heads", its["num_attention_heads"])
         alike = (its["experts"] > 1) == (mine["experts"] > 1)
         found.append((sum(log(mine[k] / its[k]) ** 2 for k in its if k in mine) + 100.0 * (not alike), name))
     return min(found)[1]

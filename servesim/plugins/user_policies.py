@@ -260,47 +260,38 @@ def _blaming(verb: Any) -> Callable[..., Any]:
 _A = {int: "an int", bool: "True or False", list: "a list", str: "a str", frozenset: "a frozenset of str"}
 
 
-@functools.cache
-def _settlers() -> dict[str, tuple[type[Any], Callable[[Any], Any], str]]:
+class _Nothing:
+    """No value has this type: all are looked into."""
+
+
+_Settler = tuple[type[Any], Callable[[Any], Any], str]
+_of_contracts: dict[str, _Settler] = {}
+
+
+def settles(annotation: str, settle: Callable[[Any], Any], a: str, usual: type[Any] = _Nothing) -> None:
+    """Let a contract say how results of its verbs that are annotated so are converted (TypeError, ValueError: they
+    cannot be), and what they are called. `usual`: the type that needs no look inside."""
+    _of_contracts[annotation] = (usual, settle, a)
+
+
+def _settlers() -> dict[str, _Settler]:
     """Return, by annotation: the type that needs no look inside, what converts other values, and its name."""
-    from servesim.contracts.kv import Usage
-
-    def usage(four: Any) -> Usage:
-        return four if type(four) is Usage and type(sum(four)) is int else Usage(*map(_whole, four))
-
-    nothing = type("nothing", (), {})
-    return {
+    nothing = _Nothing
+    return _of_contracts | {
         "int": (int, _whole, _A[int]),
-        "Decision": (int, _decision, _A[int]),
         "bool": (bool, _truth, _A[bool]),
         "None": (type(None), lambda returned: None, "None"),
-        "Usage": (nothing, usage, "a Usage of ints"),
         "Hit": (nothing, lambda hit: hit._replace(num_tokens=_whole(hit.num_tokens)), "a Hit"),
         "tuple[int, int]": (nothing, _pair, "two ints"),
         "list[int]": (nothing, lambda numbers: [_whole(n) for n in numbers], "a list of ints"),
         "dict": (dict, _mapping, "a dict"),
         "list[str]": (nothing, lambda lines: [_text(line) for line in lines], "a list of str"),
-        "tuple[Group]": (nothing, lambda groups: tuple(_group(group) for group in groups), "a tuple of Groups"),
         "list[float]": (nothing, lambda numbers: [float(n) for n in numbers], "a list of floats"),
     }
 
 
 def _whole(number: Any) -> int:
     return number if isinstance(number, int) else operator.index(number)
-
-
-def _decision(decision: Any) -> Any:
-    from servesim.contracts.router import Pair, Reject, Wait
-
-    if isinstance(decision, Wait):
-        return Wait(_from(decision.most_ns, 0), _whole(decision.status), _from(decision.again_ns, 1))
-    return decision if isinstance(decision, Pair | Reject) else _whole(decision)
-
-
-def _from(number: Any, least: int) -> int | None:
-    if number is not None and _whole(number) < least:
-        raise TypeError
-    return None if number is None else _whole(number)
 
 
 def _truth(truth: Any) -> bool:
@@ -317,14 +308,6 @@ def _mapping(found: Any) -> dict[Any, Any]:
     if not isinstance(found, Mapping):
         raise TypeError
     return dict(found)
-
-
-def _group(group: Any) -> Any:
-    from servesim.contracts.figures import Group
-
-    if not isinstance(group, Group):
-        raise TypeError
-    return group
 
 
 def _text(text: Any) -> str:

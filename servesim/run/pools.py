@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servesim.contracts.feature import installed
 from servesim.errors import UserError, shown, suggest
 from servesim.parsing import pairs
+from servesim.run.part_names import with_parts
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from servesim.contracts.router import Role
     from servesim.run.scenario import Scenario
 
@@ -33,9 +36,11 @@ class PoolScenario(NamedTuple):
     scenario: Scenario
 
 
-def with_pools(settings: Mapping[str, Any], complete: Callable[[Settings], Scenario]) -> Settings:
+def with_pools(
+    settings: Mapping[str, Any], complete: Callable[[Settings], Scenario], kind: type[BaseModel]
+) -> Settings:
     """Return settings whose pools say everything, and which are otherwise those of the first pool. `complete` makes a
-    scenario of settings without pools. UserError where a pool is none."""
+    scenario, of class `kind`, of settings without pools. UserError where a pool is none."""
     given, base = settings["pools"], {key: value for key, value in settings.items() if key != "pools"}
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise UserError(f"pools is {shown(given)}, must be a list of mappings, each with a name")
@@ -47,7 +52,7 @@ def with_pools(settings: Mapping[str, Any], complete: Callable[[Settings], Scena
         if role not in ROLES:
             raise UserError(f"pools: role of {name} is {shown(role)}, must be {', '.join(ROLES)}")
         try:
-            whole = complete(_changed(base, pool)).model_dump()
+            whole = complete(_changed(base, pool, kind)).model_dump()
         except UserError as error:
             raise UserError(f"pools: {name}: {error}") from None
         pools.append({"name": name, "role": role, **{key: whole[key] for key in FIELDS if key in whole}})
@@ -68,14 +73,6 @@ def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
         )
         for pool in scenario.pools
     ]
-
-
-def fleet_varies(scenario: Scenario) -> bool:
-    """Return whether replicas may come and go in a run."""
-    from servesim.run.scenario import features_of
-
-    each = [pool.scenario for pool in pool_scenarios(scenario)]
-    return any(feature.fleet_varies(one) for feature in features_of(scenario) for one in each)
 
 
 def resolved_pools(pools: Sequence[PoolScenario]) -> Settings:
@@ -107,16 +104,14 @@ def _mapping(pool: Any) -> Settings:
     return found
 
 
-def _changed(base: Mapping[str, Any], pool: Settings) -> Settings:
+def _changed(base: Mapping[str, Any], pool: Settings, kind: type[BaseModel]) -> Settings:
     """The settings of the scenario under those of a pool; those of the engine are taken one by one."""
-    from servesim.run.setting_names import with_parts
-
     own = dict(pool)
     engine = own.pop("engine", None)
     parts = {f"engine.{key}": value for key, value in engine.items()} if isinstance(engine, Mapping) else {}
     if engine is not None and not isinstance(engine, Mapping):
         parts = {"engine": engine}
-    return with_parts(base, {**own, **parts})
+    return with_parts(base, {**own, **parts}, kind)
 
 
 def of_each(names: Sequence[str], notes: Sequence[Sequence[str]]) -> Iterator[str]:

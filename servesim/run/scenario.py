@@ -30,7 +30,8 @@ from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
 from servesim.metrics.slo import check_slo
 from servesim.parsing import listed, spelt
-from servesim.run.pools import with_pools
+from servesim.run.part_names import sections_of
+from servesim.run.pools import pool_scenarios, with_pools
 from servesim.run.presets import under
 from servesim.run.sections import (
     ClientSettings,
@@ -254,7 +255,7 @@ class _Scenario(Section):
         own = own_features(settings.get("features"))
         kind, found = scenario_class(own), spelled_out(settings)
         if found.get("pools"):
-            found = with_pools(found, cls.of)
+            found = with_pools(found, cls.of, Scenario)
         found = under(found, policy_settings)
         for feature in scenario_features(own):
             found = feature.complete(found)
@@ -310,6 +311,12 @@ def features_of(scenario: Scenario) -> tuple[Feature, ...]:
     return scenario_features(tuple(scenario.features))
 
 
+def fleet_varies(scenario: Scenario) -> bool:
+    """Return whether replicas may come and go in a run."""
+    each = [pool.scenario for pool in pool_scenarios(scenario)]
+    return any(feature.fleet_varies(one) for feature in features_of(scenario) for one in each)
+
+
 def scenario_class(own: Sequence[str] = ()) -> type[Any]:
     """Return the class of scenarios that have the settings of these features of a user, beside all others."""
     mine = [feature for feature in of_user(own) if feature.Settings.model_fields]
@@ -356,14 +363,6 @@ def under_name(settings: Settings) -> Settings:
     """Complete settings with the format of weights that the model's name says, where they say none."""
     found = model_named(str(settings.get("model", ""))) if settings.get("dtype") is None else None
     return settings | {"dtype": found.dtype} if found is not None and found.dtype is not None else settings
-
-
-def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Return the sections of a scenario's class by name."""
-    fields = model.model_fields.items()
-    return {
-        name: of for name, field in fields if isinstance(of := field.annotation, type) and issubclass(of, BaseModel)
-    }
 
 
 def _first_error(error: ValidationError, model: type[BaseModel]) -> str:

@@ -25,9 +25,9 @@ from servesim.plugins.misspelled import misspelled
 from servesim.plugins.user_policies import adopt
 from servesim.records.recorder import Recorder
 from servesim.run.pool import PoolSetup, set_up_pool
-from servesim.run.pools import PoolScenario, fleet_varies, of_each, pool_scenarios, resolved_pools
+from servesim.run.pools import PoolScenario, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
-from servesim.run.scenario import Scenario, features_of
+from servesim.run.scenario import Scenario, features_of, fleet_varies
 from servesim.run.server import Server, cost_model_of
 from servesim.run.trace_source import open_scenario, open_stream
 from servesim.workload.front_end import FrontEnd, FrontTerms

@@ -15,12 +15,13 @@ from servesim.errors import UserError
 from servesim.metrics.custom import Function, custom_values, load_metrics
 from servesim.plugins.user_policies import is_own
 from servesim.run.agreement import check_beginning
+from servesim.run.part_names import with_parts
 from servesim.run.processes import check_independent, run_apart
 from servesim.run.records import Records, StreamedRecords
 from servesim.run.result import Result
 from servesim.run.result_files import ResultWriter
 from servesim.run.scenario import Scenario, own_features, scenario_class, scenario_features
-from servesim.run.setting_names import load_settings, with_parts
+from servesim.run.setting_names import load_settings
 from servesim.run.setup import Setup, options_of, set_up
 from servesim.run.shown import groups_of
 from servesim.run.step_requests import StepRequests, check_step_requests
@@ -152,7 +153,7 @@ def _asked(
     whole = {key: value for key, value in settings.items() if key in fields}
     parts = {key: value for key, value in settings.items() if key not in fields and key not in known}
     found = {**base, **({"trace": trace} if trace is not None else {}), **whole}
-    asked = Scenario.of(with_parts(found, parts), source)
+    asked = Scenario.of(with_parts(found, parts, Scenario), source)
     if own:
         groups_of(own)  # figures that make no sense are found before the run
     return asked, options_of(asked, options)

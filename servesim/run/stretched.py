@@ -20,8 +20,7 @@ from servesim.intervals.case import METRICS, Case
 from servesim.intervals.fitted import Fitted
 from servesim.intervals.pairs import Spread, spread
 from servesim.run.error_bars import ENDS, LATENCY_KEYS
-from servesim.run.pools import fleet_varies
-from servesim.run.scenario import Scenario
+from servesim.run.scenario import Scenario, fleet_varies
 from servesim.run.sections import ClientSettings, factor_of
 
 SAYS = "propagated, not validated"

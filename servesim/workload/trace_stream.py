@@ -10,6 +10,7 @@ import numpy as np
 
 from servesim.errors import UserError
 from servesim.workload.trace import Trace
+from servesim.workload.trace_digest import TraceDigest
 
 CHUNK = 1 << 16
 """Requests in memory at once, about."""
@@ -110,8 +111,6 @@ class TraceFacts:
     @classmethod
     def of(cls, trace: Trace | TraceStream, block_size: int) -> TraceFacts:
         """Read a stream once. UserError where it is empty, runs backwards, or changes its kind on the way."""
-        from servesim.traces import TraceDigest
-
         chunks: Iterable[Trace] = (trace,) if isinstance(trace, Trace) else trace.read()
         digest, notes, at_caps = TraceDigest(), dict[str, None](), True
         samples = False

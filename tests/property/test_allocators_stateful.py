@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from servesim.contracts import MISS, Hit, KVMemory, Request, State, build_params, kv_allocators
 from servesim.contracts.request import LAST
 from servesim.engine import compiled
-from servesim.engine.fast.memory import fast_memory, lockstep_memory
+from servesim.engine.fast.kv import fast_memory
+from servesim.engine.fast.memory import lockstep_memory
 from servesim.workload.content import Prefixes, RunContent
 from tests.support.examples import examples
 from tests.support.worlds import memory_state

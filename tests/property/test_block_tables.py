@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts import MISS, KVMemory, NoParams, Request, build_params, kv_allocators
-from servesim.policies.kv import _lockstep_tables
-from servesim.policies.kv.fast import FastPaged
+from servesim.engine.fast.kv import FastPaged, lockstep_tables
 from tests.support.examples import examples
 
 SIZE = 4
@@ -125,7 +124,7 @@ def test_blocks_dealt_together_are_those_dealt_in_turn(
     many: int, actions: list[tuple[str, int]], num_blocks: int, look: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_lockstep_tables, "MANY", many)  # numpy from so many blocks on
+        patch.setattr(lockstep_tables, "MANY", many)  # numpy from so many blocks on
         both: Any = Both(num_blocks)
         for name, argument in actions:
             getattr(both, name)(argument)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from servesim.contracts import Request
 from servesim.contracts.scheduler import PREDICTED
+from servesim.engine.fast.kv import FastEvicting
 from servesim.policies.kv.evicting import CachedBlock, Evicting
-from servesim.policies.kv.fast_others import FastEvicting
 from servesim.policies.scheduling.ordered import Ordered, OrderedParams
 
 

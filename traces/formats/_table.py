@@ -10,8 +10,9 @@ from typing import Any
 from servesim.errors import UserError, shown
 from servesim.untrusted import limits, read_json, read_start, too_much
 
-from . import _text, first_of
+from . import _text
 from ._clock import iso_ns, number
+from ._parquet import open_files, readable
 
 SEPARATORS = (",", ";", "\t", "|")
 LONGEST_CELL = 200
@@ -133,21 +134,9 @@ def _flat(row: dict[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[s
     return found
 
 
-def parquet_names(path: Path) -> list[str]:
-    """Return the columns of a Parquet file, or of the first of a folder."""
-    import pyarrow.parquet as pq
-
-    from .native_parquet import readable
-
-    with readable(path):
-        return list(pq.read_schema(first_of(path) if path.is_dir() else path).names)
-
-
 def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
     """Read a Parquet file, or those of a folder; columns when they are asked for, of lists only the named ones."""
     import pyarrow as pa
-
-    from .native_parquet import open_files, readable
 
     with readable(path):
         files = open_files(path)

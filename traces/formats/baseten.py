@@ -17,8 +17,9 @@ from servesim.workload.trace import Trace
 
 from . import _text
 from ._calls import Runs
+from ._parquet import parquet_names
 from ._recorded import Recorded, trace_of
-from ._table import parquet_names, parquet_table
+from ._table import parquet_table
 
 NAME = "baseten"
 ABOUT = "Parquet of Baseten: timestamp_start_unix_ms, input_tokens, output_tokens[, provided_session_id, total_hashes]"

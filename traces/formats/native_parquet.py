@@ -11,19 +11,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from servesim.errors import UserError, shown
-from servesim.untrusted import json_value, limits, too_much
+from servesim.untrusted import json_value
 from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Samples, Trace
 from servesim.workload.trace_stream import TraceStream
 
 from . import _native, _text
-from ._table import parquet_names
+from ._parquet import open_files, parquet_names, readable
 
 NAME = "parquet"
 ABOUT = "Parquet: arrival_ns, prompt_len, output_len, ... and content runs"
@@ -78,19 +77,6 @@ def stream(path: Path, chunk: int) -> TraceStream:
     return TraceStream(name, chunks)
 
 
-def open_files(path: Path) -> list[Any]:
-    import pyarrow.parquet as pq
-
-    paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    files = [pq.ParquetFile(part, page_checksum_verification=True) for part in paths]
-    if sum(file.metadata.num_rows for file in files) > limits().rows:
-        raise too_much(path, "rows are", "rows")
-    groups = [file.metadata.row_group(i) for file in files for i in range(file.num_row_groups)]
-    if 8 * sum(group.column(i).num_values for group in groups for i in range(group.num_columns)) > limits().bytes:
-        raise too_much(path, "bytes of columns are", "bytes")
-    return files
-
-
 def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
     """Return name and notes; UserError where a column is there twice."""
     known = (*_native.REQUIRED, *(name for name in _native.OPTIONAL if name not in ("after", "n", "content")), *LISTS)
@@ -102,26 +88,6 @@ def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
         raise UserError(f"{path}: its servesim_trace metadata is {shown(meta)}, must be an object")
     name, notes = _native.named(path, meta)
     return name, (*notes, *_native.aside(column for column in schema.names if column not in known))
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn an error on a file that is no Parquet trace into a UserError that names it."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (
-        pa.ArrowException,
-        pa.ArrowKeyError,
-        OverflowError,
-        TypeError,
-        OSError,
-        ValueError,
-        AttributeError,
-    ) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: not a readable Parquet trace (cut short?): {reason}") from error
 
 
 def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: bool, start: int | None = None) -> Trace:

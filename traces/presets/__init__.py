@@ -17,7 +17,7 @@ from servesim.errors import UserError, suggest
 from servesim.parsing import pairs
 from servesim.workload.trace import Content, Ints, Trace
 
-from ..synth.spec import to_float
+from ..spec import to_float
 from .arrivals import ArrivalFit
 from .servegen import ServeGenFit
 from .tables import JointTable

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from servesim.errors import UserError, suggest
 from servesim.workload.trace import Content, Ints, Samples, Trace
 
+from ..spec import Call, parse_spec
 from . import arrivals, lengths, prefixes, turns
-from .spec import Call, parse_spec
 
 DEFAULTS = {"arrivals": "poisson", "rate": "1", "prompt": "512", "output": "128"}
 DEFAULTS |= {"n": "", "lengths": "", "prefix": "", "turns": ""}

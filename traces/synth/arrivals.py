@@ -14,7 +14,7 @@ from servesim import draws
 from servesim.errors import UserError, suggest
 from servesim.workload.trace import Ints
 
-from .spec import Call
+from ..spec import Call
 
 Floats = NDArray[np.float64]
 MOST_CYCLES = 10_000_000

@@ -11,7 +11,7 @@ from servesim import draws
 from servesim.errors import UserError, suggest
 from servesim.workload.trace import Ints
 
-from .spec import Call, to_float
+from ..spec import Call, to_float
 
 Floats = NDArray[np.float64]
 MAX_TOKENS = 1 << 40

@@ -8,8 +8,8 @@ from servesim import draws
 from servesim.errors import UserError
 from servesim.workload.trace import Content, Ints
 
+from ..spec import Call
 from .lengths import MAX_TOKENS
-from .spec import Call
 
 MOST_GROUPS = 10_000_000
 

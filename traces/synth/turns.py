@@ -10,7 +10,7 @@ from servesim import draws
 from servesim.errors import UserError
 from servesim.workload.trace import COMPLETION, After, Content, Ints
 
-from .spec import Call
+from ..spec import Call
 
 SECOND = 1_000_000_000
 LONGEST_S = 10_000_000

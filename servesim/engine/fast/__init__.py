@@ -1,2 +1,2 @@
-"""Fast mode: the results of the plain engine to the nanosecond, sooner. Imported by the cluster; its protocols also by
-the modules that hold fast classes of allocators and costs."""
+"""Fast mode: the results of the plain engine to the nanosecond, sooner. Imported by the cluster; its protocol of costs
+also by cost models."""

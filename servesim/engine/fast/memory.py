@@ -90,14 +90,10 @@ def lockstep_memory(kv: KVAllocator) -> LockstepMemory | None:
     return turns
 
 
-_fast: dict[type[KVAllocator], type[KVAllocator]] = {}
+fast_classes: dict[type[KVAllocator], type[KVAllocator]] = {}
+"""What takes the place of an allocator's class in fast mode, by plain class."""
 
 
 def stands_for(plain: type[KVAllocator], fast: type[KVAllocator]) -> None:
     """Let a class take the place of an allocator's in fast mode, though not of its subclasses'."""
-    _fast[plain] = fast
-
-
-def fast_memory(cls: type[KVAllocator]) -> type[KVAllocator]:
-    """Return the class that takes the place of an allocator's in fast mode: itself where there is none."""
-    return _fast.get(cls, cls)
+    fast_classes[plain] = fast

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from servesim.errors import UserError, shown, suggest
-from servesim.features.failures import FailureSettings
 from servesim.features.failures.part import Crash, Failures, Slowdown
 from servesim.metrics.requests import SECOND
 from servesim.parsing import pairs
+
+if TYPE_CHECKING:
+    from servesim.features.failures import FailureSettings
 
 KEYS = {"crash": ("replica", "at", "restart"), "slow": ("replica", "at", "until", "factor")}
 

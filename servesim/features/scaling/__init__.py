@@ -66,7 +66,7 @@ class ScalingFeature(Feature):
         from servesim.features.scaling.part import Scaling
         from servesim.features.scaling.setup import scaled_pools
 
-        scaled = scaled_pools(setup.pools)
+        scaled = scaled_pools((pool, self.settings(pool.scenario)) for pool in setup.pools)
         return Scaling(scaled) if scaled else None
 
     def in_world_with(self, world: Any, draws: Any, cls: type[Any], params: Any) -> Any:

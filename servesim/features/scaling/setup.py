@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,12 @@ from servesim.contracts import Batch, make
 from servesim.contracts.cost import CostModel
 from servesim.contracts.scaler import Scaler, scalers
 from servesim.errors import UserError, shown, suggest
-from servesim.features.scaling import ScalingFeature
 from servesim.features.scaling.part import Scaled
 from servesim.metrics.requests import SECOND
 from servesim.plugins.user_policies import blaming
 
 if TYPE_CHECKING:
+    from servesim.features.scaling import ScalingSettings
     from servesim.run.pool import PoolSetup
 
 LEAST_S = 1e-3
@@ -98,11 +98,10 @@ def asked_every(scaler: Scaler) -> int:
         return round(every_s * SECOND)
 
 
-def scaled_pools(pools: list[PoolSetup]) -> list[Scaled]:
+def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Scaled]:
     """Return the pools whose replicas come and go. UserError where they cannot."""
     found = []
-    for pool in pools:
-        settings = ScalingFeature.settings(pool.scenario)
+    for pool, settings in pools:
         start = start_of(settings.start)
         if settings.scaler is None:
             if settings.start:

@@ -18,7 +18,8 @@ from servesim.cli.options import canonical
 from servesim.errors import UserError
 from servesim.experiments.axes import product
 from servesim.run import simulate
-from servesim.run.scenario import Scenario, sections_of
+from servesim.run.part_names import sections_of
+from servesim.run.scenario import Scenario
 
 EXPERIMENTS = ("compare", "sweep", "capacity")
 COMMANDS = ("run", *EXPERIMENTS)

@@ -14,7 +14,8 @@ from servesim.cli import app as cli
 from servesim.cli.gate import CAPACITY_UNITS, capacity_failures, requirements
 from servesim.cli.requirements import Requirement, failures
 from servesim.errors import UserError
-from servesim.run.setting_names import beside, load_settings
+from servesim.run.beside import beside
+from servesim.run.setting_names import load_settings
 
 MODEL = ("--model", "llama-3.2-1b", "--gpu", "h200")
 RUN = ["run", "--trace", "synth:rate=20,prompt=300,output=20", "--requests", "30", *MODEL]

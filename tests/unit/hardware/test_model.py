@@ -283,6 +283,10 @@ DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_head
             {"text_config": {"mamba_d_state": 128, "hidden_size": 5120, "num_hidden_layers": 48}},
             r"mamba_d_state makes it a state-space model, which is not supported; .* is nearest",
         ),
+        (  # opt-13b is as large, and its config.json leaves out that each head has keys and values
+            {"mamba_d_state": 128, "num_hidden_layers": 40},
+            r"which is not supported; of the models that are, qwen3-14b is nearest",
+        ),
     ],
 )
 def test_what_cannot_be_priced_is_refused_by_layer_with_the_nearest_model_that_can(

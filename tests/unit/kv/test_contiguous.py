@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from servesim.contracts import MISS, Batch, KVMemory, Request, State, build_params, kv_allocators
+from servesim.engine.fast.kv import FastContiguous
 from servesim.errors import UserError
 from servesim.policies.kv._address_space import Buddies, Stretches
 from servesim.policies.kv.contiguous import ContiguousParams
-from servesim.policies.kv.fast_others import FastContiguous
 from servesim.records.recorder import REQUEST_COLUMNS
 from tests.support.worlds import ToyCost, World, toy_trace
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from servesim.contracts import MISS, KVMemory, NoParams, Request, State
 from servesim.contracts.request import ParentRequest
+from servesim.engine.fast.kv import FastPaged, FastPrefixHash
 from servesim.policies.kv._prefix_hash_params import PrefixHashParams
-from servesim.policies.kv.fast import FastPaged, FastPrefixHash
 from servesim.policies.kv.paged import Paged
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import servesim
 from servesim.contracts import MISS, KVMemory, Request, State, build_params, kv_allocators
-from servesim.engine.fast.memory import fast_memory
+from servesim.engine.fast.kv import fast_memory
 from servesim.hardware.kv import KvGroup, longest
 from servesim.hardware.layers import STATE_WINDOW
 from servesim.policies.kv.hybrid import window_hit

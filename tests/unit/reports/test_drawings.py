@@ -12,7 +12,7 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.reports.drawings import RUN
-from servesim.reports.svg import INK
+from servesim.reports.ink import INK
 from servesim.run.result import Result
 
 pytestmark = pytest.mark.medium

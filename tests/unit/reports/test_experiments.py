@@ -19,7 +19,7 @@ from servesim.experiments.knee import knee
 from servesim.reports.experiment import amount, change
 from servesim.reports.export import export
 from servesim.reports.figures.load import Curve, against_load
-from servesim.reports.page import report
+from servesim.reports.report import report
 from servesim.reports.words import gpu_of, name_of
 from tests.support.pages import assert_sound
 

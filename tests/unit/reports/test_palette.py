@@ -10,7 +10,7 @@ import pytest
 from coloraide import Color
 
 import servesim.reports
-from servesim.reports.svg import SERIES
+from servesim.reports.ink import SERIES
 
 SHEET = (Path(servesim.reports.__file__).parent / "style.css").read_text()
 GROUNDS = {

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import servesim
 from servesim.cli.app import app
 from servesim.reports.figures.gantt import window_of
-from servesim.reports.page import report
 from servesim.reports.priced import price_steps
+from servesim.reports.report import report
 from servesim.reports.run import Run
 from tests.support.pages import assert_sound
 

@@ -9,7 +9,8 @@ import pytest
 
 from servesim.reports.figures.ratios import ratio_strips
 from servesim.reports.figures.strip import strip
-from servesim.reports.svg import NARROW, Drawing, painted
+from servesim.reports.ink import NARROW, painted
+from servesim.reports.svg import Drawing
 
 METRICS = [{"name": name, "unit": "ms"} for name in ("ttft_p99", "tpot_p99")]
 

@@ -70,7 +70,7 @@ def test_a_summary_has_the_figures_that_are_declared_and_no_others(result: serve
 
 
 def test_every_figure_of_a_run_is_on_its_page_with_its_definition(result: servesim.Result) -> None:
-    from servesim.reports.page import report
+    from servesim.reports.report import report
 
     page = re.sub(r"(?s)<(script|style).*?</\1>", "", report(result))
     page = unescape(re.sub(r"<[^>]+>", "\n", page))
@@ -162,7 +162,7 @@ def test_figures_of_a_feature_of_ones_own_are_everywhere(
     joules = result.summary["energy"]["joules_per_request"]
     row = dict(all_rows(result.summary))["energy"]
     assert row.endswith(f"joules per request {joules:.2f} J")
-    from servesim.reports.page import report
+    from servesim.reports.report import report
 
     assert "energy.joules_per_request" in (page := report(result))
     assert f"{joules:.2f} J" in page

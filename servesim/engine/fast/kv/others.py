@@ -8,14 +8,13 @@ from typing import Any
 
 from servesim.contracts.kv import Hit, KVAllocator, KVMemory, Usage
 from servesim.contracts.request import Request
+from servesim.engine.fast.kv.growth import blocks_by_round, most_rounds, rounds_until_short
+from servesim.engine.fast.kv.lockstep_tables import PublishingTurns
 from servesim.engine.fast.memory import LockstepMemory, stands_for
-
-from ._growth import blocks_by_round, most_rounds, rounds_until_short
-from ._lockstep_tables import PublishingTurns
-from .contiguous import Contiguous, ContiguousParams
-from .evicting import Evicting
-from .prefix_oracle import PrefixOracle
-from .prefix_radix import PrefixRadix, PrefixRadixParams
+from servesim.policies.kv.contiguous import Contiguous, ContiguousParams
+from servesim.policies.kv.evicting import Evicting
+from servesim.policies.kv.prefix_oracle import PrefixOracle
+from servesim.policies.kv.prefix_radix import PrefixRadix, PrefixRadixParams
 
 
 class Asked(KVAllocator):

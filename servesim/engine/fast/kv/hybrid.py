@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from servesim.contracts.kv import KVMemory
 from servesim.contracts.request import Request
+from servesim.engine.fast.kv.group_turns import GroupTurns
+from servesim.engine.fast.kv.others import Asked
 from servesim.engine.fast.memory import stands_for
-
-from ._group_turns import GroupTurns
-from .fast_others import Asked
-from .hybrid import Hybrid, HybridPaged, HybridParams
+from servesim.policies.kv.hybrid import Hybrid, HybridPaged, HybridParams
 
 
 class _Grouped(Asked):

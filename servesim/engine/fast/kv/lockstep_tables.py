@@ -16,12 +16,11 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.request import Request
+from servesim.engine.fast.kv.growth import most_rounds
 from servesim.engine.fast.memory import LockstepMemory
-
-from ._block_tables import MANY, WIDTH, ids
-from ._growth import most_rounds
-from ._prefix_caching import PrefixCaching
-from .paged import Paged
+from servesim.policies.kv._block_tables import MANY, WIDTH, ids
+from servesim.policies.kv._prefix_caching import PrefixCaching
+from servesim.policies.kv.paged import Paged
 
 
 class Rank:

@@ -1,4 +1,4 @@
-"""The allocators in fast mode, each beside its plain class.
+"""`paged` and `prefix-hash` in fast mode.
 
 A user's allocator that is derived from a plain class is stepped plainly; derived from the fast one instead it is fast.
 Then a request in lockstep has its table, and in a prefix cache its last blocks, entered only when they are read.
@@ -12,11 +12,10 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import Hit, KVMemory, Usage
 from servesim.contracts.request import Request
+from servesim.engine.fast.kv.lockstep_tables import PublishingTurns, TableTurns
 from servesim.engine.fast.memory import stands_for
-
-from ._lockstep_tables import PublishingTurns, TableTurns
-from .paged import Paged
-from .prefix_hash import PrefixHash
+from servesim.policies.kv.paged import Paged
+from servesim.policies.kv.prefix_hash import PrefixHash
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

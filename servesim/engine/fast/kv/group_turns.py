@@ -13,10 +13,9 @@ from operator import attrgetter
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.request import Request
-
-from ._group_rounds import GroupRounds
-from ._rotation import Member, Ranked, Rotation
-from .hybrid import NULL, Hybrid
+from servesim.engine.fast.kv.group_rounds import GroupRounds
+from servesim.engine.fast.kv.rotation import Member, Ranked, Rotation
+from servesim.policies.kv.hybrid import NULL, Hybrid
 
 _NUMBER = attrgetter("number")
 

@@ -9,10 +9,9 @@ from operator import itemgetter
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.request import Request
+from servesim.engine.fast.kv.growth import most_rounds
 from servesim.engine.fast.memory import LockstepMemory
-
-from ._growth import most_rounds
-from .hybrid import Hybrid
+from servesim.policies.kv.hybrid import Hybrid
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from array import array
 
 from servesim.contracts.request import Request
-
-from ._block_tables import WIDTH, ids
-from ._lockstep_tables import Rank
-from .hybrid import NULL, Hybrid, nulls
+from servesim.engine.fast.kv.lockstep_tables import Rank
+from servesim.policies.kv._block_tables import WIDTH, ids
+from servesim.policies.kv.hybrid import NULL, Hybrid, nulls
 
 
 class Member:

@@ -1,0 +1,28 @@
+"""A page of whatever a result directory holds."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from servesim.errors import UserError
+from servesim.reports.page import Page, experiment_pages
+from servesim.reports.run_page import run_page
+from servesim.run.result import Result
+
+
+def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:
+    """Return a run, or a directory that a run, compare, sweep or capacity wrote, as one HTML page. `window_s`: the
+    seconds the chart of requests shows, of a run."""
+    if not isinstance(result, Result):
+        folder = Path(result)
+        for name, module in experiment_pages().items():
+            if (folder / name).is_file():
+                if window_s is not None:
+                    raise UserError(
+                        f"{folder}: holds an experiment, whose page has no chart of requests to set a window of"
+                    )
+                page: Page = import_module(module).page(folder)
+                return page.html()
+        result = Result.load(folder)
+    return run_page(result, window_s).html()

@@ -1,0 +1,26 @@
+"""The built-in allocators in fast mode, each a class beside its plain one in policies/kv."""
+
+from __future__ import annotations
+
+from servesim.contracts.kv import KVAllocator
+from servesim.engine.fast.kv.hybrid import FastHybrid, FastHybridPaged
+from servesim.engine.fast.kv.others import FastContiguous, FastEvicting, FastPrefixOracle, FastPrefixRadix
+from servesim.engine.fast.kv.paged import FastPaged, FastPrefixHash
+from servesim.engine.fast.memory import fast_classes
+
+__all__ = [
+    "FastContiguous",
+    "FastEvicting",
+    "FastHybrid",
+    "FastHybridPaged",
+    "FastPaged",
+    "FastPrefixHash",
+    "FastPrefixOracle",
+    "FastPrefixRadix",
+    "fast_memory",
+]
+
+
+def fast_memory(cls: type[KVAllocator]) -> type[KVAllocator]:
+    """Return the class that takes the place of an allocator's in fast mode: itself if there is none."""
+    return fast_classes.get(cls, cls)

@@ -1,0 +1,107 @@
+"""Parts of a scenario by name: `max_num_seqs` is `scheduler.max_num_seqs`, wherever it is said. `kind`: the class of
+scenarios, whose sections and fields they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from servesim.contracts.section import Settings, policy_settings
+from servesim.errors import UserError, shown, suggest
+from servesim.metrics.slo import parse_slo
+from servesim.parsing import with_changes
+from servesim.run.beside import POLICIES
+from servesim.run.presets import preset_settings
+from servesim.run.sections import renamed
+
+
+def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return the sections of a scenario's class by name."""
+    fields = model.model_fields.items()
+    return {
+        name: of for name, field in fields if isinstance(of := field.annotation, type) and issubclass(of, BaseModel)
+    }
+
+
+@cache
+def _sections(kind: type[BaseModel]) -> dict[str, tuple[str, ...]]:
+    """Return the sections of a scenario that have a part of each name: fields, and parameters of any policy. Those of
+    routers and autoscalers give way: what an engine names so is the engine's."""
+    from servesim.contracts import REGISTRIES
+
+    found: dict[str, list[str]] = {}
+    for section, model in sections_of(kind).items():
+        for name in model.model_fields:
+            found.setdefault(name, []).append(section)
+    outside = ("router", "scaler")
+    for registry in sorted(REGISTRIES, key=lambda registry: registry.kind in outside):
+        classes = [registry.resolve(name)[0] for name in registry.names()]
+        names = {
+            part.name
+            for cls in classes
+            if dataclasses.is_dataclass(cls.Params)
+            for part in dataclasses.fields(cls.Params)
+        }
+        for name in sorted(names):
+            if registry.kind not in outside or name not in found:
+                found.setdefault(name, []).append(registry.kind)
+    return {name: tuple(sections) for name, sections in found.items()}
+
+
+def whole_name(key: str, kind: type[BaseModel]) -> str | None:
+    """Return the dotted name of a part by its own, hyphens for underscores or not; None where no section has it.
+    UserError where two sections have it."""
+    name = key.replace("-", "_")
+    sections = _sections(kind).get(name, ())
+    if len(sections) > 1:
+        forms = " or ".join(f"{section}.{name}" for section in sections)
+        raise UserError(f"{key} is a setting of two parts: write {forms}")
+    return f"{sections[0]}.{name}" if sections else None
+
+
+def full_name(key: str, kind: type[BaseModel], own: type[BaseModel]) -> str:
+    """Return a key of a scenario as it is, and the common name of a part in full; UserError, with a suggestion, if no
+    scenario has such a setting. `own`: the class with the sections of a user's features, too."""
+    fields = own.model_fields
+    if "." in key or key in fields:
+        return key
+    found = whole_name(key, kind)
+    if found is None:
+        raise UserError(f"unknown setting {key!r}{suggest(key, {*fields, *_sections(kind)})}")
+    return found
+
+
+def with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any], kind: type[BaseModel]) -> Settings:
+    """Return the settings with values, as Python has them, put in by names of parts: `max_num_seqs`,
+    `engine.block_size`."""
+    changed = dict(settings)
+    for key, value in parts.items():
+        assign(changed, full_name(key, kind, kind), value, kind)
+    return changed
+
+
+def assign(settings: Settings, key: str, value: Any, kind: type[BaseModel]) -> None:
+    """Put a value into settings under its full name."""
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        settings[key] = value
+        return
+    current = settings.get(outer)
+    if outer in ("gpu", "model"):
+        if current is None:
+            raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
+        settings[outer] = with_changes(renamed(current), {inner: value})
+        return
+    if outer in POLICIES:
+        preset = preset_settings(settings["preset"]) if settings.get("preset") else {}
+        default = preset.get(outer, kind.model_fields[outer].default)
+        current = policy_settings(default if current is None else current) if current or default else None
+    elif outer == "slo" and isinstance(current, str):
+        current = parse_slo(current)
+    if current is not None and not isinstance(current, Mapping):
+        raise UserError(f"{key}: {outer} is {shown(current)}, which has no parts")
+    settings[outer] = {**(current or {}), inner: value}
