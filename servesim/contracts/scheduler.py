@@ -80,7 +80,7 @@ class Scheduler(ABC):
     limits: Limits
     kv: KVAllocator
     waiting: deque[Request] | Any
-    """Of another kind if a policy's own methods know what to do with it."""
+    """Requests that wait, in order of arrival; another container if the policy's own methods use it."""
     running: list[Request]
 
     def __init__(self, params: Any, limits: Limits, kv: KVAllocator) -> None:
