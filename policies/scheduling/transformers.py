@@ -4,6 +4,22 @@ Each step takes requests in order, decoding ones first, until the token budget i
 left of it. Short of blocks, a request sits the step out, and the newest of those that sat out are evicted and computed
 again from the start. Synchronous batching without a CPU swap pool, which is what the engine does on a CPU and with
 attention that needs a mask. Prefixes are shared as the allocator shares them (`paged`: not at all).
+
+Left out ("no trace": only for what a trace and its settings cannot ask for; "differs": plans may differ from the
+engine's):
+
+| left out | why |
+|---|---|
+| streamed outputs, logits processors, statistics | no decision: for whoever reads the outputs |
+| cancelled requests | elsewhere: servesim/engine/core.py |
+| `num_children`, `_requests_to_fork` | no trace: requests of several samples are refused with this scheduler |
+| `is_cpu_offloaded`, its turns with fresh requests | differs with a CPU swap pool: evicted requests compute again |
+| asynchronous batching | differs on a GPU: a step is planned when the one before is done |
+| `decode_fast_path` | differs with block tables: a batch of decodes alone may read no more KV than any other |
+| `read_cache_limit` | differs for models with sliding windows alone: reads behind the window count, too |
+| blocks by layer group in `starved_requests` | differs for models with several: the demand is counted for one group |
+| a prefix match of a request that stays out of the batch | differs with prefix sharing: it keeps waiting, unmatched |
+| the error when nothing can be evicted | differs: requests that cannot be held are refused, and the others run on |
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _group(group: Any) -> Group:
     return group
 
 
-settles("tuple[Group]", lambda groups: tuple(map(_group, groups)), "a tuple of Groups")
+settles("tuple[Group, ...]", lambda groups: tuple(map(_group, groups)), "a tuple of Groups")
 features: Registry[Feature] = Registry("feature", Feature, "servesim.features")
 
 

@@ -87,22 +87,26 @@ class KVAllocator(ABC):
     content when it can be found, and when it no longer can (servesim.contracts.kv_events). "remote_kv": what a request
     in State.LOADING is admitted with is not found by others before it is published; of allocators that share nothing
     this is true anyhow."""
-    on_event: Callable[[KVEvent], None] | None
-    """Called for the blocks that a prefix cache stores and removes, at once; None: for none."""
     output_len: Callable[[Request], int]
     """True output length; set by the engine for declared oracles only."""
     shares: ClassVar[bool] = False
     """Whether `lookup` may ever find anything (a prefix cache that is on)."""
     reserves: ClassVar[bool] = False
     """Whether admission sets aside all the memory a request may come to need, so that no growth fails."""
-    num_blocks: int
-    """Allocation units there are, unusable ones included."""
     grouped: ClassVar[bool] = False
     """Whether it keeps a table for each group of layers (KVMemory.windows)."""
+
+    params: Any
+    memory: KVMemory
+    max_model_len: int
+    num_blocks: int
+    """Allocation units there are, unusable ones included."""
     block_size: int
     """Tokens per allocation unit (1: token by token)."""
     capacity_tokens: int
     """Tokens that can be held at most."""
+    on_event: Callable[[KVEvent], None] | None
+    """Called for the blocks that a prefix cache stores and removes, at once; None: for none."""
 
     held_tokens: int = 0
     """Sum of `num_computed_tokens` over the requests that hold memory; written by the engine's ledger alone."""

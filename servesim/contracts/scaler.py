@@ -77,6 +77,8 @@ class Scaler(ABC):
     paper: ClassVar[str] = ""
     """Where the rule is described."""
     Params: ClassVar[type[Any]] = ScalerParams
+    params: Any
+    profile: Profile
 
     def __init__(self, params: Any, profile: Profile) -> None:
         self.params = params

@@ -76,12 +76,19 @@ class Scheduler(ABC):
     lookahead: int = 0
     """KV slots it keeps ahead per request for drafts."""
 
+    params: Any
+    limits: Limits
+    kv: KVAllocator
+    waiting: deque[Request] | Any
+    """Requests that wait, in order of arrival; another container if the policy's own methods use it."""
+    running: list[Request]
+
     def __init__(self, params: Any, limits: Limits, kv: KVAllocator) -> None:
         self.params = params
         self.limits = limits
         self.kv = kv
-        self.waiting: deque[Request] | Any = deque()  # of another kind where a policy's own methods know what to do
-        self.running: list[Request] = []
+        self.waiting = deque()
+        self.running = []
 
     @classmethod
     def complete(cls, params: Any, defaults: Defaults) -> Any:

@@ -45,6 +45,8 @@ class Speculator(ABC):
     acceptance: ClassVar[str] = "independent:alpha=0.7"
     """The acceptance assumed where the scenario states none."""
 
+    max_drafts: int
+    """Most draft tokens of a sequence in a step."""
     lookahead: int = 0
     """KV slots kept ahead per request for drafts."""
     slots_per_request: int = 0
@@ -63,7 +65,7 @@ class Speculator(ABC):
     def __init__(self, params: Any, target: ModelSpec) -> None:
         self.params = params
         self.target = target
-        self.max_drafts: int = params.k
+        self.max_drafts = params.k
 
     def model(self) -> DraftModel | None:
         """Return the model drafting passes run through. Default: None, drafts cost the GPU no time."""

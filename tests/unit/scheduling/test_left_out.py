@@ -11,19 +11,29 @@ import pytest
 from servesim.contracts import schedulers
 from tests.support.documents import ROOT
 
-ENGINES = ("vllm", "sglang")
+FOLDER = ROOT / "policies" / "scheduling"
+ENGINES = sorted(
+    path.stem
+    for path in FOLDER.glob("[!_]*.py")
+    if re.search(r"\(\d+\.[\d.]+: [\w/]+\.py", path.read_text(encoding="utf-8").partition("\n")[0])
+)
+"""Schedulers whose first line names a version of an engine and a file of its source."""
 REASONS = ("no trace: ", "no decision: ", "elsewhere: ", "differs")
 
 
 def rows_of(name: str) -> list[list[str]]:
     """The cells of the table under "Left out", row by row."""
-    source = (ROOT / "policies" / "scheduling" / f"{name}.py").read_text(encoding="utf-8")
+    source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     text = ast.get_docstring(ast.parse(source)) or ""
     _, heading, table = text.partition("\nLeft out ")
     assert heading, f"{name} does not say what it leaves out"
     _, rule, rows = table.partition("\n|---|---|\n")
     assert rule, f"{name}: no table"
     return [line.strip("| ").split(" | ") for line in rows.strip().splitlines()]
+
+
+def test_schedulers_that_follow_an_engine_are_found() -> None:
+    assert {"vllm", "sglang", "transformers"} <= {*ENGINES}
 
 
 @pytest.mark.parametrize("name", ENGINES)
