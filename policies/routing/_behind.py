@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,17 @@ class InFront(Router):
         if unheard:
             raise UserError(f"{self.inner.name} hears of caches, which {self.name} does not pass on")
 
+    def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+        """Return the decision of the router behind for a decode replica: its request was admitted before its prompt."""
+        return self.ask(request, views) if self.role == "decode" else self.admit(request, views)
+
+    @abstractmethod
+    def admit(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+        """Return a decision as `route` does, which may hold a request back or reject it."""
+
     def ask(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         """Return the decision of the router behind."""
-        self.inner.seed, self.inner.clock = self.seed, self.clock
+        self.inner.seed, self.inner.clock, self.inner.role = self.seed, self.clock, self.role
         return self.inner.route(request, views)
 
     def queue_key(self, request: Request) -> Any:

@@ -33,7 +33,7 @@ class CircuitBreaker(InFront):
         super().__init__(params, num_replicas)
         self.breakers = [Breaker(params) for _ in range(num_replicas)]
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
+    def admit(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
         if all(breaker.closed() for breaker in self.breakers):
             return self.ask(request, views)
         now = self.clock()

@@ -50,7 +50,7 @@ class ConcurrencyLimit(InFront):
         """Rows of the requests that wait."""
         self._wait = Wait(round(params.queue_timeout_s * SECOND), 408)
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+    def admit(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         mine = request.row in self.queued
         if self.in_flight < self.params.max_concurrent_requests and (mine or not self.queued):
             return self.ask(request, views)

@@ -56,7 +56,7 @@ class EarlyRejection(InFront):
             open_ns += now - since if backlog else 0
         return (self.backlog[replica] + request.prompt_len) * (self._busy_ns + open_ns) / self._computed
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+    def admit(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         decision = self.ask(request, views)
         if isinstance(decision, int) and self.predicted_ns(request, decision) > self.params.ttft_s * SECOND:
             return Reject(429)

@@ -85,7 +85,7 @@ class FlowControl(InFront):
         fuller = [max(views[i].num_waiting / depth, views[i].kv_usage / util) for i in ready(views)]
         return float(sum(fuller) / len(fuller))
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+    def admit(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         band = self._band(request)
         mine = request.row in band.turns
         if not mine and len(band.turns) >= self.params.max_requests:

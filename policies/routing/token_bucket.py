@@ -50,7 +50,7 @@ class TokenBucket(InFront):
         self._admitted: set[int] = set()
         """Rows: asked for again after a wait or a crash they are not counted twice."""
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
+    def admit(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
         if request.row not in self._admitted:
             now, full = self.clock(), Fraction(self.params.burst)
             since, level = self._levels.get(request.tenant, (now, full))

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 import servesim
+from servesim.contracts.router import routers
 from servesim.errors import UserError
 from servesim.features.handoff.figures import STAGES
 from servesim.features.handoff.links import KINDS
+from servesim.policies.routing._behind import InFront
 
 RUN: dict[str, Any] = {
     "trace": "synth:prompt=2000,output=50,rate=4",
@@ -37,6 +39,18 @@ def test_stages_add_up_to_the_latency(result: servesim.Result) -> None:
     out_ms = result.requests["finished_ns"].sub(result.requests["last_token_ns"]).max() / 1e6
     assert sum(means[:-1]) == pytest.approx(times["ttft"]["mean"], abs=out_ms + 1e-6)
     assert sum(means) == pytest.approx(times["e2el"]["mean"], abs=out_ms + 1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in routers.names() if issubclass(routers.resolve(name)[0], InFront)])
+def test_a_router_that_holds_requests_back_does_so_before_their_prompts_alone(name: str) -> None:
+    busy = {**RUN, "trace": "synth:prompt=300,output=100,rate=200", "requests": 150}
+    found = servesim.simulate(**busy, pd="1x1:1x1", router=name)
+    requests = found.summary["requests"]
+    assert requests["completed"] > 0
+    assert requests["completed"] + requests["rejected"] == 150
+    assert found.summary["disaggregation"]["stages_ms"]["first_step"]["mean"] > 0
+    refused = found.requests[found.requests["state"] == "rejected"]
+    assert (refused["scheduled_ns"] < 0).all()
 
 
 @pytest.mark.feature("bars")
