@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from servesim.errors import UserError
 from servesim.reports.ink import HALF, INK, NARROW, STYLE, WIDE, head_of, light_colours
 
 if TYPE_CHECKING:
@@ -111,7 +112,10 @@ def half(name: str, title: str, alt: str, paint: Painter, height: int = 290, cap
 
 
 def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: int) -> Markup:
-    import matplotlib
+    try:
+        import matplotlib
+    except ValueError as error:  # of MPLBACKEND, which it reads when it is imported
+        raise UserError(f"no figure can be drawn: matplotlib: {error}") from error
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

@@ -140,7 +140,9 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{span} of the kernel time is by formula, not measured"
     operators = [one for step in document["steps"] for one in step["operators"]]
     above = ", ".join(dict.fromkeys(one["name"] for one in operators if (one["reached"] or 0) > 1.005))
-    if above:
+    if above and min(shares) > 0.995:
+        yield f"above their roof: {above}: the formula counts their weights, the roof their inputs and outputs as well"
+    elif above:
         yield (
             f"above their roof: {above}: a kernel measured over and over finds what fits the GPU's cache there, and "
             "experts were measured with uneven routing, which touches fewer of them than the uniform routing counted"

@@ -14,6 +14,8 @@ from servesim.parsing import split_changes
 from servesim.untrusted import read_yaml
 
 _MAY_BE_ZERO = frozenset(("usd_per_hour", "nvlink_bandwidth"))
+_SLOWEST = 1e6
+"""Lowest rate in FLOP/s or bytes/s: below it a step may take longer than 64 bits of ns hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +104,24 @@ def _changed(gpu: Gpu, changes: dict[str, str]) -> Gpu:
             number = float(text)
         except ValueError:
             number = -1.0
-        if not 0 <= number < 1e30 or (number == 0 and key not in _MAY_BE_ZERO):
-            least = "of at least" if key in _MAY_BE_ZERO else "above"
-            raise UserError(f"gpu.{key} is {shown(text)}, must be a finite number {least} 0")
+        if wrong := _wrong(key, number):
+            raise UserError(f"gpu.{key} is {shown(text)}, {wrong}")
         if key.startswith("flops."):
             update["flops"] = {**update.get("flops", gpu.flops), key.removeprefix("flops."): number}
         else:
             update[key] = int(number) if key == "memory_bytes" else number
     return replace(gpu, **update)
+
+
+def _wrong(key: str, number: float) -> str:
+    """Return the demand that a number of a data sheet does not meet; empty if it meets all."""
+    if key in _MAY_BE_ZERO and number == 0:
+        return ""
+    if not 0 < number < 1e30:
+        return f"must be a finite number {'of at least' if key in _MAY_BE_ZERO else 'above'} 0"
+    if number < _SLOWEST and key.startswith("flops.") | key.endswith("bandwidth"):
+        return f"must be at least {_SLOWEST:g} a second"
+    return ""
 
 
 def _from_file(path: Path) -> Gpu:
@@ -128,9 +140,10 @@ def _from_file(path: Path) -> Gpu:
         memory = int(float(sheet["memory_bytes"]))
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise UserError(f"GPU data sheet {path}: a number is needed: {error}") from None
-    for key, number in [*numbers.items(), *flops.items(), ("memory_bytes", memory)]:
-        if not 0 <= number < 1e30:
-            raise UserError(f"GPU data sheet {path}: {shown(key)} is {number}, must be a finite number of at least 0")
+    rates = {f"flops.{dtype}": rate for dtype, rate in flops.items()}
+    for key, number in {**numbers, **rates, "memory_bytes": memory}.items():
+        if wrong := _wrong(key, number):
+            raise UserError(f"GPU data sheet {path}: {shown(key)} is {number}, {wrong}")
     tables = _tables(sheet["tables"], f"GPU data sheet {path}: tables")
     return Gpu(path.stem, str(sheet["description"]), memory, flops=flops, tables=tables, **numbers)
 

@@ -261,14 +261,18 @@ def to_json(value: Mapping[str, Any]) -> str:
 
 
 def write_text(path: Path, text: str, option: str) -> None:
-    """Write the file an option of the command line names, whole or not at all."""
-    scratch = path.with_name(path.name + ".partial") if path.name else path
+    """Write the file an option of the command line names, whole or not at all; a device or pipe is written to."""
+    special = path.exists() and not path.is_file()
+    scratch = path.with_name(path.name + ".partial") if path.name and not special else path
     try:
         scratch.write_text(text, encoding="utf-8")
+        if special:
+            return
         scratch.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            scratch.unlink()
+        if scratch != path:
+            with suppress(OSError):
+                scratch.unlink()
         raise UserError(f"{option} {path}: cannot be written: {error.strerror}") from error
 
 

@@ -23,7 +23,8 @@ MOST_CYCLES = 10_000_000
 
 def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     """Draw exponential gaps."""
-    return np.asarray(np.cumsum(poisson_gaps(call, rows, seed)) / rate)
+    with np.errstate(over="ignore"):  # infinite times are refused like others that are too late
+        return np.asarray(np.cumsum(poisson_gaps(call, rows, seed)) / rate)
 
 
 def poisson_gaps(call: Call, rows: Ints, seed: int) -> Floats:

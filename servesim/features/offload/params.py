@@ -21,7 +21,10 @@ def size_in_bytes(text: str) -> int:
     found = _SIZE.fullmatch(text)
     if found is None or found[2] not in UNITS:
         raise ValueError(f"{shown(text)} is no size: a number and one of {', '.join(list(UNITS)[1:])}, such as 64GiB")
-    return int(float(found[1]) * UNITS[found[2]])
+    size = float(found[1]) * UNITS[found[2]]
+    if size > 1e18:
+        raise ValueError(f"{shown(text)} is more than 1e18 bytes")
+    return int(size)
 
 
 @dataclass(frozen=True)

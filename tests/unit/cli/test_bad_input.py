@@ -58,6 +58,10 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*COMPARE, "--margin", "-1"], "margin is -1"),
         (["capacity", *SWEEP[1:], "--slo", "ttft:500", "--rate", "inf"], "no deployment carries an infinite rate"),
         ([*PROFILE, "--budget-s", "nan"], "--budget-s is nan"),
+        ([*RUN, "--set", "gpu.flops.bf16=1e-300"], "gpu.flops.bf16 is '1e-300', must be at least 1e+06 a second"),
+        ([*RUN, "--set", "gpu.bandwidth=9"], "gpu.bandwidth is '9', must be at least 1e+06 a second"),
+        ([*RUN, "--offload", "vllm:cpu=1e300GiB"], "cpu: '1e300GiB' is more than 1e18 bytes"),
+        ([*RUN, "--trace", "synth:rate=5e-324", "--requests", "5"], "the rate is too low"),
         ([*PROFILE, "--max-drift", "inf"], "--max-drift is inf"),
     ],
     "nothing stands twice": [

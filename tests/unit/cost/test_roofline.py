@@ -157,6 +157,12 @@ def test_what_beats_its_roof_is_named() -> None:
     assert "above their roof: experts" in " ".join(text.split())
 
 
+def test_a_formula_that_beats_its_roof_is_told_as_such() -> None:
+    text = " ".join(shown("--model", "llama-3.1-8b", "--gpu", "h200", "--kernel-tables", "ideal").split())
+    assert "lm_head: the formula counts their weights, the roof their inputs and outputs as well" in text
+    assert "measured over and over" not in text
+
+
 def test_measured_kernels_of_a_large_model_reach_about_four_fifths() -> None:
     for batch in (1, 16, 64):
         assert placed(roof("llama-2-70b"), decode_step(batch, 1024))["reached"] == pytest.approx(0.8, abs=0.03)

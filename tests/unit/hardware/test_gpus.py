@@ -44,6 +44,23 @@ def test_a_data_sheet_may_name_bundled_tables_or_none(tmp_path: Path) -> None:
     assert Gpu.load("h100:tables=none").tables is None
 
 
+@pytest.mark.parametrize(
+    ("now", "then", "told"),
+    [
+        ("bandwidth: 1.0e+12", "bandwidth: 0", "'bandwidth' is 0.0, must be a finite number above 0"),
+        ("bandwidth: 1.0e+12", "bandwidth: 100", "'bandwidth' is 100.0, must be at least 1e"),
+        ("165.0e+12", "1.0e-300", r"'flops.bf16' is 1e-300, must be at least 1e\+06 a second"),
+        ("25.3e+9", "0", "'memory_bytes' is 0, must be a finite number above 0"),
+        ("usd_per_hour: 0.4", "usd_per_hour: -1", "'usd_per_hour' is -1.0, must be a finite number of at least 0"),
+    ],
+)
+def test_a_rate_that_no_gpu_has_is_refused(tmp_path: Path, now: str, then: str, told: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text((SHEET + "null").replace(now, then, 1))
+    with pytest.raises(UserError, match=told):
+        Gpu.load(str(path))
+
+
 @pytest.mark.parametrize("name", gpu_names())
 def test_the_tables_a_bundled_data_sheet_names_are_there_and_measured_on_a_gpu_that_is_known(name: str) -> None:
     tables = Gpu.load(name).tables

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -127,3 +130,12 @@ def test_what_cannot_be_drawn_is_said_in_one_line(result: Result) -> None:
         servesim.figure(frame, "timeline", variant="static")
     with pytest.raises(UserError, match="figures are of results"):
         servesim.figures(pd.DataFrame())
+
+
+def test_a_matplotlib_that_the_environment_breaks_is_one_line() -> None:
+    code = "from servesim.reports.svg import half; half('a', 'b', 'c', print)"
+    env = {**os.environ, "MPLBACKEND": "nope"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith(
+        "servesim.errors.UserError: no figure can be drawn: matplotlib: Key backend: 'nope' is not a valid value"
+    )

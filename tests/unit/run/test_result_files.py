@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,22 @@ def test_places_that_are_no_directory_of_their_own_are_refused(name: str, messag
     (tmp_path / "link").symlink_to(tmp_path / "there")
     with pytest.raises(UserError, match=message):
         servesim.simulate(**SETTINGS, out=tmp_path / name if name else "")
+
+
+def test_a_device_or_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(pipe, "{}", "--json")
+        assert (os.read(reader, 9), pipe.is_fifo()) == (b"{}", True)
+    finally:
+        os.close(reader)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
+def test_a_full_device_is_one_line() -> None:
+    with pytest.raises(UserError, match="--json /dev/full: cannot be written: No space left"):
+        write_text(Path("/dev/full"), "{}", "--json")
+    assert Path("/dev/full").is_char_device()
