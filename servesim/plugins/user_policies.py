@@ -49,7 +49,7 @@ _TERMS = {
     "KVAllocator": _Terms(
         {
             "int": "slots idle_tokens swap_out swap_in drop_swapped",
-            "bool": "fits can_admit grow can_swap_out can_swap_in can_fork",
+            "bool": "fits can_admit can_load grow can_swap_out can_swap_in can_fork",
             "None": "admit free fork rollback foresee publish evict check_integrity",
             "Usage": "usage",
             "Hit": "lookup",
