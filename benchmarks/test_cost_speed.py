@@ -20,7 +20,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def decode(count: int, context: int) -> Batch:
-    return Batch(count, [], count, count * context, count * context**2, context, sampled=count)
+    return Batch.decodes(count, count * context, count * context**2, context)
 
 
 @pytest.fixture(params=CASES)

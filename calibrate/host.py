@@ -82,7 +82,9 @@ def read_steps(path: Path, root: Path) -> list[Observed]:
             continue
         prefill = [(new // pieces, 0)] * (pieces - 1) + [(new - new // pieces * (pieces - 1), 0)] if pieces else []
         decodes = sampled - pieces
-        batch = Batch(decodes + new, prefill, decodes, max(int(context) - new, 0), 0, 0, 1, sampled)
+        batch = Batch(
+            decodes + new, prefill, decode_count=decodes, decode_context_sum=max(int(context) - new, 0), sampled=sampled
+        )
         observed.append(Observed("steps", batch, dt * 1e3, whole=True))
     return observed
 
@@ -106,10 +108,16 @@ def read_gaps(run: RecordedRun) -> list[Observed]:
             continue
         tokens = np.clip((end - first[running]) / np.maximum(per_token[running], 1.0), 0, run.output_len[running])
         context = int((run.prompt_len[running] + tokens).sum())
-        decode = Batch(count, [], count, context, 0, 0, 1, count)
+        decode = Batch.decodes(count, context)
         if done:
             new = sum(done)
-            step = Batch(new + count, [(piece, 0) for piece in done], count, context, 0, 0, 1, count + len(done))
+            step = Batch(
+                new + count,
+                [(piece, 0) for piece in done],
+                decode_count=count,
+                decode_context_sum=context,
+                sampled=count + len(done),
+            )
             observed.append(Observed(run.name, step, end - start, decode))
         else:
             observed.append(Observed(run.name, decode, end - start))

@@ -128,4 +128,11 @@ def _batch(op: str, count: int, new: int, past: int, longest: int | None) -> Bat
     prompt = [(new, 0)] if new and op in ("attention_mixed", "attention_skew") else []
     context, longest = past + 1, (past if longest is None else longest) + 1
     total = count + sum(n for n, _ in prompt)
-    return Batch(total, prompt, count, count * context, count * context**2, longest)
+    return Batch(
+        total,
+        prompt,
+        decode_count=count,
+        decode_context_sum=count * context,
+        decode_context_sumsq=count * context**2,
+        decode_context_max=longest,
+    )

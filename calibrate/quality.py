@@ -173,10 +173,10 @@ def _attention_us(tables: KernelTables, gpu: Gpu, point: Point) -> float:
     batch = Batch(
         sum(new for new, _ in point.sequences),
         prompts,
-        len(contexts),
-        sum(contexts),
-        sum(c * c for c in contexts),
-        max(contexts, default=0),
+        decode_count=len(contexts),
+        decode_context_sum=sum(contexts),
+        decode_context_sumsq=sum(c * c for c in contexts),
+        decode_context_max=max(contexts, default=0),
     )
     return Stage([], [], [AttentionLayers(attention, 1)], Roofline(gpu)).cost(batch, 0)[0] / 1e3
 

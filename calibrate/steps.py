@@ -44,12 +44,11 @@ class Composition:
         return Batch(
             sum(new for new, _ in self.pieces),
             [(new, past) for new, past in self.pieces if new > 1 or not past],
-            len(contexts),
-            sum(contexts),
-            sum(c * c for c in contexts),
-            max(contexts, default=0),
-            1,
-            len(self.pieces),
+            decode_count=len(contexts),
+            decode_context_sum=sum(contexts),
+            decode_context_sumsq=sum(c * c for c in contexts),
+            decode_context_max=max(contexts, default=0),
+            sampled=len(self.pieces),
         )
 
 

@@ -63,12 +63,11 @@ class EngineStep:
         return Batch(
             sum(p.new for p in self.pieces),
             [(p.new, p.past) for p in self.pieces if not p.decodes],
-            len(contexts),
-            sum(contexts),
-            sum(c * c for c in contexts),
-            max(contexts, default=0),
-            1,
-            sum(p.sampled for p in self.pieces),
+            decode_count=len(contexts),
+            decode_context_sum=sum(contexts),
+            decode_context_sumsq=sum(c * c for c in contexts),
+            decode_context_max=max(contexts, default=0),
+            sampled=sum(p.sampled for p in self.pieces),
         )
 
     def row(self) -> list[Any]:

@@ -110,16 +110,25 @@ class Hybrid(BlockwisePrefix):
         return {request: [table.tolist() for table in tables] for request, tables in self._tables.items()}
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
+        return self._fits(hit, hit.num_tokens, now_tokens, full_tokens, reserve)
+
+    def can_load(self, request: Request, hit: Hit, num_tokens: int, full_tokens: int, reserve: int) -> bool:
+        """Return whether it fits. Of windows only what later tokens attend comes (vLLM: kv_cache_coordinator.py,
+        allocate_new_computed_blocks with external tokens)."""
+        return self._fits(hit, hit.num_tokens + num_tokens, num_tokens, full_tokens, reserve)
+
+    def _fits(self, hit: Hit, processed: int, now_tokens: int, full_tokens: int, reserve: int) -> bool:
+        """Return what `can_admit` asks, with `processed` tokens that need no step."""
         free = self.num_free_blocks() - self._blocks(reserve)
-        end = hit.num_tokens + now_tokens
         return (
             self._needed(full_tokens, hit, capped=True) <= free
-            and self._needed(end, hit, capped=False, processed=self._processed(request, hit, end)) <= free
+            and self._needed(hit.num_tokens + now_tokens, hit, capped=False, processed=processed) <= free
         )
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         found, boundary = hit.blocks or ((), 0)
-        processed = self._processed(request, hit, hit.num_tokens + num_tokens)
+        loads = request.state is State.LOADING
+        processed = hit.num_tokens + num_tokens if loads else hit.num_tokens
         tables = self._tables[request] = [ids() for _ in self.windows]
         for table, blocks, window in zip(tables, found or ((),) * len(tables), self.windows, strict=True):
             skipped = self._skipped(processed, window)
@@ -131,7 +140,7 @@ class Hybrid(BlockwisePrefix):
         self._published[request] = hit.num_tokens // self.block_size
         self._slid[request] = processed
         self._boundary[request] = boundary
-        if request.state is State.LOADING:
+        if loads:
             fronts = (
                 table.count(NULL) * self.block_size
                 for table, window in zip(tables, self.windows, strict=True)
@@ -260,12 +269,6 @@ class Hybrid(BlockwisePrefix):
     def _skipped(self, processed: int, window: int | None) -> int:
         """Return how many blocks no token after `processed` processed ones attends."""
         return max(processed - window + 1, 0) // self.block_size if window is not None else 0
-
-    def _processed(self, request: Request, hit: Hit, end: int) -> int:
-        """Return the tokens of a request to be admitted that need no step: those of a hit, or, where its KV comes from
-        elsewhere, all up to `end`. Of windows only what later tokens reach into comes (vLLM: kv_cache_coordinator.py,
-        allocate_new_computed_blocks with external tokens)."""
-        return end if request.state is State.LOADING else hit.num_tokens
 
     def _needed(self, tokens: int, hit: Hit, capped: bool, processed: int | None = None) -> int:
         """Return the free blocks needed to hold `tokens` tokens behind a hit, `processed` of which need no step (None:

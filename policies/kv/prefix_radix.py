@@ -108,7 +108,7 @@ class PrefixRadix(KVAllocator):
         if request in self._prefilling and request.num_computed_tokens < self._prefilling[request]:
             self.publish(request, request.num_computed_tokens)  # the chunk before
         end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
-        if self._pages(end) - self.slots(request) > self._free():
+        if self._short(request, end) > self._free():
             return False
         self._take(request, end)
         return True
@@ -175,9 +175,14 @@ class PrefixRadix(KVAllocator):
         """Return the tokens of the pages that hold `tokens` tokens."""
         return -(-tokens // self.block_size) * self.block_size
 
+    def _short(self, request: Request, end: int) -> int:
+        """Return the tokens of whole pages that a request lacks up to token `end`; negative if it has more."""
+        held = self._held[request]
+        return self._pages(end) - held.node.end - held.own
+
     def _take(self, request: Request, end: int) -> None:
         """Give a request memory up to token `end`."""
-        need = self._pages(end) - self.slots(request)
+        need = self._short(request, end)
         if need <= 0:
             return
         if need > self._pool:

@@ -42,4 +42,4 @@ class SparseKv(Drafter):
         n = batch.sampled
         read = min(batch.sampled_context, n * self.params.budget)
         longest = min(batch.decode_context_max, self.params.budget)
-        return [Batch(n, [], n, read, 0, longest, 1, n)] * k if n else []
+        return [Batch.decodes(n, read, longest=longest)] * k if n else []

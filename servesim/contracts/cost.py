@@ -59,6 +59,7 @@ class Batch:
         self,
         linear_tokens: int,
         prefill: list[tuple[int, int]] | None = None,
+        *,
         decode_count: int = 0,
         decode_context_sum: int = 0,
         decode_context_sumsq: int = 0,
@@ -91,25 +92,41 @@ class Batch:
         self.sampled_context = sampled_context
         self.prompts = [] if prompts is None else prompts
 
+    @staticmethod
+    def decodes(
+        count: int, context_sum: int, context_sumsq: int = 0, longest: int = 0, attention: str = "fused"
+    ) -> Batch:
+        """Return a step in which `count` sequences decode one token each, and nothing else happens. More than the sum
+        of the contexts is needed only if uneven batches were measured."""
+        return Batch(
+            count,
+            decode_count=count,
+            decode_context_sum=context_sum,
+            decode_context_sumsq=context_sumsq,
+            decode_context_max=longest,
+            sampled=count,
+            attention=attention,
+            sampled_context=context_sum,
+        )
+
     def advance(self, k: int) -> Batch:
         """Return the batch k steps later, when every sequence of this pure decode batch has k more tokens."""
         n, s = self.decode_count, self.decode_context_sum
         return Batch(
             self.linear_tokens,
-            [],
-            n,
-            s + k * n,
-            self.decode_context_sumsq + 2 * k * s + k * k * n,
-            self.decode_context_max + k,
-            self.queries_per_sequence,
-            self.sampled,
-            self.padded_tokens,
-            self.bytes_moved,
-            self.attention,
-            self.bytes_copied,
-            self.drafts,
-            self.draft_k,
-            self.sampled_context + k * self.sampled,
+            decode_count=n,
+            decode_context_sum=s + k * n,
+            decode_context_sumsq=self.decode_context_sumsq + 2 * k * s + k * k * n,
+            decode_context_max=self.decode_context_max + k,
+            queries_per_sequence=self.queries_per_sequence,
+            sampled=self.sampled,
+            padded_tokens=self.padded_tokens,
+            bytes_moved=self.bytes_moved,
+            attention=self.attention,
+            bytes_copied=self.bytes_copied,
+            drafts=self.drafts,
+            draft_k=self.draft_k,
+            sampled_context=self.sampled_context + k * self.sampled,
         )
 
 

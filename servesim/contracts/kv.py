@@ -70,9 +70,9 @@ class KVMemory:
 class KVAllocator(ABC):
     """The KV memory of one replica, and which request holds which part of it.
 
-    Lengths are in tokens. Questions (`lookup`, `can_admit`, `fits`, `usage`) change nothing; verbs act. A request's
-    `num_computed_tokens` says how far its KV is filled when a verb is called. Swapping to host memory works with every
-    allocator: a swapped request holds no blocks here, but the same number there.
+    Lengths are in tokens. Questions (`lookup`, `can_admit`, `can_load`, `fits`, `usage`) change nothing; verbs act. A
+    request's `num_computed_tokens` says how far its KV is filled when a verb is called. Swapping to host memory works
+    with every allocator: a swapped request holds no blocks here, but the same number there.
     """
 
     name: ClassVar[str] = "?"
@@ -135,7 +135,8 @@ class KVAllocator(ABC):
     @abstractmethod
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         """Adopt the hit and allocate `num_tokens` more, plus slots for `lookahead` drafts. Only after
-        `can_admit`. `request.num_computed_tokens` is set to `hit.num_tokens` by the caller, afterwards."""
+        `can_admit`; of a request in State.LOADING, only after `can_load`. `request.num_computed_tokens` is set to
+        `hit.num_tokens` by the caller, afterwards."""
 
     @abstractmethod
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
@@ -154,6 +155,13 @@ class KVAllocator(ABC):
     @abstractmethod
     def usage(self) -> Usage:
         """Return the memory in use now, in O(1)."""
+
+    # KV from elsewhere.
+
+    def can_load(self, request: Request, hit: Hit, num_tokens: int, full_tokens: int, reserve: int) -> bool:
+        """Return whether `num_tokens` beyond the hit can be allocated for KV that comes from elsewhere, the rest as in
+        `can_admit`. Default: KV that comes takes the memory of KV that is computed."""
+        return self.can_admit(request, hit, num_tokens, full_tokens, reserve)
 
     # Sharing of prefixes.
 

@@ -209,11 +209,10 @@ class PlanContext:
             raise _not_there(tokens, request, hit)
         if not tokens:
             return None
-        before, request.state = request.state, State.LOADING
-        fits = kv.can_admit(request, hit, tokens, full_tokens, reserve)
-        if not fits or (owed and not kv.can_admit(request, hit, tokens, 0, reserve + owed)):
-            request.state = before
+        fits = kv.can_load(request, hit, tokens, full_tokens, reserve)
+        if not fits or (owed and not kv.can_load(request, hit, tokens, 0, reserve + owed)):
             return False
+        before, request.state = request.state, State.LOADING
         kv.admit(request, hit, tokens, 0)
         request._num_computed_tokens = start
         self._ledger.hold(start)

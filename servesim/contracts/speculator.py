@@ -117,13 +117,13 @@ def all_tokens(batch: Batch) -> Batch:
     return Batch(
         batch.linear_tokens,
         batch.prefill,
-        batch.decode_count,
-        batch.decode_context_sum,
-        batch.decode_context_sumsq,
-        batch.decode_context_max,
-        batch.queries_per_sequence,
-        batch.sampled,
-        batch.padded_tokens,
+        decode_count=batch.decode_count,
+        decode_context_sum=batch.decode_context_sum,
+        decode_context_sumsq=batch.decode_context_sumsq,
+        decode_context_max=batch.decode_context_max,
+        queries_per_sequence=batch.queries_per_sequence,
+        sampled=batch.sampled,
+        padded_tokens=batch.padded_tokens,
         sampled_context=batch.sampled_context,
     )
 
@@ -131,7 +131,7 @@ def all_tokens(batch: Batch) -> Batch:
 def one_token_each(batch: Batch, j: int) -> Batch:
     """Return the j-th further draft pass: one token for each sequence that sampled."""
     n = batch.sampled
-    return Batch(n, [], n, batch.sampled_context + j * n, 0, batch.decode_context_max + j, 1, n)
+    return Batch.decodes(n, batch.sampled_context + j * n, longest=batch.decode_context_max + j)
 
 
 speculators: Registry[Speculator] = Registry("speculation", Speculator, "servesim.policies.speculation")

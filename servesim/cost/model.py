@@ -197,7 +197,7 @@ class TableCostModel(CostModel):
         all decode, the steps are CUDA graphs of one size, that of the fullest rank, as all three engines pad
         them; beside prompts ranks compute the tokens they have."""
         busy = [batch for batch in batches if batch is not None]
-        dummy = Batch(1, None, 1, 1, 1, 1)
+        dummy = Batch(1, decode_count=1, decode_context_sum=1, decode_context_sumsq=1, decode_context_max=1)
         tokens = [self._tokens(batch if batch is not None else dummy) for batch in batches]
         prompts = any(batch.prefill for batch in busy)
         of_all = sum(tokens) if prompts else max(tokens) * len(tokens)

@@ -152,15 +152,7 @@ class Steps:
 
 def decode_step(batch: int, context: int) -> Batch:
     """Return a step of `batch` sequences of `context` tokens (their new one included) that take one token each."""
-    return Batch(
-        linear_tokens=batch,
-        decode_count=batch,
-        decode_context_sum=batch * context,
-        decode_context_sumsq=batch * context * context,
-        decode_context_max=context,
-        sampled=batch,
-        sampled_context=batch * context,
-    )
+    return Batch.decodes(batch, batch * context, batch * context * context, context)
 
 
 def prefill_step(prompt: int) -> Batch:

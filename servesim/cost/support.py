@@ -30,10 +30,9 @@ MEASURED, PARTLY = 0.8, 0.2
 """Least share of the GPU time from measured and interpolated kernels for either state; norms, activations and sampling
 are by formula on all GPUs whose kernels were imported."""
 _PROBES = (
-    Batch(linear_tokens=32, decode_count=32, decode_context_sum=32 * 2048, decode_context_sumsq=32 * 2048**2,
-          decode_context_max=2048, sampled=32),
+    Batch.decodes(32, 32 * 2048, 32 * 2048**2, 2048),
     Batch(linear_tokens=2048, prefill=[(2048, 0)], sampled=1),
-)  # fmt: skip
+)
 """The steps priced: 32 sequences that decode at 2,048 tokens each, and a prompt of 2,048."""
 
 

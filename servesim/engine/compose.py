@@ -23,8 +23,7 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
         known = request._num_tokens + request._num_output_placeholders
         extra = drafts.get(request, 0) if drafts else 0
         most = extra + (known if asynchronous else request._num_tokens)
-        legal = request.state is running and extra < new and after <= most and slots(request) >= after
-        if not legal:
+        if not (request.state is running and extra < new and after <= most and slots(request) >= after):
             _refuse(plan, kv, request, most, f"{where}, step {plan.step_id}")
         request._num_computed_tokens = after
         total += new
@@ -47,9 +46,12 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
             prefill.append((new, past))
     if type(total) is not int:
         raise PolicyError(f"{where}, step {plan.step_id}: schedules tokens by a number that is not an int")
-    batch = Batch(total, prefill, count, context, square, longest, -(-queries // count) if count else 1, len(sampled))
-    batch.bytes_moved, batch.attention, batch.prompts = plan.bytes_moved, plan.attention, prompts
-    batch.drafts, batch.sampled_context = sum(drafts.values()) if drafts else 0, reach
+    batch = Batch(
+        total, prefill, sampled=len(sampled), sampled_context=reach, attention=plan.attention, prompts=prompts
+    )
+    batch.decode_count, batch.decode_context_sum, batch.decode_context_sumsq = count, context, square
+    batch.decode_context_max, batch.queries_per_sequence = longest, -(-queries // count) if count else 1
+    batch.bytes_moved, batch.drafts = plan.bytes_moved, sum(drafts.values()) if drafts else 0
     return batch, sampled
 
 

@@ -45,16 +45,15 @@ def decodes(draw: st.DrawFn) -> tuple[Batch, list[int]]:
     return (
         Batch(
             n * queries,
-            [],
-            n,
-            sum(contexts),
-            sum(c * c for c in contexts),
-            max(contexts),
-            queries,
-            n * queries,
-            draw(st.integers(0, 64)),
-            draw(st.sampled_from([0, 0, 12_345])),
-            draw(st.sampled_from(["fused", "per_request"])),
+            decode_count=n,
+            decode_context_sum=sum(contexts),
+            decode_context_sumsq=sum(c * c for c in contexts),
+            decode_context_max=max(contexts),
+            queries_per_sequence=queries,
+            sampled=n * queries,
+            padded_tokens=draw(st.integers(0, 64)),
+            bytes_moved=draw(st.sampled_from([0, 0, 12_345])),
+            attention=draw(st.sampled_from(["fused", "per_request"])),
         ),
         contexts,
     )
@@ -104,7 +103,7 @@ def test_advancing_moments_is_advancing_contexts(drawn: tuple[Batch, list[int]],
 @given(models, st.integers(1, 256), st.integers(1, 20_000), st.integers(0, 20_000))
 def test_longer_contexts_never_cost_less(model: TableCostModel, count: int, context: int, more: int) -> None:
     def price(c: int) -> int:
-        return model.price(Batch(count, [], count, count * c, count * c * c, c, sampled=count)).ns
+        return model.price(Batch.decodes(count, count * c, count * c * c, c)).ns
 
     # two measurements of nearly the same kernel may differ by noise
     assert price(context + more) >= 0.99 * price(context)

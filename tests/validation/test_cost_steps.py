@@ -37,7 +37,7 @@ SILICON = ("qkv_gemm", "proj_gemm", "gate_ffn1_gemm", "ffn2_gemm", "logits_gemm"
 
 
 def decode(count: int, context_sum: int) -> Batch:
-    return Batch(count, [], count, context_sum, sampled=count)
+    return Batch.decodes(count, context_sum)
 
 
 @cache

@@ -29,7 +29,7 @@ def off(clients: int, shared_data: Callable[[str], Path]) -> float:
     )
     cost.asynchronous = True
     square = clients * CONTEXT * CONTEXT
-    batch = Batch(clients, [], clients, clients * CONTEXT, square, CONTEXT, 1, clients)
+    batch = Batch.decodes(clients, clients * CONTEXT, square, CONTEXT)
     return float(cost.price(batch).ns / 1e6 / recorded["median_itl_ms"] - 1.0)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from servesim.contracts.connector import Connector, Load
-from servesim.contracts.kv import Hit, KVAllocator
-from servesim.contracts.ledger import Ledger
+from servesim.contracts.kv import Hit
 from servesim.contracts.plan import NO_END, Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.engine.fast.lockstep import Lockstep
-from servesim.engine.fast.memory import LockstepMemory
+
+if TYPE_CHECKING:
+    from servesim.engine.fast.core import FastCore
 
 
 @dataclass(slots=True)
@@ -37,32 +38,23 @@ class FastPlan(Plan):
 class FastContext(PlanContext):
     """Verbs that also know of requests in lockstep."""
 
-    def __init__(
-        self,
-        policy: str,
-        now: int,
-        plan: Plan,
-        kv: KVAllocator,
-        ledger: Ledger,
-        asynchronous: bool,
-        oracle: bool,
-        lockstep: Lockstep | None,
-        drafts: bool,
-        memory: LockstepMemory | None,
-        lookahead: int,
-        max_model_len: int,
-        connector: Connector | None,
-        fetched: dict[Request, Load],
-    ) -> None:
-        super().__init__(policy, now, plan, kv, ledger, asynchronous, oracle, connector, fetched)
+    def __init__(self, core: FastCore, now: int) -> None:
+        scheduler, lockstep, memory = core.scheduler, core.lockstep, core.memory
+        super().__init__(
+            scheduler.name,
+            now,
+            FastPlan(core.next_step_id, lockstep=lockstep),
+            core.kv,
+            core.ledger,
+            scheduler.limits.async_scheduling,
+            core._oracle,
+            core.connector,
+            core.fetched,
+        )
+        self._core = core
         self._lockstep = lockstep
         self._memory = memory
-        self._drafts = drafts  # whether drafts are made
-        self._lookahead = lookahead
-        self._max_model_len = max_model_len
         self._asked: Request | None = None  # whose prefix was looked for, not admitted yet
-        self.looked = False
-        """Whether the scheduler asked for something that changes from step to step."""
         self.served = False
         """Whether it has called `decode`."""
         self.num_left = 0
@@ -81,8 +73,13 @@ class FastContext(PlanContext):
     @property
     def now(self) -> int:
         """See `PlanContext.now`."""
-        self.looked = True
+        self._look()
         return self._now
+
+    def _look(self) -> None:
+        """Note that the scheduler asks for something that changes from step to step."""
+        if self._memory is not None:
+            self._memory.looked = True
 
     @property
     def num_tokens(self) -> int:
@@ -91,15 +88,12 @@ class FastContext(PlanContext):
         return tokens + (self._lockstep.due if self._lockstep is not None else 0)
 
     def has_looked(self) -> bool:
-        """Whether the scheduler asked for something that changes from step to step."""
+        """Whether the scheduler asked for something that changes from step to step, as far as memory can tell: a plain
+        allocator cannot, and is taken to have been asked."""
         memory, lockstep = self._memory, self._lockstep
-        return (
-            self.looked
-            or self._asked is not None
-            or memory is None
-            or memory.looked
-            or (lockstep is not None and lockstep.looked)
-        )
+        if memory is None or memory.looked or self._asked is not None:
+            return True
+        return lockstep is not None and lockstep.looked
 
     def decode(
         self,
@@ -123,7 +117,7 @@ class FastContext(PlanContext):
             looked = memory.looked
             left: Sequence[Request] = lockstep.serve(running, plan, most, free, not overrun)
             memory.looked = looked
-        elif self._drafts and not free and not overrun:
+        elif self._core.speculator is not None and not free and not overrun:
             self.served = True
             left = self._verify(running, most)
         else:
@@ -134,6 +128,7 @@ class FastContext(PlanContext):
     def _verify(self, running: Sequence[Request], most: int) -> Sequence[Request]:
         """Serve requests with the drafts attached to them, as long as all of these can be verified."""
         tokens, verified, grow = self.plan._tokens, self.plan.drafts, self.kv.grow
+        limit, ahead = self._core.scheduler.limits.max_model_len, self._core.lookahead
         for i, request in enumerate(running):
             computed, known, drafts = request._num_computed_tokens, request._num_tokens, request.num_draft_tokens
             if self._asynchronous:
@@ -142,9 +137,9 @@ class FastContext(PlanContext):
                     return running[i:]
                 known += coming
             new = 1 + drafts
-            if known - computed != 1 or new > most or computed + new >= self._max_model_len:
+            if known - computed != 1 or new > most or computed + new >= limit:
                 return running[i:]
-            if not grow(request, new, self._lookahead):
+            if not grow(request, new, ahead):
                 return running[i:]
             tokens[request] = new
             if drafts:
@@ -155,7 +150,7 @@ class FastContext(PlanContext):
 
     def tokens_left(self, requests: Sequence[Request], most: int) -> int:
         """See `PlanContext.tokens_left`."""
-        self.looked = True
+        self._look()
         members = self._lockstep.tokens_left(requests, most) if self._lockstep is not None else None
         if members is None:
             return super().tokens_left(requests, most)
@@ -172,21 +167,22 @@ class FastContext(PlanContext):
         memory.looked = looked
         if self.kv.shares and (request.content is not None or request.state is not State.WAITING):
             if self._asked is not None and self._asked is not request:
-                self.looked = True
+                memory.looked = True
             self._asked = request
         return hit
 
     def deferred(self, request: Request, hit: Hit) -> bool:
         """See `PlanContext.deferred`."""
         deferred = super().deferred(request, hit)
-        self.looked = self.looked or deferred  # what is on its way to another is there by some plan to come
+        if deferred:
+            self._look()  # what is on its way to another is there by some plan to come
         return deferred
 
     def external(self, request: Request, hit: Hit) -> int:
         """See `PlanContext.external`."""
         tokens = super().external(request, hit)
         if self.connector is not None and self.connector.in_step:
-            self.looked = True  # as in `fetch`
+            self._look()  # as in `fetch`
         return tokens
 
     def fetch(
@@ -195,7 +191,7 @@ class FastContext(PlanContext):
         """See `PlanContext.fetch`."""
         taken = super().fetch(request, hit, full_tokens=full_tokens, reserve=reserve, owed=owed)
         if self.connector is not None and request.state is not State.RUNNING:
-            self.looked = True  # what is elsewhere may be more by the next plan
+            self._look()  # what is elsewhere may be more by the next plan
         return taken
 
     def admit(
@@ -211,7 +207,7 @@ class FastContext(PlanContext):
         external: int = 0,
     ) -> bool:
         """See `PlanContext.admit`."""
-        memory = self._memory
+        memory, hit = self._memory, hit if hit is not None else self.lookup(request)
         looked = memory is not None and memory.looked
         admitted = super().admit(
             request,
@@ -241,12 +237,7 @@ class FastContext(PlanContext):
         """See `PlanContext.extend`."""
         if request._keeper is not None:
             self._single_out(request)
-        memory = self._memory
-        if memory is None or memory.looked:
-            return super().extend(request, num_tokens, lookahead=lookahead, drafts=drafts)
-        extended = super().extend(request, num_tokens, lookahead=lookahead, drafts=drafts)
-        memory.looked = False
-        return extended
+        return super().extend(request, num_tokens, lookahead=lookahead, drafts=drafts)
 
     def schedule(self, request: Request, num_tokens: int, drafts: int = 0) -> None:
         """See `PlanContext.schedule`."""

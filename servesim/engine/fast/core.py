@@ -17,7 +17,7 @@ from servesim.engine import drafts
 from servesim.engine.compose import compose
 from servesim.engine.core import EngineCore
 from servesim.engine.delivery import deliver
-from servesim.engine.fast.context import FastContext, FastPlan
+from servesim.engine.fast.context import FastContext
 from servesim.engine.fast.lockstep import Lockstep
 from servesim.engine.fast.memory import lockstep_memory
 from servesim.engine.fast.step import PAUSE, FastStep
@@ -75,28 +75,12 @@ class FastCore(EngineCore):
             self.lockstep = Lockstep(kv, self.memory, steps, scheduler.limits.async_scheduling, depth)
 
     def open(self, now: int) -> PlanContext:
-        limits, lockstep = self.scheduler.limits, self.lockstep
-        if lockstep is not None:
-            lockstep.due = 0
+        if self.lockstep is not None:
+            self.lockstep.due = 0
         own: Any = self.scheduler
         attributes = getattr(own, "__dict__", None)
         self._before = attributes.copy() if attributes is not None else None
-        self._context = FastContext(
-            self.scheduler.name,
-            now,
-            FastPlan(self.next_step_id, lockstep=lockstep),
-            self.kv,
-            self.ledger,
-            limits.async_scheduling,
-            self._oracle,
-            lockstep,
-            self.speculator is not None,
-            self.memory,
-            self.lookahead,
-            limits.max_model_len,
-            self.connector,
-            self.fetched,
-        )
+        self._context = FastContext(self, now)
         return self._context
 
     def enter(self, plan: Plan, now: int) -> Step | None:

@@ -355,20 +355,7 @@ class Lockstep(CounterKeeper):
         """Return what all members make in the next turn."""
         n, context = len(self.members), self.context_sum
         after = context + n
-        return Batch(
-            n,
-            [],
-            n,
-            after,
-            self.context_sumsq + context + after,
-            self.longest() + 1,
-            1,
-            n,
-            0,
-            0,
-            attention,
-            sampled_context=after,
-        )
+        return Batch.decodes(n, after, self.context_sumsq + context + after, self.longest() + 1, attention=attention)
 
     def _retiring(self, committed: int) -> list[Request]:
         """Return the members that retire when `committed` turns are committed."""
@@ -402,7 +389,7 @@ class Lockstep(CounterKeeper):
             if entry[2] in members:
                 heappush(longest, entry)
         squares = batch.decode_context_sumsq - sum([c * c for c in contexts])
-        return Batch(n, [], n, context, squares, most, 1, n, 0, 0, batch.attention, sampled_context=context)
+        return Batch.decodes(n, context, squares, most, attention=batch.attention)
 
     def leave(self, request: Request, stays: bool = False) -> None:
         """Let a member go that ends or is cancelled; or one that takes part in no further turn and gets its tokens in

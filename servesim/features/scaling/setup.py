@@ -64,17 +64,7 @@ class CostProfile:
         """Return the time of a step in which sequences of that context each get a token."""
         total, key = sequences * context, (sequences, context)
         if key not in self._known:
-            self._known[key] = self._s(
-                Batch(
-                    sequences,
-                    decode_count=sequences,
-                    decode_context_sum=total,
-                    decode_context_sumsq=total * context,
-                    decode_context_max=context,
-                    sampled=sequences,
-                    sampled_context=total,
-                )
-            )
+            self._known[key] = self._s(Batch.decodes(sequences, total, total * context, context))
         return self._known[key]
 
 

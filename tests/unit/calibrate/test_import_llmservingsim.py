@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_rows_carry_the_shapes_of_the_model_and_where_they_come_from(tables: Ker
 def test_a_step_is_the_sum_of_the_times_measured(tables: KernelTables) -> None:
     writes = 32 * 3.0 + 32 * 8 * 1024 / (1792e9 * 0.8) * 1e6  # writing the KV cache is not measured
     layer = sum(LINEAR.values()) + 2 * 2.0 + 3.0 + 4.0
-    price = cost(tables).price(Batch(1, [], 1, 101, 101**2, 101, sampled=1))
+    price = cost(tables).price(Batch.decodes(1, 101, 101**2, 101))
     assert price.gpu_ns / 1e3 == pytest.approx(32 * (layer + 10.0) + 2.0 + 5.0 + writes + 680.0 + 26.0, abs=0.5)
     assert price.shares[0] == pytest.approx(1.0 - writes / (price.gpu_ns / 1e3), abs=1e-4)
 
@@ -108,7 +109,15 @@ def test_decodes_beside_a_prompt_take_what_the_call_took(tables: KernelTables) -
 
     for count, context, whole in ((1, 100, 18.0), (1, 300, 22.0), (4, 100, 45.0), (4, 300, 95.0), (4, 200, 70.0)):
         contexts = count * (context + 1)
-        batch = Batch(64 + count, [(64, 0)], count, contexts, count * (context + 1) ** 2, context + 1, sampled=count)
+        batch = Batch(
+            64 + count,
+            [(64, 0)],
+            decode_count=count,
+            decode_context_sum=contexts,
+            decode_context_sumsq=count * (context + 1) ** 2,
+            decode_context_max=context + 1,
+            sampled=count,
+        )
         assert attention_us(batch) == pytest.approx(whole, abs=1e-3)
         assert model.price(batch).ns == model.price_run(batch, 1)[0]
 
@@ -229,21 +238,24 @@ def test_a_step_of_unequal_contexts_costs_their_excess_in_every_layer_and_along_
     profile: Path, tmp_path: Path
 ) -> None:
     model = cost(_skewed(profile, SKEW, tmp_path / "out"))
-    equal, unequal = (Batch(4, [], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
+    equal, unequal = (Batch.decodes(4, 400, longest=longest) for longest in (100, 300))
     assert model.price(unequal).ns - model.price(equal).ns == pytest.approx(32 * 2000, abs=1)
     assert sum(breakdown(model, unequal).values()) == pytest.approx(model.price(unequal).gpu_ns, abs=1)
     run = model.gpu_run(unequal, 50)
     assert run.tolist() == [model.price(unequal.advance(j)).gpu_ns for j in range(50)]
-    verified = Batch(12, [], 4, 400, 0, 300, 3, sampled=12)
-    assert model.price(verified).ns == model.price(Batch(12, [], 4, 400, 0, 100, 3, sampled=12)).ns
+    verified = replace(unequal, linear_tokens=12, queries_per_sequence=3, sampled=12)
+    assert model.price(verified).ns == model.price(replace(verified, decode_context_max=100)).ns
 
 
 def test_terms_fitted_to_served_steps_hold_the_excess_already(profile: Path, tmp_path: Path) -> None:
     tables = _skewed(profile, SKEW, tmp_path / "out")
     terms = HostTerms(name="some", exposed=1.0)
     model = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("rtx-pro-6000"), tables=tables.folder, host=terms)
-    equal, unequal = (Batch(4, [], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
+    equal, unequal = (Batch.decodes(4, 400, longest=longest) for longest in (100, 300))
     assert model.price(unequal) == model.price(equal)
-    equal, unequal = (Batch(68, [(64, 0)], 4, 400, 0, longest, sampled=4) for longest in (100, 300))
+    equal, unequal = (
+        Batch(68, [(64, 0)], decode_count=4, decode_context_sum=400, decode_context_max=longest, sampled=4)
+        for longest in (100, 300)
+    )
     excess = model.price(unequal).gpu_ns - model.price(equal).gpu_ns
     assert excess == pytest.approx(32 * 4000, abs=1), "measured beside prompts, where terms have none of it"

@@ -79,7 +79,7 @@ def test_models_that_are_not_plain_decoders_are_refused_by_name(model: str) -> N
 def test_the_tables_price_steps_as_the_kernels_did(tmp_path: Path) -> None:
     run(tmp_path / "p", tokens=8192, batch=256)
     cost = build_cost_model(SHARD.model, Gpu.load("h200"), tables=tmp_path / "p")
-    batch = Batch(64, [], 64, 64 * 1025, 0, 0, 1, 64)
+    batch = Batch.decodes(64, 64 * 1025)
     kernels = FormulaKernels(FormulaDevice())
     layer = sum(kernels.gemm(64, n, k, "bf16").calls[0]() for n, k, _ in list(SHARD.linears().values())[:4])
     layer += kernels.attention(SHARD.heads, [(1, 1024)] * 64).calls[0]()
@@ -142,7 +142,7 @@ def test_a_profile_cut_off_after_its_first_pass_prices_every_step(tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "p", device, tokens=8192, context=32768, batch=256)
     cost = build_cost_model(SHARD.model, Gpu.load("h200"), tables=tmp_path / "p")
-    shares = cost.price(Batch(40, [(8, 100)], 32, 32 * 700, 0, 0, 1, 33)).shares
+    shares = cost.price(Batch(40, [(8, 100)], decode_count=32, decode_context_sum=32 * 700, sampled=33)).shares
     assert shares[3] < 0.01  # nothing by formula
 
 

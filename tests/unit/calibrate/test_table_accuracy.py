@@ -95,7 +95,7 @@ def test_a_call_looked_up_is_priced_as_the_cost_model_prices_it() -> None:
     call = {"batch": 7, "new_tokens": 1, "past_tokens": 999, "heads": 32, "kv_heads": 8, "head_dim": 128}
     rows = {name: np.array([value]) for name, value in call.items()}
     model = build_cost_model(ModelSpec.load("llama-3.1-8b"), H100)
-    batch = Batch(7, [], 7, 7000, sampled=7)
+    batch = Batch.decodes(7, 7000)
     alone = model.price(batch).ns - model.price(Batch(7, sampled=7)).ns
     found = lookup(KernelTables.load("h100"), H100, "attention_decode", "bf16", rows)
     assert 32 * found[0] == pytest.approx(alone, 2e-3)

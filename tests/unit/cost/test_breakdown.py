@@ -12,9 +12,18 @@ from servesim.cost.work import step_work
 from servesim.hardware import Gpu, ModelSpec
 
 BATCHES = (
-    Batch(8, decode_count=8, decode_context_sum=9000, decode_context_max=2000, sampled=8),
+    Batch.decodes(8, 9000, longest=2000),
     Batch(2000, prefill=[(1500, 0), (500, 700)], sampled=1),
-    Batch(1034, [(1024, 512)], 10, 12_345, sampled=11, padded_tokens=6, bytes_moved=1 << 20, bytes_copied=1 << 24),
+    Batch(
+        1034,
+        [(1024, 512)],
+        decode_count=10,
+        decode_context_sum=12_345,
+        sampled=11,
+        padded_tokens=6,
+        bytes_moved=1 << 20,
+        bytes_copied=1 << 24,
+    ),
     Batch(32, decode_count=8, decode_context_sum=9000, queries_per_sequence=4, sampled=8),
 )
 
@@ -46,7 +55,7 @@ def test_drafts_are_an_operator_of_their_own_and_verified_in_the_head() -> None:
     parts = breakdown(cost, batch)
     assert parts[DRAFTING] > 0
     assert sum(parts.values()) == pytest.approx(cost.price(batch).gpu_ns, abs=4)
-    fewer = Batch(8, decode_count=8, decode_context_sum=9000, sampled=8)
+    fewer = Batch.decodes(8, 9000)
     plain = build_cost_model(model, Gpu.load("h100"))
     assert parts["lm_head"] == breakdown(plain, batch)["lm_head"] > breakdown(plain, fewer)["lm_head"]
     assert breakdown(cost, fewer)[DRAFTING] < parts[DRAFTING]
@@ -60,7 +69,7 @@ LAYER = 4 * (4 + 2 * 2) + 4 * 4 + 3 * 4 * 8 + 2 * 4  # qkv, attention out, MLP, 
 
 
 def test_work_of_decode_steps_is_counted_by_hand() -> None:
-    flops, data = step_work(TINY, Batch(3, decode_count=3, decode_context_sum=30, sampled=3))
+    flops, data = step_work(TINY, Batch.decodes(3, 30))
     assert flops == 2 * 2 * LAYER * 3 + 2 * 4 * 10 * 3 + 2 * (4 * 4 * 30)
     weights = 2 * (2 * LAYER + 10 * 4 + 4)  # layers, LM head, final norm
     assert data == weights + 2 * (30 + 3) * 2 * 2 * 2
@@ -74,6 +83,6 @@ def test_work_of_prompts_counts_pairs_within_and_before_them() -> None:
 
 def test_experts_are_read_as_far_as_tokens_use_them() -> None:
     model = ModelSpec.load("gpt-oss-20b")
-    few = step_work(model, Batch(1, decode_count=1, decode_context_sum=1, sampled=1))[1]
+    few = step_work(model, Batch.decodes(1, 1))[1]
     many = step_work(model, Batch(4096, prefill=[(4096, 0)], sampled=1))[1]
     assert few < 0.45 * many

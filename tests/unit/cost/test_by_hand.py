@@ -56,11 +56,8 @@ def attention(window: int = 0) -> GridAttention:
 
 
 def decode(*contexts: int, **more: int) -> Batch:
-    n = len(contexts)
-    return Batch(
-        n, [], n, sum(contexts), sum(x * x for x in contexts), max(contexts), sampled=n,
-        sampled_context=sum(contexts), **more,
-    )  # fmt: skip
+    batch = Batch.decodes(len(contexts), sum(contexts), sum(x * x for x in contexts), max(contexts))
+    return replace(batch, **more)
 
 
 def stage(skew: bool = False, layers: int = 2) -> Stage:

@@ -105,7 +105,7 @@ def test_a_norm_in_the_kernel_of_the_all_reduce_costs_nothing_up_to_the_engine_s
     apart = build_cost_model(model, gpu, 8, engine=engine_facts("vllm", "0.14.0", "h100"))
 
     def norms(cost: TableCostModel, tokens: int) -> float:
-        return breakdown(cost, Batch(tokens, [], tokens, 1000 * tokens, 0, 0, 1, tokens))["norm"]
+        return breakdown(cost, Batch.decodes(tokens, 1000 * tokens))["norm"]
 
     limit = 2**19 // (2 * model.hidden_size)
     assert limit == 51
@@ -126,7 +126,7 @@ def test_tables_without_collectives_are_said_to_be_without(tmp_path: Path) -> No
 
 def test_a_norm_over_all_heads_is_added_up_over_the_gpus_in_every_layer() -> None:
     plain, gpu = ModelSpec.load("qwen3-32b"), Gpu.load("h100")
-    model, step = replace(plain, qk_norm_all_heads=True), Batch(4, [], 4, 4000, 0, 0, 1, 4)
+    model, step = replace(plain, qk_norm_all_heads=True), Batch.decodes(4, 4000)
     more = {}
     for tp in (1, 8):
         with_, without = (breakdown(build_cost_model(m, gpu, tp), step) for m in (model, plain))

@@ -81,7 +81,7 @@ def test_dense_layers_alone_are_held_to_the_sustained_rate() -> None:
     """Of 8,192 tokens: what each dense layer takes at the share, less what it takes by the table, for the part of the
     step beyond the first millisecond. Experts and small operators stay as they are."""
     terms = HostTerms(sustained_after=1e6, sustained_flops_share=0.2)  # below what any of these reaches
-    batch, gpu = Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1), Gpu.load("h200")
+    batch, gpu = Batch(8192, [(8192, 0)], sampled=1), Gpu.load("h200")
     oss = ModelSpec.load("gpt-oss-120b")
     parts = breakdown(build_cost_model(oss, gpu, host=terms, moe_backend="marlin"), batch)
     weights = oss.num_layers * oss.hidden_size * oss.head_dim * (2 * oss.num_heads + 2 * oss.num_kv_heads)
@@ -92,7 +92,7 @@ def test_dense_layers_alone_are_held_to_the_sustained_rate() -> None:
 
 
 def test_rows_slower_than_the_sustained_rate_stay_as_they_are() -> None:
-    model, gpu, batch = ModelSpec.load("qwen3-14b"), Gpu.load("h100"), Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1)
+    model, gpu, batch = ModelSpec.load("qwen3-14b"), Gpu.load("h100"), Batch(8192, [(8192, 0)], sampled=1)
     plain, held = (
         breakdown(build_cost_model(model, gpu, host=HostTerms(sustained_flops_share=share)), batch)
         for share in (0.0, 0.99)
@@ -104,7 +104,7 @@ def test_humps_of_experts_are_cut_off_where_gemms_are_monotone() -> None:
     """Mixtral's experts halved by TP 2 are measured at 607 us and more for 48 to 96 tokens and 582 us for 128."""
     model, gpu, sizes = ModelSpec.load("mixtral-8x7b"), Gpu.load("h100"), (32, 48, 64, 80, 96, 128)
     bare, smooth = (
-        [breakdown(cost, Batch(n, [], n, n, 0, 0, 1, n))["experts"] for n in sizes]
+        [breakdown(cost, Batch.decodes(n, n))["experts"] for n in sizes]
         for cost in (build_cost_model(model, gpu, 2, host=HostTerms(monotone_gemms=held)) for held in (False, True))
     )
     assert max(bare) > bare[-1]
@@ -120,7 +120,7 @@ def test_a_curve_without_humps_takes_the_least_of_what_follows() -> None:
 
 def test_the_engine_s_version_says_which_kernel_runs_unless_the_run_does() -> None:
     model, gpu = ModelSpec.load("gpt-oss-120b"), Gpu.load("h200")
-    batch, engine = Batch(8192, [(8192, 0)], 0, 0, 0, 0, 1, 1), engine_facts("vllm", "0.22.0", "h200")
+    batch, engine = Batch(8192, [(8192, 0)], sampled=1), engine_facts("vllm", "0.22.0", "h200")
     by_version = build_cost_model(model, gpu, engine=engine).price(batch)
     assert by_version == build_cost_model(model, gpu, moe_backend="marlin").price(batch)
     assert build_cost_model(model, gpu, engine=engine, moe_backend="triton").price(batch).ns < by_version.ns
@@ -172,7 +172,7 @@ def test_experts_with_scales_of_blocks_never_take_the_kernel_of_one_scale_where_
 def test_a_checkpoint_of_block_scales_is_priced_in_their_kernels() -> None:
     model, gpu = ModelSpec.load("qwen3-30b-a3b"), Gpu.load("h200")
     blocks = replace(model, block_scaled=True)
-    step = Batch(1, [], 1, 1000, 0, 0, 1, 1)
+    step = Batch.decodes(1, 1000)
     parts = [breakdown(build_cost_model(spec, gpu, dtype="fp8"), step) for spec in (model, blocks)]
     assert parts[0]["qkv"] != parts[1]["qkv"]
     without = build_cost_model(blocks, gpu, dtype="bf16")

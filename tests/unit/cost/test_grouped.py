@@ -28,13 +28,7 @@ def gemms(gpu: str = "h200") -> GemmTables:
 
 
 def decode(count: int) -> Batch:
-    return Batch(
-        linear_tokens=count,
-        decode_count=count,
-        decode_context_sum=1000 * count,
-        decode_context_max=1000,
-        sampled=count,
-    )
+    return Batch.decodes(count, 1000 * count, longest=1000)
 
 
 def experts_ns(version: str, tp: int, tokens: int, dtype: str = "fp8_block", expert_parallel: bool = False) -> float:

@@ -24,15 +24,18 @@ from servesim.hardware import Gpu, ModelSpec
 
 def test_host_time_goes_by_counts_of_the_batch() -> None:
     terms = HostTerms(overlapped=1000, overlapped_per_sequence=10, exposed=500, exposed_per_sampled=3)
-    decode = Batch(4, [], 4, 400, 0, 0, 1, 4)
-    mixed = Batch(104, [(100, 0)], 4, 400, 0, 0, 1, 5)
+    decode = Batch.decodes(4, 400)
+    mixed = Batch(104, [(100, 0)], decode_count=4, decode_context_sum=400, sampled=5)
     assert terms.host(decode) == Host(1000 + 40, 500 + 12)
     assert terms.host(mixed) == Host(1000 + 50, 500 + 15)
 
 
 def test_a_step_with_prompts_lasts_as_long_as_launching_its_layers_one_without_does_not() -> None:
     terms = HostTerms(eager_per_layer=1e6, eager_per_mixture=3e6)
-    decode, mixed = Batch(4, [], 4, 4000, 0, 1000, 1, 4), Batch(20, [(16, 0)], 4, 4000, 0, 1000, 1, 5)
+    decode, mixed = (
+        Batch.decodes(4, 4000, longest=1000),
+        Batch(20, [(16, 0)], decode_count=4, decode_context_sum=4000, decode_context_max=1000, sampled=5),
+    )
     dense = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"), host=terms)  # 32 layers
     assert dense.host(decode) == Host()
     assert dense.host(mixed) == Host(launching=32_000_000)
@@ -47,7 +50,7 @@ def test_a_step_with_prompts_lasts_as_long_as_launching_its_layers_one_without_d
     assert others.host(mixed).launching == 144_000_000
     halves = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"), pp=2, host=terms)
     assert halves.host(mixed).launching == 32_000_000
-    long = Batch(16384, [(16384, 0)], 0, 0, 0, 0, 1, 1)
+    long = Batch(16384, [(16384, 0)], sampled=1)
     assert dense.price(long).ns == dense.price(long).gpu_ns > 32_000_000
 
 
@@ -118,7 +121,13 @@ def _log(folder: Path, terms: HostTerms) -> None:
     for decodes in (1, 2, 4, 8, 16, 32, 64, 128):
         for new in (0, 256, 1024, 4096):
             prefill = [(new, 0)] if new else []
-            batch = Batch(decodes + new, prefill, decodes, decodes * 900, 0, 0, 1, decodes + len(prefill))
+            batch = Batch(
+                decodes + new,
+                prefill,
+                decode_count=decodes,
+                decode_context_sum=decodes * 900,
+                sampled=decodes + len(prefill),
+            )
             row = f"a,0,{cost.price(batch).ns / 1e3},True,{batch.sampled},{len(prefill)},{new},{decodes * 900 + new}"
             rows += [row] * FEW
     rows.append("a,0,,False,1,0,0,900")
@@ -131,10 +140,10 @@ def test_decodes_beside_a_prompt_cost_more_the_longer_it_is_up_to_a_length() -> 
     model, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
     plain, fitted = (build_cost_model(model, gpu, host=HostTerms(mixed_filling=ns)) for ns in (0.0, 33e3))
     for new, share in ((16, 16 / 1024), (512, 0.5), (1024, 1.0), (4096, 1.0)):
-        batch = Batch(10 + new, [(new, 0)], 10, 9000, 0, 0, 1, 11)
+        batch = Batch(10 + new, [(new, 0)], decode_count=10, decode_context_sum=9000, sampled=11)
         more = fitted.price(batch).gpu_ns - plain.price(batch).gpu_ns
         assert more == pytest.approx(model.num_layers * 33e3 * 10 * 8 / FILLED * share, abs=2)
-    decode = Batch(10, [], 10, 9000, 0, 0, 1, 10)
+    decode = Batch.decodes(10, 9000)
     assert fitted.price(decode).gpu_ns == plain.price(decode).gpu_ns
 
 
@@ -174,7 +183,7 @@ def test_sampling_takes_time_by_rows_and_vocabulary() -> None:
     gpu, rows = Gpu.load("h100"), 64
     for name in ("llama-2-7b", "qwen3-14b"):
         model = ModelSpec.load(name)
-        batch = Batch(rows, [], rows, rows * 500, 0, 0, 1, rows)
+        batch = Batch.decodes(rows, rows * 500)
         plain, fitted = (build_cost_model(model, gpu, host=HostTerms(sampling_per_logit=ns)) for ns in (0.0, 0.05))
         more = fitted.price(batch).gpu_ns - plain.price(batch).gpu_ns
         assert more == pytest.approx(rows * model.vocab_size * 0.05, abs=2)

@@ -32,7 +32,7 @@ def cost(model: str, gpu: str = "h100", **options: Any) -> TableCostModel:
 
 
 def decode(count: int, context: int) -> Batch:
-    return Batch(count, [], count, count * context, count * context**2, context, sampled=count)
+    return Batch.decodes(count, count * context, count * context**2, context)
 
 
 def test_measured_experts_are_the_row_of_the_table() -> None:
@@ -189,7 +189,15 @@ def test_fp8_kv_is_measured_where_tables_have_it() -> None:
 
 def test_stages_sum_to_the_step_and_cost_sending_besides() -> None:
     one, three = cost("llama-3.1-8b"), cost("llama-3.1-8b", pp=3)
-    batch = Batch(512 + 16, [(512, 100)], 16, 16_000, 16_000_000, 1000, sampled=17)
+    batch = Batch(
+        512 + 16,
+        [(512, 100)],
+        decode_count=16,
+        decode_context_sum=16_000,
+        decode_context_sumsq=16_000_000,
+        decode_context_max=1000,
+        sampled=17,
+    )
     stages = three.stages(batch)
     assert len(stages) == 3
     assert sum(stages) == three.price(batch).gpu_ns == three.gpu_run(batch, 1)[0]

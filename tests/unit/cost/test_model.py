@@ -103,7 +103,15 @@ def test_forty_kv_heads_are_five_times_the_sequences_of_eight() -> None:
 @pytest.mark.parametrize("gpu", ["h100", "l40s"])
 def test_a_mixed_step_is_cheaper_than_its_halves(gpu: str) -> None:
     model = cost(gpu=gpu)
-    both = Batch(512 + 32, [(512, 0)], 32, 32_000, 32_000_000, 1000, sampled=33)
+    both = Batch(
+        512 + 32,
+        [(512, 0)],
+        decode_count=32,
+        decode_context_sum=32_000,
+        decode_context_sumsq=32_000_000,
+        decode_context_max=1000,
+        sampled=33,
+    )
     alone = model.price(Batch(512, [(512, 0)], sampled=1)).ns + model.price(decode(32, 1000)).ns
     assert model.price(both).ns < 0.9 * alone
 

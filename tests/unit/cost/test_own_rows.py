@@ -18,7 +18,7 @@ from servesim.cost.tables import KernelTables
 from servesim.hardware import Gpu, ModelSpec
 from servesim.versions import engine_facts
 
-DECODE = Batch(8, decode_count=8, decode_context_sum=8000, decode_context_max=1000, sampled=8)
+DECODE = Batch.decodes(8, 8000, longest=1000)
 
 
 def parts(model: str, engine: str, tables: str | None = None) -> dict[str, float]:

@@ -73,9 +73,19 @@ def test_decodes_beside_a_prompt_pay_the_fixed_cost_of_a_call_once() -> None:
     each = attention()
     each.floor = 300.0
     made = Stage([], [], [AttentionLayers(each, 3)], ROOF)
-    beside = Batch(12, [(10, 0)], 2, 40, 800, 20)
+    beside = Batch(
+        12, [(10, 0)], decode_count=2, decode_context_sum=40, decode_context_sumsq=800, decode_context_max=20
+    )
     assert made.cost(beside, 12)[0] == 3 * (700 + 100 * 20)
-    alone = Batch(12, [(10, 0)], 2, 40, 800, 20, attention="per_request")
+    alone = Batch(
+        12,
+        [(10, 0)],
+        decode_count=2,
+        decode_context_sum=40,
+        decode_context_sumsq=800,
+        decode_context_max=20,
+        attention="per_request",
+    )
     assert made.cost(alone, 12)[0] == 3 * (1000 + 2 * 100 * 20)
 
 
@@ -87,7 +97,9 @@ def test_what_decodes_beside_a_prompt_cost_besides_goes_by_their_mean_context_an
     each = attention()
     each.mixed = Mixed()
     made = Stage([], [], [AttentionLayers(each, 2)], ROOF)
-    batch = Batch(15, [(10, 0), (3, 0)], 2, 40, 800, 20)
+    batch = Batch(
+        15, [(10, 0), (3, 0)], decode_count=2, decode_context_sum=40, decode_context_sumsq=800, decode_context_max=20
+    )
     plain = Stage([], [], [AttentionLayers(attention(), 2)], ROOF).cost(batch, 15)[0]
     ns, sources = made.cost(batch, 15)
     assert ns - plain == 2 * (2 + 200 + 1300)
@@ -106,7 +118,15 @@ def test_a_front_end_is_one_process_that_sends_every_token_unless_told() -> None
 
 def test_host_time_goes_by_sequences_and_by_rows_that_sample() -> None:
     terms = HostTerms(overlapped=10.0, overlapped_per_sequence=2.0, exposed=100.0, exposed_per_sampled=30.0)
-    batch = Batch(15, [(10, 0), (3, 0)], 2, 40, 800, 20, sampled=3)
+    batch = Batch(
+        15,
+        [(10, 0), (3, 0)],
+        decode_count=2,
+        decode_context_sum=40,
+        decode_context_sumsq=800,
+        decode_context_max=20,
+        sampled=3,
+    )
     assert terms.host(batch)[:2] == (10 + 2 * 4, 100 + 30 * 3)
 
 

@@ -33,7 +33,7 @@ def prompt(tokens: int) -> Batch:
 
 def decodes(count: int, context: int) -> Batch:
     total = count * context
-    return Batch(count, [], count, total, total * context, context, sampled=count, sampled_context=total)
+    return Batch.decodes(count, total, total * context, context)
 
 
 JUMP = 0.2

@@ -25,7 +25,7 @@ def cost(model: str, gpu: str = "h100", **options: Any) -> TableCostModel:
 
 
 def decode(count: int, context: int) -> Batch:
-    return Batch(count, [], count, count * context, count * context**2, context, sampled=count)
+    return Batch.decodes(count, count * context, count * context**2, context)
 
 
 @pytest.mark.parametrize(("batch", "ms"), [(1, 8.02), (64, 23.80), (256, 71.87)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from servesim.contracts import Request
+from servesim.contracts import Request, State
 from servesim.contracts.connector import Connector
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError, UserError
@@ -87,6 +87,30 @@ def test_where_there_is_no_memory_for_what_comes_the_head_of_the_queue_waits(mod
     cluster.run()
     ended = rows(cluster, "finished_ns")[0][0]
     assert elsewhere.loads == [(1, 0, 32, ended)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_request_stays_as_it_is_while_memory_for_what_comes_is_asked_for(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 1 finds 2 blocks elsewhere, and memory is full until row 0 ends."""
+    asked: list[tuple[int, State, bool]] = []
+    plain = Hybrid.can_load
+
+    def can_load(kv: Hybrid, request: Request, *of: Any) -> bool:
+        state, fits = request.state, plain(kv, request, *of)
+        asked.append((request.row, state, fits))
+        return fits
+
+    monkeypatch.setattr(Hybrid, "can_load", can_load)
+    world = World(toy_trace([0, 10], [60, 40], [3, 1]), cost=COST, num_blocks=6, kv="hybrid")
+    cluster = world.cluster(mode, check=True)
+    elsewhere = Elsewhere(1, 32, 1_000)
+    elsewhere.available = lambda request, n: 32 * (request.row == 1)  # type: ignore[method-assign]
+    cluster.replicas[0].connect(elsewhere)
+    cluster.run()
+    assert asked[0] == (1, State.WAITING, False)
+    assert asked[-1] == (1, State.WAITING, True)
 
 
 @pytest.mark.parametrize("patience", [300, 1_050, 1_000])

@@ -248,8 +248,9 @@ def test_kv_from_elsewhere_comes_for_what_windows_reach_into_alone() -> None:
     kv = hybrid(6, None, 6)
     request = Request(0, "ABCDEFGHIJ", 10, 5, 0, content=Word("ABCDEFGHIJ"))
     assert not kv.can_admit(request, MISS, 9, 10, 0), "three blocks in each group, and five are free"
+    assert kv.can_load(request, MISS, 9, 0, 0)
+    assert not kv.can_load(request, MISS, 9, 0, 2), "one block would be left"
     request.state = State.LOADING
-    assert kv.can_admit(request, MISS, 9, 0, 0)
     kv.admit(request, MISS, 9, 0)
     assert kv.tables[request] == [[1, 2, 3], [0, 4, 5]]
     assert kv.usage().used == 0, "nothing has come yet"

@@ -58,7 +58,7 @@ def test_decoding_ranks_are_padded_to_the_fullest_and_prompts_are_not() -> None:
     assert cost._mixture is not None
     shared = cost._mixture.decoding
     assert shared is cost._mixture.prompts
-    decode = [Batch(n, None, n, 100 * n, 0, 100, 1, n) for n in (8, 64)]
+    decode = [Batch.decodes(n, 100 * n, longest=100) for n in (8, 64)]
     few, many = cost.prices(list(decode))
     of_all = shared.cost(Batch(128), 128)[0]
     assert few.gpu_ns - cost.price(decode[0]).gpu_ns == of_all
@@ -102,7 +102,7 @@ def test_deepep_takes_its_low_latency_kernels_where_all_ranks_decode_and_the_oth
         return cost_model_of(Scenario.of({**settings, "engine": {"all2all_backend": backend}}))
 
     both, low, high = (model(f"deepep_{name}") for name in ("auto", "low_latency", "high_throughput"))
-    decode, prompt = Batch(8, None, 8, 800, 0, 100, 1, 8), Batch(2000, [(2000, 0)], sampled=1)
+    decode, prompt = Batch.decodes(8, 800, longest=100), Batch(2000, [(2000, 0)], sampled=1)
     assert both.prices([decode] * 16) == low.prices([decode] * 16) != high.prices([decode] * 16)
     mixed = [decode] * 15 + [prompt]
     assert both.prices(mixed) == high.prices(mixed) != low.prices(mixed)

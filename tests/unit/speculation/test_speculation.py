@@ -95,9 +95,17 @@ def test_steps_priced_by_their_contexts_cost_what_each_of_them_does(
         total = sum(now)
         squares = sum(c * c for c in now)
         return Batch(
-            n * (1 + drafts), [], n, total, squares, max(now), 1 + drafts, n,
-            drafts=n * drafts, draft_k=k, sampled_context=total,
-        )  # fmt: skip
+            n * (1 + drafts),
+            decode_count=n,
+            decode_context_sum=total,
+            decode_context_sumsq=squares,
+            decode_context_max=max(now),
+            queries_per_sequence=1 + drafts,
+            sampled=n,
+            drafts=n * drafts,
+            draft_k=k,
+            sampled_context=total,
+        )
 
     batches = [verification(added) for added in sorted(more)]
     found = model.gpu_over(batches[0], np.array([batch.decode_context_sum for batch in batches]))
@@ -107,7 +115,18 @@ def test_steps_priced_by_their_contexts_cost_what_each_of_them_does(
 
 def test_a_drafter_that_reads_no_more_than_a_window_is_priced_step_by_step() -> None:
     model = build_cost_model(TARGET, Gpu.load("h200"), speculator=speculator("sparse-kv:k=2"))
-    batch = Batch(3, [], 1, 100, 10_000, 100, 3, 1, drafts=2, draft_k=2, sampled_context=100)
+    batch = Batch(
+        3,
+        decode_count=1,
+        decode_context_sum=100,
+        decode_context_sumsq=10_000,
+        decode_context_max=100,
+        queries_per_sequence=3,
+        sampled=1,
+        drafts=2,
+        draft_k=2,
+        sampled_context=100,
+    )
     assert model.gpu_over(batch, np.array([100, 103])) is None
 
 
@@ -187,7 +206,18 @@ def test_trees_verify_nodes_and_accept_by_depth() -> None:
 def test_passes_by_hand() -> None:
     """Two decodes that verified 3 drafts each and a prompt of 10: EAGLE's head goes over all 18 tokens, then over one
     token of each of the three sequences."""
-    batch = Batch(18, [(10, 0)], 2, 108, 0, 60, 4, 3, drafts=6, draft_k=3, sampled_context=118)
+    batch = Batch(
+        18,
+        [(10, 0)],
+        decode_count=2,
+        decode_context_sum=108,
+        decode_context_max=60,
+        queries_per_sequence=4,
+        sampled=3,
+        drafts=6,
+        draft_k=3,
+        sampled_context=118,
+    )
     first, second, third = speculator("eagle3:k=3").passes(batch, 3)
     assert (first.linear_tokens, first.prefill, first.sampled, first.drafts) == (18, [(10, 0)], 3, 0)
     assert (second.linear_tokens, second.decode_count, second.decode_context_sum) == (3, 3, 118 + 3)
@@ -203,8 +233,18 @@ def test_drafting_and_verifying_are_priced() -> None:
     costs = {s: build_cost_model(TARGET, h200, speculator=speculator(s)) for s in methods}
     costs["draft-model"] = build_cost_model(TARGET, h200, speculator=speculator("draft-model:model=llama-3.2-1b"))
     plain = build_cost_model(TARGET, h200)
-    one = Batch(1, [], 1, 1000, 0, 1000, 1, 1, sampled_context=1000)
-    verify = Batch(4, [], 1, 1003, 0, 1003, 4, 1, drafts=3, draft_k=3, sampled_context=1003)
+    one = Batch.decodes(1, 1000, longest=1000)
+    verify = Batch(
+        4,
+        decode_count=1,
+        decode_context_sum=1003,
+        decode_context_max=1003,
+        queries_per_sequence=4,
+        sampled=1,
+        drafts=3,
+        draft_k=3,
+        sampled_context=1003,
+    )
     prices = {name: cost.price(verify) for name, cost in costs.items()}
     base = plain.price(verify).ns
     assert plain.price(one).ns < base < 1.25 * plain.price(one).ns, "weights are read once"
@@ -304,7 +344,7 @@ def test_the_oracle_bounds_every_k(count: int, context: int, alpha: float) -> No
     cost = _h200_eagle()
     drafter.rates, drafter.price = model.rates, lambda batch: cost.price(batch).ns
     total = count * context
-    batch = Batch(count, [], count, total, 0, context, 1, count, sampled_context=total)
+    batch = Batch.decodes(count, total, longest=context)
     depths = range(drafter.max_drafts + 1)
     speed = [(1 + sum(model.rates(k))) / drafter.price(verification(batch, k, drafter)) for k in depths]
     assert speed[drafter.limit(batch)] == max(speed)
@@ -331,4 +371,4 @@ def test_tables_by_batch_size_carry_over_gaps() -> None:
     drafter = speculator("eagle3:k=3,adapt=table,table=1-16:3/32-128:2/256-2048:0")
     assert parse_table("1-16:3/32-128:2") == [(1, 16, 3), (32, 128, 2)]
     sizes = {1: 3, 16: 3, 31: 3, 32: 2, 129: 2, 256: 0}
-    assert {n: drafter.limit(Batch(n, [], n, n)) for n in sizes} == sizes
+    assert {n: drafter.limit(Batch(n, decode_count=n, decode_context_sum=n)) for n in sizes} == sizes

@@ -46,6 +46,10 @@ class Asked(KVAllocator):
         self.turns.look()
         return super().can_admit(request, hit, now_tokens, full_tokens, reserve)  # type: ignore[safe-super]
 
+    def can_load(self, request: Request, hit: Hit, num_tokens: int, full_tokens: int, reserve: int) -> bool:
+        self.turns.look()
+        return super().can_load(request, hit, num_tokens, full_tokens, reserve)
+
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
         self.turns.look()
         return super().can_swap_in(request, num_tokens, reserve, samples)
