@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,7 +22,6 @@ from servesim.errors import UserError
 from servesim.reports.run import Run
 from servesim.run.setup import Setup
 from servesim.run.simulate import simulate
-from servesim.run.step_requests import ObservedCore
 
 MOST_CELLS = 2048
 MOST_REQUESTS = 400
@@ -92,7 +90,6 @@ class Watch:
         if len(setup.trace) > MOST_REQUESTS:
             raise UserError(f"play: {len(setup.trace):,} requests; at most {MOST_REQUESTS} are drawn (--requests 40)")
         core = setup.cores[0]
-        assert isinstance(core, ObservedCore)
         self._kv: KVAllocator = core.kv
         if not hasattr(self._kv, "tables"):
             raise UserError(f"play: kv {self._kv.name} does not say which blocks a request holds (no `tables`)")
@@ -105,7 +102,7 @@ class Watch:
                 f"play: memory of {self.num_cells:,} blocks; at most {MOST_CELLS:,} are drawn: give a small one "
                 f"(--engine.num-gpu-blocks 160 --engine.max-model-len 1024)"
             )
-        core.observer = partial(self._planned)
+        core.on_plan = self._planned
 
     def _planned(self, step: int, plan: Plan) -> None:
         if len(self.seen) < MOST_STEPS:

@@ -25,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, upper
+from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve
+from servesim.cost.curves import upper
 from servesim.cost.formula import Roofline
 from servesim.cost.grid import (
     Grid,

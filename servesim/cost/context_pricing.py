@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.cost import Host, Sources
-from servesim.cost.curve import Curve, rounded
-from servesim.cost.sources import whole
+from servesim.cost.curve import Curve, rounded, whole
 
 
 class Pass(NamedTuple):

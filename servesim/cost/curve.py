@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import combinations, pairwise
-from statistics import median
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,15 @@ def rounded(base: float, y: float, rise: float) -> int:
     """Return base + y + rise rounded to the nearest integer. What is constant along a segment is added first, in scalar
     and vector code alike."""
     return int((base + y + 0.5) + rise)
+
+
+def whole(ns: float, parts: Sequence[float]) -> tuple[list[int], int]:
+    """Return the parts of `ns` by source in whole nanoseconds, and how much of `ns` is accounted for by them and by
+    what a lowered clock adds, which no part has. What a step takes beyond that is its attention's."""
+    a, b, c, d = parts
+    found = [int(a + 0.5), int(b + 0.5), int(c + 0.5), int(d + 0.5)]
+    lowered = int(ns - (a + b + c + d) + 0.5)
+    return found, found[0] + found[1] + found[2] + found[3] + lowered
 
 
 class Curve:
@@ -164,59 +172,3 @@ class Curve:
         copy = Curve([x * x_factor for x in self.xs], [y * factor for y in self.ys], self.knot_source)
         copy.slopes, copy.segment_source = [s * factor / x_factor for s in self.slopes], self.segment_source
         return copy
-
-
-def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
-    """Return the nanoseconds per unit at the end of a curve: the median of the slopes between its last point and those
-    at a half and a quarter of it, since any one of them may be an outlier."""
-    last = sizes[-1]
-    places = sorted({next(i for i, size in enumerate(sizes) if size * part >= last) for part in (1, 2, 4)})
-    slopes = [(times[j] - times[i]) / (sizes[j] - sizes[i]) for i, j in combinations(places, 2)]
-    return max(median(slopes), 0.0) if slopes else times[-1] / last
-
-
-def monotone(curve: Curve) -> Curve:
-    """Return the curve with every knot at most at the time of the next: humps cut off, as more work can be had in."""
-    ys = list(curve.ys)
-    for i in range(len(ys) - 2, -1, -1):
-        ys[i] = min(ys[i], ys[i + 1])
-    return Curve(curve.xs, ys, curve.knot_source, last_slope=curve.slopes[-1], beyond=curve.segment_source[-1])
-
-
-def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curve:
-    """Return (1 - weight) * a + weight * b on the knots of both; its source is at least as uncertain as `source`."""
-    xs = sorted({*a.xs, *b.xs})
-    ys = [a.at(x) * (1.0 - weight) + b.at(x) * weight for x in xs]
-    sources = [max(source, a.source(x), b.source(x)) for x in xs]
-    slope = a.slopes[-1] * (1.0 - weight) + b.slopes[-1] * weight
-    return Curve(xs, ys, sources, last_slope=slope)
-
-
-def free_up_to(curve: Curve, n: int) -> Curve:
-    """Return a curve that is nothing up to `n`, and from n + 1 on the same."""
-    if n < 1:
-        return curve
-    xs = [n + 1.0, *(x for x in curve.xs if x > n + 1)]
-    sources = [curve.source(n), curve.source(n), *(curve.source(x) for x in xs)]
-    ys = [0.0, 0.0, *(curve.at(x) for x in xs)]
-    return Curve([0.0, n, *xs], ys, sources, last_slope=curve.slopes[-1], beyond=curve.segment_source[-1])
-
-
-def total(curves: Sequence[Curve]) -> Curve:
-    """Return the sum of curves on the knots of all, at every point as uncertain as the least certain of them."""
-    if len(curves) == 1:
-        return curves[0]
-    xs = sorted({x for curve in curves for x in curve.xs})
-    ys = [sum(curve.at(x) for curve in curves) for x in xs]
-    sources = [max(curve.source(x) for curve in curves) for x in xs]
-    slope = sum(curve.slopes[-1] for curve in curves)
-    beyond = max(curve.segment_source[-1] for curve in curves)
-    return Curve(xs, ys, sources, last_slope=slope, beyond=beyond)
-
-
-def upper(a: Curve, b: Curve) -> Curve:
-    """Return the larger of two curves at every knot of either."""
-    xs = sorted({*a.xs, *b.xs})
-    pairs = [(max(a.at(x), b.at(x)), x) for x in xs]
-    sources = [(a if a.at(x) >= b.at(x) else b).source(x) for x in xs]
-    return Curve(xs, [y for y, _ in pairs], sources, last_slope=max(a.slopes[-1], b.slopes[-1]))

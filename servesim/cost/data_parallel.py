@@ -17,7 +17,8 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
-from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve, total
+from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve
+from servesim.cost.curves import total
 from servesim.cost.formula import line
 from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.stage import Operator, Stage

@@ -9,7 +9,8 @@ and launches three kernels for one.
 from __future__ import annotations
 
 from servesim.cost.attention import Attention, Cached, Excess, FormulaAttention
-from servesim.cost.curve import Curve, total
+from servesim.cost.curve import Curve
+from servesim.cost.curves import total
 from servesim.cost.formula import Roofline
 from servesim.cost.grid import HeadShape
 

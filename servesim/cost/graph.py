@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from servesim.cost.attention import Attention, TableAttention, roofline_attention
-from servesim.cost.curve import Curve, free_up_to, monotone, total, upper
+from servesim.cost.curve import Curve
+from servesim.cost.curves import free_up_to, monotone, total, upper
 from servesim.cost.eager import EagerAttention
 from servesim.cost.formula import COMPUTE_DTYPE, Roofline, line
 from servesim.cost.grid import HeadShape

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, blend, rise
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
+from servesim.cost.curves import blend, rise
 from servesim.cost.gaps import Lines, missing
 from servesim.cost.tables import KernelTables
 

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.attention import Attention, FormulaAttention, GridAttention
-from servesim.cost.curve import INTERPOLATED, Curve, rise
+from servesim.cost.curve import INTERPOLATED, Curve
+from servesim.cost.curves import rise
 from servesim.cost.formula import LAUNCH_NS, Roofline
 from servesim.cost.grid import Entries, Grid, at_best_rate, work
 from servesim.cost.linear import GemmTables

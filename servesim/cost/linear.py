@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, rise
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
+from servesim.cost.curves import rise
 from servesim.cost.formula import Roofline
 from servesim.cost.suspect import ROUNDS
 from servesim.cost.tables import KernelTables

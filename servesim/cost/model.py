@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from servesim.contracts.cost import NO_HOST, Batch, CostModel, Host, Price, RunSources
 from servesim.cost.context_pricing import OverContexts
-from servesim.cost.curve import Curve, rounded
+from servesim.cost.curve import Curve, rounded, whole
 from servesim.cost.data_parallel import Mixture
 from servesim.cost.draft import Drafting
 from servesim.cost.host import HostTerms
-from servesim.cost.sources import CurveSources, SumSources, whole
+from servesim.cost.sources import CurveSources, SumSources
 from servesim.cost.stage import Priced, Stage
 from servesim.cost.tables import KernelTables
 from servesim.engine.fast.cost import Run, plain_run

@@ -9,15 +9,6 @@ from servesim.contracts.cost import RunSources, Sources
 from servesim.cost.curve import Curve
 
 
-def whole(ns: float, parts: Sequence[float]) -> tuple[list[int], int]:
-    """Return the parts of `ns` by source in whole nanoseconds, and how much of `ns` is accounted for by them and by
-    what a lowered clock adds, which no part has. What a step takes beyond that is its attention's."""
-    a, b, c, d = parts
-    found = [int(a + 0.5), int(b + 0.5), int(c + 0.5), int(d + 0.5)]
-    lowered = int(ns - (a + b + c + d) + 0.5)
-    return found, found[0] + found[1] + found[2] + found[3] + lowered
-
-
 class CurveSources(RunSources):
     """Sources of a run of steps that differ in the contexts that their decodes attend."""
 

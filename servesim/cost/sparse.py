@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.attention import GridAttention
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, ROOFLINE, Curve, rise
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, ROOFLINE, Curve
+from servesim.cost.curves import rise
 from servesim.cost.formula import LAUNCH_NS, Roofline
 from servesim.cost.grid import Entries, Grid, work
 from servesim.cost.linear import GemmTables

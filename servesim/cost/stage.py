@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import Batch, RunSources
 from servesim.cost.attention import Attention, decode_over_sum, prefill_ns
 from servesim.cost.context_pricing import Pass
-from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, rounded, total
+from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve, rounded, whole
+from servesim.cost.curves import total
 from servesim.cost.formula import Roofline
-from servesim.cost.sources import CurveSources, whole
+from servesim.cost.sources import CurveSources
 
 
 class Operator(NamedTuple):

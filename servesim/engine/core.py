@@ -66,6 +66,8 @@ class EngineCore:
         """Called with each request whose first token is delivered, if anyone wants to know."""
         self.on_output: Callable[[Request, int], None] | None = None
         """Called with each request that is delivered tokens, and their number; only while steps are taken plainly."""
+        self.on_plan: Callable[[int, Plan], None] | None = None
+        """Called with a step's id and its plan, once that is verified; of runs of known steps with the first alone."""
         self.committed_ns = -1
         """When the last step was committed."""
         self.checks = check
@@ -198,6 +200,8 @@ class EngineCore:
                 check_progress(self, now)
             self.in_flight.append(step)
             self.next_step_id += 1
+            if self.on_plan is not None:
+                self.on_plan(step.id, plan)
         if self.checks:
             self.check_integrity()
         return step
@@ -238,7 +242,8 @@ class EngineCore:
         batch, sampled = compose(plan, self.kv, f"{self.scheduler.name} at {now} ns", asynchronous)
         self.charge(plan, batch, sampled, now)
         step = Step(plan.step_id, batch, sampled, self.kv.usage(), preempted=len(plan.preempted), planned_ns=now)
-        drafts.note(step, plan)
+        if plan.drafts:
+            drafts.note(step, plan)
         return step
 
     def charge(self, plan: Plan, batch: Batch, sampled: list[Request], now: int, unnamed: int = 0) -> None:

@@ -32,10 +32,9 @@ def decide(core: EngineCore, batch: Batch, sampled: list[Request]) -> None:
 
 def note(step: Step, plan: Plan) -> None:
     """Note on a step which of its plan's tokens are drafts."""
-    if plan.drafts:
-        step.drafts = plan.drafts
-        if plan.admitted or plan.resumed:
-            step.dummies = frozenset(plan.admitted + plan.resumed)
+    step.drafts = plan.drafts
+    if plan.admitted or plan.resumed:
+        step.dummies = frozenset(plan.admitted + plan.resumed)
 
 
 def verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Request, int] | None, stale: bool) -> int:

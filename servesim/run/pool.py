@@ -26,7 +26,6 @@ from servesim.run.sections import price_of
 from servesim.run.server import Policies, Server, on_ranks
 from servesim.run.sizing import kv_budget, layer_groups, longest_request
 from servesim.run.speculation import Speculation
-from servesim.run.step_requests import ObservedCore
 from servesim.workload.trace_stream import TraceFacts
 
 
@@ -203,8 +202,7 @@ def _core(
     parts = MODES[scenario.mode]
     kv = make(parts.memory(policies.kv), policies.kv_params, memory)
     scheduler = make(policies.scheduler, policies.scheduler_params, limits, kv)
-    made_of = ObservedCore if parts.core is EngineCore else parts.core
-    core = made_of(scheduler, kv, scenario.check)
+    core = parts.core(scheduler, kv, scenario.check)
     if speculation is not None:
         core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
     core.max_queued = scenario.engine.max_queued_requests

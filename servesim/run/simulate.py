@@ -91,7 +91,8 @@ def simulate(
             check_beginning(setup)
         if step_requests:
             check_step_requests(setup.scenario, writer, jobs)
-        told = StepRequests(writer, setup.cores) if step_requests and writer is not None else None
+        told = StepRequests(writer) if step_requests and writer is not None else None
+        setup.parts.extend([told] if told is not None else [])
         records = (StreamedRecords if setup.stream is not None else Records)(setup, writer)
         on_progress = on_ready(setup) if on_ready else None
         loop = _Clock()
@@ -109,7 +110,6 @@ def simulate(
         if own:
             functions = [function for _, function in own]
             summary["custom_metrics"] = custom_values(functions, records.table.to_pandas, summary)
-        summary["notes"] += told.notes() if told is not None else []
         timing = _timing(began, loop, ended, apart_s, summary)
         if writer is not None:
             shown = page if setup.stream is None else None

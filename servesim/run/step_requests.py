@@ -9,15 +9,16 @@ Steps are told one by one in reference mode alone, whose results are those of fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from servesim.contracts.part import Part
 from servesim.contracts.plan import Plan
-from servesim.engine.core import EngineCore
+from servesim.engine.replica import Replica
 from servesim.errors import UserError
-from servesim.records.step import Step
 from servesim.run.result_files import STEP_REQUESTS, STEP_REQUESTS_COLUMNS, ResultWriter, arrow_array
 from servesim.run.scenario import Scenario
 
@@ -38,17 +39,18 @@ def check_step_requests(scenario: Scenario, writer: ResultWriter | None, jobs: i
         raise UserError("step_requests: steps are told one by one in reference mode alone (--mode reference)")
 
 
-class StepRequests:
+class StepRequests(Part):
     """The table in the making."""
 
-    def __init__(self, writer: ResultWriter, cores: Sequence[EngineCore], most: int = MOST) -> None:
+    def __init__(self, writer: ResultWriter, most: int = MOST) -> None:
         self._writer, self._most, self._rows = writer, most, 0
         self._staged: list[tuple[int, ...]] = []
         self.left_out = 0
         """Steps that came after the table was full."""
-        for replica, core in enumerate(cores):
-            assert isinstance(core, ObservedCore)
-            core.observer = partial(self._planned, replica)
+
+    def core_made(self, replica: Replica) -> None:
+        """Have a core tell of its steps."""
+        replica.core.on_plan = partial(self._planned, replica.index)
 
     def _planned(self, replica: int, step: int, plan: Plan) -> None:
         if self._rows + len(plan.tokens) + len(plan.preempted) > self._most:
@@ -71,25 +73,8 @@ class StepRequests:
         table = pa.table({name: arrow_array(cells[:, i]) for i, name in enumerate(STEP_REQUESTS_COLUMNS)})
         self._writer.add_table(STEP_REQUESTS, table, use_dictionary=False, column_encoding="DELTA_BINARY_PACKED")
 
-    def notes(self) -> list[str]:
+    def notes(self, summary: Mapping[str, Any]) -> list[str]:
         """Return what the table lacks."""
         if not self.left_out:
             return []
         return [f"step_requests: full at {self._rows:,} rows; the last {self.left_out:,} steps are not in it"]
-
-
-Observer = Callable[[int, Plan], None]
-"""Called with a step's id and its plan, once the plan has been verified."""
-
-
-class ObservedCore(EngineCore):
-    """An EngineCore whose `observer`, if there is one, is told every step that is planned."""
-
-    observer: Observer | None = None
-
-    def plan(self, now: int) -> Step | None:
-        """Plan the next step, and tell the observer."""
-        step = super().plan(now)
-        if step is not None and self.observer is not None and self.last_plan is not None:
-            self.observer(step.id, self.last_plan)
-        return step

@@ -30,9 +30,9 @@ from tests.support.mutations import ROOT, Mutant, changed, mutant_at, places
 
 MODULES = (
     "servesim/cost/attention.py", "servesim/cost/context_pricing.py", "servesim/cost/curve.py",
-    "servesim/cost/graph.py", "servesim/cost/host.py", "servesim/cost/linear.py", "servesim/cost/sources.py",
-    "servesim/cost/stage.py", "servesim/engine/fast/kv/lockstep_tables.py", "servesim/metrics/requests.py",
-    "policies/kv/paged.py", "policies/kv/prefix_hash.py",
+    "servesim/cost/curves.py", "servesim/cost/graph.py", "servesim/cost/host.py", "servesim/cost/linear.py",
+    "servesim/cost/sources.py", "servesim/cost/stage.py", "servesim/engine/fast/kv/lockstep_tables.py",
+    "servesim/metrics/requests.py", "policies/kv/paged.py", "policies/kv/prefix_hash.py",
 )  # fmt: skip
 TESTS = (
     "tests/unit/cost", "tests/unit/metrics", "tests/unit/kv", "tests/unit/engine",

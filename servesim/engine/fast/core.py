@@ -122,7 +122,8 @@ class FastCore(EngineCore):
             planned_ns=now,
         )
         step.together, step.turn = n, PAUSE if pauses else lockstep.turn
-        drafts.note(step, plan)
+        if plan.drafts:
+            drafts.note(step, plan)
         if pauses:
             lockstep.paused += 1
         else:

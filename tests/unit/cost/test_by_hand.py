@@ -13,12 +13,13 @@ from servesim.contracts.cost import NO_HOST, Batch
 from servesim.cost.attention import GridAttention, prefill_ns
 from servesim.cost.build import build_cost_model
 from servesim.cost.context_pricing import OverContexts, Pass
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, Curve, upper
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, Curve, whole
+from servesim.cost.curves import upper
 from servesim.cost.formula import Roofline
 from servesim.cost.graph import LayerGraph
 from servesim.cost.host import host_terms
 from servesim.cost.linear import GemmTables
-from servesim.cost.sources import CurveSources, SumSources, whole
+from servesim.cost.sources import CurveSources, SumSources
 from servesim.cost.stage import AttentionLayers, Operator, Stage
 from servesim.cost.tables import KernelTables
 from servesim.hardware import Gpu, ModelSpec

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from servesim.cost.curve import (
-    EXTRAPOLATED,
-    INTERPOLATED,
-    MEASURED,
-    ROOFLINE,
-    Curve,
-    blend,
-    free_up_to,
-    monotone,
-    rise,
-    total,
-    upper,
-)
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, Curve
+from servesim.cost.curves import blend, free_up_to, monotone, rise, total, upper
 
 SLOW, FAST = Curve([0, 10], [0, 20]), Curve([0, 5, 10], [0, 30, 60])
 """2 and 6 ns each."""

@@ -10,7 +10,8 @@ import pytest
 from servesim.contracts import Batch
 from servesim.cost import build_cost_model
 from servesim.cost.breakdown import LOWER_CLOCK, breakdown
-from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve, monotone
+from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve
+from servesim.cost.curves import monotone
 from servesim.cost.formula import Roofline
 from servesim.cost.host import HostTerms
 from servesim.cost.linear import GemmTables

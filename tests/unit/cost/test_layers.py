@@ -11,7 +11,8 @@ import pytest
 from servesim.contracts.cost import Batch
 from servesim.cost import KernelTables, TableCostModel, build_cost_model
 from servesim.cost.attention import TableAttention, prefill_ns, roofline_attention
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, rise
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE
+from servesim.cost.curves import rise
 from servesim.cost.formula import LAUNCH_NS, Roofline
 from servesim.cost.graph import LayerGraph
 from servesim.cost.grid import HeadShape, work

@@ -8,7 +8,8 @@ import pytest
 from servesim.contracts.cost import Batch
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.attention import TableAttention, prefill_ns, roofline_attention
-from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve, blend
+from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
+from servesim.cost.curves import blend
 from servesim.cost.formula import Roofline
 from servesim.cost.grid import HeadShape, work
 from servesim.cost.linear import GemmTables

@@ -15,7 +15,6 @@ from servesim.errors import UserError
 from servesim.reports.export import export
 from servesim.reports.why import Story
 from servesim.run import step_requests
-from servesim.run.step_requests import ObservedCore
 
 RUN: dict[str, Any] = {
     "trace": "synth:arrivals=poisson,rate=60,prompt=lognormal(300,900),output=20",
@@ -150,6 +149,5 @@ def test_perfetto_names_the_requests_of_a_step(folder: Path, tmp_path: Path) -> 
         assert [int(part.split()[0]) for part in named[step].split(", ")] == group["row"].tolist()
 
 
-def test_an_observer_is_not_needed() -> None:
-    assert ObservedCore.observer is None
+def test_rows_of_steps_fit_their_table() -> None:
     assert np.iinfo(np.int64).max > step_requests.MOST
