@@ -200,16 +200,12 @@ class CostModel(ABC):
         """Return the GPU ns of k successive steps: of this batch, then, if k > 1 (pure decode only), of
         `batch.advance(1)` to `batch.advance(k - 1)`."""
 
-    def gpu_ns(self, batch: Batch) -> int:
-        """Return `gpu_run` of one step."""
-        return int(self.gpu_run(batch, 1)[0])
-
     num_stages: int = 1
     """Pipeline stages a step passes one after the other."""
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        """Return the GPU ns of a step on each of `num_stages` stages; their sum is its `gpu_ns`. Asked only if
-        several."""
+        """Return the GPU ns of a step on each of `num_stages` stages; their sum is `gpu_run` of that step. Asked
+        only if several."""
         return (int(self.gpu_run(batch, 1)[0]),)
 
     def host(self, batch: Batch) -> Host:

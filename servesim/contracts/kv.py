@@ -111,8 +111,8 @@ class KVAllocator(ABC):
     held_tokens: int = 0
     """Sum of `num_computed_tokens` over the requests that hold memory; written by the engine's ledger alone."""
     copied_tokens: int = 0
-    """Tokens copied within the GPU's memory (compaction, copy-on-write) since the engine last looked; it charges
-    them to the step being planned."""
+    """Tokens copied within the GPU's memory (compaction, copy-on-write) so far; the allocator adds to it. The engine
+    charges each to the step that was being planned."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         self.params = params

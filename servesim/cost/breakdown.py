@@ -18,7 +18,7 @@ def breakdown(cost: TableCostModel, batch: Batch) -> dict[str, float]:
     PCIe and within the GPU), `lower_clock` (what the lowered clock of a long step adds) and `drafting` (all passes of a
     draft model)."""
     parts = [part for stage in cost._stages for part in _of_stage(stage, batch, cost._tokens(batch))]
-    for stage, passed in cost._drafts(batch):
+    for stage, passed in cost._passes(batch)[cost.num_stages :]:
         parts += [(DRAFTING, ns) for _, ns in _of_stage(stage, passed, cost._tokens(passed))]
     found: dict[str, float] = {}
     for name, ns in parts:

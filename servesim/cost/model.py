@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,12 @@ class TableCostModel(CostModel):
     are not overlapped with the step. With `host` terms small batches are padded to CUDA-graph sizes, and computing
     beyond what the clock sustains is slower. Under pipeline parallelism a step passes the stages one after the
     other.
+
+    The price of a step is the sum over its passes, each rounded by itself: `price`, `stages` by pipeline stage,
+    `prices` of data-parallel ranks, which share the work of experts. Fast mode would spend most of its time pricing
+    steps one by one, so three verbs price many at once, equal to `price` to the nanosecond: `gpu_run` the next k steps
+    of a batch; `decode_run` those of one stage without drafts, from terms kept by number of sequences; `gpu_over` steps
+    with drafts, whose contexts grow by what was accepted.
     """
 
     def __init__(
@@ -79,10 +86,9 @@ class TableCostModel(CostModel):
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """Return the GPU ns of a step on each pipeline stage, sending to the next one included; their sum is
         `gpu_ns`."""
-        tokens = self._tokens(batch)
-        times = [stage.cost(batch, tokens)[0] for stage in self._stages]
-        times[-1] += sum(stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._drafts(batch))
-        return tuple(times)
+        times = [stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._passes(batch)]
+        last = self.num_stages - 1  # it drafts, too
+        return (*times[:last], sum(times[last:]))
 
     def computing_ns(self, batch: Batch) -> float:
         """Return the GPU ns of a step without decode attention: the computing for which the clock is lowered when it
@@ -97,19 +103,10 @@ class TableCostModel(CostModel):
 
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
         """See the contract."""
-        tokens = self._tokens(batch)
-        times = self._stages[0].run(batch, tokens, k)
-        for stage in self._stages[1:]:
-            times += stage.run(batch, tokens, k)
-        for stage, passed in self._drafts(batch):
+        times = np.zeros(k, np.int64)
+        for stage, passed in self._passes(batch):
             times += stage.run(passed, self._tokens(passed), k)
         return times
-
-    def gpu_ns(self, batch: Batch) -> int:
-        """See the contract."""
-        tokens = self._tokens(batch)
-        drafting = sum(stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._drafts(batch))
-        return drafting + sum(stage.cost(batch, tokens)[0] for stage in self._stages)
 
     def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """See `RunCost.gpu_over`."""
@@ -185,8 +182,8 @@ class TableCostModel(CostModel):
         if over is not None:
             gpu, of_source = over.one(batch.decode_context_sum)
             return Price(self.step_ns(gpu, over.host), gpu, over.host, of_source)
-        gpu, (a, b, c, d) = self._stages[0].cost(batch, self._tokens(batch))
-        for stage, passed in self._passes(batch)[1:]:
+        gpu = a = b = c = d = 0
+        for stage, passed in self._passes(batch):
             ns, (p, q, r, s) = stage.cost(passed, self._tokens(passed))
             gpu, a, b, c, d = gpu + ns, a + p, b + q, c + r, d + s
         host = self.host(batch)
@@ -268,11 +265,8 @@ class TableCostModel(CostModel):
 
     def _passes(self, batch: Batch) -> list[tuple[Stage, Batch]]:
         """Return all passes of a step, each rounded on its own: the stages, and those of a draft model."""
-        return [*((stage, batch) for stage in self._stages), *self._drafts(batch)]
-
-    def _drafts(self, batch: Batch) -> Sequence[tuple[Stage, Batch]]:
-        """Return the draft passes of a step, each rounded on its own."""
-        return self._drafting.work(batch) if self._drafting is not None else ()
+        drafts = self._drafting.work(batch) if self._drafting is not None else []
+        return [*zip(self._stages, repeat(batch)), *drafts]
 
     def _tokens(self, batch: Batch) -> int:
         """Return the tokens through the linear layers."""

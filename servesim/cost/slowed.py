@@ -22,9 +22,9 @@ class Slowed(CostModel):
         return np.array([self._longer(ns) for ns in self._cost.gpu_run(batch, k).tolist()], dtype=np.int64)
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        _, *others = self._cost.stages(batch)
+        first, *others = self._cost.stages(batch)
         rest = [self._longer(ns) for ns in others]
-        return (self.gpu_ns(batch) - sum(rest), *rest)
+        return (self._longer(first + sum(others)) - sum(rest), *rest)
 
     def host(self, batch: Batch) -> Host:
         return self._cost.host(batch)

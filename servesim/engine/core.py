@@ -43,6 +43,7 @@ class EngineCore:
         self.last_plan: Plan | None = None
         self.keeping: dict[Request, None] = {}
         """Requests that have ended and whose memory is not free yet."""
+        self._copied = 0  # of `kv.copied_tokens`, those charged to steps
         self._empty = 0  # plans in a row that came out empty
         self.tokens_since_output = 0  # tokens computed since one was delivered or a request left
         self.patience = PATIENCE  # tokens after which progress is checked
@@ -51,7 +52,8 @@ class EngineCore:
         """Called for each request that has finished or was rejected, its record complete."""
         self.connector: Connector | None = None
         self.fetched: dict[Request, Load] = {}
-        """Requests that hold memory and do not run: their KV comes from elsewhere, or has come. Some may have left."""
+        """Requests that hold memory and do not run, their KV from elsewhere: in State.LOADING it is on its way (since a
+        plan with them in `Plan.loading`), in WAITING or PREEMPTED it has come, and otherwise they have left."""
         self.not_before_ns = 0
         """Before this time no step may begin: memory that a preemption freed is still being copied."""
         self.stalled_ns = 0
@@ -208,15 +210,13 @@ class EngineCore:
 
     def open(self, now: int) -> PlanContext:
         """Begin the transaction in which the next step is planned."""
-        limits = self.scheduler.limits
-        plan = Plan(self.next_step_id)
         return PlanContext(
             self.scheduler.name,
             now,
-            plan,
+            Plan(self.next_step_id),
             self.kv,
             self.ledger,
-            limits.async_scheduling,
+            self.scheduler.limits.async_scheduling,
             self._oracle,
             self.connector,
             self.fetched,
@@ -250,12 +250,12 @@ class EngineCore:
         """Enter what a plan's batch computes into the books, and what it costs beside into the batch: copies, padding,
         drafts. `unnamed`: decoding requests in the batch that the plan does not name."""
         self.ledger.hold(batch.linear_tokens)
-        if self.kv.copied_tokens:
-            copied: Any = self.kv.copied_tokens
-            if not isinstance(copied, int):
-                raise PolicyError(f"{self.kv.name} at {now} ns: copied_tokens is {copied!r}, not an int")
-            batch.bytes_copied = copied * self.kv.memory.bytes_per_token
-            self.kv.copied_tokens = 0
+        copied: Any = self.kv.copied_tokens
+        if copied != self._copied:
+            if not isinstance(copied, int) or copied < self._copied:
+                raise PolicyError(f"{self.kv.name} at {now} ns: copied_tokens is {copied!r}, not an int that grows")
+            batch.bytes_copied = (copied - self._copied) * self.kv.memory.bytes_per_token
+            self._copied = copied
         if plan.layout != "mixed":
             lay_out(batch, plan, unnamed)
         if self.speculator is not None and sampled:

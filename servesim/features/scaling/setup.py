@@ -54,7 +54,8 @@ class CostProfile:
         self._known: dict[tuple[int, int], float] = {}  # of decode steps, by (sequences, context)
 
     def _s(self, batch: Batch) -> float:
-        return (self._cost.gpu_ns(batch) + self._cost.host(batch).exposed) / SECOND
+        price = self._cost.price(batch)
+        return (price.gpu_ns + price.host.exposed) / SECOND
 
     def prefill_s(self, tokens: int) -> float:
         """Return the time of a step that computes a prompt alone."""

@@ -81,7 +81,7 @@ def test_expert_parallelism_of_one_gpu_is_the_tensor_parallel_row_to_the_nanosec
     one, dealt, said = (cost_model_of(Scenario.of({**alike, **more})) for more in settings)
     for tokens in (1, 7, 64, 777, 8192):
         batch = Batch(tokens, prefill=[(tokens, 0)], sampled=1)
-        assert one.gpu_ns(batch) == dealt.gpu_ns(batch) == said.gpu_ns(batch)
+        assert one.price(batch).gpu_ns == dealt.price(batch).gpu_ns == said.price(batch).gpu_ns
 
 
 def test_a_run_with_expert_parallelism_of_one_gpu_is_the_run_without() -> None:

@@ -53,7 +53,7 @@ def drops(cost: TableCostModel) -> Iterator[tuple[str, Batch, Batch]]:
     """Yield the operator that most of a drop comes from, and the steps before and after it."""
     for points, step in axes():
         batches = [step(x) for x in points]
-        prices = [cost.gpu_ns(batch) for batch in batches]
+        prices = [cost.price(batch).gpu_ns for batch in batches]
         for (a, b), (p, q) in zip(pairwise(batches), pairwise(prices), strict=True):
             if q < p * (1 - DROP):
                 before, after = breakdown(cost, a), breakdown(cost, b)
@@ -64,7 +64,7 @@ def jumps(cost: TableCostModel, padding: list[int]) -> Iterator[tuple[str, int, 
     """Yield the operator that most of a jump comes from, and the sizes before and after it. Up to 512 tokens a step
     takes the linear layers' time of the next size of a CUDA graph: 16 to 17 tokens are 16 to 24."""
     for points, step in axes():
-        prices = [cost.gpu_ns(step(x)) for x in points]
+        prices = [cost.price(step(x)).gpu_ns for x in points]
         for (x, y), (p, q) in zip(pairwise(points), pairwise(prices), strict=True):
             grown = y / x if points is CONTEXTS else max(_padded(y, padding) / _padded(x, padding), y / x)
             if q > p * grown * (1 + JUMP):

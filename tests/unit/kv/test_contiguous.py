@@ -122,6 +122,24 @@ def test_a_copy_is_charged_to_the_step_that_needed_it() -> None:
     assert [step for step in seen if step[0]] == [(11, 1)], "row 2, prompt and one token, moves in the step of row 3"
 
 
+def test_each_copied_token_is_charged_once() -> None:
+    """Twice, one after the other: rows 0 and 2 stay, row 1 leaves a hole between them, and row 3 needs all there is."""
+    trace = toy_trace([0, 0, 0, 1, *[50_000] * 3, 50_001], [10, 10, 10, 30] * 2, [60, 2, 60, 30] * 2)
+    seen: list[int] = []
+
+    class Spy(ToyCost):
+        def price(self, batch: Batch) -> Any:
+            seen.append(batch.bytes_copied)
+            return super().price(batch)
+
+    world = World(trace, "contiguous:reservation=oracle,fit=first,compaction=1", 13, 16, max_model_len=90, cost=Spy())
+    cluster = world.cluster("reference", check=True)
+    cluster.run()
+    kv = cluster.replicas[0].core.kv
+    assert sum(copied > 0 for copied in seen) > 1
+    assert sum(seen) == kv.copied_tokens * kv.memory.bytes_per_token
+
+
 def test_best_fit_spares_the_large_hole_that_first_fit_breaks() -> None:
     first, best = Stretches(100), Stretches(100, best=True)
     for space in (first, best):

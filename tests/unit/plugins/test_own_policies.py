@@ -257,6 +257,12 @@ WRONG = {
         "self.held[request] = 0; self.copied_tokens += 1.5",
         "Mine at 0 ns.* int",
     ),
+    "copied_tokens fall": (
+        "kv",
+        "self.held[request] = 0",
+        "self.held[request] = 0; self.copied_tokens -= 1",
+        "Mine at 0 ns: copied_tokens is -3, not an int that grows",
+    ),
     "free raises": (
         "kv",
         "self.left += self",

@@ -110,7 +110,7 @@ def test_steps_priced_by_their_contexts_cost_what_each_of_them_does(
     batches = [verification(added) for added in sorted(more)]
     found = model.gpu_over(batches[0], np.array([batch.decode_context_sum for batch in batches]))
     assert found is not None
-    assert found.tolist() == [model.gpu_ns(batch) for batch in batches]
+    assert found.tolist() == [int(model.gpu_run(batch, 1)[0]) for batch in batches]
 
 
 def test_a_drafter_that_reads_no_more_than_a_window_is_priced_step_by_step() -> None:
