@@ -90,10 +90,10 @@ def lockstep_memory(kv: KVAllocator) -> LockstepMemory | None:
     return turns
 
 
-fast_classes: dict[type[KVAllocator], type[KVAllocator]] = {}
-"""What takes the place of an allocator's class in fast mode, by plain class."""
+stand_ins: dict[type[KVAllocator], type[KVAllocator]] = {}
+"""Classes that take the place of an allocator's in fast mode, by plain class."""
 
 
 def stands_for(plain: type[KVAllocator], fast: type[KVAllocator]) -> None:
     """Let a class take the place of an allocator's in fast mode, though not of its subclasses'."""
-    fast_classes[plain] = fast
+    stand_ins[plain] = fast

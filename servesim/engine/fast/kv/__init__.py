@@ -6,7 +6,7 @@ from servesim.contracts.kv import KVAllocator
 from servesim.engine.fast.kv.hybrid import FastHybrid, FastHybridPaged
 from servesim.engine.fast.kv.others import FastContiguous, FastEvicting, FastPrefixOracle, FastPrefixRadix
 from servesim.engine.fast.kv.paged import FastPaged, FastPrefixHash
-from servesim.engine.fast.memory import fast_classes
+from servesim.engine.fast.memory import stand_ins
 
 __all__ = [
     "FastContiguous",
@@ -23,4 +23,4 @@ __all__ = [
 
 def fast_memory(cls: type[KVAllocator]) -> type[KVAllocator]:
     """Return the class that takes the place of an allocator's in fast mode: itself if there is none."""
-    return fast_classes.get(cls, cls)
+    return stand_ins.get(cls, cls)
