@@ -216,21 +216,10 @@ class Router(ABC):
         return options[int(self.uniform() * len(options))] if len(options) > 1 else options[0]
 
 
-VERBS = (
-    "on_sent",
-    "on_prefill_done",
-    "on_output_block",
-    "on_finish",
-    "on_dropped",
-    "on_kv_events",
-    "on_report",
-    "on_replica",
-)
-
-
 def life(router: Router) -> frozenset[str]:
     """Return the verbs of a router's life that its class overrides."""
-    return frozenset(verb for verb in VERBS if getattr(type(router), verb) is not getattr(Router, verb))
+    verbs = [verb for verb in vars(Router) if verb.startswith("on_")]
+    return frozenset(verb for verb in verbs if getattr(type(router), verb) is not getattr(Router, verb))
 
 
 routers: Registry[Router] = Registry("router", Router, "servesim.policies.routing")

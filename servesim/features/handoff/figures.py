@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from servesim.contracts.figures import Figure, Group, Rows, Summary
 from servesim.contracts.request import Request, State
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, NUMBER, TEXT, an_object
 from servesim.features.handoff.links import Links
 from servesim.features.handoff.part import Handoff, Passage
 from servesim.metrics.distribution import describe
 from servesim.metrics.requests import MS, SECOND, RequestColumns, per
 from servesim.metrics.words import number, percent
+from servesim.schemas import COUNT, DISTRIBUTION, NUMBER, TEXT, an_object
 
 COLUMNS = ("prefill_replica", "prefilled_ns", "sent_ns", "reserved_ns", "received_ns", "kv_bytes")
 """Columns of requests.parquet beside the others; -1: has not happened. `replica` is the decode side's."""
