@@ -16,7 +16,7 @@ from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import SECOND, per
 from servesim.metrics.steps import KINDS, ORIGINS
 from servesim.metrics.words import percent
-from servesim.records.step import SpecStats
+from servesim.records.spec_stats import SpecStats
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_list, an_object
 
 BY_KIND = an_object(**dict.fromkeys(KINDS, FIGURE))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from servesim.checking.check import check
 from servesim.checking.subject import Subject
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run.agreement import Outcome, difference
 from tests.property.test_fast_equals_reference import compared
 from tests.support import based_policies
