@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servesim.contracts.schemas import TEXT, Schema, a_list, an_object
+from servesim.schemas import TEXT, Schema, a_list, an_object
 
 
 def reproduce() -> Schema:

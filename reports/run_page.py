@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.contracts.figures import Figure
-from servesim.contracts.schemas import COUNT
 from servesim.errors import UserError
 from servesim.metrics.figures import said, text_of
 from servesim.metrics.request_figures import LATENCY_LABELS
@@ -21,6 +20,7 @@ from servesim.reports.words import count, gpu_of, name_of, number, percent, seco
 from servesim.run.result import Result
 from servesim.run.sections import rate_words
 from servesim.run.shown import all_rows, blaming_features, groups_of
+from servesim.schemas import COUNT
 
 COST_NOTES = ("extrapolated", "uncertainty")
 """Beginnings of notes on what is known of kernel times."""

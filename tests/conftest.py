@@ -13,7 +13,7 @@ import pytest
 
 from servesim.contracts.request import State
 from servesim.metrics.requests import RequestColumns
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from tests.support.examples import register_profiles
 
 TESTS = Path(__file__).resolve().parent

@@ -18,7 +18,7 @@ from servesim.checking.whole_runs import whole_run_findings
 from servesim.checking.world import World
 from servesim.contracts import State
 from servesim.plugins.misspelled import classes_beside, misspelled
-from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Rows
+from servesim.records.columns import REQUEST_COLUMNS, STEP_COLUMNS, Rows
 from servesim.run.agreement import difference
 
 WORLDS = 80

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from servesim.contracts.schemas import (
+from servesim.errors import UserError, suggest
+from servesim.schemas import (
     ANY,
     COUNT,
     FIGURE,
@@ -29,7 +30,6 @@ from servesim.contracts.schemas import (
     figures,
     or_null,
 )
-from servesim.errors import UserError, suggest
 
 SCHEMA_EXAMPLES = """
 \b

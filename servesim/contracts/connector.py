@@ -26,7 +26,8 @@ DEFER: Final = -LATER
 
 
 class Connector(ABC):
-    """KV that one replica can have from elsewhere: another replica, host memory, a store."""
+    """KV that one replica can have from elsewhere: another replica, host memory, a store. No verb changes a request but
+    its `being_read`. Whatever a connector raises ends the run with a PolicyError that names its class and line."""
 
     in_step: bool = False
     """Whether KV is loaded within the step that computes the rest: `load` answers `now`, `ran` when the step ends."""
@@ -35,12 +36,12 @@ class Connector(ABC):
     def available(self, request: Request, num_tokens: int) -> int:
         """Return for how many tokens of a waiting request, behind the first `num_tokens` that are here, there is KV
         elsewhere; 0: none; or DEFER. It is asked at each plan that comes to the request, and changes nothing but how
-        recently KV was asked for."""
+        recently KV was asked for. The context raises PolicyError for more tokens than the request knows."""
 
     @abstractmethod
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
         """Begin to transfer the KV of tokens `start` to `stop`, whose memory is allocated; return when it is there, in
-        ns, not before `now`; or LATER."""
+        ns, not before `now` (else the context raises PolicyError); or LATER."""
 
     def join(self, replica: Any) -> None:  # noqa: B027
         """Serve this Replica; called once, before its first step. Default: nothing to note."""

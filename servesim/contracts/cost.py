@@ -189,7 +189,8 @@ class CostModel(ABC):
     Pure: the same batch always has the same price, whatever was asked before. GPU time is rounded once, as
     `int(x + 0.5)`; host time is a whole number that does not change along a decode run, so that
     `price(b).ns == price_run(b, 1)[0]` to the nanosecond for every batch b. Implementations of `price` and
-    `gpu_run` follow the same order of floating-point operations.
+    `gpu_run` follow the same order of floating-point operations. No method changes a batch, and each may be called at
+    any time. A step takes at least 1 ns: the engine raises PolicyError for less.
     """
 
     asynchronous: bool = False

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """An optional part of a run. Modules that only a run with the feature needs are imported in `build`."""
+    """An optional part of a run. Modules that only a run with the feature needs are imported in `build`. Methods change
+    neither the scenario nor the settings they are given, and may be called at any time. Those that say so may raise
+    UserError; whatever else a user's own raises becomes a PolicyError that names its class and line."""
 
     name: ClassVar[str] = "?"
     rank: ClassVar[int] = 1000
@@ -57,12 +59,12 @@ class Feature:
 
     def spell_out(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return settings as given with shorthands of this feature written out, before anything else is done with them.
-        Default: as they are."""
+        UserError if one is wrong. Default: as they are."""
         return settings
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return settings under their preset with what this feature implies, before they are checked. Default: as they
-        are."""
+        """Return settings under their preset with what this feature implies, before they are checked. UserError if it
+        cannot be. Default: as they are."""
         return settings
 
     def resolved(self, scenario: Any) -> dict[str, Any]:

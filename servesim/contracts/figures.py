@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from servesim.contracts.schemas import DISTRIBUTION, FIGURE, Schema, a_map, an_object, or_null
 from servesim.errors import UserError
+from servesim.schemas import DISTRIBUTION, FIGURE, Schema, a_map, an_object, or_null
 
 Summary = Mapping[str, Any]
 Rows = list[tuple[str, str]]
@@ -137,7 +137,7 @@ class Group:
     """Returns what its figures are made from, of a run that was measured (servesim.metrics.measured.Measured; of a
     feature, whatever its part passes to `of`); None: the section is null."""
     many: Callable[[Schema], Schema] | None = None
-    """Its section has several such objects: a_list or a_map (servesim.contracts.schemas)."""
+    """Its section has several such objects: a_list or a_map (servesim.schemas)."""
     null: bool = False
     """Whether its section may be null; it then has no rows and no tiles, but for `if_null`."""
     if_null: str = ""

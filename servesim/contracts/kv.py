@@ -70,9 +70,14 @@ class KVMemory:
 class KVAllocator(ABC):
     """The KV memory of one replica, and which request holds which part of it.
 
-    Lengths are in tokens. Questions (`lookup`, `can_admit`, `can_load`, `fits`, `usage`) change nothing; verbs act. A
-    request's `num_computed_tokens` says how far its KV is filled when a verb is called. Swapping to host memory works
-    with every allocator: a swapped request holds no blocks here, but the same number there.
+    Lengths are in tokens. A request's `num_computed_tokens` says how far its KV is filled when a verb is called.
+    Swapping to host memory works with every allocator: a swapped request holds no blocks here, but the same number
+    there.
+
+    Questions (`lookup`, `idle_tokens`, `slots`, `usage`, `sharing`, `fits` and all `can_...`) change nothing, raise
+    nothing, and may be asked at any time, any number of times; a Hit is good until a verb is called. Verbs are called
+    only as they say: else they may raise KeyError or ValueError. Whatever an allocator raises ends the run with a
+    PolicyError that names its class and line.
     """
 
     name: ClassVar[str] = "?"
@@ -130,31 +135,33 @@ class KVAllocator(ABC):
     @abstractmethod
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         """Return whether `now_tokens` beyond the hit can be allocated, and `full_tokens` in all would fit too, with
-        `reserve` tokens left free either way."""
+        `reserve` tokens left free either way. Changes nothing."""
 
     @abstractmethod
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
-        """Adopt the hit and allocate `num_tokens` more, plus slots for `lookahead` drafts. Only after
-        `can_admit`; of a request in State.LOADING, only after `can_load`. `request.num_computed_tokens` is set to
-        `hit.num_tokens` by the caller, afterwards."""
+        """Adopt the hit and allocate `num_tokens` more, plus slots for `lookahead` drafts. Only right after
+        `can_admit`, or `can_load` for a request in State.LOADING, and for a request that holds nothing.
+        `request.num_computed_tokens` is set to `hit.num_tokens` by the caller, afterwards. May raise ValueError if the
+        hit is gone."""
 
     @abstractmethod
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         """Allocate what `num_tokens` beyond `num_computed_tokens` (and `lookahead` drafts) need.
-        False: out of memory, nothing taken. Growth inside a reservation never fails."""
+        False: out of memory, nothing changed. Growth inside a reservation never fails. Only for a request that holds
+        memory (else KeyError)."""
 
     @abstractmethod
     def free(self, request: Request) -> None:
         """Release everything the request holds; cached prefixes stay findable. A request that was preempted
-        (`request.state`) may come back for its own."""
+        (`request.state`) may come back for its own. Only for a request that holds memory (else KeyError)."""
 
     @abstractmethod
     def slots(self, request: Request) -> int:
-        """Return how many tokens the request has memory for (0 if it holds none)."""
+        """Return how many tokens the request has memory for (0 if it holds none). Changes nothing."""
 
     @abstractmethod
     def usage(self) -> Usage:
-        """Return the memory in use now, in O(1)."""
+        """Return the memory in use now, in O(1). Changes nothing."""
 
     # KV from elsewhere.
 
@@ -166,12 +173,13 @@ class KVAllocator(ABC):
     # Sharing of prefixes.
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest cached prefix of a waiting request (prompt and generated tokens). Default: nothing."""
+        """Return the longest cached prefix of a waiting request (prompt and generated tokens). Changes nothing: what is
+        found counts as used, and is held, only when it is adopted. Default: nothing."""
         return MISS
 
     def idle_tokens(self, hit: Hit) -> int:
-        """Return the tokens of a hit that no request holds: `usage().free` counts them until they are adopted. Default:
-        none, as for any hit without sharing."""
+        """Return the tokens of a hit that no request holds: `usage().free` counts them until they are adopted. Changes
+        nothing. Default: none, as for any hit without sharing."""
         return 0
 
     def publish(self, request: Request, upto: int) -> None:
@@ -186,7 +194,7 @@ class KVAllocator(ABC):
 
     def sharing(self) -> tuple[int, int]:
         """Return the blocks requests hold, one that several hold counted once per holder, and how many of those sharing
-        saves. Default: nothing is shared."""
+        saves. Changes nothing. Default: nothing is shared."""
         return self._blocks(self.usage().used + self.usage().internal), 0
 
     def foresee(self, requests: Sequence[Request]) -> None:
@@ -197,7 +205,8 @@ class KVAllocator(ABC):
     # Swapping: works with every allocator as it is.
 
     def can_swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
-        """Return whether host memory has room for the KV of a running request, and of forked samples with it."""
+        """Return whether host memory has room for the KV of a running request, and of forked samples with it. Changes
+        nothing."""
         return self._host_blocks(request, samples) <= self._host_free
 
     def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> int:
@@ -213,7 +222,7 @@ class KVAllocator(ABC):
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
         """Return whether a swapped request (with the samples that were swapped out with it) can come back and have
-        `num_tokens` more, `reserve` tokens left free. `samples`: only where "fork" is supported."""
+        `num_tokens` more, `reserve` tokens left free. Changes nothing. `samples`: only where "fork" is supported."""
         return self.can_admit(request, MISS, request.num_computed_tokens + num_tokens, 0, reserve)
 
     def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
@@ -223,7 +232,7 @@ class KVAllocator(ABC):
         return self.drop_swapped(request) * self.memory.block_size
 
     def drop_swapped(self, request: Request) -> int:
-        """Forget a request's KV in host memory; return the blocks it had there."""
+        """Forget a request's KV in host memory; return the blocks it had there. KeyError if it had none."""
         blocks = self._host.pop(request)
         self._host_free += blocks
         return blocks
@@ -234,26 +243,29 @@ class KVAllocator(ABC):
     # Forking: samples of a request that share its memory.
 
     def can_fork(self) -> bool:
-        """Return whether samples can share memory, with the parameters given. Default: where `supports` says "fork"."""
+        """Return whether samples can share memory, with the parameters given. Changes nothing, and is always the same.
+        Default: if `supports` says "fork"."""
         return "fork" in self.supports
 
     def fork(self, request: Request, sample: Request) -> None:
         """Make `sample` hold what `request` has computed, in the same memory until one of them writes there; never runs
-        out of memory. Only for allocators that can."""
+        out of memory. NotImplementedError unless `can_fork`."""
         raise NotImplementedError(f"{self.name}: its memory cannot be shared between samples of a request")
 
     # Limits, drafts that were wrong, checks.
 
     def fits(self, request: Request) -> bool:
-        """Return whether a request alone can ever be held up to its length cap."""
+        """Return whether a request alone can ever be held up to its length cap; the engine rejects it if not. Changes
+        nothing, and does not depend on what is held now."""
         return request.prompt_len + request.max_tokens <= self.capacity_tokens
 
     def rollback(self, request: Request, num_tokens: int) -> None:
-        """Void the last `num_tokens` tokens (rejected drafts). Default: their slots stay."""
+        """Void the last `num_tokens` tokens (rejected drafts), which are not final yet. Default: their slots stay."""
         return None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where an invariant is broken."""
+        """Raise AssertionError if an invariant is broken. Changes nothing; called after each plan and step, with
+        `check`."""
         usage = self.usage()
         assert min(usage) >= 0, f"negative memory: {usage}"
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"

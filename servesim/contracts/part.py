@@ -84,7 +84,8 @@ RUN_VERBS = (
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Part:
     """A feature's work in one run. Every verb is optional. A part may raise UserError in `join` and PolicyError when
-    a policy breaks its contract; it changes requests, replicas and the clock only by their methods."""
+    a policy breaks its contract; whatever else one of the user's own raises becomes a PolicyError that names its class
+    and line. It changes requests, replicas and the clock only by their methods."""
 
     # Told.
 
@@ -121,10 +122,11 @@ class Part:
         return False
 
     def held(self) -> int:
-        """Return the number of requests that this part keeps outside of router and replicas. All parts are asked."""
+        """Return the number of requests that this part keeps outside of router and replicas. All parts are
+        asked. Changes nothing."""
         return 0
 
-    # After the run.
+    # After the run, whose records none of these changes.
 
     def columns(self, rows: Any) -> dict[str, Any]:
         """Return columns of integers for requests.parquet. `rows`: row numbers of its requests, in order."""

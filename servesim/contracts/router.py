@@ -136,6 +136,8 @@ class Router(ABC):
     verbs of its life below, `on_sent` to `on_replica`, all of which do nothing by default. The engine calls only those
     that a class overrides, so that a router without a life costs nothing; `on_output_block` and `on_kv_events` have
     every step simulated by itself, which takes as long as reference mode. What engines report (`views`) has an age.
+    No verb changes requests or views. Whatever a router raises ends the run with a PolicyError that names its class
+    and line.
 
     At one instant reports come first, then arrivals, then the ends of steps, arrivals that follow from those, requests
     that wait in the router, and plans.
@@ -169,12 +171,13 @@ class Router(ABC):
         Nothing is booked here: `on_sent` says that a request was sent. Where the answer is a Wait, the router is asked
         again after everything that it is told of, each report and each request that leaves: of those that wait the
         first by `queue_key`, and as long as it does not answer Wait the next ones. While no replica is ready it is not
-        asked, and requests wait.
+        asked, and requests wait. The engine raises PolicyError for the index of no replica, and UserError for a Pair
+        where none is for prompts alone.
         """
 
     def queue_key(self, request: Request) -> Any:
         """Return what requests that wait in the router are ordered by, lowest first; among equals by arrival. Asked
-        once, when a request begins to wait. Default: all are equal."""
+        once, when a request begins to wait. Changes nothing. Default: all are equal."""
         return 0
 
     def on_sent(self, request: Request, replica: int) -> None:  # noqa: B027
@@ -218,21 +221,10 @@ class Router(ABC):
         return options[int(self.uniform() * len(options))] if len(options) > 1 else options[0]
 
 
-VERBS = (
-    "on_sent",
-    "on_prefill_done",
-    "on_output_block",
-    "on_finish",
-    "on_dropped",
-    "on_kv_events",
-    "on_report",
-    "on_replica",
-)
-
-
 def life(router: Router) -> frozenset[str]:
     """Return the verbs of a router's life that its class overrides."""
-    return frozenset(verb for verb in VERBS if getattr(type(router), verb) is not getattr(Router, verb))
+    verbs = [verb for verb in vars(Router) if verb.startswith("on_")]
+    return frozenset(verb for verb in verbs if getattr(type(router), verb) is not getattr(Router, verb))
 
 
 def _decision(decision: Any) -> Decision:

@@ -48,7 +48,8 @@ class Scheduler(ABC):
     """Owns the queues of a replica and decides what the next step computes.
 
     A minimal scheduler overrides `plan` alone: the base class keeps `waiting` (arrival order) and `running`
-    (admission order), and drops finished requests.
+    (admission order), and drops finished requests. Whatever a scheduler raises ends the run with a PolicyError that
+    names its class and line.
     """
 
     name: ClassVar[str] = "?"
@@ -106,7 +107,9 @@ class Scheduler(ABC):
     @abstractmethod
     def plan(self, ctx: PlanContext) -> Plan:
         """Decide one step through the verbs of `ctx` and return `ctx.plan`. An empty plan means: nothing
-        can be done now; it is asked for again at the next event."""
+        can be done now; it is asked for again at the next event. Requests are changed only by those verbs.
+        The engine raises PolicyError if the plan schedules what it may not: a request that is not running, more
+        tokens than are known or than it has memory for."""
 
     def on_arrival(self, request: Request) -> None:
         """Called when a request arrives or, with "remote_kv", when its KV has come: that one holds memory
@@ -131,11 +134,12 @@ class Scheduler(ABC):
 
     def on_fork(self, request: Request, samples: Sequence[Request]) -> None:
         """Called with the further samples of a request whose prompt has been computed, each with its first token. They
-        are running if the request is, or preempted if it is. Only where `samples` is "fork"."""
+        are running if the request is, or preempted if it is. Only if `samples` is "fork"; default:
+        NotImplementedError."""
         raise NotImplementedError(f"{self.name}: does not say where forked samples go")
 
     def drop_waiter(self, request: Request) -> None:
-        """Take a request out of the waiting queue."""
+        """Take a request out of the waiting queue. ValueError if it is not there."""
         self.waiting.remove(request)
 
     def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
@@ -144,15 +148,17 @@ class Scheduler(ABC):
         return None
 
     def waiters(self) -> Iterator[Request]:
-        """Return the requests that hold no slot, in the order in which they would be served."""
+        """Return the requests that hold no slot, in the order in which they would be served. Changes nothing; may be
+        called at any time."""
         return iter(self.waiting)
 
     def num_waiting(self) -> int:
-        """Return how many requests wait."""
+        """Return how many requests wait. Changes nothing; may be called at any time."""
         return len(self.waiting)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where an invariant is broken."""
+        """Raise AssertionError if an invariant is broken. Changes nothing; called after each plan and step, with
+        `check`."""
         rows = [r.row for r in self.running] + [r.row for r in self.waiters()]
         assert len(rows) == len(set(rows)), "a request is queued twice"
         assert len(rows) == len(self.running) + self.num_waiting(), "num_waiting miscounts"
@@ -163,7 +169,7 @@ class Scheduler(ABC):
 
 def position(requests: list[Request], request: Request) -> int:
     """Return the index of a request in a list. (`list.index` would compare each one for equality, too, not only for
-    identity.)"""
+    identity.) ValueError if it is not there."""
     for i, each in enumerate(requests):
         if each is request:
             return i

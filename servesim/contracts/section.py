@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
 from servesim.errors import UserError, shown
 from servesim.parsing import pairs, policy_parts, spelt
@@ -40,29 +40,3 @@ def policy_settings(value: Any) -> Settings:
 
 PolicySettings = Annotated[Settings, BeforeValidator(lambda value: policy_settings(value))]
 """A policy's name and parameters, in any of the forms that policy_settings reads."""
-
-
-def extended(base: type[Section], parts: Sequence[tuple[str, type[Section]]]) -> type[Any]:
-    """Return a class of the same name that has the settings of these parts after its own, each under the section that
-    stands before it ("": at the top); parts of one section share it, in their order."""
-    top = [part for section, part in parts if not section and part.model_fields]
-    inner: dict[str, list[type[Section]]] = {}
-    for section, part in parts:
-        if section and part.model_fields:
-            inner.setdefault(section, []).append(part)
-    fields: dict[str, Any] = {}
-    for section, group in inner.items():
-        name = f"{section.title().replace('_', '')}Settings"
-        # Of several base classes pydantic takes the fields of the last one first.
-        model = create_model(
-            name, __base__=tuple(reversed(group)), __module__=base.__module__, __doc__=group[0].__doc__
-        )
-        fields[section] = (model, model())
-    made: type[Any] = create_model(
-        base.__name__.removeprefix("_"),
-        __base__=(*reversed(top), base) if top else base,
-        __module__=base.__module__,
-        __doc__=base.__doc__,
-        **fields,
-    )
-    return made

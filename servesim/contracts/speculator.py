@@ -33,7 +33,8 @@ class Speculator(ABC):
 
     Only how many are drafted and what that costs is its business. Which drafts turn out right is the workload's (see
     AcceptanceModel). A minimal speculator overrides `model` and, where it drafts otherwise than pass by pass,
-    `passes`.
+    `passes`. Methods may be called at any time and change nothing, but for `observe` and `limit`, which are called once
+    a step. Whatever a speculator raises ends the run with a PolicyError that names its class and line.
     """
 
     name: ClassVar[str] = "?"
@@ -72,8 +73,8 @@ class Speculator(ABC):
         return None
 
     def limit(self, batch: Batch) -> int:
-        """Return the draft tokens per sequence proposed after this step, from 0 to `max_drafts`. Default: always
-        `max_drafts`."""
+        """Return the draft tokens per sequence proposed after this step, from 0 to `max_drafts` (else the engine raises
+        PolicyError). Default: always `max_drafts`."""
         return self.max_drafts
 
     def verified(self, depth: int) -> int:

@@ -24,7 +24,8 @@ from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
 from servesim.errors import PolicyError, UserError
-from servesim.records.step import Late, SpecStats, Step
+from servesim.records.spec_stats import SpecStats
+from servesim.records.step import Late, Step
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

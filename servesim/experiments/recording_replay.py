@@ -21,7 +21,8 @@ from servesim.experiments.recording_loops import due_ns
 from servesim.hardware import Gpu, KvGroup, ModelSpec, kv_groups, memory_budget, vllm_defaults
 from servesim.hardware.kv import longest
 from servesim.metrics.steps import StepTotals
-from servesim.records.recorder import REQUEST_COLUMNS, Recorder
+from servesim.records.columns import REQUEST_COLUMNS
+from servesim.records.recorder import Recorder
 from servesim.run.sizing import GROUPED, has_windows
 from servesim.run.speculation import Speculation
 from servesim.versions import recorded_engine

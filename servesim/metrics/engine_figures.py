@@ -8,7 +8,6 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from servesim.contracts.figures import Figure, Group, Summary, Tile
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_list, an_object
 from servesim.cost.formula import COMPUTE_DTYPE
 from servesim.hardware import ModelSpec
 from servesim.hardware.layers import Layer
@@ -17,7 +16,8 @@ from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import SECOND, per
 from servesim.metrics.steps import KINDS, ORIGINS
 from servesim.metrics.words import percent
-from servesim.records.step import SpecStats
+from servesim.records.spec_stats import SpecStats
+from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_list, an_object
 
 BY_KIND = an_object(**dict.fromkeys(KINDS, FIGURE))
 

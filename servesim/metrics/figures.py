@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts.figures import Figure, Group, Rows, Summary, Words
-from servesim.contracts.schemas import COUNT, FIGURE, NUMBER
 from servesim.errors import PolicyError, shown
 from servesim.metrics.engine_figures import COST_SHARES, ENGINE, KV, PREFIX_CACHE, PRICE, SPECULATION, UNCERTAINTY
 from servesim.metrics.measured import Measured
@@ -18,6 +17,7 @@ from servesim.metrics.replicas import POOLS, REPLICAS
 from servesim.metrics.request_figures import DURATION, GOODPUT, LATENCY, REQUESTS, THROUGHPUT
 from servesim.metrics.stability import STABILITY
 from servesim.metrics.words import number, percent
+from servesim.schemas import COUNT, FIGURE, NUMBER
 
 OF_A_RUN = (
     REQUESTS, DURATION, LATENCY, THROUGHPUT, GOODPUT, ENGINE, KV, PREFIX_CACHE, SPECULATION, PRICE, COST_SHARES,

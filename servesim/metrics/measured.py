@@ -10,7 +10,7 @@ from typing import NamedTuple
 from servesim.hardware import Gpu, ModelSpec
 from servesim.metrics.requests import ALL, SECOND, Limits, Part, Requests, Stats
 from servesim.metrics.steps import StepTotals
-from servesim.records.step import SpecStats
+from servesim.records.spec_stats import SpecStats
 
 
 @dataclass(frozen=True)

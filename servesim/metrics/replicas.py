@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from servesim.contracts.figures import Figure, Group, Summary
 from servesim.contracts.figures import Rows as TableRows
-from servesim.contracts.schemas import ANY, COUNT, NUMBER, TEXT, a_list, a_map
 from servesim.metrics.measured import Deployment
 from servesim.metrics.requests import MS, SECOND, RequestColumns, per
 from servesim.metrics.words import number, percent
-from servesim.records.recorder import STEP_COLUMNS, Rows
+from servesim.records.columns import STEP_COLUMNS, Rows
+from servesim.schemas import ANY, COUNT, NUMBER, TEXT, a_list, a_map
 
 _STEP = {name: i for i, name in enumerate(STEP_COLUMNS)}
 SUMS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 from servesim.contracts.figures import Figure, Group, Summary, Tile, literal
 from servesim.contracts.request import State
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_map
 from servesim.metrics.measured import Good
 from servesim.metrics.requests import per
+from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_map
 
 REASONS = a_map(COUNT)
 

@@ -18,7 +18,7 @@ from servesim.contracts.request import State
 from servesim.metrics.distribution import Numbers, describe
 from servesim.metrics.samples import numbers_of, reasons_of, requests_of
 from servesim.metrics.stability import Load, load_of
-from servesim.records.recorder import REQUEST_COLUMNS, Rows
+from servesim.records.columns import REQUEST_COLUMNS, Rows
 
 MS = 1e6
 SECOND = 1e9

@@ -15,7 +15,7 @@ Columns = dict[str, NDArray[np.int64]]
 
 
 def requests_of(table: Columns) -> Columns:
-    """Return the records of sequences (servesim.records.recorder.REQUEST_COLUMNS, in order of rows) as records of
+    """Return the records of sequences (servesim.records.columns.REQUEST_COLUMNS, in order of rows) as records of
     requests, in order of requests: without `sample` and `request`, with the number of `samples` and the
     `longest_output_len`."""
     alone = {name: column for name, column in table.items() if name not in ("sample", "request")}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.figures import Figure, Group, Summary
-from servesim.contracts.schemas import FLAG, NUMBER, a_list, or_null
+from servesim.schemas import FLAG, NUMBER, a_list, or_null
 
 if TYPE_CHECKING:
     from servesim.metrics.requests import Requests

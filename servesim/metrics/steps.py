@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from servesim.metrics.distribution import describe_counted
 from servesim.metrics.requests import per
-from servesim.records.recorder import STEP_COLUMNS, Rows
+from servesim.records.columns import STEP_COLUMNS, Rows
 
 KINDS = ("prefill", "decode", "mixed")
 ORIGINS = ("measured", "interpolated", "extrapolated", "roofline")

@@ -71,7 +71,7 @@ class Row:
         self.sources = (a + e, b + f, c + g, d + h)
 
     def cells(self, replica: int) -> tuple[int, ...]:
-        """Return the row in the order of `recorder.STEP_COLUMNS`."""
+        """Return the row in the order of `columns.STEP_COLUMNS`."""
         first = self.first
         batch, usage = first.batch, first.usage
         return (

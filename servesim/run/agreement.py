@@ -12,8 +12,9 @@ import numpy as np
 
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError
-from servesim.records.recorder import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, Recorder, Rows
-from servesim.records.step import SpecStats
+from servesim.records.columns import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, Rows
+from servesim.records.recorder import Recorder
+from servesim.records.spec_stats import SpecStats
 from servesim.run.records import clients_of
 from servesim.run.setup import Setup, set_up
 from servesim.workload.workload import TraceWorkload

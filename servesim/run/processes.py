@@ -28,8 +28,9 @@ from servesim.cost.stage import Priced
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError, UserError
 from servesim.plugins.user_policies import is_own
-from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder, Rows, Table
-from servesim.records.step import SpecStats
+from servesim.records.columns import REQUEST_COLUMNS, STEP_COLUMNS, Rows
+from servesim.records.recorder import Recorder, Table
+from servesim.records.spec_stats import SpecStats
 from servesim.run.records import clients_of
 from servesim.run.scenario import Scenario, features_of
 from servesim.run.setup import Setup, set_up

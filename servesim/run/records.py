@@ -18,7 +18,8 @@ from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.steps import StepTotals
 from servesim.metrics.streamed import StreamedPart, StreamedRequests
 from servesim.plugins.user_policies import blaming
-from servesim.records.recorder import Recorder, Rows
+from servesim.records.columns import Rows
+from servesim.records.recorder import Recorder
 from servesim.run.result import request_table, sample_table
 from servesim.run.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
 from servesim.run.scenario import Scenario

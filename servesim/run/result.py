@@ -11,7 +11,7 @@ import numpy as np
 
 from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
-from servesim.records.recorder import Rows
+from servesim.records.columns import Rows
 from servesim.run.provenance import DIGESTS
 from servesim.run.result_files import (
     DELIVERIES,
@@ -103,7 +103,7 @@ class Result:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """One row per output sequence, in order of their numbers: `requests` themselves, but a row for each sample
-        where a request asks for several (n > 1) (columns: servesim.records.recorder.REQUEST_COLUMNS)."""
+        where a request asks for several (n > 1) (columns: servesim.records.columns.REQUEST_COLUMNS)."""
         import pandas as pd
 
         if self._samples is None:
@@ -117,7 +117,7 @@ class Result:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row per step, or per `k` steps alike; columns: servesim.records.recorder.STEP_COLUMNS."""
+        """One row per step, or per `k` steps alike; columns: servesim.records.columns.STEP_COLUMNS."""
         return self._frame(STEPS)
 
     @cached_property

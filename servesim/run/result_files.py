@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from servesim.errors import Interrupted, UserError
 from servesim.metrics.distribution import Numbers
-from servesim.records.recorder import LATE_COLUMNS, STEP_COLUMNS, Rows
+from servesim.records.columns import LATE_COLUMNS, STEP_COLUMNS, Rows
 from servesim.run.provenance import DIGESTS, digests
 
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"

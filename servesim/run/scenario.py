@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from servesim.contracts.feature import Feature, by_rank, installed, of_user
-from servesim.contracts.section import Section, Settings, extended, policy_settings
+from servesim.contracts.section import Section, Settings, policy_settings
 from servesim.errors import UserError, shown, suggest
 from servesim.hardware import model_named
 from servesim.metrics.slo import check_slo
@@ -37,6 +37,7 @@ from servesim.run.sections import (
     ClientSettings,
     EngineSettings,
     check_percentiles,
+    extended,
     parse_rate,
     prices_of,
     renamed,

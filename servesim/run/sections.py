@@ -7,11 +7,11 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from servesim import untrusted
 from servesim.contracts.section import Section
@@ -227,3 +227,29 @@ def renamed(value: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return with_changes(value["name"], {key: inner for key, inner in value.items() if key != "name"})
     return value
+
+
+def extended(base: type[Section], parts: Sequence[tuple[str, type[Section]]]) -> type[Any]:
+    """Return a class of the same name that has the settings of these parts after its own, each under the section that
+    stands before it ("": at the top); parts of one section share it, in their order."""
+    top = [part for section, part in parts if not section and part.model_fields]
+    inner: dict[str, list[type[Section]]] = {}
+    for section, part in parts:
+        if section and part.model_fields:
+            inner.setdefault(section, []).append(part)
+    fields: dict[str, Any] = {}
+    for section, group in inner.items():
+        name = f"{section.title().replace('_', '')}Settings"
+        # Of several base classes pydantic takes the fields of the last one first.
+        model = create_model(
+            name, __base__=tuple(reversed(group)), __module__=base.__module__, __doc__=group[0].__doc__
+        )
+        fields[section] = (model, model())
+    made: type[Any] = create_model(
+        base.__name__.removeprefix("_"),
+        __base__=(*reversed(top), base) if top else base,
+        __module__=base.__module__,
+        __doc__=base.__doc__,
+        **fields,
+    )
+    return made

@@ -14,7 +14,7 @@ from servesim.contracts import Router, check_samples, make, routers
 from servesim.contracts.feature import Feature
 from servesim.contracts.part import Part
 from servesim.contracts.scheduler import PREDICTED
-from servesim.contracts.section import Section, extended
+from servesim.contracts.section import Section
 from servesim.cost import TableCostModel
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
@@ -28,6 +28,7 @@ from servesim.run.pool import PoolSetup, set_up_pool
 from servesim.run.pools import PoolScenario, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
 from servesim.run.scenario import Scenario, features_of, fleet_varies
+from servesim.run.sections import extended
 from servesim.run.server import Server, cost_model_of
 from servesim.run.trace_source import open_scenario, open_stream
 from servesim.workload.front_end import FrontEnd, FrontTerms

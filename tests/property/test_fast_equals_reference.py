@@ -9,7 +9,8 @@ from hypothesis import currently_in_test_context, event, given
 from servesim.contracts.request import State
 from servesim.engine.cluster import Cluster
 from servesim.metrics.requests import RequestColumns
-from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
+from servesim.records.columns import REQUEST_COLUMNS, STEP_COLUMNS
+from servesim.records.recorder import Recorder
 from tests.support.examples import examples
 from tests.support.strategies import drafting_worlds, groups_of_samples, lockstep_worlds, social_worlds, worlds
 from tests.support.worlds import World, watch

@@ -16,7 +16,7 @@ from servesim.checking.world import World
 from servesim.contracts.feature import Feature, installed
 from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run.scenario import Scenario
 from servesim.workload.workload import TraceWorkload
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row

@@ -81,7 +81,7 @@ def listened(world: World, mode: str) -> tuple[Cluster, BlockIndex]:
     for i, replica in enumerate(cluster.replicas):
         replica.listen(index.on_event)
         core: Any = replica.core
-        core.on_plan = lambda now, core=core, i=i: compare(core, i)
+        core.on_planned = lambda now, core=core, i=i: compare(core, i)
     cluster.run()
     return cluster, index
 

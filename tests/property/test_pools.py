@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from tests.property.test_router_life import AGES, LIVELY, assert_hears_the_same, breakages, heard
 from tests.support.examples import examples
 from tests.support.pooled import MODELS, Pooled, pooled_worlds

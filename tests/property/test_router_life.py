@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from servesim.contracts import State
 from servesim.engine.cluster import Cluster
 from servesim.features.failures.part import LOST, Crash, Failures, Slowdown
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.examples import examples
 from tests.support.strategies import social_worlds, worlds

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from servesim.contracts import Batch, CostModel, Host, State
 from servesim.engine import compiled
 from servesim.engine.cluster import Cluster
-from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS, STEP_COLUMNS
 from tests.support.examples import examples
 from tests.support.strategies import worlds
 from tests.support.worlds import World

@@ -21,24 +21,24 @@ __all__ = ["ToyCost", "Watched", "World", "memory_state", "toy_trace", "watch"]
 class Watched(EngineCore):
     """Says when it has planned."""
 
-    on_plan: Callable[[int], None] | None = None
+    on_planned: Callable[[int], None] | None = None
 
     def plan(self, now: int) -> Step | None:
         step = super().plan(now)
-        if self.on_plan is not None:
-            self.on_plan(now)
+        if self.on_planned is not None:
+            self.on_planned(now)
         return step
 
 
 class WatchedFast(FastCore):
     """Says when it has planned."""
 
-    on_plan: Callable[[int], None] | None = None
+    on_planned: Callable[[int], None] | None = None
 
     def plan(self, now: int) -> Step | None:
         step = super().plan(now)
-        if self.on_plan is not None:
-            self.on_plan(now)
+        if self.on_planned is not None:
+            self.on_planned(now)
         return step
 
 
@@ -120,7 +120,7 @@ def watch(cluster: Cluster) -> dict[tuple[int, int, int], Snapshot]:
                 [r.row for r in core.scheduler.waiters()],
             )
 
-        core.on_plan = planned
+        core.on_planned = planned
 
     for i, replica in enumerate(cluster.replicas):
         assert isinstance(replica.core, Watched | WatchedFast)

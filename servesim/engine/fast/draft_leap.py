@@ -23,7 +23,8 @@ from servesim.engine.fast.core import FastCore
 from servesim.engine.fast.cost import runs_of
 from servesim.engine.fast.leap import Run
 from servesim.engine.fast.verification import gain
-from servesim.records.recorder import STEP_COLUMNS, Recorder, Rows
+from servesim.records.columns import STEP_COLUMNS, Rows
+from servesim.records.recorder import Recorder
 from servesim.records.row import Row
 from servesim.records.step import Step
 

@@ -7,10 +7,10 @@ from operator import itemgetter
 from typing import Any
 
 from servesim.contracts.figures import Figure, Group, Rows, Summary
-from servesim.contracts.schemas import COUNT, FIGURE, NUMBER, SHARE, TEXT, TEXT_OR_NULL, a_map, an_object, or_null
 from servesim.metrics.request_figures import LATENCY_LABELS
 from servesim.metrics.slo import SLO_METRICS
 from servesim.metrics.words import number, percent
+from servesim.schemas import COUNT, FIGURE, NUMBER, SHARE, TEXT, TEXT_OR_NULL, a_map, an_object, or_null
 
 
 def bars_text(bars: Mapping[str, Any]) -> str:

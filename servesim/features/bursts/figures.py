@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 
 from servesim.contracts.figures import Figure, Group
-from servesim.contracts.schemas import COUNT, FIGURE, NUMBER, TEXT, Schema, a_list, an_object, or_null
+from servesim.schemas import COUNT, FIGURE, NUMBER, TEXT, Schema, a_list, an_object, or_null
 
 HELD = an_object(replicas={"type": ["integer", "null"]}, share=FIGURE, runs=COUNT, says=TEXT)
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts.figures import Figure, Group
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 from servesim.metrics.classes import Slos
 from servesim.metrics.measured import good_of
 from servesim.metrics.request_figures import GOODPUT
 from servesim.metrics.requests import SECOND, Part, Service, per
 from servesim.metrics.slo import SLO_METRICS
+from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from servesim.contracts.figures import Figure, Group, Rows, Summary
 from servesim.contracts.request import Request, State
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, NUMBER, TEXT, an_object
 from servesim.features.handoff.links import Links
 from servesim.metrics.distribution import describe
 from servesim.metrics.requests import MS, SECOND, RequestColumns, per
 from servesim.metrics.words import number, percent
+from servesim.schemas import COUNT, DISTRIBUTION, NUMBER, TEXT, an_object
 
 if TYPE_CHECKING:
     from servesim.features.handoff.part import Handoff, Passage

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from servesim.contracts.figures import Figure, Group, Rows, Summary
-from servesim.contracts.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, SHARE, a_map, an_object
 from servesim.engine.core import EngineCore
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.lmcache import LMCache
@@ -16,6 +15,7 @@ from servesim.features.offload.tiers import Tier
 from servesim.metrics.distribution import describe
 from servesim.metrics.requests import MS, SECOND, Requests, per
 from servesim.metrics.words import number, percent
+from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, SHARE, a_map, an_object
 
 TIER = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGURE)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.figures import Figure, Group
-from servesim.contracts.schemas import COUNT, NUMBER
+from servesim.schemas import COUNT, NUMBER
 
 COLUMNS = ("load_seen", "load_there")
 """Columns of requests.parquet beside the others: requests at the chosen replica by its last report, and in truth, when

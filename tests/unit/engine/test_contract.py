@@ -8,7 +8,7 @@ import pytest
 
 from servesim.contracts import Plan, PlanContext, Request, Scheduler, State, build_params, schedulers
 from servesim.errors import PolicyError, UserError
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from tests.support.worlds import World, toy_trace
 
 SMALL = toy_trace([0, 0, 0], [8, 8, 8], [4, 4, 4])

@@ -8,7 +8,7 @@ import pytest
 
 from servesim.contracts.cost import NO_HOST, Batch, Price
 from servesim.features.data_parallel.part import DataParallel, Ranks
-from servesim.records.recorder import REQUEST_COLUMNS, STEP_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS, STEP_COLUMNS
 from tests.support.worlds import ToyCost, World, toy_trace
 
 COST = ToyCost(fixed=100, token=1, context=0)  # 100 ns a step, one a token and one a request that samples

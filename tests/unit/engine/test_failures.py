@@ -12,7 +12,7 @@ from servesim.errors import UserError
 from servesim.features.failures import FailuresFeature
 from servesim.features.failures.part import LOST, Crash, Failures, Slowdown
 from servesim.features.failures.setup import failures_of
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run.scenario import Scenario
 from tests.support.worlds import ToyCost, World, toy_trace
 

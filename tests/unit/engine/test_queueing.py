@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from servesim.contracts import Batch
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.workload import Clients
 from tests.support.worlds import ToyCost, World, toy_trace

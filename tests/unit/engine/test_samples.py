@@ -11,7 +11,7 @@ from servesim import simulate
 from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
 from servesim.metrics.requests import RequestColumns
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.workload.trace import Trace
 from servesim.workload.workload import Clients
 from tests.support.worlds import World, toy_trace

@@ -11,7 +11,7 @@ from servesim.engine.fast.kv import FastContiguous
 from servesim.errors import UserError
 from servesim.policies.kv._address_space import Buddies, Stretches
 from servesim.policies.kv.contiguous import ContiguousParams
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from tests.support.worlds import ToyCost, World, toy_trace
 
 

@@ -14,7 +14,7 @@ from servesim.checking.check import check
 from servesim.checking.subject import Subject
 from servesim.engine.fast.core import FastCore
 from servesim.policies.kv.evicting import Evicting
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run.agreement import Outcome, difference
 from tests.support import based_policies
 from tests.support.examples import examples

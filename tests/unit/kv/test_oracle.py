@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from servesim.errors import UserError
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.workload.trace import After
 from servesim.workload.workload import Clients
 from tests.support.examples import examples

@@ -14,7 +14,7 @@ from servesim.metrics.engine_figures import ENGINE, KV, PREFIX_CACHE, PRICE, mbu
 from servesim.metrics.measured import Deployment
 from servesim.metrics.requests import RequestColumns
 from servesim.metrics.steps import StepTotals, exact_sum
-from servesim.records.recorder import STEP_COLUMNS, Rows
+from servesim.records.columns import STEP_COLUMNS, Rows
 from tests.support.measured import measured
 
 SECOND = 1_000_000_000

@@ -13,7 +13,7 @@ from servesim.metrics.requests import LATENCIES, TOTALS, RequestColumns, most_at
 from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.stability import load_of
 from servesim.metrics.streamed import NEVER, LoadGrid, Overlap, StreamedRequests
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 
 EXACT = ("count", "min", "max")
 SLO = {"ttft": 60.0, "e2el": 500.0}

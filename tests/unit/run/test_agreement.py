@@ -10,7 +10,7 @@ import pytest
 
 import servesim
 from servesim.errors import PolicyError
-from servesim.records.recorder import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS
+from servesim.records.columns import LATE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS
 from servesim.run.agreement import REQUESTS, Outcome, _outcome, check_beginning, difference
 from servesim.run.scenario import Scenario
 from servesim.run.setup import set_up

@@ -15,12 +15,12 @@ from servesim.cli.figures import every
 from servesim.cli.schema import schema_of
 from servesim.cli.summary import print_summary
 from servesim.contracts.figures import Figure, Group, Tile, literal
-from servesim.contracts.schemas import a_list
 from servesim.errors import UserError
 from servesim.experiments.metrics import METRICS
 from servesim.experiments.run_metrics import Run, measure
 from servesim.metrics.figures import rows_of, said, text_of, with_unit
 from servesim.run.shown import all_rows, groups_of
+from servesim.schemas import a_list
 from tests.support import energy, figure_page
 from tests.support.figure_runs import ADDED, SHARED, run_with
 

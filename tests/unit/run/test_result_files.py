@@ -13,7 +13,7 @@ import pytest
 
 import servesim
 from servesim.errors import UserError
-from servesim.records.recorder import STEP_COLUMNS
+from servesim.records.columns import STEP_COLUMNS
 from servesim.run.result_files import ResultWriter, write_text
 
 REPRODUCIBLE = ("summary.json", "requests.parquet", "steps.parquet", "deliveries.parquet", "scenario.yaml")

@@ -18,6 +18,7 @@ from servesim.contracts.request import Request
 from servesim.errors import UserError
 from servesim.metrics.sketch import RELATIVE_ERROR
 from servesim.records import recorder
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.traces import load_trace, open_stream, open_trace, save_trace, synthesize
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceFacts, TraceStream
@@ -31,7 +32,7 @@ APPROXIMATE = {"p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of traces, of requests and steps on their way to a file, and of gaps."""
     monkeypatch.setattr("servesim.workload.trace_stream.CHUNK", 64)
-    monkeypatch.setattr(recorder, "FLUSH_CELLS", 60 * len(recorder.REQUEST_COLUMNS))
+    monkeypatch.setattr(recorder, "FLUSH_CELLS", 60 * len(REQUEST_COLUMNS))
     monkeypatch.setattr(recorder, "POOL_GAPS", 500)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from servesim.contracts import State
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from tests.property.test_fast_equals_reference import compared
 from tests.support.worlds import ToyCost, World, toy_trace
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from servesim.checking.check import check
 from servesim.checking.subject import Subject
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run.agreement import Outcome, difference
 from tests.property.test_fast_equals_reference import compared
 from tests.support import based_policies
@@ -57,7 +57,7 @@ def test_a_rank_that_ignores_the_time_lets_known_plans_be_skipped() -> None:
         cluster = one_at_a_time(scheduler).cluster("fast")
         core, made = cluster.replicas[0].core, list[int]()
         assert isinstance(core, WatchedFast)
-        core.on_plan = made.append
+        core.on_planned = made.append
         cluster.run()
         return len(made), core.next_step_id
 

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from servesim.contracts.request import State
 from servesim.errors import UserError
-from servesim.records.recorder import REQUEST_COLUMNS
+from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run.simulate import simulate
 from servesim.workload.front_end import FrontEnd, FrontTerms
 from servesim.workload.trace import COMPLETION, DISPATCH, Trace
