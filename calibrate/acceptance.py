@@ -1,4 +1,4 @@
-"""A real model's greedy answers to prompts, recorded so that drafting can be counted on them."""
+"""Recording of a real model's greedy outputs for prompts, on which draft acceptance can then be counted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Prompts:
 
     @classmethod
     def load(cls, path: Path) -> Prompts:
-        """Load a file of prompts; UserError where it is not one."""
+        """Load a file of prompts; raise UserError if it is not one."""
         try:
             raw = path.read_bytes()
             content = yaml.safe_load(raw)
@@ -63,25 +63,25 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Answer:
-    """A prompt's greedy answer, in tokens."""
+    """Greedy output for a prompt, in tokens."""
 
     prompt: str
     domain: str
     prompt_tokens: list[int]
     output_tokens: list[int]
     exits: list[str]
-    """For 1, 2, ... layers: letter i is 1 where an exit after them gives output token i."""
+    """Strings for 1, 2, ... layers: letter i is 1 if an exit after that many layers gives output token i."""
     text: str = ""
 
 
 class Target(Protocol):
-    """A model that answers."""
+    """Model that produces greedy outputs."""
 
     layers: int
     about: dict[str, Any]
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
-        """Return the greedy answer to a prompt."""
+        """Return the greedy output for a prompt."""
 
 
 def record(
@@ -92,10 +92,10 @@ def record(
     open_target: Callable[[], Target],
     progress: Callable[[str, int, int], None],
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """Record answers to all prompts, each on disk as soon as it is whole; those in the folder already are taken from
-    there.
+    """Record outputs for all prompts, writing each to disk as soon as it is complete and reusing those already in the
+    folder.
 
-    Return what is known of the measurement, and the answers. UserError where the folder holds another one.
+    Return the metadata of the measurement and the outputs. Raise UserError if the folder holds a different measurement.
     """
     asked = {
         "model": model,
@@ -134,7 +134,7 @@ def _open(folder: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     except (ValueError, AttributeError):
         raise UserError(f"{folder / SETTINGS}: not of servesim calibrate acceptance: give another --out") from None
     whole = [line for line in lines if line.endswith("\n")]
-    if len(whole) < len(lines):  # cut off while it was written
+    if len(whole) < len(lines):  # cut off during the write
         write_text(folder / ANSWERS, "".join(whole), "--out")
     answers = [Answer(**json.loads(line)) for line in whole]
     return settings, {answer.prompt: answer for answer in answers}

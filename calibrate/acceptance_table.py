@@ -1,8 +1,8 @@
-"""Counts of accepted drafts by position, on recorded greedy answers.
+"""Counts of accepted drafts by position, on recorded greedy outputs.
 
-Greedy verification accepts a draft if it is the token that the target gives itself (Leviathan et al., ICML 2023, at
-temperature 0), so an answer tells which drafts are accepted, whatever is drafted, and every method and every k is
-counted on the same answers.
+Greedy verification accepts a draft if it is the token that the target itself produces (Leviathan et al., ICML 2023, at
+temperature 0). An output thus determines which drafts are accepted, whatever is drafted, so every method and every k is
+counted on the same outputs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from servesim.policies.speculation.ngram import propose
 
 FORMAT = "servesim acceptance 1"
 Right = Callable[[int], Sequence[bool]]
-"""A function from `position` to which of the drafts for output tokens `position`, `position + 1`, ... are right."""
+"""Function that takes `position` and returns which of the drafts for output tokens `position`, `position + 1`, ... are
+right."""
 
 
 @dataclass
 class Counts:
-    """Steps of up to `k` drafts, walked along answers as an engine does. Lists go by draft position."""
+    """Counts of steps of up to `k` drafts along outputs, as an engine takes them. Lists are indexed by draft
+    position."""
 
     k: int
     prompts: int = 0
     steps: int = 0
-    """Steps of decoding, those with nothing to verify included."""
+    """Number of decode steps, including those with nothing to verify."""
     proposed: list[int] = field(default_factory=list)
-    """Steps that had a draft at the position; the first entry is the number of verifications."""
+    """Number of steps that had a draft at the position; the first entry is the number of verifications."""
     reached: list[int] = field(default_factory=list)
-    """... all drafts before it being accepted."""
+    """Number of those steps in which all earlier drafts were accepted."""
     accepted: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -39,9 +41,9 @@ class Counts:
             counts.extend([0] * (self.k - len(counts)))
 
     def walk(self, length: int, right: Right) -> None:
-        """Count one answer of `length` tokens. Drafting begins after the first token, which the prompt's own pass
-        gives; a step whose k drafts would reach beyond the end of the answer is not counted, since what comes there is
-        not known."""
+        """Count one output of `length` tokens. Drafting begins after the first token, which the prefill produces. A
+        step whose k drafts would reach beyond the end of the output is not counted, since the tokens there are
+        unknown."""
         self.prompts += 1
         position = 1
         while position + self.k <= length:
@@ -59,7 +61,7 @@ class Counts:
         return Counts(self.k, self.prompts + other.prompts, self.steps + other.steps, *lists)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts, and the rates they give."""
+        """Return the counts and the rates derived from them."""
         found = {
             "prompts": self.prompts,
             "steps": self.steps,
@@ -78,7 +80,7 @@ _LISTS = ("proposed", "reached", "accepted")
 
 
 def wilson(hits: int, tries: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the score interval of a share (Wilson 1927); the whole of [0, 1] without tries. It takes the tries as
+    """Return the score interval of a proportion (Wilson 1927), or [0, 1] without tries. It assumes that tries are
     independent."""
     if not tries:
         return 0.0, 1.0
@@ -89,7 +91,7 @@ def wilson(hits: int, tries: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def lookup(answer: Answer, k: int, min_n: int, max_n: int) -> Right:
-    """Return drafts by prompt lookup."""
+    """Return which drafts of prompt lookup are right."""
     output = answer.output_tokens
 
     def right(position: int) -> list[bool]:
@@ -100,8 +102,8 @@ def lookup(answer: Answer, k: int, min_n: int, max_n: int) -> Right:
 
 
 def early_exit(answer: Answer, k: int, layers: int) -> Right:
-    """Return drafts by the first layers: always k. Those after a wrong one are judged as if they followed the true
-    tokens, which nothing here depends on."""
+    """Return which drafts of the first layers are right, always k of them. Drafts after a wrong one are judged as if
+    they followed the true tokens; no result depends on them."""
     bits = answer.exits[layers - 1]
     return lambda position: [bit == "1" for bit in bits[position : position + k]]
 
@@ -113,8 +115,9 @@ def table(
     method: dict[str, Any],
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the acceptance table of one method at one k, by domain and in all. `same_in_one_pass` counts the output
-    tokens that the whole model gives again in one pass over an answer: fewer than all would be rounding."""
+    """Return the acceptance table of one method at one k, by domain and in total. `same_in_one_pass` counts the output
+    tokens that the whole model reproduces in one pass over an output; a count below the total would be due to
+    rounding."""
     answers = list(answers)
     domains: dict[str, Counts] = {}
     for answer in answers:

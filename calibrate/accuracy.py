@@ -1,12 +1,12 @@
-"""Accuracy of the times of a table when they are looked up after being left out of it.
+"""Accuracy of a table's times when they are held out and then looked up.
 
-Rows are held out in five ways, the prices of the held-out ones are looked up as a run looks them up, in tables of
-the rows kept, and compared with what was measured:
+Rows are held out in five ways. The times of the held-out rows are looked up as a run does it, in tables of the
+remaining rows, and compared with the measured times:
 
-- `random`: a fifth of the rows, by a hash of their key, so the same ones each time and in any order of the rows;
-- `curves`: a fifth of the curves, by a hash of theirs (a curve: all rows alike but for tokens, context or bytes);
-- `every 2nd`, `every 4th`: all points of each curve but every second or fourth and its last;
-- `largest`: the points of each curve beyond half of its largest one, at most a quarter of it.
+- `random`: a fifth of the rows, by a hash of their key, so the same rows every time and in any order of the rows;
+- `curves`: a fifth of the curves, by a hash of their key (a curve: rows that differ only in tokens, context or bytes);
+- `every 2nd`, `every 4th`: all points of each curve except every second or fourth one and the last;
+- `largest`: the points of each curve above half of its largest size, at most a quarter of the curve.
 
 Errors are (looked up - measured) / measured.
 """
@@ -50,7 +50,7 @@ AXES = {
     "all_reduce_nccl": "bytes",
     "all_gather": "bytes",
 }
-"""The variable of an operator's curves; for all others tokens or rows (m)."""
+"""Variable of each operator's curves; for all other operators it is the number of tokens or rows (m)."""
 _ALONE = (
     "all_reduce",
     "all_reduce_nccl",
@@ -62,17 +62,17 @@ _ALONE = (
     "embedding",
     "sampler",
 )
-"""Operators whose curves are not interpolated between: leaving one out leaves the formula."""
+"""Operators without interpolation between curves: holding out a curve leaves only the formula."""
 _SHARE = 5
-"""One in N rows, or curves, is held out."""
+"""Reciprocal of the share of rows or curves that is held out: one in `_SHARE`."""
 _FEW = 3
-"""Rows so few that their errors say nothing."""
+"""Minimum number of held-out rows whose errors are meaningful."""
 SPLITS = ("random", "curves", "every 2nd", "every 4th", "largest")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors of the rows of one operator held out in one way; fractions, signed in `bias`, their mean."""
+    """Errors of the rows of one operator held out in one way, as fractions; `bias` is the mean signed error."""
 
     operator: str
     dtype: str
@@ -86,7 +86,7 @@ class HeldOut:
 
 
 def accuracy(tables: KernelTables, gpu: Gpu) -> Iterator[HeldOut]:
-    """Yield held-out errors of every operator of tables measured on `gpu`, operator by operator."""
+    """Yield the held-out errors of every operator of tables measured on `gpu`, operator by operator."""
     for op, dtype in tables.measured:
         rows = tables.rows(op, dtype)
         for split in SPLITS:
@@ -100,7 +100,7 @@ def accuracy(tables: KernelTables, gpu: Gpu) -> Iterator[HeldOut]:
 
 
 def suspicious(tables: KernelTables, gpu: Gpu) -> list[str]:
-    """Return what of the tables cannot be right, or is an outlier, one line each."""
+    """Return the entries of the tables that cannot be right or are outliers, one line each."""
     found = slow_collectives(tables, gpu)
     for op, dtype in tables.measured:
         count, worst, where = _spikes(op, tables.rows(op, dtype))
@@ -111,7 +111,8 @@ def suspicious(tables: KernelTables, gpu: Gpu) -> list[str]:
 
 
 def _spikes(op: str, rows: Rows) -> tuple[int, float, str]:
-    """Return the points over twice as long as a larger one of their curve: how many, the worst ratio and its key."""
+    """Return the number of points more than twice as slow as a larger point of their curve, the worst ratio and its
+    key."""
     axis, times = AXES.get(op, "m"), rows["time_us"]
     names = keys_of(rows)
     count, worst, where = 0, 0.0, ""
@@ -142,7 +143,7 @@ def held_out(op: str, rows: Rows, split: str) -> NDArray[np.bool_]:
 
 
 def _left_out(sizes: NDArray[Any], split: str) -> NDArray[np.bool_]:
-    """Return which points of a curve, of ascending `sizes`, are held out."""
+    """Return which points of a curve with ascending `sizes` are held out."""
     place, last = np.arange(len(sizes)), len(sizes) - 1
     if split == "largest":
         return np.asarray((sizes > sizes[-1] / 2) & (place > last - len(sizes) // 4))
@@ -151,7 +152,7 @@ def _left_out(sizes: NDArray[Any], split: str) -> NDArray[np.bool_]:
 
 
 def _curves(rows: Rows, names: Sequence[str]) -> list[NDArray[np.int64]]:
-    """Return the numbers of the rows, curve by curve."""
+    """Return the row indices of each curve."""
     keys = np.stack([rows[name].astype(np.int64) for name in names], axis=1)
     _, which = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
@@ -159,7 +160,7 @@ def _curves(rows: Rows, names: Sequence[str]) -> list[NDArray[np.int64]]:
 
 
 def _hashed(rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
-    """Return a mask of one in `_SHARE` of the distinct keys."""
+    """Return a mask that selects one in `_SHARE` of the distinct keys."""
     keys = zip(*(rows[name].tolist() for name in names), strict=True)
     found: dict[tuple[int, ...], bool] = {}
     held = []
@@ -172,8 +173,8 @@ def _hashed(rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def open_tables(name: str, gpu: str | None = None) -> tuple[KernelTables, Gpu]:
-    """Open the tables called `name` or in the folder of that name, tables or Vidur's CSVs, and the GPU measured: the
-    one named, or the one the tables say."""
+    """Open the tables named `name` or in the folder `name` (tables or Vidur's CSVs), and the GPU they were measured on:
+    the named one, or the one recorded in the tables."""
     path = Path(name)
     if path.is_file():
         raise UserError(f"{name} is a file: name the folder it lies in")

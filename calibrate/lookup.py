@@ -35,12 +35,13 @@ _COLLECTIVES = ("all_reduce", "all_reduce_nccl", "all_gather")
 
 
 def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> NDArray[np.float64]:
-    """Return nanoseconds of the calls in `rows` (those of `op`, whatever their `time_us`) on the GPU of the tables."""
-    if op in _EXPERTS:  # one kernel's times: of several the cost model takes the fastest
+    """Return the nanoseconds of the calls in `rows` (calls of `op`; their `time_us` is ignored) on the GPU of the
+    tables."""
+    if op in _EXPERTS:  # times of one kernel; the cost model uses the fastest one
         for name in _EXPERTS:
             for other in tables.dtypes(name):
                 tables = tables if other == dtype else tables.with_rows(name, other, {})
-    if op == "mla_decode":  # a kernel measured alone stands before the module
+    if op == "mla_decode":  # a separately measured kernel takes precedence
         tables = tables.with_rows("mla_kernel_decode", dtype, {})
     gemms = GemmTables(tables, Roofline(gpu), Roofline(gpu))
     names = keys_of(rows)
@@ -50,7 +51,7 @@ def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> N
 
 
 def keys_of(rows: Rows) -> list[str]:
-    """Return the columns that say which call was measured."""
+    """Return the columns that identify the measured call."""
     return [name for name in KEY_COLUMNS if name in rows]
 
 
@@ -82,7 +83,7 @@ def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
 
 
 def _attention(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
-    """Return a function that prices one layer of attention alone as a step."""
+    """Return a function that prices the attention of one layer as a step."""
 
     @cache
     def layer(heads: int, kv_heads: int, head_dim: int, window: int, hidden: int) -> tuple[Stage, Beside]:
@@ -122,7 +123,7 @@ def _taken_off(projections: Beside) -> Beside:
 
 
 def _batch(op: str, count: int, new: int, past: int, longest: int | None) -> Batch:
-    """Return the step of a call; a decode attends the cached tokens and its own."""
+    """Return the step of a call; a decode attends to the cached tokens and its own token."""
     if op.endswith("prefill"):
         return Batch(count * new, [(new, past)] * count)
     prompt = [(new, 0)] if new and op in ("attention_mixed", "attention_skew") else []

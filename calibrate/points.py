@@ -14,47 +14,47 @@ from servesim.errors import UserError
 from servesim.hardware.model import ModelSpec, check_tp, kv_heads_per_gpu
 
 COARSE, FINE, HELD_OUT = range(3)
-"""Passes over the sets: a usable table first, then the points between, then what tests the table."""
+"""Passes over the sets: first a usable table, then the points in between, then the points that test the table."""
 
 TOKENS = (
     1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 65, 96, 128, 129, 160, 192, 224, 256, 257, 320, 384, 448, 512, 513, 640, 768,
     896, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
-"""Dense, since tiles make steps, with the first token of a tile here and there."""
+"""Token counts: dense, since tiles cause steps, and sometimes with the first token of the next tile."""
 _FEW_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _OFF_GRID = (7, 37, 200, 300, 700, 1100, 2500, 5000)
 _SAMPLED = 1024
-"""Rows of LM head and sampler at most."""
+"""Maximum number of LM head and sampler rows."""
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _PASTS = (0, 128, 512, 2048, 8192, 32768)
 _TOGETHER = tuple(product((2, 4, 8), (32, 128, 512, 1024)))
-"""Prompts in one call: how many, and tokens of each."""
+"""Prompts in one call: their number, and the tokens of each."""
 _MIXED = tuple(product((32, 128, 512, 2048), (2, 8, 32, 128), (64, 256, 1024, 4096)))
-"""Tokens of a prompt, decodes beside it, context of each."""
+"""Tokens of a prompt, number of decodes next to it, and context of each decode."""
 _UNEVEN = 40
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The extent of the grids."""
+    """Extent of the grids."""
 
     tokens: int
     context: int
     batch: int
     kv_bytes: int
-    """KV of one call."""
+    """Maximum KV bytes of one call."""
     mask: int | None = None
-    """Queries times keys of one call, where a dense mask makes that its cost."""
+    """Maximum product of queries and keys in one call, if a dense mask makes that product the cost."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One size of one operator. `pieces`: sequences of an attention call as (new, past, count)."""
+    """One size of one operator. `pieces` are the sequences of an attention call as (new, past, count)."""
 
     set: str
-    """Points of a set are saved together: `gemm`, `attention_decode`, ...."""
+    """Name of the set that the point is saved with: `gemm`, `attention_decode`, ...."""
     op: str
     dtype: str
     stage: int
@@ -68,7 +68,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """A key that tells the point from others, whatever set or pass it is in."""
+        """Key that identifies the point in any set or pass."""
         fields = {name: v for name, v in asdict(self).items() if v not in (None, ()) and name not in ("set", "stage")}
         return json.dumps(fields, sort_keys=True)
 
@@ -80,7 +80,7 @@ class Point:
 
     @property
     def sequences(self) -> list[tuple[int, int]]:
-        """(new, past) of every sequence of an attention call."""
+        """Tuples (new, past) for every sequence of an attention call."""
         return [(new, past) for new, past, count in self.pieces for _ in range(count)]
 
 
@@ -105,7 +105,7 @@ class Shard:
 
     @property
     def wide(self) -> str:
-        """The format of what is never quantised: activations, KV cache, LM head."""
+        """Data format of everything that is never quantized: activations, KV cache, LM head."""
         return "fp32" if self.dtype == "fp32" else "bf16"
 
     def linears(self) -> dict[str, tuple[int, int, str]]:
@@ -135,12 +135,12 @@ class Shard:
 
 
 def points(shards: Iterable[Shard], limits: Limits) -> list[Point]:
-    """Return every point, each shape once, in the order in which they are to be measured."""
+    """Return all points, each shape once, in the order of measurement."""
     found: dict[str, Point] = {}
     for shard in shards:
         for point in _of_shard(shard, limits):
             found.setdefault(point.key, point)
-    # sets in the order in which they first occur, within each pass
+    # sets in order of first occurrence, within each pass
     order = {name: i for i, name in enumerate(dict.fromkeys(p.set for p in found.values()))}
     return sorted(found.values(), key=lambda p: (p.stage, order[p.set]))
 
@@ -174,7 +174,7 @@ def _small(shard: Shard, limits: Limits) -> Iterator[Point]:
 
 
 def _attention(shard: Shard, limits: Limits, op: str, stage: int, *pieces: tuple[int, int, int]) -> Iterator[Point]:
-    """Yield the point, unless a sequence is longer or the call larger than the limits."""
+    """Yield the point, unless a sequence or the whole call exceeds the limits."""
     queries = sum(new * count for new, _, count in pieces)
     keys = sum((new + past) * count for new, past, count in pieces)
     heads = shard.heads
@@ -206,7 +206,7 @@ def _mixed(shard: Shard, limits: Limits) -> Iterator[Point]:
 
 
 def _uneven(shard: Shard, limits: Limits) -> Iterator[Point]:
-    """Yield calls of unequal contexts, as a server has them: decodes alone, and beside a prompt."""
+    """Yield calls with unequal contexts, as in a server: decodes alone, and next to a prompt."""
     rng = random.Random(f"{shard.heads}")
 
     def contexts(count: int) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""Profiles a device: measures the points of a model within a time budget, so that it can be cut off at any time."""
+"""Profiling of a device: it measures the points of a model within a time budget and can be stopped at any time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from servesim.errors import UserError
 from servesim.experiments.recording import known_gpu
 
 CHECK_S = 30.0
-"""Between looks at the clock."""
+"""Seconds between clock checks."""
 _REPEATED = 0.1
 _FOR_REPEATS = 0.06
-"""Share of the points measured again at the end, and of the budget kept for it."""
+"""Share of the points measured again at the end, and of the budget reserved for them."""
 _MEMORY = 0.6
-"""Share of the free memory one point may take."""
+"""Maximum share of the free memory for one point."""
 _GPU_LIMITS = {"tokens": 8192, "context": 32768, "batch": 256}
 _CPU_LIMITS = {"tokens": 512, "context": 1024, "batch": 32}
 _CPU_MASK = 2_000_000
 Progress = Callable[[str, int, int], None]
-"""Called with the set under way, points done and points in all."""
+"""Callback that receives the current set, the number of finished points and the total number of points."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,22 @@ class Options:
     out: Path
     budget_s: float
     max_drift: float | None = None
-    """Relative change of the reference GEMM that is let pass; None: 5 % on a GPU, 50 % on a processor."""
+    """Tolerated relative change of the reference GEMM; None means 5 % on a GPU, 50 % on a CPU."""
     tokens: int | None = None
     context: int | None = None
     batch: int | None = None
-    """Extent of the grids; None: 8192 tokens, contexts of 32768 and 256 sequences on a GPU; 512, 1024, 32 on a CPU."""
+    """Extent of the grids; None means 8192 tokens, contexts of 32768 and 256 sequences on a GPU; 512, 1024, 32 on a
+    CPU."""
 
 
 @dataclass
 class Outcome:
-    """The end of a profile."""
+    """Result of a profile."""
 
     measured: int
     total: int
     skipped: dict[str, int]
-    """Points that could not be measured, by reason."""
+    """Number of points that could not be measured, by reason."""
     drift: float
     """Largest relative change of the reference GEMM."""
     tables: dict[str, int]
@@ -65,13 +66,13 @@ def profile(
     progress: Progress = lambda *_: None,
     began: float | None = None,
 ) -> Outcome:
-    """Measure what is not in the folder yet, in order of importance, until the budget is spent. An interrupt saves what
-    there is and is raised again. `began`: when the budget began to run (time.monotonic)."""
+    """Measure everything not yet in the folder, in order of importance, until the budget is spent. On an interrupt,
+    save the results so far and reraise it. `began` is the time when the budget started (time.monotonic)."""
     run = _Run(device, kernels, shards, options, progress, time.monotonic() if began is None else began)
     try:
         run.grid()
         run.repeats()
-    finally:  # an interrupt, or an unforeseen error, keeps what was measured
+    finally:  # an interrupt or unexpected error keeps earlier results
         run.close()
     return run.outcome()
 
@@ -97,11 +98,11 @@ class _Run:
         self.checks = [self.reference]
         self.last_check = time.monotonic()
         self.skipped: dict[str, int] = {}
-        self.since: list[Measured] = []  # measured since the last good look at the clock
+        self.since: list[Measured] = []  # measured since the last good clock check
         self.max_drift = options.max_drift or {"cuda": 0.05, "cpu": 0.5}[device.kind]
 
     def grid(self) -> None:
-        """Measure every point that is not there yet; one made under drift is made again at the end."""
+        """Measure every missing point; rerun points measured under drift at the end."""
         grid, failed = self.journal.grid, self.journal.settings.get("failed", {})
         todo = [p for p in self.points if p.key not in failed and (p.key not in grid or grid[p.key].suspect)]
         total, done = len(self.points), len(self.points) - len(todo)
@@ -123,7 +124,7 @@ class _Run:
             self._measure(measured.point)
 
     def repeats(self) -> None:
-        """Measure a tenth of the points once more, which shows how well times repeat."""
+        """Measure a tenth of the points once more to determine how well times repeat."""
         grid = [m.point for m in self.journal.grid.values() if m.point.stage != HELD_OUT]
         known = {m.point.key for m in self.journal.repeats}
         fresh = [p for p in grid if p.key not in known]
@@ -154,7 +155,7 @@ class _Run:
             timing = self.device.time(work.calls)
         except (RuntimeError, MemoryError, NotImplementedError) as error:
             what = "out of memory" if "out of memory" in str(error).lower() else f"{point.op}: {_first_line(error)}"
-            if "CUDA error" in what:  # the device is of no more use to this process
+            if "CUDA error" in what:  # this process can no longer use the device
                 self.journal.settings.setdefault("failed", {})[point.key] = what
                 raise UserError(
                     f"{what}, at {point.key}. {self.options.out} keeps what was measured; the same command goes on "
@@ -180,7 +181,7 @@ class _Run:
 
 
 def grid_limits(device: Device, options: Options) -> Limits:
-    """Return how far the grids go on a device."""
+    """Return the extent of the grids on a device."""
     default = _GPU_LIMITS if device.kind == "cuda" else _CPU_LIMITS
     return Limits(
         options.tokens or default["tokens"],
@@ -202,7 +203,7 @@ def _work(kernels: KernelSet, point: Point) -> Any:
 
 
 def _check_memory(device: Device, kernels: KernelSet, found: Sequence[Point]) -> None:
-    """Check that weights of the largest linear layer fit in memory, turned over as often as the cache asks."""
+    """Check that enough copies of the largest linear layer's weights to overflow the cache fit in memory."""
     sizes = [(p.n or 0) * (p.k or 0) * kernels.bytes_of(p.dtype) for p in found if p.op == "gemm"]
     need = max(size * device.copies(int(size)) + 2 * size for size in sizes)
     free = device.free_bytes()

@@ -1,5 +1,5 @@
-"""Quality of a kernel table: its coverage, its repeatability, its anomalies, and its differences from others of the
-same GPU."""
+"""Quality of a kernel table: its coverage, repeatability, anomalies, and differences from other tables of the same
+GPU."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _UNITS = {
     "batch": "sequences",
 }
 _DROP = 0.1
-"""Less time for more work, by this share, is an anomaly."""
+"""Relative decrease in time for more work that counts as an anomaly."""
 _SPREAD = 1.3
 _MOST = 400
-"""Rows compared with another table, evenly drawn."""
+"""Maximum number of rows compared with another table, drawn evenly."""
 _COMPARED = ("gemm", "attention_decode", "attention_prefill", "norm", "activation", "rotary", "embedding", "sampler")
 
 
@@ -46,14 +46,14 @@ class Operator:
     dtype: str
     rows: Rows
     shapes: int
-    """Curves: combinations of everything but the size."""
+    """Number of curves: combinations of everything but the size."""
     kernels: tuple[str, ...]
     spread: float | None
     """Median of p90 / p10 - 1."""
 
     @property
     def size(self) -> str:
-        """Column of the size."""
+        """Name of the size column."""
         return str(AXES.get(self.op, "m"))
 
     @property
@@ -64,16 +64,16 @@ class Operator:
 
 @dataclass(frozen=True)
 class HeldOutError:
-    """Points kept out of the table, looked up in it."""
+    """Errors of points that are held out of the table and looked up in it."""
 
     what: str
     errors: NDArray[np.float64]
-    """Looked up over measured, less 1."""
+    """Ratios of looked-up to measured times, minus 1."""
 
 
 @dataclass(frozen=True)
 class Against:
-    """This table's times over another's, by operator."""
+    """Ratios of this table's times to another table's, by operator."""
 
     other: str
     ratios: dict[tuple[str, str], NDArray[np.float64]]
@@ -81,7 +81,7 @@ class Against:
 
 @dataclass
 class Quality:
-    """Everything the page shows."""
+    """All data that the page shows."""
 
     name: str
     provenance: dict[str, dict[str, Any]]
@@ -91,13 +91,13 @@ class Quality:
     drift: list[float] = field(default_factory=list)
     held_out: list[HeldOutError] = field(default_factory=list)
     anomalies: list[tuple[str, str]] = field(default_factory=list)
-    """(operator, what is odd)."""
+    """Pairs of operator and anomaly."""
     against: list[Against] = field(default_factory=list)
 
 
 def quality(folder: Path, gpu: str | None = None, against: Sequence[str] | None = None) -> Quality:
-    """Look at the tables in a folder. `gpu`: where they do not say; `against`: other tables, shipped ones by name or
-    folders; None: those shipped for the same GPU."""
+    """Evaluate the tables in a folder. `gpu` is the GPU if they do not record it. `against` names other tables (shipped
+    ones by name, or folders); None means those shipped for the same GPU."""
     tables = KernelTables.load(folder=folder)
     sheet = _gpu(folder, tables, gpu)
     found = Quality(folder.resolve().name, tables.provenance, sheet, list(_operators(folder, tables)))
@@ -166,7 +166,7 @@ def _held_out(journal: Journal, tables: KernelTables, gpu: Gpu) -> Iterator[Held
 
 
 def _attention_us(tables: KernelTables, gpu: Gpu, point: Point) -> float:
-    """Return the microseconds of a call over any sequences, as the cost model prices one layer of it."""
+    """Return the time in microseconds of a call over any sequences, priced by the cost model as one layer."""
     attention = TableAttention(tables, point.shape, point.dtype)
     contexts = [past + 1 for new, past in point.sequences if new == 1]
     prompts = [(new, past) for new, past in point.sequences if new > 1]
@@ -182,8 +182,8 @@ def _attention_us(tables: KernelTables, gpu: Gpu, point: Point) -> float:
 
 
 def _anomalies(operator: Operator, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Yield anomalies: less time for more work; faster than the data sheet allows; kernels that could not be captured;
-    wide spread."""
+    """Yield anomalies: less time for more work, times below the data sheet's limit, kernels that could not be captured,
+    and wide spread."""
     rows, name = operator.rows, f"{operator.op} {operator.dtype}"
     if any("not captured" in kernel for kernel in operator.kernels):
         yield name, "some kernels could not be captured in a graph: their times hold launches"
@@ -206,7 +206,7 @@ def _anomalies(operator: Operator, gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def curves(operator: Operator) -> Iterator[tuple[str, NDArray[Any], NDArray[np.float64]]]:
-    """Yield (label, sizes, microseconds) of every curve, sizes ascending."""
+    """Yield (label, sizes, microseconds) of every curve, with ascending sizes."""
     rows, size = operator.rows, operator.size
     keys = [name for name in rows if name not in (size, "time_us")]
     shape = np.stack([rows[name] for name in keys], axis=1) if keys else np.zeros((len(rows["time_us"]), 0))
@@ -226,7 +226,7 @@ def _compare(operators: Sequence[Operator], name: str, gpu: Gpu) -> Against:
         if operator.op not in _COMPARED or not other.rows(operator.op, operator.dtype):
             continue
         rows = operator.rows
-        if operator.op == "attention_prefill":  # few tables have cached context as an axis
+        if operator.op == "attention_prefill":  # few tables have a cached-context axis
             mask = rows["past_tokens"] == 0
             rows = {column: values[mask] for column, values in rows.items()}
         pick = np.unique(np.linspace(0, len(rows["time_us"]) - 1, min(_MOST, len(rows["time_us"]))).astype(int))

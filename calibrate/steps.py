@@ -1,7 +1,7 @@
-"""Held-out whole steps: compositions of real traffic run through a whole model, against the sum of its kernels.
+"""Held-out whole steps: compositions of real traffic run through a whole model, compared with the sum of its kernels.
 
-The model is timed as a whole (`whole_model`), apart from the timers of single kernels. A prediction is the cost model's
-price on the profile's tables. One thing is fitted, on every other composition: the host time of a step.
+The model is timed as a whole (`whole_model`), separately from the timers of single kernels. A prediction is the cost
+model's price on the profile's tables. One parameter is fitted, on every other composition: the host time of a step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from servesim.cost.model import TableCostModel
 from servesim.errors import UserError
 
 KINDS = {"decode": 40, "prefill": 30, "mixed": 50}
-"""Compositions of each kind."""
+"""Number of compositions of each kind."""
 TRACES = ("preset:azure-conv-2023", "preset:azure-code-2023", "preset:mooncake-conversation")
 _SIZES = (1, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
 HEADER = (
@@ -39,7 +39,8 @@ class Composition:
     pieces: tuple[tuple[int, int], ...]
 
     def batch(self) -> Batch:
-        """Return the batch the cost model prices: sequences of one new token over others decode."""
+        """Return the batch that the cost model prices: sequences with one new token and some past tokens are
+        decodes."""
         contexts = [past + 1 for new, past in self.pieces if new == 1 and past]
         return Batch(
             sum(new for new, _ in self.pieces),
@@ -54,7 +55,7 @@ class Composition:
 
 @dataclass(frozen=True)
 class Step:
-    """A composition, measured and predicted; microseconds."""
+    """Composition with its measured and predicted times in microseconds."""
 
     composition: Composition
     timing: Timing
@@ -62,15 +63,15 @@ class Step:
 
     @property
     def error(self) -> float:
-        """Relative error, signed."""
+        """Signed relative error."""
         return float(self.predicted_us / self.timing.median_us - 1.0)
 
 
 def compositions(
     tokens: int, context: int, batch: int, kv_tokens: int, share: float = 1.0, seed: int = 1
 ) -> list[Composition]:
-    """Return steps a server would run on the lengths of real traces, no larger than the limits. `share`: of the whole
-    number."""
+    """Return steps that a server would run on the lengths of real traces, within the limits. `share` is the fraction of
+    the total number."""
     from servesim.traces import open_trace
 
     rng = random.Random(seed)
@@ -117,7 +118,7 @@ def run_steps(
     deadline: Callable[[], bool],
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> list[Step]:
-    """Measure the compositions in an order that mixes the kinds, until the deadline has passed."""
+    """Measure the compositions in an order that mixes the kinds, until the deadline."""
     from servesim.calibrate.whole_model import WholeModel
 
     most = max(sum(new + past + 16 for new, past in c.pieces) for c in found)
@@ -145,8 +146,8 @@ def run_steps(
 
 
 def summary(steps: Sequence[Step]) -> dict[str, Any]:
-    """Return errors by kind, from kernels alone and with one host time per step, fitted on the even steps and judged on
-    the odd ones. Fractions; times in microseconds."""
+    """Return errors by kind, from kernels alone and with one host time per step, which is fitted on the even steps and
+    evaluated on the odd ones. Errors are fractions; times are in microseconds."""
     fitted, judged = steps[::2], steps[1::2]
     host = float(np.median([s.timing.median_us - s.predicted_us for s in fitted]))
     kinds: dict[str, Any] = {}
@@ -194,7 +195,8 @@ def steps_csv(path: Path, steps: Sequence[Step]) -> None:
 
 
 def scatter(path: Path, steps: Sequence[Step], title: str) -> None:
-    """Plot predicted over measured, by kind, with lines at 3 per cent; SVG or PNG by the file's suffix."""
+    """Plot predicted over measured times, by kind, with lines at 3 percent, as SVG or PNG depending on the file
+    suffix."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,8 +1,8 @@
 """Timing of a kernel: rotated buffers, CUDA graphs, medians.
 
-A point is a list of calls of one kernel on different buffers, so that no call finds its weights in the cache. On a GPU
-10 to 20 of them are captured in a CUDA graph, which is replayed three times to warm up and ten times between events.
-On a CPU the calls run in a loop against the process's own CPU time, which other programs on the machine do not touch.
+A point is a list of calls of one kernel on different buffers, so that no call finds its weights in the cache. On a GPU,
+10 to 20 of them are captured in a CUDA graph, which is replayed three times to warm up and ten times between events. On
+a CPU, the calls run in a loop timed by the process's own CPU time, which other programs on the machine do not affect.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Call = Callable[[], object]
 MOST_CALLS = 20
 _WARM_REPLAYS, _REPLAYS = 3, 10
 _WINDOW_S = {"cuda": 0.02, "cpu": 0.004}
-"""Calls are repeated until a replay, or a loop, takes this long."""
+"""Minimum seconds of a replay or loop; calls are repeated to reach it."""
 _CPU_TURNS = 4
-"""Buffers used in turn on a processor: a small model's layers, whose weights and KV share its last cache."""
+"""Number of buffers used in turn on a CPU, like the layers of a small model whose weights and KV share the last-level
+cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,10 @@ class Timing:
     p90_us: float
     samples: int
     method: str
-    """"graph": replays of a CUDA graph; "eager": launched one by one; "loop": CPU time of a loop."""
+    """Timing method: "graph" for replays of a CUDA graph, "eager" for calls launched one by one, "loop" for the CPU
+    time of a loop."""
     eager_us: float | None = None
-    """Launched one by one, host time included (GPU only)."""
+    """Time of calls launched one by one, host time included (GPU only)."""
 
     @classmethod
     def of(cls, times: Sequence[float], method: str, eager_us: float | None = None) -> Timing:
@@ -49,17 +51,17 @@ class Timing:
 
 
 class Device(ABC):
-    """A device that kernels are timed on."""
+    """Device on which kernels are timed."""
 
     kind: str
     name: str
     cache_bytes: int
     target: str
-    """The torch device."""
+    """Name of the torch device."""
 
     @abstractmethod
     def time(self, calls: Sequence[Call]) -> Timing:
-        """Time one of `calls`, which differ in their buffers alone."""
+        """Time one of `calls`, which differ only in their buffers."""
 
     @abstractmethod
     def free_bytes(self) -> int:
@@ -67,41 +69,42 @@ class Device(ABC):
 
     @abstractmethod
     def total_bytes(self) -> int:
-        """Return all the memory there is."""
+        """Return the total memory."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return device, driver and versions, for the provenance of a table."""
+        """Return the device, driver and versions, for the provenance of a table."""
 
     @abstractmethod
     def reference_us(self) -> float:
-        """Return the time of a GEMM that is always the same: shows drift."""
+        """Return the time of a fixed GEMM, which shows drift."""
 
     @abstractmethod
     def bandwidth(self) -> float:
-        """Return the bytes per second of a copy on the device, read and written."""
+        """Return the bandwidth of a copy on the device in bytes per second, reads plus writes."""
 
     def clock_mhz(self) -> int | None:
-        """Return the present clock; None where it cannot be read."""
+        """Return the current clock in MHz, or None if it cannot be read."""
         return None
 
     def release(self) -> None:
-        """Give back memory that is cached."""
+        """Release cached memory."""
         return None
 
     def copies(self, size: int) -> int:
-        """Return how many buffers of `size` bytes, used in turn, keep each other out of the cache (twice over)."""
+        """Return the number of buffers of `size` bytes that, used in turn, evict each other from the cache (twice
+        over)."""
         return max(1, min(MOST_CALLS, ceil(2 * self.cache_bytes / max(size, 1))))
 
 
 def rotated(calls: Sequence[Call], seconds: float, window: float) -> list[Call]:
-    """Repeat `calls` until they fill the window at `seconds` each, using every buffer at least once."""
+    """Repeat `calls` of `seconds` each until they fill the window, using every buffer at least once."""
     count = max(len(calls), min(MOST_CALLS, ceil(window / max(seconds, 1e-9))))
     return [calls[i % len(calls)] for i in range(count)]
 
 
 class _TorchDevice(Device):
-    """The part that torch does alike everywhere."""
+    """Device functions that are the same for all torch devices."""
 
     _torch: Any
     _copied: int
@@ -120,7 +123,7 @@ class _TorchDevice(Device):
 
 
 class CpuDevice(_TorchDevice):
-    """The processor, on `threads` threads."""
+    """CPU with `threads` threads."""
 
     kind, target, cache_bytes = "cpu", "cpu", 0
     _copied, _square = 32 << 20, (384, "float32")
@@ -166,13 +169,13 @@ class CpuDevice(_TorchDevice):
 
 
 class CudaDevice(_TorchDevice):
-    """A CUDA GPU. Its settings are left as they are found."""
+    """CUDA GPU, whose settings stay unchanged."""
 
     kind = "cuda"
     _copied, _square = 256 << 20, (4096, "bfloat16")
 
     def __init__(self, torch: Any, cuda: Any = None, target: str = "cuda") -> None:
-        """Open a GPU. `cuda`: what stands for `torch.cuda`, and `target` for its tensors' device, in a dry run."""
+        """Open a GPU. In a dry run, `cuda` replaces `torch.cuda`, and `target` replaces its tensors' device."""
         self._torch, self._cuda, self.target = torch, cuda or torch.cuda, target
         if not self._cuda.is_available():
             raise UserError(
@@ -196,7 +199,7 @@ class CudaDevice(_TorchDevice):
                     call()
         except self._out_of_memory:
             raise
-        except RuntimeError:  # something in the call cannot be captured
+        except RuntimeError:  # part of the call cannot be captured
             cuda.synchronize()
             return Timing.of(self._timed(lambda: [call() for call in turn], len(turn)), "eager", eager_s * 1e6)
         for _ in range(_WARM_REPLAYS):
@@ -212,7 +215,7 @@ class CudaDevice(_TorchDevice):
         return error
 
     def _warm(self, calls: Sequence[Call]) -> float:
-        """Load and tune the kernels on a separate stream, as capturing requires; then return the seconds of a call."""
+        """Load and tune the kernels on a separate stream, as capturing requires, and return the seconds of a call."""
         cuda = self._cuda
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())
@@ -237,7 +240,7 @@ class CudaDevice(_TorchDevice):
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end) * 1e3 / calls)
-            if len(times) >= 5 and sum(times) * calls > 5e5:  # half a second of one point is enough
+            if len(times) >= 5 and sum(times) * calls > 5e5:  # half a second per point is enough
                 break
         return times
 
@@ -270,7 +273,7 @@ class CudaDevice(_TorchDevice):
 
 
 def nvidia_smi(field: str) -> str:
-    """Return one figure of the first GPU without its unit; empty where it cannot be had."""
+    """Return one value for the first GPU without its unit, or an empty string if it is unavailable."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -280,7 +283,7 @@ def nvidia_smi(field: str) -> str:
 
 
 def open_device(kind: str, threads: int = 1) -> Device:
-    """Open the device to time on; UserError where torch or the GPU is missing."""
+    """Open the device to time on; raise UserError if torch or the GPU is missing."""
     torch = import_torch()
     if kind == "cpu":
         return CpuDevice(torch, threads)
@@ -290,7 +293,7 @@ def open_device(kind: str, threads: int = 1) -> Device:
 
 
 def import_torch() -> Any:
-    """Import torch; raise the error that says how to get it."""
+    """Import torch; if it is missing, raise an error with installation instructions."""
     try:
         import torch
     except ImportError as error:

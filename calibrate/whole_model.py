@@ -1,4 +1,4 @@
-"""A whole model with random weights, one forward step at a time over a paged KV cache: the proof of a profile."""
+"""Whole model with random weights that runs one forward step at a time over a paged KV cache, to verify a profile."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from servesim.calibrate.points import Shard
 from servesim.errors import UserError
 
 _SHARE = 0.8
-"""Share of the free memory that weights and KV may take."""
+"""Maximum share of the free memory for weights and KV."""
 
 
 class WholeModel:
-    """Weights of every layer and a KV pool; `prepare` a batch, then `step` it. One GPU's shard where tp > 1, without
-    the collectives."""
+    """Weights of every layer and a KV pool; `prepare` a batch, then `step` it. With tp > 1, it is one GPU's shard
+    without the collectives."""
 
     def __init__(self, ops: TorchOps, shard: Shard, kv_tokens: int) -> None:
-        """Allocate weights and pool. `kv_tokens`: room in the KV pool; fewer where memory is short."""
+        """Allocate the weights and the pool. `kv_tokens` is the requested size of the KV pool, reduced if memory is
+        short."""
         self.ops, self.shard = ops, shard
         model, heads = shard.model, shard.heads
         linears = shard.linears()
@@ -44,11 +45,11 @@ class WholeModel:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens the pool holds."""
+        """Number of tokens that the pool holds."""
         return int(self.blocks * BLOCK)
 
     def prepare(self, pieces: Sequence[tuple[int, int]]) -> Prepared:
-        """Return what an engine makes once per step: block tables, positions, slots, attention's plan."""
+        """Return the data that an engine builds once per step: block tables, positions, slots, the attention plan."""
         torch, ops = self.ops.torch, self.ops
         batch = PagedBatch(torch, ops.on, pieces, self.blocks)
         ids = torch.randint(0, self.head_rows, (batch.tokens,), device=ops.on)
@@ -58,7 +59,7 @@ class WholeModel:
 
     @property
     def head_rows(self) -> int:
-        """Vocabulary of this shard."""
+        """Vocabulary size of this shard."""
         return int(self.embed.shape[0])
 
     def step(self, p: Prepared) -> Any:
@@ -84,7 +85,7 @@ class WholeModel:
 
 
 class Prepared:
-    """One batch, ready to step."""
+    """Batch that is ready to step."""
 
     def __init__(self, batch: PagedBatch, ids: Any, rotation: Any, last: Any, attend: Attend) -> None:
         self.batch, self.ids, self.rotation, self.last, self.attend = batch, ids, rotation, last, attend

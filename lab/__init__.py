@@ -1,2 +1,2 @@
-"""Proofs that the product is right, not needed to use it: published claims, the fit of error bars, another
-simulator's replay."""
+"""Validation of the product, not needed to use it: published claims, the fit of error bars, replay of another
+simulator."""

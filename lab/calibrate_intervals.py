@@ -26,7 +26,8 @@ def intervals(
 ) -> None:
     """Fit error bars to measured cells.
 
-    How often intervals of left-out servers, models, versions and GPUs held is shown with --judge."""
+    With --judge, show how often the intervals of left-out servers, models, versions and GPUs held.
+    """
     import datetime
     import json
 

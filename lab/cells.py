@@ -2,13 +2,13 @@
 
     python -m servesim_lab.cells CELLS.csv trtllm --source /trtllm/ --version 1.0.0rc3 --out terms.yaml
 
-Cells are read and replayed as `servesim accuracy` does (its recipes say what labels mean), with terms that are being
-fitted. Deployments are dealt out to two halves: terms are fitted to cells of one and judged on all of the other, and
-the figures of both go into the provenance. Terms of the chip are those of `--base`.
+Cells are read and replayed as in `servesim accuracy` (its recipes define the labels), with the terms being fitted.
+Deployments are split into two halves: terms are fitted to cells of one half and evaluated on the whole other half, and
+the figures of both go into the provenance. Chip terms come from `--base`.
 
-`TERMS` are fitted, one after the other and twice over, each by factors on what it was: the value stays with which the
-misfit is least, the mean of |log ratio| of TPOT and WEIGHT of that of TTFT. A cell further off than WORST has another
-cause (memory, a client that was not ready), and counts as that far off.
+`TERMS` are fitted one after the other, in two passes, by multiplying each by several factors. The value with the lowest
+misfit is kept: the mean |log ratio| of TPOT plus WEIGHT times the mean |log ratio| of TTFT. A cell that is off by more
+than WORST has another cause (memory, a client that was not ready) and counts as off by WORST.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TERMS = {
     "exposed_per_sampled": 1.5e4,
     "front_per_request": 4e6,
 }
-"""The terms fitted, and where the search begins, ns."""
+"""Fitted terms, and the starting values of the search in ns."""
 _FACTORS = ((0.0, 0.5, 1.6), (0.75, 1.3))
 WEIGHT = 0.6
 WORST = 3.0
@@ -46,8 +46,8 @@ _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 
 
 def read_cells(path: Path, engine: str, source: str = "") -> list[Cell]:
-    """Read the aggregated cells of an engine on GPUS whose source contains `source` and that can be replayed; UserError
-    where there is none."""
+    """Read the aggregated cells of an engine on GPUS whose source contains `source` and that can be replayed; raise
+    UserError if there are none."""
     cells = [
         cell
         for cell in read([path])
@@ -68,21 +68,21 @@ def _has_recipe(cell: Cell) -> bool:
 
 
 def halves(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
-    """Deal out cells to two halves by whole deployments, one after the other in their order."""
+    """Split cells into two halves, assigning whole deployments alternately in order."""
     order = {deployment: i for i, deployment in enumerate(sorted({cell.deployment for cell in cells}, key=str))}
     first, second = ([cell for cell in cells if order[cell.deployment] % 2 == half] for half in (0, 1))
     return first, second
 
 
 def spread(cells: Sequence[Cell], most: int) -> list[Cell]:
-    """Return at most `most` of the cells, evenly over their deployments, lengths and clients."""
+    """Return at most `most` of the cells, spread evenly over their deployments, lengths and clients."""
     ranked = sorted(cells, key=lambda cell: (str(cell.deployment), cell.isl, cell.osl, cell.concurrency))
     count = min(most, len(ranked))
     return [ranked[i * len(ranked) // count] for i in range(count)]
 
 
 def simulated(cell: Cell, terms: HostTerms, folder: Path) -> tuple[float, float]:
-    """Return mean TTFT and TPOT in ms of a cell replayed with `terms`, whose file goes into `folder`."""
+    """Return the mean TTFT and TPOT in ms of a cell replayed with `terms`, whose file is written to `folder`."""
     import yaml
 
     import servesim
@@ -95,7 +95,7 @@ def simulated(cell: Cell, terms: HostTerms, folder: Path) -> tuple[float, float]
 
 
 def errors(cells: Sequence[Cell], terms: HostTerms, folder: Path) -> dict[str, float]:
-    """Return mean absolute errors in per cent, and `misfit`."""
+    """Return the mean absolute errors in percent, and `misfit`."""
     pairs = [(cell, *simulated(cell, terms, folder)) for cell in cells]
     off = [(ttft / cell.ttft_ms, tpot / cell.tpot_ms) for cell, ttft, tpot in pairs]
     return {

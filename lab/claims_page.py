@@ -1,4 +1,4 @@
-"""The page of `servesim reproduce`: every claim with its verdict, then each experiment."""
+"""Page of `servesim reproduce`: every claim with its verdict, then each experiment."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Document = Mapping[str, Any]
 
 
 def write(out: Path, documents: Sequence[Document], errors: Mapping[str, str]) -> None:
-    """Write a JSON document, the scenario and the figures of each experiment, an index, and the page. `errors`: by
-    experiment, one line each; empty where there is none."""
+    """Write a JSON document, the scenario and the figures of each experiment, an index, and the page. `errors` has one
+    line per experiment, empty if there is none."""
     for document in documents:
         name = document["name"]
         _write(out / f"{name}.json", _json({k: v for k, v in document.items() if k != "scenario"}))
@@ -40,7 +40,7 @@ def write(out: Path, documents: Sequence[Document], errors: Mapping[str, str]) -
 
 
 def _json(value: Any) -> str:
-    """Return JSON with keys in the order given: that of rows in a figure."""
+    """Return JSON with keys in the given order, which is the order of rows in a figure."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -67,7 +67,7 @@ def _read(folder: Path) -> tuple[list[Document], dict[str, str]]:
 
 
 def page(folder: Path) -> Page:
-    """Return the page of what `write` left in a folder."""
+    """Return the page for the files that `write` left in a folder."""
     documents, failed = _read(folder)
     rows = [row for document in documents for row in document["rows"] if _is_claim(row)]
     counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
@@ -83,7 +83,7 @@ def page(folder: Path) -> Page:
 
 
 def answer(counts: Mapping[str, int]) -> str:
-    """Return in a sentence how many published figures come out as published."""
+    """Return a sentence with the number of published figures that are reproduced."""
     total = sum(counts.values())
     rest = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n and verdict != "reproduced")
     if not total:
@@ -116,7 +116,7 @@ def _overview(documents: Sequence[Document], counts: Mapping[str, int]) -> list[
 
 
 def _is_claim(row: Mapping[str, Any]) -> bool:
-    """Return whether a row holds something published against a figure; others are shown with their experiment alone."""
+    """Return whether a row compares a published value with a figure; other rows appear only with their experiment."""
     return bool(row["verdict"] != "shown")
 
 

@@ -1,4 +1,4 @@
-"""The laboratory's commands, which `servesim` finds by the entry point `servesim.commands`."""
+"""Commands of the laboratory, which `servesim` finds through the entry point `servesim.commands`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 def add(groups: Mapping[str, typer.Typer]) -> None:
-    """Add them."""
+    """Add the laboratory's commands."""
     groups[""].command(epilog=EXAMPLES)(reproduce)
     groups["calibrate"].command(epilog=INTERVALS_EXAMPLES)(intervals)

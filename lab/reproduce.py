@@ -1,4 +1,4 @@
-"""`servesim reproduce`: claims of papers and lectures, run again."""
+"""`servesim reproduce`: claims of papers and lectures, rerun."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(help="Processes. [default: one a core]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: with --list, or what came of them.")] = False,
 ) -> None:
-    """Run published claims again.
+    """Rerun published claims.
 
-    The simulator's figures are held against them."""
+    The simulator's figures are compared with the published ones.
+    """
     from servesim.cli.console import open_console
     from servesim_lab.claims import experiments, find
     from servesim_lab.claims.assumptions import check_folder
@@ -88,7 +89,7 @@ def reproduce(
 
 
 def _run(chosen: list[Experiment], scenarios: Path | None, jobs: int) -> list[Done]:
-    """One experiment in this process, several in others; progress on stderr."""
+    """Run a single experiment in this process, or several in other processes; print progress on stderr."""
     from servesim_lab.claims.worker import run, run_all
 
     if len(chosen) == 1:
@@ -107,8 +108,8 @@ def _run(chosen: list[Experiment], scenarios: Path | None, jobs: int) -> list[Do
 
 @contextmanager
 def _claimed(out: Path | None) -> Iterator[Path | None]:
-    """Where to write the claims: the folder itself where it holds claims of before, else one beside, which takes its
-    place in the end. An interrupt or an error leaves nothing that was not there."""
+    """Yield the folder for the claims: the folder itself if it contains earlier claims, or else a temporary one next to
+    it, which takes its place at the end. An interrupt or an error leaves nothing new behind."""
     from servesim.run.result_files import clear_up, writable
     from servesim_lab.claims_page import INDEX
 
@@ -133,7 +134,7 @@ def _claimed(out: Path | None) -> Iterator[Path | None]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         for folder in new:
-            with suppress(OSError):  # not empty: the claims are in it
+            with suppress(OSError):  # not empty: it has the claims
                 folder.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""JSON schemas of what the laboratory's commands print."""
+"""JSON schemas of the laboratory commands' output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from servesim.schemas import TEXT, Schema, a_list, an_object
 
 
 def reproduce() -> Schema:
-    """Return the schema of `servesim reproduce --json`: with --list its experiments, else what came of them."""
+    """Return the schema of `servesim reproduce --json`: with --list, the experiments; otherwise, their results."""
     row = an_object(what=TEXT, published=TEXT, simulated=TEXT, verdict=TEXT, note=TEXT)
     document = an_object(
         name=TEXT, claim=TEXT, rows=a_list(row), notes=a_list(TEXT), figures=a_list(an_object(kind=TEXT))

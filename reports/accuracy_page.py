@@ -1,4 +1,4 @@
-"""The page of `servesim accuracy`: how true latencies and decisions are, by what was measured."""
+"""Page of `servesim accuracy`: how accurate latencies and decisions are, compared with measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {
     "settings": "pairs of commands that differ in one thing",
 }
 MISSES = 20
-"""Wrongly ordered pairs that are listed, those that differ most as measured first."""
+"""Maximum number of misordered pairs listed, those with the largest measured difference first."""
 WORDS = {
     "mape": "MAPE",
     "median": "median error",
@@ -38,7 +38,7 @@ WORDS = {
 
 
 def page(folder: Path) -> Page:
-    """Return the page of the score in a folder."""
+    """Return the page for the score in a folder."""
     cells, document = load(folder)
     rows = document["scores"]
     whole = rows[0]
@@ -62,7 +62,7 @@ def page(folder: Path) -> Page:
 
 
 def answer(whole: Mapping[str, Any]) -> str:
-    """Return in a sentence how far off the latencies of the cells answered are."""
+    """Return a sentence with the latency errors of the answered cells."""
     if not whole["answered"]:
         return ""
     errors = [f"{name} is {percent(whole['over_cells'][metric]['mape']['value'])} off" for metric, name in METRICS]
@@ -120,7 +120,7 @@ def _latencies(cells: Sequence[Mapping[str, str]], document: Mapping[str, Any]) 
 
 
 def _whole(document: Mapping[str, Any]) -> Table:
-    """Return every figure of all cells: over cells and over deployments, and without the screen."""
+    """Return every figure over all cells: averaged over cells and over deployments, and without the screen."""
     lines = []
     for words, row, over in (
         ("cells", document["scores"][0], "over_cells"),
@@ -174,12 +174,12 @@ def _head(name: str, above: str = "") -> Markup:
 
 
 def _short(what: str) -> str:
-    """Return names of models without those of their publishers."""
+    """Return model names without their publishers."""
     return " ".join(word.rpartition("/")[2] for word in what.split(" "))
 
 
 def _plain(found: Mapping[str, float | None], key: str) -> str:
-    """Return a figure in percent, with a sign where it has one."""
+    """Return a figure in percent, with its sign if it has one."""
     if found["value"] is None:
         return "–"
     digits = {"bias": "+.1f", "within_10": ".0f", "within_25": ".0f"}.get(key, ".1f")

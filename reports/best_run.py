@@ -1,4 +1,4 @@
-"""On the page of an experiment: the first run of what did best, as its own page shows it."""
+"""First run of the best variant on an experiment's page, shown as on its own page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = ("timeline", "kv_memory", "gantt", "operators", "roofline", "acceptance"
 
 
 def best_run(experiment: Experiment) -> Section:
-    """Return the section of the best run; without blocks where nothing did best, or its run was not kept."""
+    """Return the section of the best run; it has no blocks if no variant was best or its run was not kept."""
     drawn: list[Drawing] = []
     try:
         run = experiment.run()
@@ -28,7 +28,7 @@ def best_run(experiment: Experiment) -> Section:
                 drawn.append(drawing)
     blocks = [Block("drawing", "", drawing) for drawing in drawn]
     with suppress(UserError):
-        if run.priced is not None:  # beside the roofline
+        if run.priced is not None:  # versus the roofline
             at = next(i for i, drawing in enumerate(drawn) if drawing.name == "roofline") + 1
             blocks.insert(at, Block("table", "Costliest operators", operators_table(run.priced)))
     blocks += [Block("table", table.title, table, wide=True) for table in slowest(run)]

@@ -1,4 +1,4 @@
-"""The page of a capacity question."""
+"""Page of a capacity question."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from servesim.reports.words import gpu_of, number
 
 
 def page(folder: Path) -> Page:
-    """Return the page: what each deployment carries, at what price, and how sure that is."""
+    """Return the page: each deployment's capacity, its price, and the certainty of both."""
     experiment = Experiment.load(folder, "capacity")
     document = experiment.document
     settings = document["settings"]
@@ -59,7 +59,7 @@ def _by_rate(document: Mapping[str, Any]) -> bool:
 
 
 def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return tiles for up to four deployments: the highest rates, or the lowest prices."""
+    """Return tiles for up to four deployments with the highest rates or the lowest prices."""
     carried = [r for r in document["rows"] if r["verdict"] == "carries"]
     if _by_rate(document):
         order = sorted(carried, key=lambda r: -r["rate"])
@@ -138,7 +138,7 @@ def _attainment(document: Mapping[str, Any]) -> Drawing | None:
 
 
 def _palette(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return colours of the best deployments, best first: as many as there are colours."""
+    """Return the colors of the best deployments, best first, up to the number of colors."""
     by_rate = _by_rate(document)
 
     def place(row: Mapping[str, Any]) -> tuple[bool, float]:

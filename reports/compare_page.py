@@ -1,4 +1,4 @@
-"""The page of a comparison."""
+"""Page of a comparison."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORST = 5
 
 
 def page(folder: Path) -> Page:
-    """Return the page: verdicts, intervals, distributions, and what became of single requests."""
+    """Return the page: verdicts, intervals, distributions, and the outcomes of single requests."""
     experiment = Experiment.load(folder, "comparison")
     document = experiment.document
     settings = document["settings"]
@@ -74,7 +74,8 @@ def _alerts(document: Mapping[str, Any]) -> list[Alert]:
 
 
 def _answer(document: Mapping[str, Any]) -> str:
-    """Return in one sentence which policy comes first, by how much, and why none where all is undecided."""
+    """Return a sentence that names the first-ranked policy and its margin, or states why none ranks first if all are
+    undecided."""
     rank_by, rows, ranking = document["settings"]["rank_by"], _rows(document), document["ranking"]
     ranked = [row for label in ranking["order"] if (row := rows.get((label, rank_by))) is not None]
     if not ranked:
@@ -125,7 +126,7 @@ def _verdicts(document: Mapping[str, Any]) -> list[Block]:
 
 
 def _distributions(experiment: Experiment) -> Drawing | None:
-    """Draw latencies of all replicates together; with many variants the best ones and the baseline."""
+    """Draw the latencies of all replicates together; with many variants, draw the best ones and the baseline."""
     document = experiment.document
     order = [document["baseline"], *(label for label in document["ranking"]["order"] if label != document["baseline"])]
     more = f" The {len(SERIES) - 1} best of {len(order)} and the baseline." if len(order) > len(SERIES) else ""
@@ -137,7 +138,8 @@ FIGURES: Figures = {"changes": lambda e: forest(e.document), "latency_cdf": _dis
 
 
 def _matrix(document: Mapping[str, Any]) -> Table:
-    """Return values and changes of every metric; the shorter of variants and metrics become columns."""
+    """Return the values and changes of every metric; whichever of variants and metrics has fewer entries becomes the
+    columns."""
     rows, metrics = _rows(document), document["metrics"]
     labels = [v["label"] for v in document["variants"]]
     names = [with_unit(m) for m in metrics]

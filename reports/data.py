@@ -1,17 +1,17 @@
-"""The data of a figure as a tidy DataFrame: one row a value, as it is drawn.
+"""Data of a figure as a tidy DataFrame: one row per value, as drawn.
 
 | column | |
 |---|---|
-| panel | title of the panel, or what its y axis is |
-| series | the legend's word for the colour; without one that of the panel |
+| panel | title of the panel, or the label of its y axis |
+| series | legend entry of the color; if there is none, the panel's name |
 | mark | line, point, bar or area |
-| row | the name at the y axis, where it has names instead of numbers; else missing |
-| x, y | in the axis's unit: ms of latencies, shares of 1, the clock's unit of time; of an area y is its thickness |
-| x_end | where a bar that lies ends; else missing |
-| x_label | what x is, or its unit |
+| row | name at the y axis, if it has names instead of numbers; otherwise missing |
+| x, y | in the axis's unit: ms for latencies, shares of 1, the clock's unit of time; for an area, y is its thickness |
+| x_end | end of a horizontal bar; otherwise missing |
+| x_label | label of x, or its unit |
 
-Lines are thinned as they are drawn (a distribution is some 180 quantiles, a time series 300 means); the records of a
-run have everything.
+Lines are thinned as they are drawn (a distribution has about 180 quantiles, a time series 300 means); the records of a
+run have all values.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 COLUMNS = ("panel", "series", "mark", "row", "x", "y", "x_end", "x_label")
 Mark = tuple[str, str, float, float, float]
-"""(colour, mark, x, y, x_end)."""
+"""Tuple of (color, mark, x, y, x_end)."""
 
 
 def frame_of(drawing: Drawing) -> pd.DataFrame:
-    """Return the data of a figure: columns as above, rows panel by panel."""
+    """Return the data of a figure: columns as above, rows grouped by panel."""
     import matplotlib
     import pandas as pd
 
@@ -57,7 +57,7 @@ def frame_of(drawing: Drawing) -> pd.DataFrame:
 
 
 def _marks(axes: Any, names: Mapping[str, str]) -> Iterator[Mark]:
-    """Yield everything drawn in a series' colour."""
+    """Yield everything drawn in a series' color."""
     from matplotlib.colors import to_hex
 
     def name(colour: Any) -> str | None:
@@ -67,7 +67,7 @@ def _marks(axes: Any, names: Mapping[str, str]) -> Iterator[Mark]:
     for line in axes.lines:
         colour = name(line.get_color()) or name(line.get_markeredgecolor())
         if colour is None or line.get_transform() != axes.transData:
-            continue  # a limit, or a line of the frame
+            continue  # a limit, or a frame line
         xs, ys = (np.asarray(v, dtype=float) for v in line.get_data())
         if len(xs) > 1 and line.get_linestyle() != "None":
             covered.add(colour)
@@ -88,7 +88,7 @@ def _marks(axes: Any, names: Mapping[str, str]) -> Iterator[Mark]:
 
 
 def _bar(axes: Any, colour: str, patch: Any) -> Iterator[Mark]:
-    """Yield a bar: one that lies by its ends, one that stands by its place and height."""
+    """Yield a bar: a horizontal one by its ends, a vertical one by its position and height."""
     from matplotlib.container import BarContainer
 
     box = next((c for c in axes.containers if isinstance(c, BarContainer) and patch in c.patches), None)
@@ -110,7 +110,7 @@ def _area(colour: str, area: Any) -> Iterator[Mark]:
 
 
 def _row_names(axes: Any) -> dict[int, str]:
-    """Return names of rows by their place on the y axis: its ticks, or texts written above the rows."""
+    """Return the names of rows by their position on the y axis, taken from its ticks or from texts above the rows."""
     from matplotlib.ticker import FixedFormatter
 
     if isinstance(axes.yaxis.get_major_formatter(), FixedFormatter) and not axes.yaxis.get_gid():
@@ -124,6 +124,6 @@ def _row_names(axes: Any) -> dict[int, str]:
 
 
 def _x_label(axes: Any) -> str:
-    """Return the words of the x axis (of panels that share one, the lowest has them), else its unit."""
+    """Return the label of the x axis (the lowest panel has it if panels share the axis), or else its unit."""
     siblings = axes.get_shared_x_axes().get_siblings(axes)
     return next((one.get_xlabel() for one in siblings if one.get_xlabel()), axes.xaxis.get_gid() or "")

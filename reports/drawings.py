@@ -1,10 +1,10 @@
-"""Figures one by one, by name: those of the pages, in Python.
+"""Individual figures by name: the figures of the pages, in Python.
 
     servesim.figure(result, "timeline").save("timeline.svg")
     servesim.figure(servesim.sweep(..., out="grid"), "pareto")  # a notebook shows it
 
-RUN lists those of a run, and of any one run of an experiment; FIGURES of compare_page, sweep_page and capacity_page
-those of experiments.
+RUN lists the figures of a run, including any one run of an experiment; FIGURES of compare_page, sweep_page and
+capacity_page list the figures of experiments.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     Source = Result | pd.DataFrame | str | Path
-    """A run, what compare, sweep or capacity returned, or a directory that one of them wrote."""
+    """Run, result of compare, sweep or capacity, or directory that one of them wrote."""
 
 Window = tuple[float, float] | None
 RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
@@ -54,7 +54,8 @@ RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
     "acceptance": lambda run, _: by_position(drafts) if (drafts := run.summary["speculation"]) else None,
     "drafts": lambda run, _: over_time(run) if run.summary["speculation"] else None,
 }
-"""Functions that draw each figure of a run, in the window of the chart of requests; None: there is nothing to draw."""
+"""Functions that draw each figure of a run, in the window of the chart of requests; None if there is nothing to
+draw."""
 
 
 def _roofline(run: Run) -> Drawing | None:
@@ -63,16 +64,17 @@ def _roofline(run: Run) -> Drawing | None:
 
 
 def figures(source: Source) -> list[str]:
-    """Return the names `figure` takes for it."""
+    """Return the names that `figure` accepts for the source."""
     found = _opened(source)
     return list(RUN if isinstance(found, Result) else {**_of_experiment(found), **RUN})
 
 
 def figure(source: Source, name: str, *, variant: str | None = None, window_s: Window = None) -> Drawing:
-    """Return one figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook shows it by itself.
+    """Return one figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook displays it by itself.
 
-    Of an experiment the figures of a run are those of a variant's first one: of the best variant, unless one is named.
-    `window_s`: the seconds that `gantt` shows. UserError for other names, and where there is nothing to draw.
+    For an experiment, the figures of a run show a variant's first run: the best variant's, unless one is named.
+    `window_s` is the number of seconds that `gantt` shows. Raise UserError for other names, or if there is nothing to
+    draw.
     """
     found = _opened(source)
     known = figures(source)

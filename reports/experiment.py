@@ -1,4 +1,5 @@
-"""Shared by pages of experiments: words for metrics and settings, colours of variants, the runs behind them."""
+"""Code that the pages of experiments share: wording of metrics and settings, colors of variants, the runs behind
+them."""
 
 from __future__ import annotations
 
@@ -41,14 +42,14 @@ TONES = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """The result of an experiment: its document, and the directory with its runs, if they were kept."""
+    """Result of an experiment: its document, and the directory with its runs, if they were kept."""
 
     document: Mapping[str, Any]
     folder: Path | None
 
     @classmethod
     def load(cls, folder: Path, kind: str) -> Experiment:
-        """Load a comparison, sweep or capacity question as it was written."""
+        """Load a comparison, sweep or capacity question from its files."""
         path = folder / f"{kind}.json"
         try:
             document = read_json(path)
@@ -62,12 +63,12 @@ class Experiment:
 
     @property
     def kind(self) -> str:
-        """comparison, sweep or capacity."""
+        """Kind of experiment: comparison, sweep or capacity."""
         return str(self.document["schema"]).removeprefix("servesim.").partition("/")[0]
 
     @property
     def addresses(self) -> dict[str, list[str]]:
-        """Runs that did not fail, by variant."""
+        """Addresses of the runs that did not fail, by variant."""
         document = self.document
         if self.kind == "capacity":
             labels = [row["label"] for row in document["rows"]]
@@ -76,7 +77,7 @@ class Experiment:
 
     @property
     def best(self) -> str | None:
-        """The variant that did best."""
+        """Name of the best variant."""
         document = self.document
         if self.kind == "comparison":
             return next(iter(document["ranking"]["order"]), None)
@@ -89,14 +90,14 @@ class Experiment:
         return best and str(best["label"])
 
     def path(self, address: str) -> Path:
-        """Return the directory of a run; UserError where it was not kept."""
+        """Return the directory of a run; raise UserError if it was not kept."""
         path = self.folder and self.folder / "cells" / address
         if path is None or not path.is_dir():
             raise UserError(f"the runs were not kept: give the {self.kind} an --out (from Python out=)")
         return path
 
     def run(self, variant: str | None = None) -> Run:
-        """Return the first run of a variant, by default of the best; UserError where there is none."""
+        """Return the first run of a variant, by default the best; raise UserError if there is none."""
         label = variant if variant is not None else self.best
         if label is None or label not in self.addresses:
             wrong = "nothing did best" if label is None else f"no variant {label!r}"
@@ -107,18 +108,18 @@ class Experiment:
 
 
 Figures = dict[str, Callable[[Experiment], Drawing | None]]
-"""Functions that draw each figure of a kind of experiment; None where there is nothing to draw."""
+"""Functions that draw each figure of a kind of experiment; they return None if there is nothing to draw."""
 
 
 def _reported(document: Mapping[str, Any], label: str) -> list[Mapping[str, Any]]:
-    """Return the runs of a deployment at the rate and size reported; all of them where it carries nothing."""
+    """Return the runs of a deployment at the reported rate and size, or all its runs if it sustains no rate."""
     row = next(row for row in document["rows"] if row["label"] == label)
     points = [p for p in document["points"] if p["label"] == label]
     return [p for p in points if (p["rate"], p["replicas"]) == (row["rate"], row["replicas"])] or points
 
 
 def with_unit(metric: Mapping[str, Any]) -> str:
-    """Return a metric's words, and its unit unless every value says it."""
+    """Return a metric's label, with its unit unless every value includes it."""
     words = metric_label(metric["name"])
     return words if metric["unit"] in BARE or not metric["unit"] else f"{words}, {metric['unit']}"
 
@@ -154,17 +155,17 @@ def interval(row: Mapping[str, Any]) -> str:
 
 
 def pill(text: str, tone: str | None = None) -> Markup:
-    """Return a word as a coloured label."""
+    """Return a word as a colored label."""
     return Markup('<span class="pill {}">{}</span>').format(tone or TONES.get(text, "even"), text)
 
 
 def colours(labels: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each variant; those beyond the last colour share it."""
+    """Return a color for each variant; variants beyond the last color share it."""
     return {label: SERIES[min(i, len(SERIES) - 1)] for i, label in enumerate(labels)}
 
 
 def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (model on GPU, what is replayed) as far as all variants share them."""
+    """Return (model on GPU, replayed workload), as far as all variants share them."""
     served = name_of(str(workload["model"])) if workload.get("model") else ""
     if served and workload.get("gpu"):
         served += f" on {gpu_of(str(workload['gpu']))}"
@@ -177,7 +178,7 @@ def workload_words(workload: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _shared_settings(document: Mapping[str, Any]) -> list[Block]:
-    """Return the settings all runs share, and how the experiment was made."""
+    """Return the settings that all runs share, and how the experiment was run."""
     facts = [(key, _plain(value)) for key, value in sorted(document["workload"].items())]
     how = [("replicates", counted(document["replicates"]))]
     how += [(key.replace("_", " "), _plain(value)) for key, value in document["settings"].items() if value is not None]
@@ -193,7 +194,7 @@ def _plain(value: Any) -> str:
 
 
 def setting_chips(experiment: Experiment) -> list[tuple[str, str]]:
-    """Return what a reader asks first of a deployment: weights, GPUs and limits, as far as all variants share them."""
+    """Return the main facts about a deployment: weights, GPUs and limits, as far as all variants share them."""
     firsts = [found[0] for found in experiment.addresses.values() if found]
     summaries = [Path(experiment.folder or "") / "cells" / address / SUMMARY for address in firsts]
     scenarios = [read_json(path)["scenario"] for path in summaries if path.is_file()]
@@ -207,13 +208,13 @@ def setting_chips(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def limits_of(document: Mapping[str, Any]) -> dict[str, float]:
-    """Return the limits of requests that all variants share, in ms by latency."""
+    """Return the per-request limits that all variants share, in ms by latency."""
     slo = document["workload"].get("slo") or {}
     return split_slo(parse_slo(slo))[0] if isinstance(slo, str) else dict(slo)
 
 
 def _provenance(experiment: Experiment) -> list[tuple[str, str]]:
-    """Return where the numbers come from, as one of the runs tells it."""
+    """Return the provenance of the numbers, as recorded in one of the runs."""
     address = next((a for found in experiment.addresses.values() for a in found), None)
     summary = Path(experiment.folder or "") / "cells" / str(address) / SUMMARY
     if address is None or not summary.is_file():
@@ -238,7 +239,8 @@ def page_of(
     sections: Sequence[Section],
     answer: str = "",
 ) -> Page:
-    """Return a page with what all experiments have: the workload below the title, and in the end how it was done."""
+    """Return a page with the parts that all experiments have: the workload below the title, and the method at the
+    end."""
     document = experiment.document
     served, replayed = workload_words(document["workload"])
     rests = _provenance(experiment)

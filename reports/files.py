@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writing: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MARKS = (
     b"row,replica,state,prompt_len,output_len,",
     b"<!-- servesim -->",
 )
-"""Marks near the beginning of each file a result is written as: pages, figures, and all formats of export."""
+"""Markers near the beginning of each kind of result file: pages, figures, and all export formats."""
 BEGINNING = 4096
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise UserError if a file that servesim did not write would be replaced."""
+    """Raise UserError if the write would replace a file that servesim did not write."""
     if path.is_symlink():
         raise UserError(f"--out {path}: is a symbolic link; name the file itself")
     if not path.exists():
@@ -36,7 +36,7 @@ def refuse_foreign(path: Path) -> None:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             begins = file.read(BEGINNING)
-    except (OSError, EOFError):  # no gzip file
+    except (OSError, EOFError):  # not gzip
         begins = b"?"
     if begins and not any(mark in begins for mark in MARKS):
         raise UserError(f"--out {path}: exists and was not written by servesim")
@@ -44,7 +44,7 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[TextIO]:
-    """Open a text file beside `path` that takes its place in the end; compressed if the name ends in .gz."""
+    """Open a temporary text file next to `path` that replaces it at the end; compress it if the name ends in .gz."""
     from servesim.run.result_files import clear_up
 
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -52,7 +52,7 @@ def writing(path: Path) -> Iterator[TextIO]:
         clear_up(path)
         try:
             with open(partial, "wb") as raw:
-                if path.suffix == ".gz":  # no name and no time in it, so that the bytes depend on the content alone
+                if path.suffix == ".gz":  # no name or time in it, so that the bytes depend only on the content
                     with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed, io.TextIOWrapper(packed, "utf-8") as file:
                         yield file
                 else:

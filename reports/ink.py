@@ -15,16 +15,16 @@ COLOURS = (
     "ink", "muted", "rule", "surface", "blue", "teal", "amber", "rose", "violet", "slate", "sky", "lime",
 )  # fmt: skip
 INK = {name: f"#0101{i + 1:02x}" for i, name in enumerate(COLOURS)}
-"""Stand-in colours by the names of the CSS variables that replace them."""
+"""Placeholder colors by the names of the CSS variables that replace them."""
 
 SERIES = ("blue", "amber", "teal", "violet", "rose", "sky", "lime", "slate")
-"""Colours of several things of a kind, in their order."""
+"""Colors for series, in order."""
 
 WIDE, NARROW, HALF = 1040, 350, 500
-"""Widths in CSS pixels: across the page, on a phone, one of two columns."""
+"""Widths in CSS pixels: full page, phone, one of two columns."""
 
 STYLE: dict[str, Any] = {
-    "pdf.fonttype": 42,  # Type 3, the default, is refused by several venues
+    "pdf.fonttype": 42,  # several venues reject the default, Type 3
     "ps.fonttype": 42,
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -70,7 +70,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def painted(drawing: Drawing, width: int, height: int, narrow: bool) -> Any:
-    """Return a matplotlib Figure of `width` x `height` CSS pixels as the painter draws it, in the colours of INK."""
+    """Return a matplotlib Figure of `width` x `height` CSS pixels as the painter draws it, in the colors of INK."""
     from matplotlib.figure import Figure
 
     assert drawing.paint is not None
@@ -81,7 +81,7 @@ def painted(drawing: Drawing, width: int, height: int, narrow: bool) -> Any:
 
 @contextmanager
 def light_ink() -> Iterator[dict[str, str]]:
-    """Let painters use the colours of the light page, which are yielded by name, and the style of the figures."""
+    """Apply the light page's colors, which are yielded by name, and the figures' style to painters."""
     import matplotlib
 
     light, stand_ins = light_colours(), dict(INK)
@@ -89,7 +89,7 @@ def light_ink() -> Iterator[dict[str, str]]:
     style: dict[Any, Any] = {k: by_stand_in.get(v, v) if isinstance(v, str) else v for k, v in STYLE.items()}
     style |= {"figure.facecolor": light["surface"], "axes.facecolor": light["surface"]}
     try:
-        INK.update({name: light[name] for name in INK})  # painters look colours up while they draw
+        INK.update({name: light[name] for name in INK})  # painters look colors up while they draw
         with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style}):
             yield light
     finally:
@@ -97,11 +97,11 @@ def light_ink() -> Iterator[dict[str, str]]:
 
 
 def light_colours() -> dict[str, str]:
-    """Return the colours of the light page by name."""
+    """Return the colors of the light page by name."""
     sheet = (HERE / "style.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--(\w+): (#\w+)", sheet[: sheet.index("}")]))
 
 
 def head_of(drawing: Drawing) -> int:
-    """Return the room for title and legend above a figure by itself, in CSS pixels."""
+    """Return the space for title and legend above a standalone figure, in CSS pixels."""
     return 40 + 18 * len(drawing.legend)

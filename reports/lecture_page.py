@@ -1,4 +1,4 @@
-"""The page of `servesim lecture`: eight figures, each under the question it answers."""
+"""Page of `servesim lecture`: eight figures, each under the question it answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = "lecture.html"
 
 
 def lecture_page(drawings: Mapping[str, Drawing], model: str, gpu: str) -> Page:
-    """Return the page of the figures that `servesim.lecture` returns."""
+    """Return the page of the figures from `servesim.lecture`."""
     sections = [
         Section(slide.question, [Block("drawing", "", replace(drawings[slide.name], wide=True))], f"on-{slide.name}")
         for slide in SLIDES
@@ -29,7 +29,8 @@ def lecture_page(drawings: Mapping[str, Drawing], model: str, gpu: str) -> Page:
 
 
 def write(out: Path, drawings: Mapping[str, Drawing], model: str, gpu: str) -> None:
-    """Write the page and an SVG file for each figure into a directory; UserError where files there are not ours."""
+    """Write the page and an SVG file for each figure to a directory; raise UserError if it contains files that are not
+    servesim's."""
     files = {out / f"{name}.svg": drawing.to_svg() for name, drawing in drawings.items()}
     files[out / PAGE] = lecture_page(drawings, model, gpu).html()
     for path in files:

@@ -22,14 +22,14 @@ HERE = Path(__file__).resolve().parent
 
 @cache
 def experiment_pages() -> dict[str, str]:
-    """Return files that only one kind of experiment leaves, and the modules whose `page` shows them: those here and
-    those of other packages (entry points `servesim.page`)."""
+    """Return the files that only one kind of experiment writes, mapped to the modules whose `page` shows them: the
+    modules here and those in other packages (entry points `servesim.page`)."""
     return _PAGES | {entry.name: entry.value for entry in entry_points(group="servesim.page")}
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page; cells are text already."""
+    """Table on the page; its cells are already text."""
 
     title: str
     columns: tuple[str, ...]
@@ -44,7 +44,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Alert:
-    """A warning a reader must not miss."""
+    """Warning that a reader must not miss."""
 
     head: str
     text: str
@@ -53,7 +53,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a whole, as a bar."""
+    """Part of a whole, drawn as a bar."""
 
     words: str
     share: float
@@ -63,17 +63,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a section: kind "drawing", "table", "pairs" (of name and value), "list" (of sentences) or "text" (of a
-    file, folded away under the title)."""
+    """Part of a section. Its kind is "drawing", "table", "pairs" (name and value), "list" (sentences) or "text" (a
+    file, collapsed under the title)."""
 
     kind: str
     title: str
     content: Any
     wide: bool = False
     text: str = ""
-    """A line below it."""
+    """Line of text below the block."""
     lines: Sequence[str] = ()
-    """Sentences above it."""
+    """Sentences above the block."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Section:
     title: str
     blocks: list[Block]
     name: str = ""
-    """Its anchor, for links on the page."""
+    """Anchor of the section, for links on the page."""
 
 
 @dataclass
 class Page:
-    """The content of a page for its template."""
+    """Content of a page for its template."""
 
     template: str
     kind: str
@@ -126,7 +126,7 @@ def _environment() -> Any:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """Return a template of a page, or of a part of one, filled in."""
+    """Return the filled-in template of a page, or of a part of one."""
     html: str = _environment().get_template(f"{template}.html.j2").render(**values)
     return html
 

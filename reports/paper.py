@@ -1,7 +1,7 @@
-"""Figures as matplotlib has them: as on the page, or as in a paper, series told apart in grey too.
+"""Figures in matplotlib: as on the page, or for a paper, with series that can also be distinguished in gray.
 
-In a paper a figure is laid out as the page has it, at `SCALE` of its size, so that its text is 7 to 8 pt whatever the
-width. A series keeps its marker and dash, or its hatch, in every panel; panels of one series each need none.
+In a paper, a figure has the page's layout at `SCALE` of its size, so that its text is 7 to 8 pt at any width. A series
+keeps its marker and dash, or its hatch, in every panel; panels with one series each need none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from servesim.reports.svg import Drawing
 
 SCALE = 0.68
-"""Inches on paper over inches on the page: text of 11.5 becomes 7.8 pt."""
+"""Ratio of inches on paper to inches on the page: text of 11.5 becomes 7.8 pt."""
 LEAST, MOST = 2.0, 20.0
-"""Widths that hold a legible figure, in inches."""
+"""Minimum and maximum width of a legible figure, in inches."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 DASHES: tuple[Any, ...] = (
     "-", (0, (6, 2)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1.2)), (0, (8, 1.5, 1, 1.5, 1, 1.5)), (0, (2, 3)),
@@ -27,7 +27,7 @@ DASHES: tuple[Any, ...] = (
 )  # fmt: skip
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
 MARKED = 7
-"""Markers along a line."""
+"""Number of markers along a line."""
 
 
 def as_matplotlib(drawing: Drawing) -> Any:
@@ -39,7 +39,7 @@ def as_matplotlib(drawing: Drawing) -> Any:
         figure = painted(drawing, width, height, narrow=False)
         share = height / (height + head)
         figure.set_size_inches(width / 72, (height + head) / 72)
-        for axes in figure.axes:  # room above for title and legend
+        for axes in figure.axes:  # room for title and legend
             box = axes.get_position()
             axes.set_position((box.x0, box.y0 * share, box.width, box.height * share))
         figure.text(12 / width, 1 - 18 / (height + head), drawing.title, fontsize=13, weight="bold", va="center")
@@ -51,7 +51,7 @@ def as_matplotlib(drawing: Drawing) -> Any:
 
 
 def on_paper(drawing: Drawing, width: float) -> Any:
-    """Return a drawing as a matplotlib Figure `width` inches wide, without its title; its legend stands above it."""
+    """Return a drawing as a matplotlib Figure `width` inches wide, without its title and with its legend above it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     if not LEAST <= width <= MOST:
@@ -73,7 +73,7 @@ def on_paper(drawing: Drawing, width: float) -> Any:
 
 
 def write(figure: Any, path: Path, name: str) -> None:
-    """Write a figure in the format of the path's suffix, the same bytes each time; UserError for other formats."""
+    """Write a figure in the format of the path's suffix, with reproducible bytes; raise UserError for other formats."""
     import matplotlib
 
     known = figure.canvas.get_supported_filetypes()
@@ -87,7 +87,7 @@ def write(figure: Any, path: Path, name: str) -> None:
 
 
 def shrunk(figure: Any) -> None:
-    """Make everything that is measured in points smaller by `SCALE`."""
+    """Shrink everything measured in points by `SCALE`."""
     from matplotlib.collections import Collection, PathCollection
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -121,7 +121,8 @@ def shrunk(figure: Any) -> None:
 
 
 def in_grey(figure: Any, series: Mapping[str, int]) -> None:
-    """Give series that meet in a panel markers and dashes, or hatches; `series`: place among SERIES by colour."""
+    """Give series that share a panel distinct markers and dashes, or hatches; `series` maps colors to places in
+    SERIES."""
     lines, areas = [list(_lines(axes, series)) for axes in figure.axes], [list(_areas(a, series)) for a in figure.axes]
     if any(len({place for _, place in found}) > 1 for found in lines):
         for line, place in (pair for found in lines for pair in found):
@@ -143,7 +144,7 @@ def in_grey(figure: Any, series: Mapping[str, int]) -> None:
 
 
 def _lines(axes: Any, series: Mapping[str, int]) -> Iterator[tuple[Any, int]]:
-    """Yield lines and dots of series with their places; a line across the panel is a limit, not a series."""
+    """Yield the lines and dots of series with their places; a line across the panel is a limit, not a series."""
     for line in axes.lines:
         own = line.get_transform() == axes.transData
         found = [_hex(c) for c in (line.get_color(), line.get_markeredgecolor()) if _hex(c) in series]
@@ -152,7 +153,8 @@ def _lines(axes: Any, series: Mapping[str, int]) -> Iterator[tuple[Any, int]]:
 
 
 def _areas(axes: Any, series: Mapping[str, int]) -> Iterator[tuple[Any, int]]:
-    """Yield bars and filled areas of series with their places, but for the tint below a line of that colour."""
+    """Yield the bars and filled areas of series with their places, except for the tint below a line of the same
+    color."""
     from matplotlib.collections import PathCollection
 
     tints = {place for _, place in _lines(axes, series)}
@@ -177,7 +179,7 @@ def _hex(colour: Any) -> str:
 
 
 def _legend(figure: Any, entries: Sequence[tuple[str, str]], width: float) -> float:
-    """Put a legend above the panels in as few rows as have room; return its height in inches."""
+    """Place a legend above the panels in as few rows as fit; return its height in inches."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -205,16 +207,18 @@ def _legend(figure: Any, entries: Sequence[tuple[str, str]], width: float) -> fl
 
 
 def _drawn_in(figure: Any, colour: str) -> tuple[Any, Any]:
-    """Return the line, or the bar or area, that has a colour; the longest line, as dots may lie on it."""
+    """Return the line, and the bar or area, with a given color; of several lines, the longest, since dots may lie on
+    it."""
     lines = [line for axes in figure.axes for line, _ in _lines(axes, {colour: 0})]
     areas = [area for axes in figure.axes for area, _ in _areas(axes, {colour: 0})]
     return max(lines, key=lambda line: len(line.get_xdata()), default=None), next(iter(areas), None)
 
 
 def _fit(figure: Any, top: float) -> None:
-    """Move the edges of the panels so that they and their labels fill the figure up to a share of its height."""
+    """Move the edges of the panels so that they and their labels fill the figure up to the given share of its
+    height."""
     edge = 0.02 / figure.get_figwidth()
-    for _ in range(8):  # a title follows the left edge of its panel, so that each turn leaves a part
+    for _ in range(8):  # a title follows its panel's left edge, so each pass leaves a remainder
         renderer = figure.canvas.get_renderer()
         drawn = [axes.get_tightbbox(renderer).transformed(figure.transFigure.inverted()) for axes in figure.axes]
         boxes, moved = [axes.get_position() for axes in figure.axes], 0.0
@@ -236,7 +240,7 @@ def _fit(figure: Any, top: float) -> None:
 
 
 def _within(axes: Any) -> None:
-    """Keep the first and last label of the x axis within the panel, clear of the next panel's."""
+    """Keep the first and last labels of the x axis within the panel, clear of the next panel's."""
     panel = axes.get_window_extent()
     for label in axes.get_xticklabels():
         box = label.get_window_extent()

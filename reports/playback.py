@@ -1,8 +1,8 @@
-"""The content of KV memory, step by step: a small run in reference mode, watched block by block.
+"""Content of KV memory, step by step: a small run in reference mode, observed block by block.
 
-Any allocator can be watched that has `tables`: the units of memory (numbers from 0 to `num_blocks`, each of
-`block_size` tokens) of every request, in the order of its tokens; a prefix cache, `cached()` besides: lists of the
-units that can be found by their content.
+An allocator can be observed if it has `tables`: the memory units (numbers from 0 to `num_blocks`, each of `block_size`
+tokens) of every request, in token order. A prefix cache also needs `cached()`: lists of the units that can be found by
+their content.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ MOST_CELLS = 2048
 MOST_REQUESTS = 400
 MOST_STEPS = 3000
 FREE, CACHED = 0, 1
-"""Cells that hold nothing, and those that no request holds but that can be found by their content. Those of request i:
-2 (i + 1), and 2 (i + 1) + 1 where nothing is computed yet."""
+"""Values of free cells, and of cells that no request holds but that can be found by their content. Cells of request i
+have 2 (i + 1), or 2 (i + 1) + 1 if nothing is computed yet."""
 Cells = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Memory once a step is planned, at `ns` of the run's clock."""
+    """Memory after a step is planned, at `ns` of the run's clock."""
 
     ns: int
     cells: Cells
     links: dict[int, int] = field(default_factory=dict)
-    """The cell before it in its sequence (-1: none), for each cell of a prefix cache whose content has changed, in the
-    order of the sequence."""
+    """Previous cell in the sequence (-1: none) for each prefix-cache cell whose content has changed, in sequence
+    order."""
 
 
 @dataclass
 class Playback:
-    """The frames of a run, in order; the first is empty memory."""
+    """Frames of a run, in order; the first is empty memory."""
 
     label: str
     run: Run
@@ -60,8 +60,8 @@ class Playback:
 
 
 def play(settings: Mapping[str, Any], label: str = "") -> Playback:
-    """Run a scenario and watch its memory. UserError where that is too large to be drawn (MOST_CELLS, MOST_REQUESTS),
-    of several replicas, or of an allocator without `tables`."""
+    """Run a scenario and record its memory. Raise UserError if the memory is too large to draw (MOST_CELLS,
+    MOST_REQUESTS), if there are several replicas, or if the allocator has no `tables`."""
     watch = Watch()
     result = simulate(**{**settings, "mode": "reference"}, conclude=False, on_ready=watch.attach)
     run = Run(result)
@@ -73,18 +73,18 @@ def play(settings: Mapping[str, Any], label: str = "") -> Playback:
 
 
 class Watch:
-    """Looks at the memory of a run's only replica after every plan."""
+    """Observer that records the memory of a run's only replica after every plan."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, Cells, dict[int, int]]] = []
-        """(step, cells, links)."""
+        """Recorded tuples of (step, cells, links)."""
         self._lengths: dict[Request, int] = {}
-        self._before: dict[int, int] = {}  # by cell, the one before it
+        self._before: dict[int, int] = {}  # previous cell, by cell
         self.left_out = 0
         self.num_cells = self.cell_tokens = self._first = self._units = 0
 
     def attach(self, setup: Setup) -> None:
-        """Begin, or raise UserError."""
+        """Start observing, or raise UserError."""
         if len(setup.cores) != 1:
             raise UserError(f"play: one replica is drawn, not {len(setup.cores)}")
         if len(setup.trace) > MOST_REQUESTS:
@@ -111,17 +111,17 @@ class Watch:
             self.left_out += 1
 
     def cells(self) -> Cells:
-        """Return what each cell holds now."""
+        """Return the current content of each cell."""
         found = np.zeros(self.num_cells, np.int32)
         for unit in chain.from_iterable(getattr(self._kv, "cached", list)()):
             found[(unit - self._first) // self._units] = CACHED
         tables: dict[Request, Any] = self._kv.tables  # type: ignore[attr-defined]
-        for request in sorted(tables, key=lambda one: -one.row):  # of those that share a cell it is the first one's
+        for request in sorted(tables, key=lambda one: -one.row):  # the first request owns a shared cell
             self._mark(found, request, tables[request])
         return found
 
     def _links(self) -> dict[int, int]:
-        """Return what stands before each unit that is new in a table of blocks."""
+        """Return the predecessor of each unit that is new in a block table."""
         if self._units > 1 or not hasattr(self._kv, "cached"):
             return {}
         tables: dict[Request, Any] = self._kv.tables  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ class Watch:
         for request in sorted(tables, key=lambda one: one.row):
             table = tables[request]
             if table and isinstance(table[0], list):
-                return {}  # groups of layers have blocks of their own
+                return {}  # layer groups have separate blocks
             self._lengths[request] = len(table)
             for i in range(min(lengths.get(request, 0), len(table)), len(table)):
                 cell, before = table[i] - self._first, table[i - 1] - self._first if i else -1

@@ -1,4 +1,4 @@
-"""The page of `servesim play`: KV memory as a grid of blocks, coloured by request, played back over the run."""
+"""Page of `servesim play`: KV memory as a grid of blocks, colored by request, played back over the run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import count, gpu_of, name_of, percent, seconds
 
 COLOURS = tuple(name for name in SERIES if name != "slate")
-"""Colors of requests, in turn; slate is for what no request holds but a later one can find."""
+"""Colors of requests, in turn; slate is for blocks that no request holds but that a later one can reuse."""
 COLUMNS, SIDE = 32, 26
-"""Cells in a row, and the side of one in CSS pixels."""
+"""Number of cells in a row, and the side of a cell in CSS pixels."""
 GUTTER = 8
-"""Room between two columns of a tree."""
+"""Space between two columns of a tree in CSS pixels."""
 
 
 def playback_page(plays: Sequence[Playback]) -> Page:
@@ -50,7 +50,7 @@ def playback_page(plays: Sequence[Playback]) -> Page:
 
 
 def answer(plays: Sequence[Playback]) -> str:
-    """Return in a sentence how each run used its memory, and how long it took."""
+    """Return a sentence with each run's memory use and duration."""
     told = []
     for each in plays:
         kv, batch = each.run.summary["kv"], int(each.run.batch.max(initial=0))
@@ -78,7 +78,7 @@ def _panel(i: int, play: Playback) -> dict[str, Any]:
 
 
 def _legend(play: Playback) -> tuple[tuple[str, str], ...]:
-    """Return (colour, meaning) of the grid."""
+    """Return the (color, meaning) pairs of the grid."""
     found: tuple[tuple[str, str], ...] = (("blue", "held by the request whose number is inside"),)
     if any((frame.cells == CACHED).any() for frame in play.frames):
         found += (("slate", "cached: held by none, and found by its content"),)
@@ -86,7 +86,7 @@ def _legend(play: Playback) -> tuple[tuple[str, str], ...]:
 
 
 def _told(play: Playback, k: int) -> dict[str, Any]:
-    """Return time and words of a frame."""
+    """Return the time and the text of a frame."""
     frame, run = play.frames[k], play.run
     held = np.unique(frame.cells[frame.cells > CACHED] // 2)
     reserved = int((frame.cells[frame.cells > CACHED] % 2).sum())
@@ -104,7 +104,7 @@ def _told(play: Playback, k: int) -> dict[str, Any]:
 
 
 def _coded(play: Playback, frames: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the frames as what changes from each to the next: [cell, value, cell, value, ...]."""
+    """Return the frames as changes from one to the next: [cell, value, cell, value, ...]."""
     changes: list[list[int]] = []
     before: Cells = np.zeros_like(play.frames[0].cells)
     for frame in play.frames:
@@ -121,14 +121,14 @@ def _coded(play: Playback, frames: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _coded_tree(tree: Tree | None) -> dict[str, Any]:
-    """Return the links that change by frame: [cell, the one before it, column, cell, ...]."""
+    """Return the links that change in each frame: [cell, previous cell, column, cell, ...]."""
     if tree is None:
         return {}
     return {"links": [[n for cell, link in changes.items() for n in (cell, *link)] for changes in tree.links]}
 
 
 def grid(name: str, play: Playback, at: int) -> Markup:
-    """Return one frame as SVG: a square a cell, in rows of COLUMNS."""
+    """Return one frame as SVG: one square per cell, in rows of COLUMNS."""
     cells = play.frames[at].cells
     rows = -(-len(cells) // COLUMNS)
     parts = [
@@ -140,7 +140,7 @@ def grid(name: str, play: Playback, at: int) -> Markup:
 
 
 def branches(name: str, play: Playback, at: int, tree: Tree) -> Markup:
-    """Return one frame as SVG: the same cells, each behind the block before it in its sequence."""
+    """Return one frame as SVG: the same cells, each after the previous block in its sequence."""
     width = max(tree.columns * (SIDE + GUTTER), COLUMNS * SIDE)
     places = tree.at(at, play.frames[at].cells)
     parts = [
@@ -156,7 +156,7 @@ def branches(name: str, play: Playback, at: int, tree: Tree) -> Markup:
 
 
 def _stem(parent_row: int, row: int) -> str:
-    """Return the line from a block's left edge to the one before it in another row; memory.js draws the same."""
+    """Return the line from a block's left edge to its predecessor in another row; memory.js draws the same line."""
     if parent_row == row:
         return ""
     return f"M1 {SIDE // 2}H-{GUTTER // 2}V{(parent_row - row) * SIDE + SIDE // 2}H-{GUTTER + 1}"
@@ -171,7 +171,7 @@ def _cell(value: int, column: float, row: int, stem: str = "") -> str:
 
 
 def kind(value: int) -> str:
-    """Return the classes of a cell."""
+    """Return the CSS classes of a cell."""
     if value <= CACHED:
         return "free" if value == FREE else "cached"
     colour = COLOURS[(value // 2 - 1) % len(COLOURS)]
@@ -179,7 +179,7 @@ def kind(value: int) -> str:
 
 
 def beside(name: str, play: Playback) -> Drawing | None:
-    """Draw when each request waited and when it was in memory: which ran beside which."""
+    """Draw when each request waited and when it was in memory, to show which requests ran together."""
     run = play.run
     if not run.done.any():
         return None

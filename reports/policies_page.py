@@ -1,4 +1,4 @@
-"""The page of `servesim policies`: what can be plugged together, and what each policy is."""
+"""Page of `servesim policies`: the policies that can be combined, and a description of each."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from servesim.reports.page import Block, Page, Section, Table
 
 Policy = Mapping[str, Any]
-"""A policy as `servesim policies --json` describes it."""
+"""Policy as `servesim policies --json` describes it."""
 
 
 def policies_page(policies: Sequence[Policy]) -> Page:
-    """Return the page: a table of each kind of policy, then idea and parameters of each."""
+    """Return the page: a table for each kind of policy, then the idea and parameters of each policy."""
     kinds = list(dict.fromkeys(str(one["kind"]) for one in policies))
     by_kind = {kind: [one for one in policies if one["kind"] == kind] for kind in kinds}
     if len(policies) == 1:
@@ -72,7 +72,7 @@ def _default(parameter: Mapping[str, Any]) -> str:
 
 
 def _folded(one: Policy) -> list[Block]:
-    """Return a policy as a text that is folded away under its name."""
+    """Return a policy as text collapsed under its name."""
     parameters = [f"  {p['name']} = {_default(p)}\n      {p['doc']}".rstrip() for p in one["parameters"]]
     facts = [f"{key}: {value}" for key, value in _facts(one)]
     text = "\n".join([str(one["idea"]), "", *facts, "parameters:" if parameters else "parameters: none", *parameters])

@@ -1,7 +1,7 @@
-"""Blocks of KV memory, each behind the block before it in its sequence: the tree of a prefix cache.
+"""KV memory blocks, each after the previous block in its sequence: the tree of a prefix cache.
 
-A column is a place in the sequence, a row a branch: what follows first stands in the same row, what follows besides in
-a row of its own below. memory.js draws the same from the links of the frames.
+A column is a position in the sequence, and a row is a branch: the first successor is in the same row, and each further
+successor is in a separate row below. memory.js draws the same tree from the links of the frames.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from servesim.reports.playback import FREE, Cells, Frame, Playback
 
 
 class Link(NamedTuple):
-    """The cell before a cell (-1: none, or it has another content by now), and the cell's column."""
+    """Previous cell of a cell (-1 if there is none or its content has changed since), and the cell's column."""
 
     before: int
     column: int
 
 
 class Place(NamedTuple):
-    """Where a cell stands, and the row of the one before it (its own where none is)."""
+    """Position of a cell, and the row of its predecessor (its own row if it has none)."""
 
     column: int
     row: int
@@ -29,14 +29,14 @@ class Place(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree as it grows: by frame the links that change, and how many rows and columns it takes at most."""
+    """Tree as it grows: the links that change in each frame, and the maximum number of rows and columns."""
 
     links: list[dict[int, Link]]
     rows: int
     columns: int
 
     def at(self, k: int, cells: Cells) -> dict[int, Place]:
-        """Return where cells stand in a frame, which holds these numbers."""
+        """Return the positions of the cells in a frame that holds these values."""
         links: dict[int, Link] = {}
         for changes in self.links[: k + 1]:
             _change(links, changes)
@@ -44,7 +44,7 @@ class Tree(NamedTuple):
 
 
 def tree_of(play: Playback) -> Tree | None:
-    """Return the tree of a run; None of an allocator that keeps no prefixes, and where nothing ever parts."""
+    """Return the tree of a run, or None if the allocator keeps no prefixes or nothing ever branches."""
     links: dict[int, Link] = {}
     told, rows, columns, parts = [], 0, 0, False
     num_cells = len(play.frames[0].cells)
@@ -57,15 +57,15 @@ def tree_of(play: Playback) -> Tree | None:
         held = (frame.cells != FREE) & (column >= 0)
         behind = held & (before >= 0) & held[before]
         children = np.bincount(before[behind], minlength=num_cells)
-        rows = max(rows, int((held & (children == 0)).sum()))  # each row ends with a cell that nothing stands behind
+        rows = max(rows, int((held & (children == 0)).sum()))  # each row ends with a cell without a successor
         columns = max(columns, 1 + int(column[held].max(initial=-1)))
         parts = parts or bool((children > 1).any())
     return Tree(told, rows, columns) if parts else None
 
 
 def _changes(links: dict[int, Link], frame: Frame) -> dict[int, Link]:
-    """Return the links of a frame that differ from those before: cells with another content, and what stood behind
-    their old one."""
+    """Return the links of a frame that differ from earlier ones: cells with new content, and the successors of their
+    old content."""
     found = {cell: Link(-1, link.column) for cell, link in links.items() if link.before in frame.links}
     for cell, before in frame.links.items():
         found.pop(cell, None)
@@ -76,12 +76,12 @@ def _changes(links: dict[int, Link], frame: Frame) -> dict[int, Link]:
 
 def _change(links: dict[int, Link], changes: dict[int, Link]) -> None:
     for cell, link in changes.items():
-        links.pop(cell, None)  # the newest come last
+        links.pop(cell, None)  # newest last
         links[cell] = link
 
 
 def places_of(links: dict[int, Link], cells: Cells) -> dict[int, Place]:
-    """Return where the cells stand that are not free; below each other in the order of their links."""
+    """Return the positions of the cells that are not free, stacked in the order of their links."""
     children: dict[int, list[int]] = {}
     for cell, link in links.items():
         if cells[cell] != FREE:

@@ -1,4 +1,4 @@
-"""A run's recorded steps, priced again operator by operator."""
+"""Recorded steps of a run, repriced operator by operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from servesim.reports.run import Column, Run
 
 SAMPLE = 300
-"""Rows of steps priced for each kind of step."""
+"""Number of step rows priced for each kind of step."""
 
 FAMILIES = (
     ("attention", "blue", "attention", ("attention_prefill", "attention_decode")),
@@ -30,23 +30,23 @@ FAMILIES = (
     ("other", "slate", "norms and the rest", ()),
     ("host", "rose", "host time the GPU waits for", ("host",)),
 )
-"""Operators by what they belong to: key, colour, words, beginnings of operator names."""
+"""Operator families: key, color, words, prefixes of operator names."""
 
 
 @dataclass(frozen=True)
 class Priced:
-    """Sampled steps priced again."""
+    """Sampled steps, repriced."""
 
     ns: dict[str, dict[str, float]]
-    """Estimated nanoseconds of all steps by kind of step and operator; host time that shows counts as `host`."""
+    """Estimated nanoseconds of all steps by kind of step and operator; exposed host time counts as `host`."""
     recorded: float
-    """Share of the sample's recorded GPU time that its operators add up to."""
+    """Ratio of the total operator time to the sample's recorded GPU time."""
     points: list[tuple[str, float, float]]
-    """(kind, FLOP/byte, FLOP/s of a GPU) of sampled steps."""
+    """Tuples (kind, FLOP/byte, FLOP/s of a GPU) of sampled steps."""
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of steps the run had."""
+        """Kinds of steps that the run had."""
         return [kind for kind, parts in self.ns.items() if parts]
 
     def families(self, kind: str) -> dict[str, float]:
@@ -74,8 +74,8 @@ def family(name: str) -> str:
 
 
 def price_steps(run: Run) -> Priced:
-    """Price a sample of the recorded steps. Pieces of prompts are taken as equally long within a step, of which the
-    records keep the sums; UserError where the model's file is no longer there."""
+    """Price a sample of the recorded steps. The records keep only sums, so the prompt chunks within a step are taken as
+    equally long. Raise UserError if the model's file no longer exists."""
     scenario = run.scenario
     model, cost = ModelSpec.load(scenario.model), cost_model_of(scenario)
     ns: dict[str, dict[str, float]] = {}
@@ -106,21 +106,21 @@ def price_steps(run: Run) -> Priced:
 
 
 def sampled_step(run: Run, row: int) -> tuple[Batch, int]:
-    """Return the step in the middle of a recorded row, and how many the row stands for."""
+    """Return the step in the middle of a recorded row, and the number of steps in the row."""
     batch, k = batch_of(run.steps, row)
-    batch.draft_k = int(run.scenario.speculation.get("k", 0))  # at most; how many is not recorded
+    batch.draft_k = int(run.scenario.speculation.get("k", 0))  # at most; the count is unrecorded
     return batch, k
 
 
 def batch_of(steps: dict[str, Column], row: int, nth: int | None = None) -> tuple[Batch, int]:
-    """Return the nth step of a recorded row (by default the one in its middle), and how many the row stands for."""
+    """Return the nth step of a recorded row (by default the middle one), and the number of steps in the row."""
     c = {name: int(column[row]) for name, column in steps.items()}
     pieces, count = c["prefill_pieces"], c["decode_count"]
     prefill = [(_part(c["prefill_tokens"], pieces, i), _part(c["prefill_context"], pieces, i)) for i in range(pieces)]
     queries = count + c["drafts"]
     context = c["decode_context"]
     batch = Batch(
-        linear_tokens=c["prefill_tokens"] + queries - c["padded_tokens"],  # pieces and rows are recorded with padding
+        linear_tokens=c["prefill_tokens"] + queries - c["padded_tokens"],  # chunks and rows are recorded with padding
         prefill=prefill,
         decode_count=count,
         decode_context_sum=context,
@@ -138,5 +138,5 @@ def batch_of(steps: dict[str, Column], row: int, nth: int | None = None) -> tupl
 
 
 def _part(total: int, parts: int, i: int) -> int:
-    """Return the i-th of `parts` nearly equal whole parts."""
+    """Return the i-th of `parts` nearly equal integer parts."""
     return total * (i + 1) // parts - total * i // parts

@@ -12,8 +12,8 @@ from servesim.run.result import Result
 
 
 def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:
-    """Return a run, or a directory that a run, compare, sweep or capacity wrote, as one HTML page. `window_s`: the
-    seconds the chart of requests shows, of a run."""
+    """Return the HTML page of a run, or of a directory that run, compare, sweep or capacity wrote. `window_s` is the
+    number of seconds that the chart of requests shows, for a run."""
     if not isinstance(result, Result):
         folder = Path(result)
         for name, module in experiment_pages().items():

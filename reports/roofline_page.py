@@ -1,4 +1,4 @@
-"""`servesim roofline`: the recorded steps of a run under the roof, and the page."""
+"""Recorded steps of a run under the roofline, and their page (`servesim roofline`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from servesim.run.setup import cost_model_of
 
 
 def steps_of_run(folder: Path) -> tuple[Roof, list[Steps]]:
-    """Return a sample of a run's recorded steps by kind, evenly spaced in GPU time; UserError where there are none."""
+    """Return a sample of a run's recorded steps by kind, evenly spaced in GPU time; raise UserError if there are
+    none."""
     run = Run(Result.load(folder))
     s = run.scenario
     roof = Roof(ModelSpec.load(s.model), Gpu.load(s.gpu), s.tp, s.dtype, s.kv_dtype, cost_model_of(s))
@@ -43,7 +44,7 @@ def steps_of_run(folder: Path) -> tuple[Roof, list[Steps]]:
 
 
 def write(path: Path, document: Mapping[str, Any], steps: Sequence[Steps]) -> None:
-    """Write the figure if the name ends in .svg, else the page."""
+    """Write the figure if the name ends in .svg, or else the page."""
     drawing = drawing_of(steps)
     text = standalone(drawing) if path.suffix == ".svg" else page(document, drawing).html()
     with writing(path) as file:
@@ -51,7 +52,7 @@ def write(path: Path, document: Mapping[str, Any], steps: Sequence[Steps]) -> No
 
 
 def drawing_of(steps: Sequence[Steps]) -> Drawing:
-    """Draw steps under their roof."""
+    """Draw steps under the roofline."""
     roof = steps[0].roof
     points = [(one.kind, *point) for one in steps for point in one.points]
     labels = [one.label for one in steps] if all(one.count == 1 for one in steps) else []
@@ -61,7 +62,7 @@ def drawing_of(steps: Sequence[Steps]) -> Drawing:
 
 
 def page(document: Mapping[str, Any], drawing: Drawing) -> Page:
-    """Return the page of steps under the roof, and their operators."""
+    """Return the page of steps under the roofline, and their operators."""
     d = document
     gpus = gpu_of(d["gpu"]) if d["tp"] == 1 else f"{d['tp']} × {gpu_of(d['gpu'])}"
     operators = [_operators(step) for step in d["steps"]]

@@ -1,4 +1,4 @@
-"""A saved run as the figures need it: columns, time series, a sample of its steps."""
+"""Saved run in the form that figures need: columns, time series, and a sample of its steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def begin_ns(self) -> int:
-        """First arrival: where the report's clock starts."""
+        """First arrival, which is the start of the report's clock."""
         return int(self.requests["arrival_ns"].min()) if len(self.done) else 0
 
     @property
@@ -49,20 +49,20 @@ class Run:
 
     @cached_property
     def edges(self) -> Series:
-        """Bounds of the bins of all time series, ns."""
+        """Bounds of the bins of all time series, in ns."""
         return np.linspace(self.begin_ns, max(self.end_ns, self.begin_ns + BINS), BINS + 1)
 
     @cached_property
     def clock_s(self) -> Series:
-        """Middles of the bins in seconds from the first arrival."""
+        """Centers of the bins, in seconds from the first arrival."""
         middles: Series = ((self.edges[1:] + self.edges[:-1]) / 2 - self.begin_ns) / SECOND
         return middles
 
     def present(self, enter: Column, leave: Column) -> Series:
-        """Return the mean number present in each bin."""
+        """Return the mean number of requests present in each bin."""
 
         def area(times: Column) -> Series:
-            """Return the integral over time of how many of `times` have passed, at every edge."""
+            """Return, at every edge, the time integral of the number of `times` that have passed."""
             times = np.sort(times)
             passed = np.searchsorted(times, self.edges)
             sums = np.concatenate([[0.0], np.cumsum(times - self.edges[0])])
@@ -79,18 +79,18 @@ class Run:
 
     @cached_property
     def waited_until(self) -> Column:
-        """When each request was first scheduled, or left without that; its arrival where it was rejected."""
+        """Time at which each request was first scheduled or left unscheduled; for a rejected request, its arrival."""
         arrival, scheduled = self.requests["arrival_ns"], self.requests["scheduled_ns"]
         until = np.where(scheduled < 0, self.requests["finished_ns"], scheduled)
         return np.where(self.requests["state"] == State.REJECTED, arrival, until)
 
     def waiting_of(self, rows: NDArray[np.bool_]) -> Series:
-        """Return the mean number of these requests (a mask) that had not been scheduled yet."""
+        """Return the mean number of the selected requests (a mask) that had not been scheduled yet."""
         return self.present(self.requests["arrival_ns"][rows], self.waited_until[rows])
 
     def mean_of(self, integrals: Column | Series) -> Series:
         """Return the mean over each bin of a quantity whose integral over each row of steps is given, summed over
-        replicas; 0 while nothing runs."""
+        replicas; 0 when nothing runs."""
         steps, total = self.steps, np.zeros(BINS)
         for replica in np.unique(steps["replica"]):
             rows = np.flatnonzero(steps["replica"] == replica)
@@ -105,7 +105,7 @@ class Run:
 
     @cached_property
     def batch(self) -> Series:
-        """Mean number of sequences in a step, over time, all replicas together."""
+        """Mean number of sequences in a step over time, for all replicas together."""
         return self.mean_of((self.steps["decode_count"] + self.steps["prefill_pieces"]) * self.steps["elapsed_ns"])
 
     @cached_property
@@ -118,18 +118,18 @@ class Run:
 
     @cached_property
     def memory_peaks(self) -> Series | None:
-        """The largest share of its KV memory that any replica had allocated in each bin; None where pools differ in
-        memory. A row of several steps counts with its last, when it holds most."""
+        """Largest share of its KV memory that any replica had allocated in each bin, or None if pools differ in memory.
+        A row of several steps counts at its last step, when it holds the most."""
         if self.summary["kv"]["peak_share"] is None:
             return None
-        peaks = sum(self.memory.values(), np.zeros(BINS))  # of replicas together: no more than the fullest has
+        peaks = sum(self.memory.values(), np.zeros(BINS))  # average share: at most the fullest replica's
         bins = np.clip(np.searchsorted(self.edges, self.steps["end_ns"], side="left") - 1, 0, BINS - 1)
         np.maximum.at(peaks, bins, self.steps["kv_peak"] / self.summary["kv"]["capacity_tokens"])
         return peaks
 
     @cached_property
     def preempted(self) -> Series:
-        """Preemptions in each bin."""
+        """Number of preemptions in each bin."""
         steps = self.steps
         return np.histogram(steps["planned_ns"], self.edges, weights=steps["preempted"])[0].astype(np.float64)
 
@@ -141,14 +141,14 @@ class Run:
 
     @cached_property
     def priced(self) -> Priced | None:
-        """A sample of its steps, priced again operator by operator; None without steps. UserError where they can no
-        longer be priced."""
+        """Sample of the run's steps, repriced operator by operator, or None without steps. Raise UserError if they can
+        no longer be priced."""
         from servesim.reports.priced import price_steps
 
         return price_steps(self) if len(self.steps["k"]) else None
 
     def sample(self, rows: Column, size: int) -> Column:
-        """Return at most `size` of these rows of steps, evenly spaced in GPU time: each stands for an equal part of
+        """Return at most `size` of these step rows, evenly spaced in GPU time, so that each represents an equal part of
         it."""
         if len(rows) <= size:
             return rows

@@ -1,4 +1,4 @@
-"""The page of one run."""
+"""Page of one run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from servesim.run.shown import all_rows, blaming_features, groups_of
 from servesim.schemas import COUNT
 
 COST_NOTES = ("extrapolated", "uncertainty")
-"""Beginnings of notes on what is known of kernel times."""
+"""Prefixes of notes about the certainty of kernel times."""
 ORIGINS = (("measured", "teal"), ("interpolated", "blue"), ("extrapolated", "amber"), ("roofline", "slate"))
 
 
 def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Page:
-    """Return everything there is to say about one run."""
+    """Return the full page of one run."""
     run = Run(result)
     summary = run.summary
     priced: Priced | None = None
@@ -84,19 +84,19 @@ def _gpus(run: Run) -> str:
 
 
 def title(run: Run) -> str:
-    """Return what was simulated, in a line."""
+    """Return a one-line description of the simulated deployment."""
     return f"{name_of(run.scenario.model)} on {_gpus(run)}"
 
 
 def subtitle(run: Run) -> str:
-    """Return the workload, in a line."""
+    """Return a one-line description of the workload."""
     trace = run.summary["provenance"]["trace"]
     rate = f" at {rate_words(run.scenario.rate)}" if run.scenario.rate else ""
     return f"{trace['requests']:,} requests of {trace['name']}{rate}"
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
-    """Return settings a reader asks for first."""
+    """Return the settings of most interest to a reader."""
     s = run.scenario
     found = [("scheduler", s.scheduler["name"]), ("KV cache", s.kv["name"])]
     if s.replicas > 1:
@@ -129,7 +129,7 @@ def alerts(run: Run) -> list[Alert]:
 
 
 def answer(run: Run) -> str:
-    """Return the run in one sentence: what was met of the limits, at which load and price."""
+    """Return a one-sentence summary of the run: the limits that were met, the load and the price."""
     summary, slo = run.summary, run.scenario.slo
     stats, goodput = summary["latency_ms"], summary["goodput"]
     if not summary["requests"]["completed"]:
@@ -146,7 +146,7 @@ def answer(run: Run) -> str:
 
 
 def tiles(run: Run) -> list[dict[str, Any]]:
-    """Return key figures, each with its unit and a note."""
+    """Return the key figures, each with its unit and a note."""
     found, summary = [], run.summary
     groups = groups_of(run.scenario.features)
     with blaming_features(run.scenario.features):
@@ -163,7 +163,7 @@ def tiles(run: Run) -> list[dict[str, Any]]:
 
 
 def _on_page(figure: Figure | None, value: Any) -> str:
-    """Return a figure in words as a page has them: with the unit of a time, a large count short."""
+    """Return a figure as text for a page: a time with its unit, a large count shortened."""
     if value is None:
         return "–"
     if isinstance(value, dict | list):
@@ -183,7 +183,7 @@ def _origins(run: Run) -> list[Share]:
 
 
 def _cost_notes(run: Run) -> list[str]:
-    """Return how sure the kernel times are, and which of them lie outside the tables."""
+    """Return the certainty of the kernel times, and which of them lie outside the tables."""
     within = run.summary["uncertainty"]
     known = [] if within is None else [f"GPU time within ±{percent(within)} by repeated measurements (95 %)."]
     notes = [note for note in run.summary["notes"] if note.startswith(COST_NOTES)]

@@ -1,4 +1,4 @@
-"""Tables of the page of one run."""
+"""Tables on the page of one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servesim.run.shown import MOST_GROUPS, UNNAMED, labeled
 
 
 def latency_table(run: Run) -> Table:
-    """Return statistics of every latency."""
+    """Return the statistics of every latency."""
     columns = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
     rows = []
     for key in SHOWN:
@@ -27,7 +27,7 @@ def latency_table(run: Run) -> Table:
 
 
 def groups_table(run: Run, kind: str) -> Table | None:
-    """Return the figures of each class or tenant (`kind`), those with most requests first; None without labels."""
+    """Return the figures of each class or tenant (`kind`), ordered by number of requests, or None without labels."""
     found = labeled(run.summary, kind)
     if found is None:
         return None
@@ -50,7 +50,7 @@ def _group_row(name: str, group: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def replicas_table(run: Run) -> Table | None:
-    """Return the load of each replica, of a cluster; each name of a pool where there are several."""
+    """Return the load of each replica of a cluster, with pool names if there are several pools."""
     found = run.summary.get("replicas") or []
     if len(found) < 2:
         return None
@@ -84,7 +84,7 @@ def replicas_table(run: Run) -> Table | None:
 
 
 def operators_table(priced: Priced) -> Table:
-    """Return the operators that take the longest."""
+    """Return the table of the operators that take the longest."""
     found = priced.operators()
     total = sum(found.values())
     rows = [(name.replace("_", " "), percent(ns / total), seconds(ns / 1e9)) for name, ns in list(found.items())[:9]]
@@ -92,8 +92,8 @@ def operators_table(priced: Priced) -> Table:
 
 
 def definitions(run: Run, groups: Sequence[Group]) -> list[tuple[str, str, str]]:
-    """Return every figure of the run's summary: its path, its value (empty: of several objects, such as replicas, each
-    has its own) and its definition."""
+    """Return every figure of the run's summary: its path, its value (empty if several objects, such as replicas, each
+    have one) and its definition."""
     rows = []
     for group in groups:
         section = group.within(run.summary)
@@ -110,7 +110,7 @@ def definitions(run: Run, groups: Sequence[Group]) -> list[tuple[str, str, str]]
 
 
 MOST = 60
-"""Characters of a value that is a list or a map."""
+"""Maximum number of characters for a list or map value."""
 
 
 def _value(figure: Figure, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The page of `servesim size`: what models take in memory, and which GPUs hold them."""
+"""Page of `servesim size`: the memory that models need, and the GPUs that can hold them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from servesim.reports.page import Block, Page, Section, Table
 from servesim.reports.words import gpu_of, name_of
 
 Footprint = Mapping[str, Any]
-"""The result of servesim.hardware.footprint.footprint."""
+"""Result of servesim.hardware.footprint.footprint."""
 GPUS_DRAWN = 12
 
 
 def size_page(models: Sequence[Footprint], notes: Sequence[str]) -> Page:
-    """Return the page: the answer of each model first, then KV cache, weights and GPUs."""
+    """Return the page: the answer for each model first, then KV cache, weights and GPUs."""
     load = models[0]["load"]
     sections = [Section("Answer", [Block("list", "", [answer(one) for one in models], wide=True)])]
     for i, one in enumerate(models):
@@ -44,7 +44,7 @@ def size_page(models: Sequence[Footprint], notes: Sequence[str]) -> Page:
 
 
 def answer(one: Footprint) -> str:
-    """Return in a sentence on which GPUs the load fits, fewest first."""
+    """Return a sentence that names the GPUs on which the load fits, fewest first."""
     load, name = one["load"], name_of(one["model"])
     held = [row for row in one["fits"] if row["sequences"] >= load["sequences"]]
     what = f"{load['sequences']:,} sequence{'s' * (load['sequences'] != 1)} of {load['context']:,} tokens"
@@ -117,7 +117,8 @@ def _how_to_read(one: Footprint) -> str:
 
 
 def _bars(one: Footprint) -> Bars:
-    """Return sequences that fit by GPU and format; of many GPUs those that hold the most."""
+    """Return the number of sequences that fit, by GPU and format; if there are many GPUs, return those that hold the
+    most."""
     formats = list(dict.fromkeys(row["weights"] for row in one["fits"]))
     rows: dict[str, list[float | None]] = {}
     for row in one["fits"]:

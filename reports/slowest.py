@@ -1,4 +1,4 @@
-"""The slowest requests, and the cause of each."""
+"""Slowest requests, and the cause of each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _table(run: Run, title: str, rows: np.ndarray[tuple[int], np.dtype[np.int64]
 
 
 def first_token_cause(run: Run, i: int) -> str:
-    """Return the cause that took most of a request's time to its first token."""
+    """Return the cause that contributed most to a request's time to first token."""
     r = run.requests
     ttft, queue = float(r["ttft_ns"][i]), float(r["queue_time_ns"][i])
     if queue > ttft / 2:

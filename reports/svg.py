@@ -1,7 +1,7 @@
-"""Figures as inline SVG: matplotlib draws, the page's stylesheet colours.
+"""Figures as inline SVG: matplotlib draws them, and the page's stylesheet colors them.
 
-A painter draws with the colours of `INK`. They are stand-ins: in the SVG each becomes a CSS variable, so that one
-drawing serves light, dark and print. Text stays text in the page's own font. The bytes depend on what is drawn alone.
+A painter draws with the colors of `INK`. They are placeholders: in the SVG, each becomes a CSS variable, so that one
+drawing serves light, dark and print. Text stays text in the page's own font. The bytes depend only on the content.
 """
 
 from __future__ import annotations
@@ -26,56 +26,58 @@ FILE = 'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" d
 """Attributes that an SVG file needs and an SVG element on the page does not."""
 
 Painter = Callable[[Any, bool], None]
-"""Draws into a matplotlib Figure; the flag: for a narrow page."""
+"""Function that draws into a matplotlib Figure; the flag is true for a narrow page."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the page: what it shows, in words too."""
+    """Figure on the page, with a description in words."""
 
     name: str
-    """Unique on the page: the ids in the SVG begin with it."""
+    """Name unique to the page; the ids in the SVG begin with it."""
     title: str
     alt: str
     """Text alternative, for readers who cannot see it."""
     svg: Markup = field(repr=False)
     caption: str = ""
     legend: tuple[tuple[str, str], ...] = ()
-    """(colour, meaning) of what is not labelled in the drawing itself."""
+    """Pairs of (color, meaning) for everything that the drawing itself does not label."""
     wide: bool = False
     paint: Painter | None = field(default=None, repr=False, compare=False)
     size: tuple[int, int] = (WIDE, 300)
-    """Size of the drawing (of two versions the wide one) in CSS pixels."""
+    """Size of the drawing in CSS pixels (of the wide version, if there are two)."""
     narrow_height: int = 0
-    """Height of the version for phones, and for a column of a paper; 0: that of `size`."""
+    """Height of the version for phones and for a paper's column; 0 means the height in `size`."""
     tidy: Callable[[], list[tuple[Any, ...]]] | None = field(default=None, repr=False, compare=False)
-    """Makes the rows of `data` where what is drawn is not what is meant: names in place of numbers, own scales."""
+    """Function that builds the rows of `data` if drawn values differ from the actual ones: names instead of numbers,
+    custom scales."""
 
     @property
     def data(self) -> pd.DataFrame:
-        """The values drawn, one per row: see servesim.reports.data."""
+        """Drawn values, one per row; see servesim.reports.data."""
         from servesim.reports.data import frame_of
 
         return frame_of(self)
 
     def to_svg(self) -> str:
-        """Return the figure as the text of an SVG file, in light colours."""
+        """Return the figure as the text of an SVG file, in light colors."""
         return standalone(self)
 
-    _repr_svg_ = to_svg  # notebooks show it
+    _repr_svg_ = to_svg  # for notebooks
 
     def to_matplotlib(self, width: float | None = None) -> Any:
-        """Return the figure as a matplotlib Figure, in light colours, to be changed or saved in another format. `width`
-        in inches: as it stands in a paper (servesim.reports.paper)."""
+        """Return the figure as a matplotlib Figure, in light colors, for changes or other output formats. With `width`
+        in inches, it is laid out for a paper (servesim.reports.paper)."""
         from servesim.reports.paper import as_matplotlib, on_paper
 
         return as_matplotlib(self) if width is None else on_paper(self, width)
 
     def save(self, path: str | Path, width: float | None = None) -> None:
-        """Write the figure as .svg, or as any other format of matplotlib (.png, .pdf).
+        """Write the figure as .svg, or in any other matplotlib format (.png, .pdf).
 
-        `width` in inches: as it stands in a paper, 3.3 in a column and 7 across two: legible text, markers and hatches
-        that tell series apart in grey, no title (the caption has it). UserError for a width outside 2 to 20.
+        With `width` in inches, it is laid out for a paper (3.3 for one column, 7 for two): legible text, markers and
+        hatches that distinguish series in gray, and no title (the caption has it). Raise UserError for a width outside
+        2 to 20.
         """
         from servesim.reports.files import writing
         from servesim.reports.paper import write
@@ -91,8 +93,8 @@ def wide(
     name: str, title: str, alt: str, paint: Painter, heights: tuple[int, int], caption: str = "",
     narrow: bool | None = None, **more: Any,
 ) -> Drawing:  # fmt: skip
-    """Draw a figure across the page, and a second version for phones; `heights` of the two in CSS pixels. `narrow`:
-    only the version for phones, or only the other, where it is known what the page is read on."""
+    """Draw a figure across the page, and a second version for phones; `heights` gives both heights in CSS pixels. If
+    the display is known, `narrow` selects one: true for the phone version, false for the wide one."""
     if narrow is not None:
         width, height = (NARROW, heights[1]) if narrow else (WIDE, heights[0])
         svg = _svg(name, title, alt, paint, width, height)
@@ -131,7 +133,8 @@ def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: in
 
 
 def _axes(figure: Any, height: int) -> list[dict[str, Any]]:
-    """Return what pixels of each axes mean, for the page's script: the box as [left, top, right, bottom], x and y."""
+    """Return the meaning of each axes' pixels, for the page's script: the box as [left, top, right, bottom], x and
+    y."""
     found = []
     for axes in figure.axes:
         x0, y0, x1, y1 = (72 * float(v) / figure.dpi for v in axes.get_window_extent().extents)
@@ -142,12 +145,13 @@ def _axes(figure: Any, height: int) -> list[dict[str, Any]]:
 
 
 def _shared_label(axes: Any) -> str:
-    """Return the words of the x axis; of panels that share one, the lowest has them."""
+    """Return the label of the x axis; of panels that share an axis, the lowest has it."""
     return next((one.get_xlabel() for one in axes.get_shared_x_axes().get_siblings(axes) if one.get_xlabel()), "")
 
 
 def _axis(axis: Any, words: str) -> dict[str, Any] | None:
-    """Return scale, limits, unit (the axis's gid) and label of an axis; None: it has names instead of numbers."""
+    """Return the scale, limits, unit (the axis's gid) and label of an axis, or None if it has names instead of
+    numbers."""
     from matplotlib.ticker import FixedFormatter
 
     unit = axis.get_gid()
@@ -160,7 +164,8 @@ def _axis(axis: Any, words: str) -> dict[str, Any] | None:
 
 
 def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], meaning: str) -> str:
-    """Return the SVG element alone, without what only a file needs, its text alternative and meaning added."""
+    """Return the SVG element alone, without the parts that only a file needs, with its text alternative and meaning
+    added."""
     width, height = size
     body = text[text.index("<svg") :]
     body = body[body.index(">") + 1 :].strip()
@@ -185,8 +190,8 @@ def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], m
 
 
 def standalone(drawing: Drawing) -> str:
-    """Return a drawing as a file of its own, title and legend above it, in the colours of the light page; of two
-    versions the wide one."""
+    """Return a drawing as a separate file, with title and legend above it, in the colors of the light page; of two
+    versions, use the wide one."""
     light, text = light_colours(), str(drawing.svg)
     text = text[text.index("<svg") : text.index("</svg>")]
     width, height = (int(size) for size in re.findall(r'viewBox="0 0 (\d+) (\d+)"', text)[0])
@@ -205,5 +210,5 @@ def standalone(drawing: Drawing) -> str:
 
 
 def _shorter(tag: str) -> str:
-    """Shorten an SVG tag: tenths of a pixel are enough, and a tag has room in one line."""
+    """Shorten an SVG tag: round to tenths of a pixel, and put the tag on one line."""
     return re.sub(r"(\d\.\d)\d+", r"\1", " ".join(tag.split()))

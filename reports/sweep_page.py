@@ -1,4 +1,4 @@
-"""The page of a sweep."""
+"""Page of a sweep."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from servesim.reports.svg import Drawing
 PANELS = ("ttft_p99", "tpot_p99", "e2el_p99", "slo_attainment", "ttft_mean", "tpot_mean", "e2el_mean")
 PANELS_AT_MOST = 3
 DECISIVE = ("slo_attainment", "request_goodput")
-"""Metrics that stand first in the table: they say which combination is best."""
+"""Metrics that come first in the table, since they determine the best combination."""
 
 
 def page(folder: Path) -> Page:
-    """Return the page: every combination, the best, latency against load, and the Pareto front."""
+    """Return the page: every combination, the best one, latency against load, and the Pareto front."""
     experiment = Experiment.load(folder, "sweep")
     document = experiment.document
     curves = _curves(document)
@@ -63,7 +63,7 @@ def _metrics(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _groups(document: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return variants by everything but their rate, each group by rate; those that failed left out."""
+    """Return the variants that did not fail, grouped by everything but their rate, each group ordered by rate."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for variant in document["variants"]:
         if variant["status"] == "ok":
@@ -78,8 +78,8 @@ def _stable(variant: Mapping[str, Any]) -> bool:
 
 
 def _curves(document: Mapping[str, Any]) -> list[Curve]:
-    """Return a curve for each combination of the other axes, where rate is an axis; of many those that stay stable
-    longest."""
+    """Return a curve for each combination of the other axes if rate is an axis; if there are many, return those that
+    stay stable longest."""
     if len(document["axes"].get("rate", [])) < 3:
         return []
     groups = {label: found for label, found in _groups(document).items() if len(found) > 2}
@@ -101,7 +101,7 @@ def _curves(document: Mapping[str, Any]) -> list[Curve]:
 
 
 def _strip(document: Mapping[str, Any]) -> Drawing | None:
-    """Draw every combination that ran, as dots."""
+    """Draw every combination that ran as dots."""
     rates, panels = [str(rate) for rate in document["axes"].get("rate", [])], _panels(document)
     rows = [
         {
@@ -135,7 +135,7 @@ def _front(document: Mapping[str, Any]) -> Drawing | None:
 
 
 def _distributions(experiment: Experiment) -> Drawing | None:
-    """Draw latencies of the best combinations that are stable."""
+    """Draw the latencies of the best stable combinations."""
     document = experiment.document
     goal = _metrics(document)[document["settings"]["best_by"][0]]
     sign = 1 if goal["better"] == "lower" else -1
@@ -195,7 +195,7 @@ def _pareto(document: Mapping[str, Any]) -> list[Dot]:
 
 
 def _answer(document: Mapping[str, Any]) -> str:
-    """Return in one sentence what did best, of the combinations at its rate where rate is an axis."""
+    """Return a sentence that names the best combination, at its rate if rate is an axis."""
     best = document["best"]
     if best is None:
         return "No combination is stable at any rate." if document["variants"] else ""
@@ -221,7 +221,7 @@ def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: 
 
 
 def _alerts(document: Mapping[str, Any]) -> list[Alert]:
-    """Return failures, one line per error."""
+    """Return the failures, one line per error."""
     failed: dict[str, list[str]] = {}
     for v in document["variants"]:
         if v["status"] != "ok":
@@ -260,7 +260,7 @@ def _table(document: Mapping[str, Any]) -> Table:
 
 
 def _cell(variant: Mapping[str, Any], metric: Mapping[str, Any]) -> Markup | str:
-    """Return a value, and below a mean latency where eight of ten measured servers would have it."""
+    """Return a value and, below a mean latency, the range in which eight of ten measured servers would have it."""
     unit = metric["unit"] if metric["unit"] in BARE else ""
     said = amount((variant["values"] or {}).get(metric["name"]), unit)
     bars = (variant.get("bars") or {}).get(metric["name"])
@@ -270,7 +270,7 @@ def _cell(variant: Mapping[str, Any], metric: Mapping[str, Any]) -> Markup | str
 
 
 def _sure(document: Mapping[str, Any]) -> list[str]:
-    """Return what the model's error leaves of the best and of the fronts."""
+    """Return sentences about the best combination and the fronts under the model's error."""
     bests = document["best_by_rate"] if document["best_by_rate"] is not None else [document["best"]]
     said = [
         f"best {metric_label(best['metric'])}: {best['label']}{text}"
@@ -283,7 +283,7 @@ def _sure(document: Mapping[str, Any]) -> list[str]:
 
 
 def _axes(document: Mapping[str, Any]) -> list[str]:
-    """Return the axes in the order they have in labels."""
+    """Return the axes in label order."""
     first = document["variants"][0]
     return sorted(first["axes"], key=lambda axis: first["label"].find(label_of(axis, first["axes"][axis])))
 

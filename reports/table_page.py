@@ -1,4 +1,4 @@
-"""The page of a kernel table: coverage, repeats, held-out points, anomalies, other tables of the same GPU."""
+"""Page of a kernel table: coverage, repeats, held-out points, anomalies, other tables of the same GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servesim.reports.page import Alert, Page, Table
 from servesim.reports.svg import Drawing, half, wide
 
 _MOST = 1200
-"""Dots of a figure."""
+"""Maximum number of dots in a figure."""
 _COLOURS = ("blue", "teal", "amber", "rose", "violet", "sky", "lime", "slate")
 
 
@@ -109,7 +109,7 @@ def _operators(found: Quality) -> Table:
 
 
 def _coverage(o: Operator) -> Drawing | None:
-    """Draw where the table has points."""
+    """Draw the positions of the table's points."""
     if o.op == "gemm":
         x, y = o.rows["m"], o.rows["n"].astype(float) * o.rows["k"]
         labels = ("tokens", "weights (n x k)")
@@ -232,7 +232,7 @@ def _ratios(against: Against) -> Drawing:
 
 
 def _provenance(found: Quality) -> list[str]:
-    """Return one line per key, with the files it belongs to where they differ."""
+    """Return one line per key, with the files to which it belongs if they differ."""
     said: dict[str, dict[str, list[str]]] = {}
     for file, entry in found.provenance.items():
         for key, value in entry.items():

@@ -1,8 +1,8 @@
-"""Every step and every token of a run, worked out from its records.
+"""Every step and every token of a run, derived from its records.
 
-Records keep runs of equal steps as one row, and of tokens only what is out of the ordinary. The steps of a row are
-priced again to tell where each ends; where that fails (the cost model's files have changed since, or its price depends
-on more than the records keep) they share the row's time evenly and `exact` says so.
+Records store runs of equal steps as one row, and only unusual tokens individually. The steps of a row are repriced to
+find the end of each. If that fails (the cost model's files have changed, or its price depends on more than the records
+store), the steps share the row's time evenly and `exact` is false.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Column = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps, one element each, by replica and step id."""
+    """All steps, one element per step, ordered by replica and step id."""
 
     row: Column
-    """Row of the step table it stands in."""
+    """Row of the step table that contains the step."""
     step: Column
     begin_ns: Column
     end_ns: Column
     exact: bool
-    """False: ends within some rows of several steps are estimates."""
+    """Whether all ends are exact; if false, the ends within some multi-step rows are estimates."""
 
 
 class Tokens:
@@ -43,7 +43,7 @@ class Tokens:
         columns = ("row", "replica", "output_len", "first_token_ns", "last_token_ns")
         answers = result.samples[result.samples["sample"] >= 0]
         self._sequences = {c: answers[c].to_numpy() for c in columns}
-        self._of: dict[int, list[int]] = {}  # by request, its sequences
+        self._of: dict[int, list[int]] = {}  # sequences by request
         for i, request in enumerate(answers["request"].tolist()):
             self._of.setdefault(request, []).append(i)
         self._rows = result.requests["row"].tolist()
@@ -56,7 +56,7 @@ class Tokens:
 
     @cached_property
     def steps(self) -> Steps:
-        """The step table with its runs of steps written out."""
+        """Step table with its runs of steps expanded."""
         s = self._steps
         order = np.lexsort((s["step"], s["replica"]))
         k = s["k"][order]
@@ -79,7 +79,7 @@ class Tokens:
             return None
 
     def _ends(self, row: int, cost: TableCostModel | None) -> tuple[Column, bool]:
-        """Return when each step of a row ends, and whether that is known to the nanosecond."""
+        """Return the end of each step in a row, and whether the ends are exact to the nanosecond."""
         start, end, k = (int(self._steps[c][row]) for c in ("start_ns", "end_ns", "k"))
         if cost is not None:
             batch, _ = batch_of(self._steps, row, 0)
@@ -96,8 +96,8 @@ class Tokens:
         return {int(r): self.steps.end_ns[replica == r] for r in np.unique(replica)}
 
     def of(self, i: int) -> Column:
-        """Return when each output token of the i-th request (of all its samples) reached the client, ns; empty if none
-        did."""
+        """Return the times (ns) when each output token of the i-th request (all its samples) reached the client; empty
+        if none did."""
         parts = [self._sequence(j) for j in self._of.get(self._rows[i], ())]
         if len(parts) == 1:
             return parts[0]

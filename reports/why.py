@@ -1,4 +1,4 @@
-"""`servesim why`: the story of one request, from its arrival to its last token."""
+"""History of one request, from its arrival to its last token (`servesim why`)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from servesim.run.result import Result
 from servesim.run.result_files import STEP_REQUESTS, reading
 
 SLOTS = ("max_num_seqs", "max_running_requests", "max_batch_size")
-"""Names that schedulers have for the most requests that run at once."""
+"""Scheduler parameters that limit the number of running requests."""
 FULL = 0.95
-"""Share of the KV memory from which on it is called full: the last blocks are too few for most prompts."""
+"""Share from which on the KV memory is called full: the last blocks are too few for most prompts."""
 MOST_NAMED = 12
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Story:
-    """One request of a run."""
+    """History of one request of a run."""
 
     run: Run
     i: int
     folder: Path | None = None
-    """Where the run's files are."""
+    """Folder of the run's files."""
 
     @classmethod
     def of(cls, folder: Path, request: str) -> Story:
-        """Find a request of a result by its row in the trace or by its name; UserError where there is none."""
+        """Find a request of a result by its row in the trace or by its name; raise UserError if there is none."""
         run = Run(Result.load(folder))
         rows = run.requests["row"].tolist()
         if run.names is not None and request in run.names:
@@ -51,23 +51,23 @@ class Story:
         raise UserError(f"{folder}: no request {request!r} (there are {ends}{example})")
 
     def value(self, column: str) -> int:
-        """Return a number of the request's record."""
+        """Return a number from the request's record."""
         return int(self.run.requests[column][self.i])
 
     @cached_property
     def steps(self) -> dict[str, Any]:
-        """The rows of steps of its replica, in order."""
+        """Step rows of the request's replica, in order."""
         mine = self.run.steps["replica"] == self.value("replica")
         order = np.argsort(self.run.steps["step"][mine], kind="stable")
         return {name: column[mine][order] for name, column in self.run.steps.items()}
 
     def during(self, begin: int, end: int) -> Mask:
-        """Return which of these rows overlap a span of time, ns."""
+        """Return which of these rows overlap a time span, in ns."""
         found: Mask = (self.steps["start_ns"] < end) & (self.steps["end_ns"] > begin)
         return found
 
     def lines(self) -> list[str]:
-        """Return the story, a line for each phase."""
+        """Return the history, one line per phase."""
         state = State(self.value("state"))
         name = f" ({self.run.names[self.i]})" if self.run.names else ""
         limit = self.run.scenario.slo
@@ -99,7 +99,7 @@ class Story:
         return (self.value(later) - self.value(earlier)) / 1e6
 
     def _ahead(self, at: int) -> int:
-        """Return how many requests waited on its replica at a time, itself left out."""
+        """Return the number of other requests that waited on the request's replica at a given time."""
         r = self.run.requests
         scheduled = np.where(r["scheduled_ns"] < 0, r["finished_ns"], r["scheduled_ns"])
         waiting = (r["replica"] == self.value("replica")) & (r["arrival_ns"] <= at) & (scheduled > at)
@@ -119,7 +119,7 @@ class Story:
         return f"{until} is scheduled, after {time_ms(waited)} in the queue: {self._queue_cause(inside)}"
 
     def _queue_cause(self, inside: Mask) -> str:
-        """Return what kept it waiting, by the fullest of the steps meanwhile."""
+        """Return the reason for the request's wait, taken from the fullest step during it."""
         s, scenario = self.steps, self.run.scenario
         sequences = int((s["decode_count"] + s["prefill_pieces"])[inside].max())
         slots = next((scenario.scheduler[name] for name in SLOTS if scenario.scheduler.get(name)), None)
@@ -172,7 +172,7 @@ class Story:
         return ", ".join(said)
 
     def _beside(self) -> list[str]:
-        """Return the requests it shared most steps with, where the run has recorded those."""
+        """Return the requests with which this request shared the most steps, if the run recorded them."""
         path = self.folder / STEP_REQUESTS if self.folder is not None else None
         if path is None or not path.is_file():
             return []
@@ -191,7 +191,7 @@ class Story:
         return [f"{first}; most often beside {names}" if names else f"{first}, alone"] if first else []
 
     def figure(self) -> Drawing:
-        """Draw its phases over what its replica did meanwhile."""
+        """Draw the request's phases above its replica's activity during them."""
         times = [self.value(c) for c in ("arrival_ns", "scheduled_ns", "first_token_ns", "last_token_ns")]
         last = max(self.value("finished_ns"), times[0] + 1)
         inside = self.during(times[0], last)

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them."""
+"""Numbers in readable form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "shorte
 
 
 def name_of(file_or_name: str) -> str:
-    """Return a model or GPU; one from a file by the file's name (a `config.json` by its folder's), without the path."""
+    """Return the name of a model or GPU without its path; for a file, use the file's name (for a `config.json`, its
+    folder's)."""
     path = PurePath(file_or_name)
     if path.suffix not in (".json", ".yaml", ".yml"):
         return path.name
@@ -19,13 +20,13 @@ def name_of(file_or_name: str) -> str:
 
 
 def gpu_of(file_or_name: str) -> str:
-    """Return a GPU by its name, known ones in capitals."""
+    """Return the name of a GPU, with known ones in capitals."""
     name = name_of(file_or_name)
     return name.upper() if name == file_or_name else name
 
 
 def time_ms(ms: float | None) -> str:
-    """Format milliseconds below a second, seconds above it."""
+    """Format a time in milliseconds below one second, and in seconds above it."""
     if ms is None:
         return "–"
     if ms < 1000:
@@ -34,7 +35,7 @@ def time_ms(ms: float | None) -> str:
 
 
 def seconds(s: float) -> str:
-    """Format seconds, from ten minutes on minutes, from two hours on hours."""
+    """Format a time in seconds, in minutes from ten minutes on, and in hours from two hours on."""
     if s >= 7200:
         return f"{s / 3600:,.1f} h"
     if s >= 600:
@@ -43,11 +44,11 @@ def seconds(s: float) -> str:
 
 
 def count(value: float) -> str:
-    """Format a count with separators, from ten million on in millions."""
+    """Format a count with separators, or in millions from ten million on."""
     return f"{value / 1e6:,.1f} M" if abs(value) >= 1e7 else f"{value:,.0f}"
 
 
 def shortened(name: str, most: int = 40) -> str:
-    """Return a name of the user's (a tenant's, a label's) in one line of at most `most` characters."""
+    """Return a user-supplied name (of a tenant or label) as one line of at most `most` characters."""
     line = one_line(name)
     return line if len(line) <= most else f"{line[: most - 1]}…"

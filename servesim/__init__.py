@@ -59,7 +59,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when first used, so that `import servesim` and `servesim --help` stay quick."""
+    """Import public names on first use, so that `import servesim` and `servesim --help` stay fast."""
     if name not in _HOME:
         raise AttributeError(f"module 'servesim' has no attribute {name!r}")
     from importlib import import_module

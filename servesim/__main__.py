@@ -7,11 +7,11 @@ import threading
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 
-AGAIN_S = 0.02  # an interrupt that comes while a C extension is being initialized comes again after this time
+AGAIN_S = 0.02  # delay before resending an interrupt that arrived while a C extension was being initialized
 
 
 def main() -> None:
-    """Run the command line; an interrupt that comes while it is still being imported is one line as well."""
+    """Run the command line. An interrupt during its import also prints a single line."""
     try:
         signal.signal(signal.SIGTERM, interrupt)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -25,10 +25,11 @@ def main() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt: `timeout` and batch systems end a command by SIGTERM, and it leaves as little behind.
+    """Raise KeyboardInterrupt: `timeout` and batch systems end a command with SIGTERM, which must clean up just as
+    well.
 
-    The initialization of a C extension may swallow an exception (Cython's clears any that meets it), and the command
-    would run on: there the signal is sent again a little later, until the import is over.
+    The initialization of a C extension may swallow an exception (Cython's clears any that occurs in it), and the
+    command would keep running. In that case the signal is sent again a little later, until the import is over.
     """
     if _initializes_an_extension(frame):
         again = threading.Timer(AGAIN_S, signal.raise_signal, [number])

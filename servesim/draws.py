@@ -1,8 +1,8 @@
-"""Counter-based randomness: a draw is a hash of (seed, purpose, row, position), never "the next number".
+"""Counter-based randomness: each draw is a hash of (seed, purpose, row, position), never "the next number".
 
-Nothing here has state. The same arguments give the same draw in any order, process and version, so two
-policies replaying one trace see the same luck: that is what makes paired comparisons tight. Every
-distribution is the inverse transform of one uniform, so a draw moves monotonically with its parameters.
+The generator keeps no state. The same arguments give the same draw in any order, process and version, so two policies
+that replay one trace see the same random draws, which makes paired comparisons tight. Every distribution is the inverse
+transform of one uniform draw, so a draw is monotonic in its parameters.
 
     uniform(7, "accept", rows=np.arange(3))             # three rows, position 0
     uniform(7, "accept", rows=5, positions=np.arange(4))  # four positions of row 5
@@ -20,18 +20,18 @@ Floats = NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: the golden ratio in 64 bits
-_MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's finaliser (Steele et al., OOPSLA 2014)
+_MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's finalizer (Steele et al., OOPSLA 2014)
 
 
 @lru_cache(maxsize=256)
 def key(seed: int, purpose: str) -> int:
-    """The 64-bit key of one stream of draws. Purposes that differ in any letter give unrelated streams."""
+    """Return the 64-bit key of one stream of draws. Purposes that differ in any letter give unrelated streams."""
     digest = hashlib.blake2b(f"{int(seed)}\x00{purpose}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def bits(seed: int, purpose: str, rows: ArrayLike, positions: ArrayLike = 0) -> NDArray[np.uint64]:
-    """64 hashed bits for each (row, position), broadcast against each other; non-negative integers."""
+    """Return 64 hashed bits as non-negative integers for each (row, position), broadcast against each other."""
     row = np.asarray(rows).astype(np.uint64)
     position = np.asarray(positions).astype(np.uint64)
     start = np.array(key(seed, purpose), dtype=np.uint64)
@@ -41,16 +41,15 @@ def bits(seed: int, purpose: str, rows: ArrayLike, positions: ArrayLike = 0) -> 
 
 
 def uniform(seed: int, purpose: str, rows: ArrayLike, positions: ArrayLike = 0) -> Floats:
-    """Uniform draws strictly between 0 and 1 (53 bits) for each (row, position)."""
+    """Return uniform draws strictly between 0 and 1 (53 bits) for each (row, position)."""
     high = (bits(seed, purpose, rows, positions) >> np.uint64(12)).astype(np.float64)
     return np.asarray((high + 0.5) * 2.0**-52, dtype=np.float64)
 
 
 def stratified(seed: int, purpose: str, count: int, strata: int = 256) -> Floats:
-    """Uniform draws for rows 0..count-1 of which every `strata` successive ones fall one into each equal part of
-    (0, 1), in a keyed order: sums over many rows vary far less than with `uniform`, each draw looks the same.
-    A row's draw does not depend on `count`.
-    """
+    """Return stratified uniform draws for rows 0..count-1: of every `strata` consecutive draws, one falls in each equal
+    part of (0, 1), in a keyed order. Sums over many rows vary far less than with `uniform`, while each single draw
+    looks the same. A row's draw does not depend on `count`."""
     rows = np.arange(-(-count // strata) * strata)
     order = np.argsort(uniform(seed, f"{purpose} order", rows).reshape(-1, strata), axis=1, kind="stable")
     within = uniform(seed, purpose, rows).reshape(-1, strata)
@@ -58,26 +57,26 @@ def stratified(seed: int, purpose: str, count: int, strata: int = 256) -> Floats
 
 
 def uniform_one(seed: int, purpose: str, row: int, position: int = 0) -> float:
-    """One draw without numpy's overhead: equal to `uniform(seed, purpose, row, position)` bit for bit."""
+    """Return one draw without numpy's overhead, equal to `uniform(seed, purpose, row, position)` bit for bit."""
     state = _mix_one((key(seed, purpose) + (row + 1) * _GAMMA) & _MASK)
     state = _mix_one((state + (position + 1) * _GAMMA) & _MASK)
     return ((state >> 12) + 0.5) * 2.0**-52
 
 
 def exponential(seed: int, purpose: str, rows: ArrayLike, positions: ArrayLike = 0) -> Floats:
-    """Exponential draws of mean 1."""
+    """Return exponential draws with mean 1."""
     return np.asarray(-np.log1p(-uniform(seed, purpose, rows, positions)), dtype=np.float64)
 
 
 def normal(seed: int, purpose: str, rows: ArrayLike, positions: ArrayLike = 0) -> Floats:
-    """Standard normal draws."""
+    """Return standard normal draws."""
     from scipy.special import ndtri
 
     return np.asarray(ndtri(uniform(seed, purpose, rows, positions)), dtype=np.float64)
 
 
 def gamma(seed: int, purpose: str, rows: ArrayLike, positions: ArrayLike = 0, *, cv: float = 1.0) -> Floats:
-    """Gamma draws of mean 1 and coefficient of variation `cv` (shape 1/cv^2); cv 0 is the constant 1."""
+    """Return gamma draws with mean 1 and coefficient of variation `cv` (shape 1/cv^2); cv 0 gives the constant 1."""
     u = uniform(seed, purpose, rows, positions)
     if cv == 0:
         return np.ones_like(u)

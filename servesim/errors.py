@@ -1,6 +1,6 @@
-"""Errors that are the user's to fix: one clear line each, exit code 2 on the command line.
+"""Errors that the user has to fix, with one clear line each and exit code 2 on the command line.
 
-What they echo comes from files and options: it is escaped and shortened here, wherever the message is written.
+Values they quote come from files and options and are escaped and shortened here, wherever the message is written.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 MOST_SHOWN = 200
-"""Most characters of one value in a message."""
+"""Maximum number of characters of one value in a message."""
 MOST_LINE = 4000
-"""Most characters of a message: one of servesim's own, with all formats it knows, has 1,500."""
+"""Maximum number of characters of a message. One of servesim's own that lists all known formats has 1,500."""
 _LONG = re.compile(rf"\S{{{MOST_SHOWN + 1},}}|'[^']{{{MOST_SHOWN},}}'|\"[^\"]{{{MOST_SHOWN},}}\"")
 
 
 class _OneLine(Exception):
-    """An exception whose message is one line of printable text, however long and raw what it quotes."""
+    """Exception whose message is one line of printable text, however long and raw the quoted values are."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(one_line(str(message)))
 
 
 class UserError(_OneLine):
-    """Bad input: names the file, line or key, what is wrong and what would be right."""
+    """Bad input: the message names the file, line or key, the problem and the correct form."""
 
 
 class Interrupted(_OneLine):
-    """The user interrupted a command that keeps what it has done so far: says what is kept."""
+    """Interruption by the user of a command that keeps its results so far; the message names what is kept."""
 
 
 class PolicyError(_OneLine):
-    """A policy broke its contract: names the policy, the simulated time and the reason."""
+    """Policy that broke its contract: the message names the policy, the simulated time and the reason."""
 
 
 class NotForPipelines(PolicyError):
-    """A scheduler plans a request again while its last token is still on its way through a pipeline."""
+    """Scheduler that plans a request again while its last token is still passing through a pipeline."""
 
 
 class HeldWhileWaiting(PolicyError):
-    """Nothing runs: the first request in line needs memory that waiting requests hold for KV from elsewhere."""
+    """Deadlock: the first request in line needs memory that waiting requests hold for remote KV."""
 
 
 def one_line(text: str) -> str:
-    """Return a message as one line: blanks for line ends, control characters and lone surrogates escaped, the middle
-    of words and quotations of more than MOST_SHOWN characters left out."""
+    """Return a message as one line: line ends become blanks, control characters and lone surrogates are escaped, and
+    the middle of words and quotations longer than MOST_SHOWN characters is left out."""
     line = " ".join(text.split())
     if not line.isprintable():
         line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
@@ -57,12 +57,12 @@ def one_line(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value of the input as a message quotes it: its `repr`, of at most MOST_SHOWN characters."""
+    """Return an input value as messages quote it: its `repr`, cut to MOST_SHOWN characters."""
     if isinstance(value, str) and len(value) > MOST_SHOWN:
-        value = value[:MOST_SHOWN] + value[-MOST_SHOWN:]  # what is left out below, and more, need not be escaped
+        value = value[:MOST_SHOWN] + value[-MOST_SHOWN:]  # the omitted part, and more, need not be escaped
     try:
         return _shortened(one_line(repr(value)))
-    except (ValueError, RecursionError):  # a number of thousands of digits; lists too deep
+    except (ValueError, RecursionError):  # a number with thousands of digits; deep lists
         return f"a {type(value).__name__} too large to show"
 
 
@@ -74,8 +74,8 @@ def _shortened(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def suggest(word: str, choices: Iterable[str], most: int = MOST_SHOWN) -> str:
-    """` (did you mean "x"?)` for the closest choice, or the list of choices when none is close, of a long one the
-    beginning, `most` characters in all, or fewer behind a long word."""
+    """Return ` (did you mean "x"?)` for the closest choice, or the list of choices if none is close. A long list is cut
+    to `most` characters in total, or fewer behind a long word."""
     names = sorted(choices)
     close = difflib.get_close_matches(word[:MOST_SHOWN], names, n=1, cutoff=0.6)
     if close:
@@ -88,6 +88,6 @@ def suggest(word: str, choices: Iterable[str], most: int = MOST_SHOWN) -> str:
 
 
 def _shorter(names: Sequence[str], most: int) -> Sequence[str]:
-    """Return the first names that fit `most` characters, commas included; one at least."""
+    """Return the first names that fit in `most` characters, commas included, but at least one."""
     ends = itertools.accumulate(len(name) + 2 for name in names)
     return names[: max(sum(end <= most for end in ends), 1)]

@@ -1,4 +1,4 @@
-"""Lists as a command line has them: values with commas between, and none of them empty. Values as YAML has them."""
+"""Lists as written on a command line: comma-separated, non-empty values. Values as written in YAML."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from servesim.errors import UserError
 
 
 def listed(what: str, text: str) -> list[str]:
-    """The parts of `text` between the commas that stand outside brackets, without blanks around them.
+    """Return the parts of `text` between commas outside brackets, without surrounding blanks.
 
-    UserError, which `what` begins, where a part is empty or brackets do not match.
+    Raise UserError, which begins with `what`, if a part is empty or brackets do not match.
     """
     depth, parts = 0, [""]
     for char in text:
@@ -45,7 +45,7 @@ def policy_parts(text: str) -> tuple[str, str, str]:
 
 
 def names(what: str, text: str) -> list[str]:
-    """A list in which nothing stands twice."""
+    """Return a list without duplicates; raise UserError for a repeated name."""
     found = listed(what, text)
     for i, name in enumerate(found):
         if name in found[:i]:
@@ -54,7 +54,7 @@ def names(what: str, text: str) -> list[str]:
 
 
 def whole_numbers(what: str, text: str) -> list[int]:
-    """A list of numbers above 0, none of them twice."""
+    """Return a list of distinct integers above 0."""
     found = names(what, text)
     for part in found:
         if not (part.isascii() and part.isdecimal() and 0 < len(part) <= 18 and int(part)):
@@ -63,7 +63,7 @@ def whole_numbers(what: str, text: str) -> list[int]:
 
 
 def pairs(what: str, text: str) -> dict[str, str]:
-    """`a=1,b=x` as strings by key; empty where there is nothing at all."""
+    """Return `a=1,b=x` as strings by key; empty if the text is empty."""
     found: dict[str, str] = {}
     for part in listed(what, text) if text.strip() else ():
         key, equals, value = part.partition("=")
@@ -76,8 +76,8 @@ def pairs(what: str, text: str) -> dict[str, str]:
 
 
 def spelt(value: Any) -> Any:
-    """A YAML value with booleans as the words they are written as: to pydantic `True` is the number 1 too, "true" is
-    a boolean alone."""
+    """Return a YAML value with booleans as words: pydantic also takes `True` as the number 1, but "true" only as a
+    boolean."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return [spelt(inner) for inner in value] if isinstance(value, list) else value
@@ -87,14 +87,14 @@ _CHANGES = re.compile(r":(?=[A-Za-z_][\w.]*=)")
 
 
 def split_changes(text: str) -> tuple[str, dict[str, str]]:
-    """The name in `name:key=value,...` and the changes after it, as texts by key: parts of a GPU's data sheet
+    """Return the name in `name:key=value,...` and the changes after it, as texts by key: fields of a GPU's data sheet
     (`h100:usd_per_hour=2.2`) or of a model's config (`llama-3.1-8b:num_hidden_layers=4`)."""
     name, *rest = _CHANGES.split(text, maxsplit=1)
     return name, pairs(name, rest[0]) if rest else {}
 
 
 def with_changes(base: Any, changes: Mapping[str, Any]) -> str:
-    """The text of a name, which may have changes already, with further ones; those of a mapping as `a.b=value`."""
+    """Return a name, which may already have changes, with further changes appended; a mapping becomes `a.b=value`."""
     name, known = split_changes(str(base))
     merged = known | {key: text for top, value in changes.items() for key, text in _flat(top, value)}
     return f"{name}:{','.join(f'{key}={text}' for key, text in merged.items())}" if merged else name

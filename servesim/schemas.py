@@ -1,4 +1,4 @@
-"""JSON schemas, written short: of what commands print, and of the sections that features add to a summary."""
+"""JSON schemas in short form: for the output of commands, and for the sections that features add to a summary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "number"}
 SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 FIGURE: Schema = {"type": ["number", "null"]}
-"""A number, null if there is nothing it could be of."""
+"""Schema of a number, or null if it is undefined."""
 TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 
 
 def an_object(may: Mapping[str, Schema] | None = None, /, **fields: Schema) -> Schema:
-    """Return the schema of an object with these keys, and perhaps more. `may`: keys that it need not have."""
+    """Return the schema of an object with these keys, and possibly more. `may`: optional keys."""
     return {"type": "object", "properties": {**fields, **(may or {})}, "required": sorted(fields)}
 
 
@@ -34,7 +34,7 @@ def a_list(items: Schema) -> Schema:
 
 
 def or_null(one: Schema) -> Schema:
-    """Return the schema of what may be missing."""
+    """Return a schema that also allows null."""
     return {"anyOf": [one, {"type": "null"}]}
 
 
@@ -44,4 +44,4 @@ def figures(names: str) -> Schema:
 
 
 DISTRIBUTION = or_null(figures("count mean std min max p50 p90 p95 p99"))
-"""Schema of what servesim.metrics.distribution.describe returns."""
+"""Schema of the result of servesim.metrics.distribution.describe."""

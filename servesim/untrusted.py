@@ -1,7 +1,7 @@
-"""Reads what others wrote: text, JSON and YAML within limits, every key once, numbers that are numbers.
+"""Readers of untrusted input: text, JSON and YAML within limits, without duplicate keys, and with finite numbers.
 
-Every reader of a file from outside goes through here. Whatever the input, there is a value or one UserError. The
-environment variable SERVESIM_LIMITS raises (or lowers) limits: `SERVESIM_LIMITS=rows=1e9,depth=500`.
+Every reader of an external file uses this module. Any input results in either a value or one UserError. The environment
+variable SERVESIM_LIMITS raises (or lowers) limits: `SERVESIM_LIMITS=rows=1e9,depth=500`.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 DAMAGED = "the compressed file is damaged or cut short"
 BLOCK = 1 << 20
 FREELY_UNPACKED = 16 << 20
-"""Bytes that any packed file may unpack to: the ratio is not looked at below."""
+"""Size in bytes up to which any compressed file may be decompressed; the ratio is ignored below it."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Most of anything that a file may make servesim hold. Far above what the public traces and models have."""
+    """Limits on the memory and size of a file's content, far above those of public traces and models."""
 
     bytes: int = 64 << 30
-    """Bytes of a file of rows, unpacked."""
+    """Bytes of a file of rows, uncompressed."""
     ratio: int = 100
-    """Bytes unpacked for each packed, above 16 MiB. Traces as CSV or JSON have 3 to 20."""
+    """Uncompressed bytes per compressed byte, above 16 MiB. Traces as CSV or JSON have 3 to 20."""
     line: int = 64 << 20
     """Bytes of one line."""
     rows: int = 100_000_000
-    """Requests of a trace, all samples counted."""
+    """Requests of a trace, counting all samples."""
     samples: int = 16_384
-    """Answers to one request; vLLM allows as many by default (VLLM_MAX_N_SEQUENCES)."""
+    """Answers to one request; vLLM's default limit is the same (VLLM_MAX_N_SEQUENCES)."""
     document: int = 1 << 30
-    """Bytes of a JSON document, which is read as a whole."""
+    """Bytes of a JSON document, which is read completely."""
     yaml: int = 8 << 20
     """Bytes of a YAML document."""
     nodes: int = 200_000
-    """Values in a YAML document, those behind an alias counted wherever it stands."""
+    """Values in a YAML document, with those behind an alias counted at each use."""
     depth: int = 100
-    """Lists and objects within each other."""
+    """Nesting depth of lists and objects."""
     fetch: int = 4 << 30
-    """Bytes of a download whose size is not known."""
+    """Bytes of a download of unknown size."""
 
 
 def limits() -> Limits:
-    """Return the limits in force; UserError where SERVESIM_LIMITS is not name=number,...."""
+    """Return the limits in force; raise UserError if SERVESIM_LIMITS is not name=number,...."""
     return _parsed(os.environ.get(SETTING, ""))
 
 
@@ -81,7 +81,7 @@ def _parsed(text: str) -> Limits:
 
 
 def too_much(where: object, what: str, name: str) -> UserError:
-    """Return the error that a limit is passed; it says how to raise it."""
+    """Return the error for an exceeded limit, which states how to raise it."""
     most: int = getattr(limits(), name)
     return UserError(f"{where}: {what} more than {most:,} (to allow it, set {SETTING}={name}=N)")
 
@@ -91,7 +91,7 @@ def _most_unpacked(packed: int) -> int:
 
 
 class _Bounded(io.RawIOBase):
-    """Bytes of a file, counted: by the whole, by the line and, where packed, by the size it was packed to."""
+    """Counted bytes of a file: in total, by line and, if compressed, relative to the compressed size."""
 
     def __init__(self, path: Path, source: Any, packed: int | None) -> None:
         self._path, self._source, self._limits = path, source, limits()
@@ -103,7 +103,7 @@ class _Bounded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read on; UserError where a limit is passed."""
+        """Read the next bytes; raise UserError if a limit is exceeded."""
         data = self._source.read(len(buffer))
         size = len(data)
         buffer[:size] = data
@@ -119,33 +119,33 @@ class _Bounded(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Close the file below too."""
+        """Close the underlying file too."""
         self._source.close()
         super().close()
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Open a text file, packed by gzip or zstd or not; reading on raises UserError beyond the limits. OSError where it
-    cannot be opened."""
+    """Open a text file, uncompressed or compressed with gzip or zstd; reading raises UserError beyond the limits. Raise
+    OSError if it cannot be opened."""
     text = io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
     text._CHUNK_SIZE = BLOCK >> 2  # type: ignore[attr-defined]  # bytes decoded at once: fewer calls of readinto
     return text
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """Open a file for its bytes, unpacked within the limits."""
+    """Open a file as bytes, decompressed within the limits."""
     return io.BufferedReader(_bounded(path), BLOCK)
 
 
 def _bounded(path: Path) -> _Bounded:
     with path.open("rb") as start:
         magic, size = start.read(4), os.fstat(start.fileno()).st_size
-        if magic.startswith(GZIP) and size > 18:  # its last four bytes say what it unpacks to, unless it is cut short
+        if magic.startswith(GZIP) and size > 18:  # its last four bytes are the uncompressed size, unless truncated
             start.seek(-4, os.SEEK_END)
             if int.from_bytes(start.read(4), "little") > _most_unpacked(size):
                 raise too_much(path, f"{DAMAGED}, or bytes unpacked for each packed one are", "ratio")
     if magic.startswith(GZIP):
-        return _Bounded(path, gzip.open(path), size)  # closed by the text
+        return _Bounded(path, gzip.open(path), size)  # closed with text
     if magic == ZSTD:
         import pyarrow as pa
 
@@ -155,7 +155,7 @@ def _bounded(path: Path) -> _Bounded:
 
 @contextmanager
 def reading(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a text file, packed or not, for as long as it is read; UserError where it cannot be, or not on."""
+    """Open a text file, compressed or not, while it is read; raise UserError if it cannot be opened or read."""
     try:
         with open_text(path, newline) as file:
             yield file
@@ -168,8 +168,8 @@ def reading(path: Path, newline: str | None = None) -> Iterator[TextIO]:
 
 
 def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
-    """Yield the rows of a CSV file, by column (as csv.DictReader) or, if not `named`, as lists; UserError where it is
-    none, or has a column twice. The first one `named` is the header: its names, as a list."""
+    """Yield the rows of a CSV file, by column (as csv.DictReader) or, if not `named`, as lists; raise UserError if it
+    is not CSV, or has a column twice. If `named`, the first item is the header: its names, as a list."""
     import csv
 
     with reading(path, newline="") as file:
@@ -190,7 +190,8 @@ def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
 
 
 def read_text(path: Path, most: str = "document") -> str:
-    """Return the text of a file, gzipped or not, of at most limit `most` bytes; UserError where it cannot be read."""
+    """Return the text of a file, gzipped or not, of at most limit `most` bytes; raise UserError if it cannot be
+    read."""
     bound: int = getattr(limits(), most)
     with reading(path) as file:
         text = file.read(bound + 1)
@@ -200,7 +201,7 @@ def read_text(path: Path, most: str = "document") -> str:
 
 
 def read_start(path: Path, size: int = 1 << 16) -> str:
-    """Return the first characters of a text file; UserError where it cannot be read."""
+    """Return the first characters of a text file; raise UserError if it cannot be read."""
     with reading(path) as file:
         return file.read(size)
 
@@ -223,7 +224,8 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_u
 
 
 def json_value(text: str) -> Any:
-    """Parse JSON: every key once, finite numbers, text that is text, no deeper than the limit; else ValueError."""
+    """Parse JSON; raise ValueError for duplicate keys, non-finite numbers, invalid text, or nesting deeper than the
+    limit."""
     try:
         value = _STRICT.decode(text)
     except RecursionError:
@@ -233,8 +235,9 @@ def json_value(text: str) -> Any:
 
 
 def row_reader() -> Callable[[str], Any]:
-    """Return a parser of one line of many, which does as `json_value` does, quickly where that is plain: an object of
-    as many keys as the line has colons has none within it and none twice, and few brackets are not deep."""
+    """Return a parser for single lines of a file that behaves like `json_value`, with a fast path for plain lines: an
+    object with as many keys as the line has colons contains no other object and no duplicate key, and few brackets mean
+    little nesting."""
     plain, shallow = _PLAIN.decode, limits().depth - 1
 
     def read(line: str) -> Any:
@@ -255,8 +258,8 @@ def _too_deep() -> str:
 
 
 def check_value(value: Any) -> None:
-    """Raise ValueError where a value of JSON or YAML is too deep, or has text with half a character (a lone
-    surrogate) or a number that is not finite."""
+    """Raise ValueError if a value of JSON or YAML is too deep, or has text with half a character (a lone surrogate) or
+    a number that is not finite."""
     most = limits().depth
     level, depth = [value], 0
     while level:
@@ -283,7 +286,7 @@ def check_value(value: Any) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raise ValueError where text has half a character, which no file can hold."""
+    """Raise ValueError if text has half a character (a lone surrogate), which no file can hold."""
     if not text.isascii():
         try:
             text.encode()
@@ -292,12 +295,12 @@ def check_text(text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON document in a file; UserError names it."""
+    """Return the JSON document in a file; raise a UserError that names the file."""
     return parse_json(read_text(path), path)
 
 
 def parse_json(text: str, where: object) -> Any:
-    """Return the JSON document in a text; UserError, which `where` begins."""
+    """Return the JSON document in a text; raise UserError, which begins with `where`."""
     try:
         return json_value(text)
     except json.JSONDecodeError as error:
@@ -307,7 +310,7 @@ def parse_json(text: str, where: object) -> Any:
 
 
 def read_yaml(path: Path, what: str = "") -> Any:
-    """Return the YAML document in a file; UserError names it, after `what`."""
+    """Return the YAML document in a file; raise a UserError that names the file after `what`."""
     where = f"{what} {path}".strip()
     try:
         text = read_text(path, "yaml")
@@ -317,8 +320,8 @@ def read_yaml(path: Path, what: str = "") -> Any:
 
 
 def parse_yaml(text: str, where: object) -> Any:
-    """Return the YAML document in a text, every key once, aliases unfolded within the limits; UserError, which
-    `where` begins."""
+    """Return the YAML document in a text, without duplicate keys, with aliases expanded within the limits; raise
+    UserError, which begins with `where`."""
     import yaml
 
     from servesim.yaml_limits import LimitedLoader
@@ -346,7 +349,7 @@ def _constructed(make: Callable[[], LimitedLoader], where: object, faults: type[
 
 
 def _check_yaml(value: Any) -> None:
-    """Check text alone: depth and aliases were counted while it was read, and `.inf` has its uses."""
+    """Check only text: depth and aliases were counted during parsing, and `.inf` is allowed."""
     level, seen = [value], set()
     while level:
         each = level.pop()

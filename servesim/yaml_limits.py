@@ -1,4 +1,5 @@
-"""A YAML loader that counts what it makes: aliases unfolded, depth, keys given twice."""
+"""YAML loader that enforces limits: it counts values (with aliases expanded), measures depth, and rejects duplicate
+keys."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class RefusedYamlError(yaml.MarkedYAMLError):
-    """A document beyond the limits, or a key given twice."""
+    """A document that exceeds the limits or has a duplicate key."""
 
 
 class LimitedLoader(yaml.SafeLoader):
-    """Plain values only, as SafeLoader makes them."""
+    """Loader of plain values only, like SafeLoader."""
 
     def __init__(self, text: str, limits: Limits) -> None:
         super().__init__(text)
         self._limits = limits
         self._count = self._depth = self._deepest = 0
-        self._known: dict[int, tuple[int, int]] = {}  # values in a node that is whole, and how deep they go
+        self._known: dict[int, tuple[int, int]] = {}  # number of values and depth of each completed node
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node and count it, one behind an alias as if it stood here."""
+        """Compose a node and count it; count an aliased node as if it were written here."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             node = super().compose_node(parent, index)
@@ -55,8 +56,8 @@ class LimitedLoader(yaml.SafeLoader):
             raise RefusedYamlError(None, None, f"more than {self._limits.nodes:,} values, aliases unfolded", mark)
 
     def flatten_mapping(self, node: Any) -> None:
-        """Refuse keys given twice before merged ones (`<<`) come in, which any key may override."""
-        if self._known.pop(id(node), None) is not None:  # once: merged keys stand in it afterwards
+        """Reject duplicate keys before merging `<<` keys, which any key may override."""
+        if self._known.pop(id(node), None) is not None:  # once: it holds merged keys later
             seen: set[tuple[str, str]] = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):

@@ -1,6 +1,6 @@
-"""Request traces: readers and writers of their formats, synthetic workloads, fitted presets."""
+"""Request traces: readers and writers of trace formats, synthetic workloads, and fitted presets."""
 
-if "." not in __name__:  # a bare `import traces` would be a second copy with registries of its own
+if "." not in __name__:  # a bare `import traces` would be a second copy with its own registries
     raise ImportError("import servesim.traces instead (run from an installed servesim)")
 
 from servesim.workload.trace_digest import TraceDigest, trace_digest

@@ -1,6 +1,6 @@
-"""Public traces: their URL, licence, and the checksum that identifies the published file.
+"""Public traces: their URL, license, and the checksum that identifies the published file.
 
-Checksums were computed from the file unless a note says whose word they are. A checksum with "..." is known in part.
+Checksums were computed from the file unless a note names another source. A checksum with "..." is partially known.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Entry:
     citation: str
     sha256: str
     size: int | None = None
-    """Bytes; None: not known."""
+    """Size in bytes, or None if not known."""
     note: str = ""
 
     @property
     def file(self) -> str:
-        """The file's name at its source."""
+        """Name of the file at its source."""
         return self.url.rsplit("/", 1)[-1]
 
     def matches(self, digest: str) -> bool:
-        """Return whether a file's checksum is this one, as far as it is known."""
+        """Return whether a file's checksum matches this one, as far as it is known."""
         start, _, end = self.sha256.partition("...")
         return digest.startswith(start) and digest.endswith(end)
 
@@ -166,7 +166,7 @@ def catalogue() -> dict[str, Entry]:
 
 
 def entry_of(name: str) -> Entry:
-    """Return a public trace by name; UserError with a suggestion where there is none of that name."""
+    """Return a public trace by name; raise UserError with a suggestion if there is none of that name."""
     known = catalogue()
     if name not in known:
         raise UserError(f"unknown public trace {name!r}{suggest(name, known)} (servesim trace list)")
@@ -174,8 +174,8 @@ def entry_of(name: str) -> Entry:
 
 
 def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda count: None) -> Path:
-    """Download a trace under a temporary name and rename it to `target` once size and checksum are right. A file that
-    is already there and right is left alone."""
+    """Download a trace under a temporary name and rename it to `target` once its size and checksum are verified. An
+    existing correct file is left alone."""
     if target.exists():
         if target.is_file() and entry.matches(_digest_of(target)):
             return target

@@ -1,4 +1,5 @@
-"""DataFrames as traces: the columns of servesim's own format (formats/native_csv.py), `content` and `after` as lists.
+"""DataFrames as traces: the columns of servesim's own format (formats/native_csv.py), with `content` and `after` as
+lists.
 
 pd.DataFrame({"arrival_ns": [0, 5_000_000], "prompt_len": [300, 900], "output_len": [40, 10]})
 """
@@ -20,7 +21,7 @@ NAME = "DataFrame"
 
 
 def from_frame(frame: pd.DataFrame, *, sort: bool = False) -> Trace:
-    """Build a trace with one request per row, named as in `frame.attrs`, if there. UserError names the row, counted
+    """Build a trace with one request per row, named as in `frame.attrs` if present. A UserError names the row, counted
     from 0."""
     known = (*_native.REQUIRED, *_native.OPTIONAL)
     for column in _native.REQUIRED:
@@ -34,7 +35,7 @@ def from_frame(frame: pd.DataFrame, *, sort: bool = False) -> Trace:
     cells = {column: values for column, values in cells.items() if column in known}
     try:
         return _native.build(Path(NAME), name, notes, cells, list(range(len(frame))), sort)
-    except UserError as error:  # the shared checks speak of lines
+    except UserError as error:  # the shared checks report lines
         raise UserError(str(error).replace("line ", "row ", 1)) from error
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a trace: load, burstiness, lengths and how much of it a prefix cache could save."""
+"""Statistics of a trace: load, burstiness, lengths and the share that a prefix cache could save."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .sessions import Sessions, sessions
 SECOND = 1_000_000_000
 WINDOWS_S = (1, 10, 60)
 MOST_WINDOWS = 10_000_000
-"""Windows that are counted one by one: four months of seconds."""
+"""Maximum number of windows counted one by one: four months of seconds."""
 NO_CONTENT = "no content: prefix caching changes nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts of one side of the requests; percentiles are linear between order statistics."""
+    """Token counts of one side (prompt or output) of the requests; percentiles are linear between order statistics."""
 
     total: int
     mean: float
@@ -35,7 +35,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHits:
-    """Leading-block hits of an infinite cache; see `servesim.traces.prefix.block_hits` for how they count."""
+    """Leading-block hits of an infinite cache; see `servesim.traces.prefix.block_hits` for how hits are counted."""
 
     block_size: int
     blocks: int
@@ -47,11 +47,11 @@ class PrefixHits:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """Figures of one trace. None: undefined for this trace (too short, or no content)."""
+    """Statistics of one trace. None means undefined for this trace (too short, or no content)."""
 
     name: str
     requests: int
-    sequences: int  # answers asked for: more than requests where some ask for several samples (n > 1)
+    sequences: int  # outputs requested: more than requests if some request several samples (n > 1)
     span_s: float  # first to last arrival
     mean_rate: float | None  # requests/s, gaps over span
     cv: float | None  # standard deviation over mean of the gaps between arrivals (Poisson: 1)
@@ -62,17 +62,17 @@ class TraceSummary:
     prefix: PrefixHits | None
     prefix_note: str
     sessions: Sessions | None
-    """None: every request stands alone."""
+    """Conversations of the trace, or None if every request stands alone."""
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, numbers and strings."""
+        """Return the statistics as plain dicts, numbers and strings."""
         return asdict(self)
 
 
 def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
-    """Return all figures of a trace, prefix hits at blocks of `block_size` tokens (16: vLLM's default; Mooncake:
-    512)."""
+    """Return all statistics of a trace, with prefix hits at blocks of `block_size` tokens (16 is vLLM's default, 512
+    Mooncake's)."""
     if block_size < 1:
         raise UserError(f"block_size is {block_size}, must be at least 1")
     gaps = np.diff(trace.arrival_ns)
@@ -99,26 +99,27 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
 
 
 def peak(arrival_ns: Ints, window_s: float) -> int:
-    """Return the most arrivals in one of the windows that `window_counts` counts in, however long the trace."""
+    """Return the maximum number of arrivals in any of the windows of `window_counts`, for a trace of any length."""
     return int(np.unique(_windows(arrival_ns, window_s)[0], return_counts=True)[1].max())
 
 
 def _windows(arrival_ns: Ints, window_s: float) -> tuple[Ints, int]:
-    """Return the window of each arrival, and how many windows are whole."""
+    """Return the window of each arrival and the number of whole windows."""
     index = (arrival_ns - arrival_ns[0]) // round(window_s * SECOND)
     return index, int(index[-1])
 
 
 def window_counts(arrival_ns: Ints, window_s: float, *, whole: bool = True) -> Ints:
-    """Return the arrivals in successive windows from the first arrival; `whole` leaves out the last, unfinished
-    window."""
+    """Return the number of arrivals in successive windows from the first arrival; `whole` leaves out the last,
+    unfinished window."""
     index, windows = _windows(arrival_ns, window_s)
     counts = np.bincount(index, minlength=windows + 1).astype(np.int64)
     return counts[:windows] if whole else counts
 
 
 def dispersion(arrival_ns: Ints, window_s: float) -> float | None:
-    """Return the index of dispersion of counts: variance over mean per whole window; None below two windows."""
+    """Return the index of dispersion of counts: the variance over the mean per whole window, or None with fewer than
+    two windows."""
     index, windows = _windows(arrival_ns, window_s)
     if windows > MOST_WINDOWS:  # almost all of them empty
         filled = np.unique(index[index < windows], return_counts=True)[1].astype(np.float64)

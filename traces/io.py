@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 
 def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **options: Any) -> Trace:
-    """Load the trace in a file, whose format is found from the content unless named, or in a DataFrame (see .frame).
+    """Load the trace in a file or in a DataFrame (see .frame). A file's format is detected from its content unless
+    named.
 
-    Formats of rows with times take `sort=True` (order by arrival instead of refusing), those of conversations
-    `timing` (see servesim.traces.formats._calls), Mooncake `spread_ticks` ("none" or "uniform") and `block_size`; a
-    log of any names takes `columns` (see servesim.traces.formats.log). `-` is standard input.
+    Formats whose rows have times take `sort=True` (order by arrival instead of raising an error), conversation formats
+    take `timing` (see servesim.traces.formats._calls), and Mooncake takes `spread_ticks` ("none" or "uniform") and
+    `block_size`. A log with arbitrary column names takes `columns` (see servesim.traces.formats.log). `-` is standard
+    input.
     """
     if not isinstance(path, str | Path):
         return from_frame(path, **options)
@@ -36,8 +38,8 @@ def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **opt
 
 
 def _module(path: Path, format: str | None, options: dict[str, Any]) -> Format:
-    """Return the format of a file: the named one, else the one it looks like, unless columns are told, which make any
-    rows a log."""
+    """Return the format of a file: the named one or else the detected one. If `columns` are given, an unrecognized file
+    is a log."""
     if format is not None or not options.get("columns"):
         return format_module(format or detect_format(path))
     try:
@@ -48,16 +50,17 @@ def _module(path: Path, format: str | None, options: dict[str, Any]) -> Format:
 
 
 def read_chunks(path: Path, chunk: int) -> TraceStream | None:
-    """Open a file, or folder of files, of a format that can be read `chunk` rows at a time; None where it cannot."""
+    """Open a file, or a folder of files, in chunks of `chunk` rows; return None if its format cannot be read that
+    way."""
     module = format_module(detect_format(path))
     stream: TraceStream | None = module.stream(path, chunk) if hasattr(module, "stream") else None
     return stream
 
 
 def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = False) -> None:
-    """Write a trace under a temporary name and rename it: a failed write leaves nothing.
+    """Write a trace to a temporary file and rename it, so that a failed write leaves nothing behind.
 
-    A format that cannot hold something the trace has is refused unless `lossy`.
+    A format that cannot hold everything in the trace is refused unless `lossy`.
     """
     module = format_module(format)
     if not hasattr(module, "write"):

@@ -1,4 +1,4 @@
-"""Several traces as one."""
+"""Joining several traces into one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from servesim.workload.trace import After, Content, Ints, Samples, Trace
 
 
 def join(name: str, parts: Sequence[Trace], fresh: bool, suffixes: Sequence[str]) -> Trace:
-    """Join traces into one, in order of time. `fresh`: texts of different parts are different. Names of requests,
-    sessions and plays get the suffix of their part."""
+    """Join traces into one, in time order. With `fresh`, different parts have different texts. The names of requests,
+    sessions and plays get their part's suffix."""
     starts = np.cumsum([0] + [len(part) for part in parts])
 
     def column(field: str) -> Any:
@@ -42,7 +42,7 @@ def _content(parts: Sequence[Trace], starts: Ints, fresh: bool) -> Content | Non
     ids, lengths, counts = [], [], []
     for i, part in enumerate(parts):
         content = part.content
-        if content is None:  # texts of its own
+        if content is None:  # separate texts
             alone = free * len(parts) + starts[i] + np.arange(len(part))
             content = Content(np.arange(len(part) + 1), alone, part.prompt_len)
         own = part.content is not None and fresh
@@ -76,7 +76,8 @@ def _names(ids: Sequence[tuple[str, ...] | None], suffixes: Sequence[str]) -> tu
 
 
 def _labels(parts: Sequence[Trace], suffixes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Join labels: names of sessions and plays are told apart; classes, tenants and models are the same everywhere."""
+    """Join labels: session and play names are kept distinct by part; classes, tenants and models are the same in all
+    parts."""
     labels = {}
     for name in dict.fromkeys(name for part in parts for name in part.labels):
         column: list[str] = []

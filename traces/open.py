@@ -1,4 +1,4 @@
-"""One entry for whatever names a trace: a file, a preset or a synthetic spec."""
+"""Single entry point for anything that names a trace: a file, a preset or a synthetic spec."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .presets import load_preset, preset_names
 from .synth import drawn_in_chunks, synthesize, synthesize_chunks
 
 MOST_REQUESTS = 100_000_000
-"""Most requests of a trace, as in a scenario."""
+"""Maximum number of requests of a trace, the same as in a scenario."""
 
 
 def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceStream:
-    """Open a trace in chunks: drawn or read as they are asked for where its kind allows that, else cut up in memory
-    (then about 50 bytes per request stay there)."""
+    """Open a trace in chunks. They are drawn or read on demand if the kind of trace allows that; otherwise the trace is
+    split in memory (which then holds about 50 bytes per request)."""
     chunk = trace_stream.CHUNK
     kind, _, rest = spec.partition(":")
     if kind == "synth" and drawn_in_chunks(rest):
@@ -37,8 +37,9 @@ def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceS
 def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options: Any) -> Trace:
     """Open the trace of `FILE`, `preset:NAME` or `synth:key=value,...`.
 
-    `requests` takes the first N requests of a file, and sets the number of a preset or synthetic trace. `seed` is for
-    presets and synthetic traces; a file is what it is. `options` go to the file's format (`sort`, `spread_ticks`).
+    `requests` takes the first N requests of a file, and sets the number of requests of a preset or synthetic trace.
+    `seed` applies only to presets and synthetic traces. `options` are passed to the file's format (`sort`,
+    `spread_ticks`).
     """
     kind, _, rest = spec.partition(":")
     if not spec:

@@ -1,6 +1,6 @@
-"""Shared prefixes of a trace's content: how much of each prompt an infinite cache holds, and block ids.
+"""Shared prefixes of a trace's content: the part of each prompt that an infinite cache holds, and block ids.
 
-Works on runs, never on tokens: 12,000 prompts of 12,000 tokens take a fraction of a second.
+The code works on runs, never on tokens: 12,000 prompts of 12,000 tokens take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from servesim.workload.trace import Content, Ints
 
 
 def shared_prefix_tokens(content: Content) -> Ints:
-    """Return the tokens of each row's prompt that begin some earlier row's prompt as well (int64, one per row).
+    """Return the number of leading tokens of each row's prompt that also begin some earlier row's prompt (int64, one
+    per row).
 
-    A trie of runs: a node is a prefix of whole runs, an edge is (content id, run length). Where no edge
+    It builds a trie of runs: a node is a prefix of whole runs, and an edge is (content id, run length). If no edge
     matches, the longest run of the same id at that node still shares its first tokens.
     """
     children: dict[tuple[int, int, int], int] = {}
@@ -43,9 +44,9 @@ def shared_prefix_tokens(content: Content) -> Ints:
 def block_hits(content: Content, prompt_len: Ints, block_size: int) -> tuple[Ints, Ints, Ints]:
     """Return (blocks, hit blocks, hit tokens) of each row under an infinite cache with leading-block match.
 
-    Blocks are counted as in the Mooncake traces: ceil(prompt / block_size), and the partial last block is a
-    hit when the whole prompt was a prefix before. Engines hash full blocks only and recompute the last token,
-    so they hit slightly less.
+    Blocks are counted as in the Mooncake traces: ceil(prompt / block_size), and the partial last block is a hit if the
+    whole prompt is a prefix of an earlier one. Engines hash only full blocks and recompute the last token, so they hit
+    slightly less.
     """
     shared = shared_prefix_tokens(content)
     blocks = -(-prompt_len // block_size)
@@ -56,10 +57,11 @@ def block_hits(content: Content, prompt_len: Ints, block_size: int) -> tuple[Int
 
 
 def block_ids(content: Content, block_size: int) -> list[list[int]]:
-    """Return ids of each row's blocks of `block_size` tokens (the last may be partial): equal ids, equal prefixes.
+    """Return the ids of each row's blocks of `block_size` tokens (the last may be partial): equal ids mean equal
+    prefixes.
 
-    Content already cut into such blocks, each id of one length, keeps its ids. Otherwise ids are numbered in
-    order of first use and chained: an id stands for its block and everything before it.
+    Content already split into such blocks, with one length per id, keeps its ids. Otherwise ids are numbered in order
+    of first use and chained: an id identifies its block and everything before it.
     """
     if is_cut(content, block_size):
         ids = content.ids.tolist()
@@ -76,10 +78,10 @@ def block_ids(content: Content, block_size: int) -> list[list[int]]:
 
 
 def is_cut(content: Content, size: int) -> bool:
-    """Return whether all runs are whole blocks of `size` tokens (a prompt's last may be partial), each id of one
-    length."""
+    """Return whether all runs are whole blocks of `size` tokens (a prompt's last may be partial), with one length per
+    id."""
     if len(content.ids) and content.ids.min() < 0:
-        return False  # an output reaches as far as it does
+        return False  # an output's length is unknown here
     last = np.zeros(len(content.ids), dtype=np.bool_)
     last[content.offsets[1:] - 1] = True
     order = np.argsort(content.ids, kind="stable")
@@ -89,7 +91,7 @@ def is_cut(content: Content, size: int) -> bool:
 
 
 def _cut(runs: list[tuple[int, int]], size: int) -> list[tuple[tuple[int, int, int], ...]]:
-    """Return blocks as tuples of (content id, first token, token count)."""
+    """Return the blocks as tuples of (content id, first token, token count)."""
     blocks: list[tuple[tuple[int, int, int], ...]] = []
     pieces: list[tuple[int, int, int]] = []
     room = size

@@ -1,4 +1,4 @@
-"""Conversations of a trace: numbers of turns, think times, and the share of a prompt that was there before."""
+"""Conversations of a trace: number of turns, think times, and the share of each prompt that already occurred."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A distribution; percentiles are linear between order statistics."""
+    """Summary of a distribution; percentiles are linear between order statistics."""
 
     mean: float
     p50: float
@@ -26,7 +26,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: NDArray[np.float64]) -> Spread | None:
-        """Return the distribution of the values; None if there are none."""
+        """Return the distribution of the values, or None if there are none."""
         if not len(values):
             return None
         p50, p90, p99 = (float(q) for q in np.percentile(values, [50, 90, 99]))
@@ -35,26 +35,26 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Figures of a trace whose requests belong to conversations."""
+    """Statistics of a trace whose requests belong to conversations."""
 
     sessions: int
     several_turns: float
     """Share of sessions with more than one request."""
     turns: Spread
-    """Requests a session."""
+    """Requests per session."""
     pause_s: Spread | None
-    """Between turns: from an answer's end to the next request where `pauses` is "after answers", between their
-    arrivals where it is "between arrivals"; None: all are sent together."""
+    """Pause between turns: from the end of an output to the next request if `pauses` is "after answers", or between
+    their arrivals if it is "between arrivals". None if all are sent together."""
     pauses: str
     first_shared: float | None
-    """Share of the prompt tokens of first turns that begin an earlier prompt as well; None: no content."""
+    """Share of the prompt tokens of first turns that also begin an earlier prompt, or None without content."""
     later_shared: float | None
-    """Share of the prompt tokens of later turns that begin an earlier prompt as well; None: no content."""
+    """Share of the prompt tokens of later turns that also begin an earlier prompt, or None without content."""
 
 
 def sessions(trace: Trace) -> Sessions | None:
-    """Return the conversations of a trace by the label `session`, else by what waits for what; None where every request
-    stands alone."""
+    """Return the conversations of a trace, grouped by the label `session` or else by dependencies; None if every
+    request stands alone."""
     session = _numbers(trace)
     if session is None:
         return None
@@ -86,8 +86,8 @@ def sessions(trace: Trace) -> Sessions | None:
 
 
 def _numbers(trace: Trace) -> Ints | None:
-    """Return the session of each row, numbered from 0 in order of first rows; a row without a label is one of its
-    own."""
+    """Return the session of each row, numbered from 0 in order of first rows; a row without a label is its own
+    session."""
     names = trace.labels.get("session")
     if names is None:
         return trace.plays() if trace.after is not None else None

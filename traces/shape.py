@@ -1,7 +1,8 @@
-"""Shaping: a trace made into another one, step by step, each named `step:key=value,...` and noted in the result.
+"""Shaping: turning a trace into another one, step by step. Each step is written `step:key=value,...` and noted in the
+result.
 
 A play (a conversation, or an agent with its sub-agents; otherwise a single request) stays whole in every step: it is
-moved, kept, dropped or labelled by its first request. Draws are keyed by the seed and the play's number.
+moved, kept, dropped or labeled by its first request. Draws are keyed by the seed and the play's number.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from .what_if import Burst, Growth, Share, begins_of
 
 SECOND = 1_000_000_000
 LONGEST = 1 << 62
-"""Nanoseconds; what is added to times stays within 64 bits."""
+"""Maximum time in nanoseconds; times plus anything added to them stay within 64 bits."""
 
 
 class Step(Protocol):
-    """One step; a frozen dataclass whose fields are its parameters."""
+    """One shaping step: a frozen dataclass whose fields are its parameters."""
 
     def __call__(self, trace: Trace, seed: int) -> Trace: ...
 
 
 def shape(trace: Trace, steps: Sequence[str], seed: int = 0) -> Trace:
-    """Return the trace after all steps, in order; UserError where one is not known or leaves nothing."""
+    """Return the trace after all steps, in order; raise UserError if a step is unknown or leaves no requests."""
     for number, text in enumerate(steps):
         step = parse(text)
         try:
@@ -50,7 +51,7 @@ def shape(trace: Trace, steps: Sequence[str], seed: int = 0) -> Trace:
 
 
 def parse(text: str) -> Step:
-    """Parse the step that a text names. `trace=` takes the rest of the text, commas included."""
+    """Parse one step from text. `trace=` takes the rest of the text, commas included."""
     name, _, rest = text.partition(":")
     if name not in STEPS:
         raise UserError(f"shape: unknown step {name!r}{suggest(name, STEPS)}")
@@ -63,7 +64,7 @@ def parse(text: str) -> Step:
 
 @dataclass(frozen=True)
 class Window:
-    """Plays that begin from `start` to `end` seconds; times count from `start`."""
+    """Plays that begin between `start` and `end` seconds; times are then relative to `start`."""
 
     start: float = 0.0
     end: float = float("inf")
@@ -89,7 +90,7 @@ class First:
 
 @dataclass(frozen=True)
 class Where:
-    """The plays whose first request has these labels, such as `where:model=llama-3.1-8b`."""
+    """Plays whose first request has these labels, such as `where:model=llama-3.1-8b`."""
 
     model: str = ""
     tenant: str = ""
@@ -113,7 +114,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Thin:
-    """Each play with probability `keep`."""
+    """Random selection that keeps each play with probability `keep`."""
 
     keep: float
 
@@ -126,7 +127,7 @@ class Thin:
 
 @dataclass(frozen=True)
 class Stretch:
-    """All arrival times multiplied by `factor` (2: half the rate)."""
+    """Arrival times multiplied by `factor` (2 halves the rate)."""
 
     factor: float
 
@@ -138,7 +139,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Ramp:
-    """The rate multiplied by `start` where the trace begins, by `end` where it ends, linearly in between."""
+    """Rate multiplied by `start` at the beginning of the trace, by `end` at its end, and linearly in between."""
 
     start: float
     end: float
@@ -156,7 +157,7 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Arrive:
-    """New begins of plays by an arrival process: poisson, constant, gamma(cv=2), mmpp(...) as in synth:."""
+    """New start times of plays from an arrival process: poisson, constant, gamma(cv=2), mmpp(...) as in synth:."""
 
     rate: float
     process: str = "poisson"
@@ -171,7 +172,7 @@ class Arrive:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Plays exchange their begins at random."""
+    """Random permutation of the plays' start times."""
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         begins, play = begins_of(trace)
@@ -180,7 +181,7 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Think:
-    """Pauses between calls, multiplied by `scale` and then at most `cap` seconds."""
+    """Pauses between calls, multiplied by `scale` and then limited to `cap` seconds."""
 
     cap: float = float("inf")
     scale: float = 1.0
@@ -196,8 +197,8 @@ class Think:
 
 @dataclass(frozen=True)
 class Repeat:
-    """The trace `times` times in a row, one begun every `period` seconds (none given: when the one before is over).
-    Each time with texts of its own, or with content=shared the very same."""
+    """The trace repeated `times` times, with one repetition starting every `period` seconds (by default when the
+    previous one ends). Each repetition has its own texts, or the same ones with content=shared."""
 
     times: int
     period: float = 0.0
@@ -216,8 +217,8 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Mix:
-    """Another trace among this one, whose rate is scaled so that a share `weight` of the requests are its own, for as
-    long as this one lasts. Without tenants of their own, requests are labelled by their trace."""
+    """Another trace mixed into this one, for the duration of this one. Its rate is scaled so that it contributes a
+    share `weight` of the requests. Requests without a tenant are labeled by their trace."""
 
     weight: float
     trace: str
@@ -239,8 +240,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Label:
-    """A `share` of the plays gets a class, a tenant, a priority (lower is served first), or asks for n samples of each
-    answer, all of its length."""
+    """Class, tenant or priority (lower is served first) for a `share` of the plays, or n samples of each output, all of
+    the same length."""
 
     share: float = 1.0
     slo_class: str = ""
@@ -268,7 +269,8 @@ class Label:
 
 @dataclass(frozen=True)
 class Cap:
-    """Every request declares max_tokens=`tokens` (its true length if that is more) and ends by a stop token before."""
+    """Declared max_tokens=`tokens` for every request (or its true length if that is longer); the request ends earlier
+    with a stop token."""
 
     tokens: int
 
@@ -283,7 +285,7 @@ class Cap:
 
 @dataclass(frozen=True)
 class Cancel:
-    """A `share` of the requests is cancelled by its client, after an exponential time of mean `after` seconds."""
+    """Cancellation of a `share` of the requests by their clients, after an exponential time of mean `after` seconds."""
 
     share: float
     after: float
@@ -318,11 +320,11 @@ STEPS: dict[str, Any] = {
     "share": Share,
 }
 WRITTEN = {"for": "lasting"}
-"""Parameters whose names are words of Python."""
+"""Parameters whose names are Python keywords."""
 
 
 def _ns(times: NDArray[Any], scale: float = 1.0) -> Ints:
-    """Return times multiplied by the scale, rounded; UserError where they do not fit into 64 bits."""
+    """Return times multiplied by the scale, rounded; raise UserError if they do not fit into 64 bits."""
     with np.errstate(over="ignore"):
         scaled = times * scale
     if not np.all(np.abs(scaled) < LONGEST):
@@ -337,7 +339,7 @@ def _check_share(share: float) -> None:
 
 
 def _asking(trace: Trace, mine: NDArray[np.bool_], n: int) -> Samples | None:
-    """Return the samples of a trace of which some rows ask for n answers of the length of the first."""
+    """Return the samples of a trace in which some rows request n outputs, each as long as the first."""
     further = np.where(mine, n - 1, trace.n - 1)
     lengths = np.repeat(trace.output_len, further)
     if trace.samples is not None:
@@ -352,7 +354,7 @@ def _with_tenant(trace: Trace) -> Trace:
 
 
 def _moved(trace: Trace, begins: Ints, play: Ints, to: Ints) -> Trace:
-    """Move each play to another begin, its requests as far behind as before."""
+    """Move each play to another start time and keep its requests' offsets from it."""
     return trace.at(trace.arrival_ns + (to - begins)[play])
 
 

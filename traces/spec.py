@@ -1,4 +1,4 @@
-"""The little language of synthetic traces: `key=value,key=name(arg=1,arg=2)`."""
+"""Spec language for synthetic traces: `key=value,key=name(arg=1,arg=2)`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Call:
         return cls(key, name.strip(), args)
 
     def number(self) -> float:
-        """Return a bare number."""
+        """Return the value as a bare number."""
         return to_float(f"synth: {self.key}", self.name)
 
     def floats(self, *forms: str) -> dict[str, float]:
-        """Return the arguments of the form whose names match: a form is "mean sigma" or, with a default, "share=1".
+        """Return the arguments of the form whose names match; a form is "mean sigma" or, with a default, "share=1".
 
         Positional arguments fill the first form in order.
         """
@@ -60,7 +60,7 @@ class Call:
 
 
 def parse_spec(text: str) -> dict[str, str]:
-    """Split a spec into key and value text; commas inside brackets belong to the value."""
+    """Split a spec into keys and value texts; commas inside parentheses belong to the value."""
     values = pairs("synth", text)
     for key, value in values.items():
         if not key or not value:

@@ -16,7 +16,8 @@ STDIN = "-"
 
 @cache
 def spooled() -> Path:
-    """Copy standard input into a temporary file, once, and return its path; the file goes when the process ends."""
+    """Copy standard input into a temporary file, once, and return its path; the file is deleted when the process
+    exits."""
     folder = tempfile.TemporaryDirectory(prefix="servesim-")
     atexit.register(folder.cleanup)
     path, size = Path(folder.name) / "stdin", 0

@@ -1,4 +1,4 @@
-"""Steps of shaping that ask what if: a burst, growth, a prefix that prompts have in common (servesim.traces.shape)."""
+"""Shaping steps for what-if questions: a burst, growth, or a prefix that prompts share (servesim.traces.shape)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .synth.lengths import MAX_TOKENS
 SECOND = 1_000_000_000
 MOST_TIMES = 1000.0
 NEIGHBOURHOOD = 0.05
-"""Share of the span over which the copies of a play that growth adds are spread around it, so that none come together:
-small beside the growth, large beside the gaps."""
+"""Share of the span over which a play's growth copies are spread, so that they do not coincide: small relative to the
+growth, large relative to the gaps."""
 Sharing = Literal["fresh", "shared"]
 
 
 @dataclass(frozen=True)
 class Burst:
-    """From `at` seconds on, `for` seconds long, `times` as many requests: those of the trace, and copies of its plays
-    moved within the burst at random. Copies have texts of their own, or with content=shared the very same. Below 1:
-    a lull."""
+    """Burst of `times` times as many requests from `at` seconds on, lasting `for` seconds: the trace's own requests,
+    plus copies of its plays moved at random within the burst. Copies have their own texts, or the same ones with
+    content=shared. Below 1, it is a lull."""
 
     at: float
     lasting: float
-    """Written `for`."""
+    """Duration of the burst in seconds, written `for`."""
     times: float
     content: Sharing = "fresh"
 
@@ -55,8 +55,8 @@ class Burst:
 
 @dataclass(frozen=True)
 class Growth:
-    """`start` as many requests as the trace has where it begins (1: its own), `times` as many where it ends, linearly
-    in between: plays left out, or copied into the twentieth of the span around them."""
+    """Growth in the number of requests from `start` times the trace's own at its beginning (1: unchanged) to `times` at
+    its end, linearly in between. Plays are left out, or copied into the twentieth of the span around them."""
 
     times: float
     start: float = 1.0
@@ -80,8 +80,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Share:
-    """A `share` of the plays begin their prompts with `tokens` tokens (or all they have) of one of `groups` common
-    texts, in place of what stood there; lengths stay."""
+    """Prompts of a `share` of the plays, changed to begin with `tokens` tokens (or their whole length) of one of
+    `groups` common texts. These replace the original tokens; lengths stay unchanged."""
 
     tokens: int
     groups: int = 1
@@ -107,7 +107,7 @@ class Share:
 
 
 def _behind(content: Content, common: Ints, ids: Ints) -> Content:
-    """Return the content with the first `common` tokens of each row replaced by a text of its id."""
+    """Return the content with the first `common` tokens of each row replaced by the text with the row's id."""
     offsets, lengths = content.offsets, content.lengths
     row = np.repeat(np.arange(len(common)), np.diff(offsets))
     sums = np.concatenate(([0], np.cumsum(lengths)))
@@ -125,8 +125,8 @@ def _behind(content: Content, common: Ints, ids: Ints) -> Content:
 def multiplied(
     trace: Trace, factor: NDArray[np.float64], place: Callable[[int], Ints], seed: int, content: Sharing
 ) -> Trace:
-    """Return the trace with each play there as many times as `factor` says, on average where it is no whole number;
-    copy c of it begins where `place(c)` says."""
+    """Return the trace with each play repeated `factor` times, on average if that is not an integer; copy c of it
+    begins at `place(c)`."""
     begins, play = begins_of(trace)
     whole = np.floor(factor).astype(np.int64)
     count = whole + (draws.uniform(seed, "copies", np.arange(len(begins))) < factor - whole)
@@ -142,7 +142,7 @@ def multiplied(
 
 
 def begins_of(trace: Trace) -> tuple[Ints, Ints]:
-    """Return when each play begins, and each row's play."""
+    """Return the start time of each play, and each row's play."""
     play = trace.plays()
     begins = np.full(play.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(begins, play, trace.arrival_ns)

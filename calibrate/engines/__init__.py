@@ -1,10 +1,10 @@
 """Real engines, driven open loop by a trace, and their logs, which `servesim validate` reads.
 
-A log is a folder: `requests.jsonl` (one line per request: `input_toks`, `output_toks`, and seconds of one clock
-`queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts`), `steps.csv` (a row an engine step: the columns of
-`servesim calibrate host`, the processor time it took, and `pieces`, its exact composition) and `meta.json` (model,
-engine and its version, settings, under the names `servesim validate` reads). `warmup_steps.csv` are the steps of
-requests that came before the log; `host.yaml` what was fitted to those.
+A log is a folder. `requests.jsonl` has one line per request: `input_toks`, `output_toks`, and the seconds of one clock
+`queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts`. `steps.csv` has one row per engine step: the columns of
+`servesim calibrate host`, the processor time of the step, and `pieces`, its exact composition. `meta.json` has the
+model, the engine and its version, and the settings, under the names that `servesim validate` reads. `warmup_steps.csv`
+has the steps of requests before the log, and `host.yaml` the host times fitted to them.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ class Piece:
     new: int
     past: int
     sampled: bool
-    """True if it got a token: false for a prompt that goes on in the next step."""
+    """Whether the step produced a token for the request; false for a prompt that continues in the next step."""
 
     @property
     def decodes(self) -> bool:
-        """Whether this is one token on top of others (the last token of a cut prompt counts as one: it costs the
-        same)."""
+        """Whether this is one token on top of others (the last token of a split prompt counts as one, since its cost is
+        the same)."""
         return self.new == 1 and self.past > 0 and self.sampled
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """One step of an engine; seconds."""
+    """One step of an engine; times are in seconds."""
 
     start: float
     end: float
     pieces: tuple[Piece, ...]
     cpu: float = float("nan")
-    """Processor time of the engine's thread."""
+    """Processor time of the engine's thread in seconds."""
 
     def batch(self) -> Batch:
-        """Return the step as the batch the cost model prices."""
+        """Return the step as the batch that the cost model prices."""
         contexts = [p.past + p.new for p in self.pieces if p.decodes]
         return Batch(
             sum(p.new for p in self.pieces),
@@ -71,14 +71,14 @@ class EngineStep:
         )
 
     def row(self) -> list[Any]:
-        """Return the columns of `STEPS_HEADER`."""
+        """Return the values of the columns in `STEPS_HEADER`."""
         prompts = [p for p in self.pieces if not p.decodes]
         whole = all(p.sampled and not p.past for p in prompts)
         tokens = sum(p.new for p in prompts) if whole else 0
         return [
             round(self.start * 1e6),
             round((self.end - self.start) * 1e6, 1),
-            whole,  # the columns cannot say what part of a prompt a step computes
+            whole,  # the columns cannot express a partial prompt in a step
             sum(p.sampled for p in self.pieces),
             len(prompts) if whole else 0,
             tokens,
@@ -90,7 +90,7 @@ class EngineStep:
 
 @dataclass
 class RequestLog:
-    """One request's times in seconds; NaN: has not happened."""
+    """Times of one request in seconds; NaN for an event that has not happened."""
 
     row: int
     prompt_len: int
@@ -102,12 +102,12 @@ class RequestLog:
     tokens: int = 0
 
     def took_part(self, start: float) -> None:
-        """Note that a step that began at `start` computes some of it."""
+        """Record that a step that began at `start` computes part of the request."""
         if np.isnan(self.scheduled):
             self.scheduled = start
 
     def delivered(self, tokens: int, at: float) -> None:
-        """Note that it has `tokens` tokens at time `at`."""
+        """Record that the request has `tokens` tokens at time `at`."""
         if tokens > self.tokens:
             self.tokens, self.last_token = tokens, at
             if np.isnan(self.first_token):
@@ -127,7 +127,7 @@ class RequestLog:
 
 @dataclass
 class EngineLog:
-    """The record of an engine serving a trace."""
+    """Record of an engine serving a trace."""
 
     meta: dict[str, Any]
     requests: list[RequestLog]
@@ -135,7 +135,7 @@ class EngineLog:
     warmup: list[EngineStep] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise UserError unless every request got all its tokens."""
+        """Raise UserError unless every request received all its tokens."""
         short = [r for r in self.requests if r.tokens != r.output_len]
         if short:
             first = short[0]
@@ -145,7 +145,7 @@ class EngineLog:
             )
 
     def write(self, folder: Path, host: HostTerms | None = None) -> None:
-        """Write the log into a folder that is new, empty, or holds an earlier log."""
+        """Write the log to a folder that is new, empty, or contains an earlier log."""
         import yaml
 
         try:
@@ -164,12 +164,12 @@ class EngineLog:
 
 
 def steps_csv(steps: Iterable[EngineStep]) -> str:
-    """Return the file of steps."""
+    """Return the contents of the steps file."""
     return "\n".join([",".join(STEPS_HEADER), *(",".join(map(str, step.row())) for step in steps)]) + "\n"
 
 
 def read_steps_csv(path: Path) -> list[EngineStep]:
-    """Read the steps of such a file."""
+    """Read the steps of a steps file."""
     steps = []
     rows = csv_rows(path)
     header = next(rows)
@@ -193,8 +193,8 @@ def _pieces(text: str) -> tuple[Piece, ...]:
 
 
 def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str) -> HostTerms:
-    """Fit what a step takes beyond its kernels: a constant, and one more for each sequence; both at least 0, by robust
-    least squares."""
+    """Fit the time of a step beyond its kernels by robust least squares: a constant plus a constant per sequence, both
+    at least 0."""
     from scipy.optimize import least_squares
 
     if len(steps) < 8:
@@ -222,7 +222,7 @@ def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str
 
 
 def prompt_tokens(trace: Trace, row: int, vocab: int, run: int) -> list[int]:
-    """Return random token ids of a prompt: the same ones wherever the trace says that prompts share content."""
+    """Return random token ids for a prompt, equal wherever prompts share content in the trace."""
     runs: list[tuple[tuple[int, ...], int]]
     if trace.content is None:
         runs = [((run, row), int(trace.prompt_len[row]))]
@@ -236,7 +236,8 @@ def prompt_tokens(trace: Trace, row: int, vocab: int, run: int) -> list[int]:
 
 
 def warmup_trace(trace: Trace, count: int) -> Trace:
-    """Return requests of the trace's own lengths and gaps, last first: not the ones that are logged in their order."""
+    """Return requests with the trace's own lengths and gaps, last first, so that they differ from the logged
+    sequence."""
     count = min(count, len(trace))
     rows = np.arange(len(trace))[::-1][:count]
     gaps = np.diff(trace.arrival_ns[:count], prepend=trace.arrival_ns[:1])

@@ -1,8 +1,9 @@
-"""Hugging Face transformers' continuous batching (5.17), on a processor or a GPU, with random weights.
+"""Hugging Face transformers' continuous batching (5.17), on a CPU or a GPU, with random weights.
 
-Synchronous, `paged|sdpa` attention, greedy, no block sharing: what the scheduler policy `transformers` replays. The
-body of the engine's own loop runs here instead of in its thread. Steps are seen by wrapping the batch processor's
-`prepare_next_batch` and `update_batch`; a token counts from the end of the step that computed it.
+The engine runs synchronously with `paged|sdpa` attention, greedy sampling and no block sharing, as in the scheduler
+policy `transformers`, which replays it. The body of the engine's own loop runs here instead of in its thread. Steps are
+observed by wrapping the batch processor's `prepare_next_batch` and `update_batch`; a token counts from the end of the
+step that computed it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from servesim.workload.trace import Trace
 
 @dataclass(frozen=True)
 class TransformersSettings:
-    """The engine's own knobs."""
+    """Settings of the engine."""
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
@@ -28,14 +29,14 @@ class TransformersSettings:
     scheduler_type: str = "fifo"
     threads: int = 1
     clock: str = "wall"
-    """"wall", or "cpu": requests come, and steps last, by the processor time of the one thread: what an undisturbed
-    machine would show, on one that others use too."""
+    """Clock for arrivals and step times: "wall", or "cpu" for the processor time of the single thread, which shows the
+    timing of an undisturbed machine even on a shared one."""
 
 
 def run_transformers(
     config: dict[str, Any], name: str, trace: Trace, settings: TransformersSettings, device: str, warmup: int
 ) -> EngineLog:
-    """Serve `trace` by the model of a Hugging Face config; `warmup` requests go before it."""
+    """Serve `trace` with the model of a Hugging Face config; `warmup` requests precede it."""
     torch = import_torch()
     on = open_device(device, settings.threads)
     driver = _Driver(torch, config, settings, device)
@@ -54,7 +55,7 @@ def run_transformers(
         "kv_cache_dtype": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[driver.dtype],
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "num_gpu_blocks": settings.num_blocks + 1,  # as vLLM counts them: one is never used
+        "num_gpu_blocks": settings.num_blocks + 1,  # vLLM's convention: one is never used
         "block_size": settings.block_size,
         "max_model_len": config["max_position_embeddings"],
         "enable_prefix_caching": False,
@@ -103,16 +104,16 @@ class _Driver:
             continuous_batching_config=batching,
         )
         try:
-            self._manager.warmup()  # makes the batch processor
+            self._manager.warmup()  # the batch processor
         except MemoryError as error:
             raise UserError(f"{settings.num_blocks} KV blocks do not fit into memory: {error}") from None
         self.steps: list[EngineStep] = []
         self._requests: dict[str, RequestLog] = {}
         self._runs = 0
         self._processor = self._manager.batch_processor
-        self._manager.current_batch = 0  # as the engine's thread begins
+        self._manager.current_batch = 0  # as the engine's thread does
         self._clock = time.thread_time if settings.clock == "cpu" else time.perf_counter
-        self._skipped = 0.0  # by a clock of processor time, while nothing was there to do
+        self._skipped = 0.0  # idle time to add to a processor-time clock
         self._watch()
 
     def _now(self) -> float:
@@ -145,7 +146,8 @@ class _Driver:
         processor.prepare_next_batch, processor.update_batch = prepare_next_batch, update_batch
 
     def serve(self, trace: Trace) -> list[RequestLog]:
-        """Send every request at its time, running the body of the engine's loop in between, until the last is done."""
+        """Send every request at its arrival time and run the body of the engine's loop in between, until the last one
+        is done."""
         self.steps = []
         self._runs += 1
         prompts = [prompt_tokens(trace, row, self._vocab, self._runs) for row in range(len(trace))]

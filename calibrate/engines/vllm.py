@@ -1,7 +1,7 @@
-"""vLLM (0.26) on the GPU at hand, in this process, with random weights.
+"""vLLM (0.26) on the local GPU, in this process, with random weights.
 
-The engine is stepped from here (`LLMEngine.step`), scheduling synchronously, so a step's wall time is what its
-requests wait for; what a step held is read off `Scheduler.schedule`. The model is a folder with nothing but its
+The engine is stepped from here (`LLMEngine.step`) with synchronous scheduling, so its requests wait for the wall time
+of a step. The composition of a step is read from `Scheduler.schedule`. The model is a folder with only its
 `config.json`; prompts are token ids.
 """
 
@@ -27,22 +27,23 @@ _ENVIRONMENT = {
     "VLLM_USE_DEEP_GEMM": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-"""For a machine without network and without the optional kernels; one process, so that it can be watched."""
+"""Environment for a machine without network access or optional kernels, with a single process so that it can be
+observed."""
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """The engine's own knobs; None: its default."""
+    """Settings of the engine; None keeps the engine's default."""
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     num_blocks: int | None = None
     block_size: int | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Any other field of vLLM's EngineArgs."""
+    """Other fields of vLLM's EngineArgs."""
 
     def arguments(self, model: Path) -> dict[str, Any]:
-        """Return the arguments of EngineArgs."""
+        """Return the arguments for EngineArgs."""
         own = {
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
@@ -65,7 +66,7 @@ class VllmSettings:
 
 
 def run_vllm(config: dict[str, Any], name: str, trace: Trace, settings: VllmSettings, warmup: int) -> EngineLog:
-    """Serve `trace` by the model of a Hugging Face config; `warmup` requests go before it."""
+    """Serve `trace` with the model of a Hugging Face config; `warmup` requests precede it."""
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     try:
@@ -115,7 +116,7 @@ def _gpu_name() -> str:
 
 
 class Driver:
-    """Feeds an engine by the clock and watches what each step holds."""
+    """Driver that sends requests by the clock and records the composition of each step."""
 
     def __init__(self, engine: Any, sampling_params: Any, vocab: int) -> None:
         self._engine, self._params, self._vocab = engine, sampling_params, vocab
@@ -143,7 +144,7 @@ class Driver:
         ]
 
     def serve(self, trace: Trace) -> list[RequestLog]:
-        """Send every request at its time, stepping in between, until the last one is done."""
+        """Send every request at its arrival time and step the engine in between, until the last one is done."""
         self.steps = []
         self._runs += 1
         arrivals: list[int] = trace.arrival_ns.tolist()
@@ -156,7 +157,7 @@ class Driver:
             while len(logs) < len(arrivals) and began + arrivals[len(logs)] / 1e9 <= now:
                 row = len(logs)
                 output = int(trace.output_len[row])
-                # the engine was busy when it came: it waited since then
+                # the engine was busy when the request arrived, so it has been waiting since then
                 log = RequestLog(row, len(prompts[row]), output, queued=began + arrivals[row] / 1e9)
                 params = self._params(max_tokens=output, ignore_eos=True, detokenize=False, temperature=0.0)
                 inner = self._engine.add_request(f"{self._runs}-{row}", {"prompt_token_ids": prompts[row]}, params)

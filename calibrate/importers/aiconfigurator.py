@@ -1,21 +1,25 @@
 """Kernel timings of the `aiconfigurator-core` package (NVIDIA, Apache-2.0) as kernel tables.
 
-The package carries its measurements as Parquet at
-`<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`; latencies are milliseconds
-of one call, timed under a CUDA graph with 3 warm-up and 6 timed runs. What is kept, whatever its shapes: GEMMs,
-attention (windows apart from full attention), mixture-of-experts kernels, without expert parallelism and dealt out to
-the GPUs of one server (Marlin on mxfp4 weights apart from the Triton kernel, as `mxfp4_marlin`), latent
-attention with bf16 projections, and its kernel alone from two heads on (16 over 8 GPUs), convolution and recurrence of
-layers that keep a state (both in one row, where both were measured: not Mamba2's), modules of sparse attention in FP8
-blocks, the framework's all-reduce,
-NCCL's, and all-gather. The package counts messages in
-elements (its collectors allocate that number of them, or divide NCCL's bytes by two: int8 rows take at twice the size
-what half ones take), which are bytes here. Integer GEMMs are in tables of other frameworks only, so
-they are taken from the newest of those. So are block-scaled fp8 GEMMs, from TensorRT-LLM: vLLM's were timed with
-their launches (55 us and more for the smallest, while a whole latent-attention module of four takes 90 us). Experts of
-gpt-oss in mxfp4 under mxfp8 activations are SGLang's where the framework's own were timed under bf16 ones alone: both
-call FlashInfer's kernel.
-Repeated measurements of one shape become their median.
+The package holds its measurements as Parquet at
+`<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`. Latencies are milliseconds of one
+call, timed under a CUDA graph with 3 warm-up and 6 timed runs. The importer keeps these, for all shapes:
+
+- GEMMs;
+- attention, with sliding windows separate from full attention;
+- mixture-of-experts kernels, both without expert parallelism and with experts distributed over the GPUs of one server
+  (Marlin on mxfp4 weights is separate from the Triton kernel, as `mxfp4_marlin`);
+- latent attention with bf16 projections, and its kernel alone for two or more heads (16 over 8 GPUs);
+- the convolution and recurrence of layers with a state (both in one row, if both were measured; not those of Mamba2);
+- modules of sparse attention in FP8 blocks;
+- the framework's all-reduce, NCCL's all-reduce, and all-gather.
+
+The package counts messages in elements (its collectors allocate that number of them, or divide NCCL's bytes by two:
+int8 rows take as long as half rows at twice the size); here they are converted to bytes. Only other frameworks' tables
+have integer GEMMs, so these come from the newest of those tables. Block-scaled fp8 GEMMs come from TensorRT-LLM, since
+vLLM's timings include kernel launches (55 us and more for the smallest, while a whole latent-attention module of four
+takes 90 us). For experts of gpt-oss in mxfp4 with mxfp8 activations, SGLang's timings are used if the framework's own
+were taken only with bf16 activations: both call FlashInfer's kernel. Repeated measurements of one shape become their
+median.
 """
 
 from __future__ import annotations
@@ -54,38 +58,39 @@ _INTEGER = ("int4_wo", "int8_wo", "sq")
 _BLOCK = "fp8_block"
 _MXFP8 = "w4a8_mxfp4_mxfp8"
 _GPT_OSS = 2880
-"""Hidden size of gpt-oss, whose experts in mxfp4 under activations in mxfp8 two frameworks measured."""
+"""Hidden size of gpt-oss, whose mxfp4 experts with mxfp8 activations were measured by two frameworks."""
 _NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
-"""Operators kept of NCCL's, by its name."""
+"""NCCL operators that are kept, by NCCL's name."""
 _ROUTING = "power_law_1.2"
-"""The one routing distribution kept of those measured: loads of the experts fall as a power law, the package's own
-assumption for engines under real text, and present for every GPU."""
+"""Routing distribution that is kept: expert loads follow a power law. It is the package's own assumption for engines on
+real text and is available for every GPU."""
 _LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
 _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
-"""Systems whose latent attention is that of another with the same chip in another box: their own was timed with its
-launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the other two)."""
+"""Systems whose latent attention is taken from another system with the same chip in a different server. Their own
+timings include kernel launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the
+other two)."""
 _LATENT_KERNEL, _BF16 = "generation_mla_perf", "_bf16"
 _STATES = ("gdn_perf", "kda_perf")
 _SPARSE = {"deepseek-ai/DeepSeek-V3.2": 7168, "zai-org/GLM-5": 6144, "zai-org/GLM-5-FP8": 6144}
-"""Models with sparse attention by the width of their layers."""
+"""Models with sparse attention, mapped to the width of their layers."""
 _SPARSE_TABLES = ("dsa_context_module_perf", "dsa_generation_module_perf")
 _CAPTURED = 256
-"""Most sequences of a decode under a CUDA graph in SGLang's rows of sparse attention: more take 1.3 ms whatever their
-contexts, which is launching."""
+"""Maximum number of sequences in a decode under a CUDA graph in SGLang's sparse-attention rows. Larger batches take 1.3
+ms for any context length, which is launch time."""
 _ONE_KERNEL = ("vllm", "sglang")
 _ON_HOPPER = ("h100_sxm", "h200_sxm")
-"""Where vLLM's decode of latent attention over keys and values in 16 bits is FlashAttention 3 as SGLang's is, whose
-rows are the kernel alone. vLLM's own of these systems are a whole module with norms and rotation launched one by one,
-"the never-in-serving native chain" (the package's collection_meta.yaml for B200, measured again since): 83 us for one
-token on an H200, 34 on a B200."""
+"""Systems on which vLLM decodes latent attention over 16-bit keys and values with FlashAttention 3, as SGLang does.
+SGLang's rows time the kernel alone. vLLM's own rows for these systems time a whole module with norms and rotation
+launched one by one, "the never-in-serving native chain" (the package's collection_meta.yaml for B200, which was
+remeasured since): 83 us for one token on an H200, 34 on a B200."""
 _DEALT = (2, 4, 8)
-"""GPUs of one server that experts are dealt out to. Rows of more put the most loaded experts on one GPU (of 64 it has
-18 times the mean load), which no server is known to do."""
+"""Numbers of GPUs in one server over which experts are distributed. Rows with more GPUs put the most loaded experts on
+one GPU (with 64, it has 18 times the mean load), which no known server does."""
 _DEEPEP = {"all_to_all_ll": "wideep_deepep_ll_perf", "all_to_all_ht": "wideep_deepep_normal_perf"}
 _DEEPEP_SMS = 20
-"""Multiprocessors DeepEP's normal kernels communicate with: its default."""
+"""Multiprocessors that DeepEP's normal kernels use for communication: DeepEP's default."""
 _BOX = 8
-"""GPUs of a node in those tables."""
+"""GPUs per node in those tables."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
     "the timings; prefill attention over cached context; sequences of unequal length"
@@ -97,8 +102,8 @@ def import_aiconfigurator(
 ) -> dict[str, int]:
     """Write the kernel tables of `system` ("h100_sxm", as the package calls it) measured with `framework`.
 
-    `root_or_wheel` is the wheel (a zip), the installed package's folder, or the folder that contains it. Of each table
-    the newest version of the framework is taken. Return the rows written, by file name.
+    `root_or_wheel` is the wheel (a zip), the installed package's folder, or the folder that contains it. The newest
+    version of the framework is used for each table. Return the number of rows written, by file name.
     """
     files = package_files(Path(root_or_wheel))
     tables = newest(files, system, (framework, "nccl"))
@@ -112,7 +117,7 @@ def import_aiconfigurator(
     if framework == _ONE_KERNEL[0] and system in _ON_HOPPER:
         others = newest(files, system, _ONE_KERNEL[1:], _LATENT_KERNEL)
         tables |= {f"{key}{_BF16}": found for key, found in others.items()}
-    if framework == "vllm":  # one copy for each GPU
+    if framework == "vllm":  # one copy per GPU
         tables |= _deepep_of(files, system)
     tables |= _states_of(files, system, framework, tables)
     tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
@@ -126,8 +131,8 @@ def import_aiconfigurator(
 
 
 def _deepep_of(files: Files, system: str) -> Found:
-    """Return SGLang's measurements of DeepEP, whichever the framework: the library is the same, and vLLM's were timed
-    with their launches (32 tokens over 8 H200: 103 us for 45). `+` marks the older ones, over several nodes."""
+    """Return SGLang's measurements of DeepEP for any framework: the library is the same, and vLLM's timings include
+    kernel launches (32 tokens over 8 H200: 103 us instead of 45). `+` marks the older ones, over several nodes."""
     found: Found = {}
     for stem in _DEEPEP.values():
         paths = [path for path in files if path.parts[2:5] == (system, "comm", "sglang") and path.stem == stem]
@@ -138,9 +143,9 @@ def _deepep_of(files: Files, system: str) -> Found:
 
 
 def _states_of(files: Files, system: str, framework: str, tables: Found) -> Found:
-    """Return SGLang's measurements of layers with a state and of sparse attention where the framework has none of its
-    own. Of vLLM's some were timed with their launches: the convolution of Kimi delta attention (783 us for one token on
-    an H200) and sparse attention (191 us where SGLang's takes 66)."""
+    """Return SGLang's measurements of layers with a state and of sparse attention if the framework has none. Some of
+    vLLM's timings include kernel launches: the convolution of Kimi delta attention (783 us for one token on an H200)
+    and sparse attention (191 us, compared with SGLang's 66)."""
     theirs = newest(files, system, _ONE_KERNEL[1:])
     launched = (_STATES[1], *_SPARSE_TABLES) if framework == _ONE_KERNEL[0] else (_STATES[1],)
     wanted = (*_STATES, *_SPARSE_TABLES)
@@ -152,13 +157,14 @@ def _has_system(files: Files, system: str) -> bool:
 
 
 def _mxfp8_of(others: Found, tables: Found) -> Found:
-    """Return another framework's experts under the name of their mxfp8 rows, unless `tables` has these itself."""
+    """Return another framework's experts under the name of their mxfp8 rows, unless `tables` already has these."""
     own, theirs = (found.get("moe_perf") for found in (tables, others))
     return {} if theirs is None or own is None or len(_moe_mxfp8(read_parquet(own[1]()))) else {_MXFP8: theirs}
 
 
 def _write(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
-    """Convert the tables `found` into one file at `path`; return its rows, none written for none."""
+    """Convert the tables `found` into one file at `path` and return its number of rows; write no file if there are
+    none."""
     frames, sources = [], []
     for convert, source, read in found:
         raw = read_parquet(read())
@@ -235,7 +241,7 @@ def _latent_prefill(raw: Any) -> Any:
 
 
 def _latent_decode(raw: Any) -> Any:
-    # here the step counts the token computed, in the attention tables it does not
+    # here the step includes the computed token; in the attention tables it does not
     raw = _latent(raw, "mla_decode")
     return raw.assign(new_tokens=1, past_tokens=raw["step"] - 1)
 
@@ -271,7 +277,7 @@ def _decode(raw: Any, full: bool = True) -> Any:
 
 
 def _all_reduce(raw: Any) -> Any:
-    # The eager rows hold a host round trip per call; in an engine's captured or compiled step it is not paid.
+    # The eager rows include a host round trip per call, which an engine's captured or compiled step avoids.
     raw = raw[~raw["kernel_source"].str.endswith("eager") & (raw["allreduce_dtype"] == "bfloat16")]
     return raw.assign(op="all_reduce", dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
 
@@ -299,7 +305,7 @@ def _deepep(raw: Any, op: str, nodes: int) -> Any:
 
 
 def _sparse(raw: Any, op: str) -> Any:
-    """Return whole modules in FP8 blocks, told apart by the model's width; prompts without cached tokens."""
+    """Return whole modules in FP8 blocks, distinguished by the model's width; prompts have no cached tokens."""
     width = raw["model"].map(_SPARSE)
     raw = raw[width.notna() & (raw["gemm_type"] == _BLOCK) & raw["kv_cache_dtype"].isin(_KV_DTYPES)]
     raw = raw[raw["op_name"].str.endswith("_module")].assign(step=raw["step"].astype(int))
@@ -317,13 +323,13 @@ def _sparse(raw: Any, op: str) -> Any:
 
 
 def _four_digits(latency: Any) -> Any:
-    """Return times to four digits, a hundredth of what repeats differ by."""
+    """Return times rounded to four digits, a hundredth of the variation between repeats."""
     digits = 10.0 ** (3 - np.floor(np.log10(latency)))
     return np.round(latency * digits) / digits
 
 
 def _states(raw: Any, kind: str) -> Any:
-    """Return convolution and recurrence of one shape together, of the fastest kernel of either."""
+    """Return the total time of convolution and recurrence per shape, with the fastest kernel of each."""
     kernel = raw["kernel_source"].mask(raw["kernel_source"].str.contains("conv1d"), "conv1d")
     raw = raw[raw["phase"].isin(["context", "generation"])].assign(kernel_source=kernel)
     raw = raw.rename(columns={"batch_size": "batch", "num_v_heads": "heads", "num_k_heads": "kv_heads"})
@@ -389,11 +395,12 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
         ],
     ),
 )
-"""Sources of each file written: source table (of GEMMs from other frameworks: dtype) and its conversion."""
+"""Sources of each output file: the source table (for GEMMs of other frameworks, the dtype) and its conversion."""
 
 
 def _merge(frames: list[Any]) -> dict[str, Any]:
-    """Return the frames as columns of the schema: median of repeats, milliseconds to microseconds, sorted by key."""
+    """Return the frames as columns of the schema: medians of repeats, milliseconds converted to microseconds, sorted by
+    key."""
     import pandas as pd
 
     merged = pd.concat(

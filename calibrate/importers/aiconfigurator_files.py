@@ -1,4 +1,4 @@
-"""Files of the `aiconfigurator-core` package, installed or a wheel: which table is the newest of a system."""
+"""Files of the `aiconfigurator-core` package, installed or as a wheel, and the newest table of each system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from servesim.errors import UserError, suggest
 
 PACKAGES = ("aiconfigurator_core", "aisimulate_core")
-"""The layout is the same under the name its distribution may move to."""
+"""Names of the package; the layout is the same under the name to which its distribution may move."""
 
 
 class Files(dict[PurePosixPath, Callable[[], bytes]]):
@@ -21,7 +21,7 @@ class Files(dict[PurePosixPath, Callable[[], bytes]]):
 
 
 def package_files(root: Path) -> Files:
-    """Return the files of the package or wheel at `root`; UserError where it is neither."""
+    """Return the files of the package or wheel at `root`; raise UserError if it is neither."""
     files = Files()
     if root.is_file() and zipfile.is_zipfile(root):
         archive = zipfile.ZipFile(root)
@@ -52,8 +52,8 @@ def newest(
     stem: str = "",
     dtypes: tuple[str, ...] = (),
 ) -> Found:
-    """Return, for each table, the newest version measured with one of `frameworks`. With `dtypes`: for the table
-    `stem`, the newest of any framework that holds each of them, by dtype."""
+    """Return, for each table, the newest version measured with one of `frameworks`. With `dtypes`, return by dtype the
+    newest version of the table `stem`, from any framework, that contains it."""
     systems = {p.parts[2] for p in files if p.parts[:2] == ("systems", "data")}
     if system not in systems:
         raise UserError(f"unknown system {system!r}{suggest(system, systems)}")
@@ -80,7 +80,7 @@ def _dtypes_of(data: bytes) -> set[str]:
 
 
 def read_parquet(data: bytes) -> Any:
-    """Return a Parquet file as a pandas frame."""
+    """Return the contents of a Parquet file as a pandas frame."""
     import pyarrow.parquet as pq
 
     return pq.read_table(io.BytesIO(data)).to_pandas()

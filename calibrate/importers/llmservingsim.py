@@ -2,16 +2,16 @@
 
 A profile is a folder `<GPU>/<model>/tp<N>` of CSV files with microseconds of one layer on one GPU:
 
-- `dense.csv` (layer, tokens): projections and small operators. Widths are those of the model, sharded over N GPUs.
+- `dense.csv` (layer, tokens): projections and small operators. Widths are the model's, sharded over N GPUs.
 - `per_sequence.csv` (layer, sequences): LM head and sampler.
-- `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode): one call over a prompt piece and decodes. Kept are
-  decodes alone, prompts alone over any cached context, and both together where nothing is cached before the prompt
-  (the schema holds no other; on RTX PRO 6000 the calls left out, priced from these, are off by 3 % in the median and
-  10 % in the mean, mostly too slow).
+- `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode): one call over a prompt chunk and decodes. The
+  importer keeps decodes alone, prompts alone over any cached context, and both together if nothing is cached before
+  the prompt (the schema holds no other; on RTX PRO 6000, pricing the omitted calls from these is off by 3 % in the
+  median and 10 % in the mean, mostly too slow).
 
-- `skew.csv` where there is one (n, pc, kp, kv_mean, kv_big, t_mean_us, t_skew_us): n decodes of mean context kv_mean,
-  the longest kv_big or all alike, beside a prompt of pc tokens. Its times are those of several calls (three on RTX PRO
-  6000), found by comparison with `attention.csv`. Kept is what has no cached context before the prompt.
+- `skew.csv`, if present (n, pc, kp, kv_mean, kv_big, t_mean_us, t_skew_us): n decodes of mean context kv_mean, with
+  the longest kv_big or all equal, next to a prompt of pc tokens. Its times cover several calls (three on RTX PRO
+  6000); the number is found by comparison with `attention.csv`. Rows without cached context before the prompt are kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SKEW_TIMES, _SKEW_COUNTS = ("t_mean_us", "t_skew_us"), ("n", "pc", "kp", "kv_me
 _LEFT_OUT = ("final_layernorm",)
 """Layers left out: the same operator as `layernorm`, at the same width."""
 _AGREE = 0.05
-"""Relative difference allowed between the times of one decode batch in the two files."""
+"""Maximum relative difference between the times of one decode batch in the two files."""
 _NOT_MEASURED = (
     "writing the KV cache, host time and launch gaps; spread of the timings; several prompts in one call; decodes "
     "beside a prompt over cached context"
@@ -46,9 +46,10 @@ _NOT_MEASURED = (
 
 
 def import_llmservingsim(folder: str | Path, out_dir: str | Path) -> dict[str, int]:
-    """Write the kernel tables of a profile: its `tp<N>` folder, or one above it that holds no other.
+    """Write the kernel tables of a profile: its `tp<N>` folder, or a parent folder that contains no other profile.
 
-    The model is the bundled one the folder above `tp<N>` is named after. Return the rows written, by file name.
+    The model is the bundled one that the folder above `tp<N>` is named after. Return the number of rows written, by
+    file name.
     """
     source = _profile(Path(folder))
     model, tp = _model(source)
@@ -80,7 +81,7 @@ def _profile(folder: Path) -> Path:
 
 
 def _model(source: Path) -> tuple[ModelSpec, int]:
-    """Return the model and its tensor parallelism, by the names of the folders."""
+    """Return the model and its tensor parallelism, taken from the folder names."""
     match = re.fullmatch(r"tp(\d+)", source.name)
     if match is None or not int(match[1]):
         raise UserError(f"{source}: the folder must be called tp<number of GPUs>")
@@ -115,7 +116,7 @@ def _gemms(source: Path, model: ModelSpec, tp: int, dense: Columns, rows: Column
 
 
 def _small(model: ModelSpec, tp: int, dense: Columns, rows: Columns) -> Columns:
-    """Return norms, activation, rotary embedding, embedding, sampler: by their own names."""
+    """Return norms, activation, rotary embedding, embedding and sampler under their own names."""
     rotary = (model.num_heads // tp + kv_heads_per_gpu(model, tp)) * model.head_dim
     widths = {
         "layernorm": ("norm", model.hidden_size),
@@ -165,7 +166,8 @@ def _attention(model: ModelSpec, tp: int, columns: Columns) -> Columns:
 
 
 def _skew(path: Path, model: ModelSpec, tp: int, columns: Columns, attention: Columns) -> Columns:
-    """Return rows of unequal contexts, and of equal ones of the same mean to compare with; repeats to their median."""
+    """Return rows with unequal contexts, and rows with equal contexts of the same mean for comparison; repeats become
+    their median."""
     heads = (model.num_heads // tp, kv_heads_per_gpu(model, tp), model.head_dim)
     names = ("batch", "new_tokens", "past_tokens", "longest", "heads", "kv_heads", "head_dim")
     calls, repeats = _calls(path, columns, attention), dict[tuple[int, ...], list[float]]()
@@ -181,8 +183,8 @@ def _skew(path: Path, model: ModelSpec, tp: int, columns: Columns, attention: Co
 
 
 def _calls(path: Path, columns: Columns, attention: Columns) -> int:
-    """Return how many calls a time of skew.csv covers: what decodes of equal contexts take there over what they take in
-    attention.csv."""
+    """Return the number of calls that a time in skew.csv covers: the time of equal-context decodes there divided by
+    their time in attention.csv."""
     lines: dict[int, dict[int, float]] = {}
     for chunk, _, count, context, time in zip(*(attention[c] for c in _COLUMNS["attention.csv"]), strict=True):
         if count and not chunk:

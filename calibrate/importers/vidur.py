@@ -3,14 +3,14 @@
 A profile is a folder of CSV files with milliseconds of one call, medians in columns `time_stats.<operator>.median`:
 
 - `compute/<gpu>/<organisation>/<model>/mlp.csv` by num_tokens and tensor-parallel degree: projections of a layer and
-  small operators. The widths of the model stand in its columns. The residual addition (`add`) is timed apart from the
-  norms it belongs to here.
-- `compute/<gpu>/<organisation>/<model>/attention*.csv`: decodes by batch_size and kv_cache_size; one prompt piece by
+  small operators. Its columns include the widths of the model. The residual addition (`add`) is timed separately from
+  the norms that include it here.
+- `compute/<gpu>/<organisation>/<model>/attention*.csv`: decodes by batch_size and kv_cache_size; one prompt chunk by
   prefill_chunk_size and kv_cache_size. Times of the other phase are empty.
 - `network/<gpu>_<server>/all_reduce.csv` by GPUs and bytes. Rows over several servers are left out.
 
-What several models, degrees or sessions measured alike becomes the median; how far those lie apart is the repeat
-error stated. `send_recv.csv` and the CPU overheads are not used.
+Equal measurements from several models, degrees or sessions become their median; their spread is the stated repeat
+error. `send_recv.csv` and the CPU overheads are not used.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _KEYS = {
     "attention": ("op", "batch", "new_tokens", "past_tokens", "heads", "kv_heads", "head_dim"),
     "comm": ("op", "gpus", "bytes"),
 }
-"""Columns of the tables written."""
+"""Key columns of the written tables."""
 _FEW = 20
-"""Repeats below which their spread says nothing."""
+"""Minimum number of repeats for a meaningful spread."""
 _NOT_MEASURED = (
     "LM head, sampling, writing the KV cache, all-gather, host time and launch gaps; several prompts in one call; "
     "decodes of unequal contexts or beside a prompt; times are rounded to 1 us or half of it"
@@ -55,10 +55,11 @@ _Reader = Callable[[Path], Iterator[_Row]]
 def import_vidur(
     folder: str | Path, out_dir: str | Path, gpu: str | None = None, network: str | None = None
 ) -> dict[str, int]:
-    """Write the kernel tables of all profiles under `folder` of one GPU. Return the rows written, by file name.
+    """Write the kernel tables of all profiles of one GPU under `folder`. Return the number of rows written, by file
+    name.
 
-    `gpu` ("a100") and `network` ("a100_dgx") are names of Vidur's folders, needed where there are several; of several
-    networks of a GPU its `<gpu>_dgx` is taken unless another is named.
+    `gpu` ("a100") and `network` ("a100_dgx") are names of Vidur's folders and are required if there are several. If a
+    GPU has several networks, `<gpu>_dgx` is the default.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -84,8 +85,8 @@ def import_vidur(
 
 
 def _below(root: Path, kind: str, *patterns: str) -> dict[str, list[Path]]:
-    """Return files under `root` by the folder below `compute` or `network` they lie in; "" where there is no such
-    folder."""
+    """Return the files under `root`, grouped by the name of their folder below `compute` or `network`; "" if there is
+    no such folder."""
     found: dict[str, list[Path]] = {}
     for path in sorted({path for pattern in patterns for path in root.resolve().rglob(pattern)}):
         parts = path.parts
@@ -95,7 +96,7 @@ def _below(root: Path, kind: str, *patterns: str) -> dict[str, list[Path]]:
 
 
 def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Path) -> str:
-    """Return the one of `found` asked for, or the only one there is."""
+    """Return the requested entry of `found`, or the only one there is."""
     if asked is not None and set(found) - {""}:
         if asked not in found:
             raise UserError(f"{root}: no profile of {what} {asked!r}{suggest(asked, found)}")
@@ -106,7 +107,7 @@ def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Pa
 
 
 def _network(root: Path, gpu: str, asked: str | None) -> list[Path]:
-    """Return the all-reduce times of the server asked for, else of the one with every GPU on one switch."""
+    """Return the all-reduce times of the requested server, or else of the one with every GPU on one switch."""
     found = _below(root, "network", "all_reduce.csv")
     mine = {name: paths for name, paths in found.items() if name.partition("_")[0] == gpu or not gpu}
     if asked is None and f"{gpu}_dgx" in mine:
@@ -115,7 +116,7 @@ def _network(root: Path, gpu: str, asked: str | None) -> list[Path]:
 
 
 def _mlp(path: Path, operators: tuple[str, ...]) -> Iterator[tuple[dict[str, float], dict[str, int]]]:
-    """Yield microseconds by operator and counts, row by row; widths of this GPU's shard."""
+    """Yield the microseconds by operator and the counts, row by row; widths are for this GPU's shard."""
     times = [f"time_stats.{name}.median" for name in operators]
     columns = read_columns(path, times, ("num_tokens", _TP, *_MODEL), ("use_gated_mlp",))
     for i in range(len(columns["num_tokens"])):
@@ -147,7 +148,7 @@ def _small(path: Path) -> Iterator[_Row]:
 
 
 def _heads(row: dict[str, int]) -> tuple[int, int]:
-    """Return the widths of queries and of keys on one GPU."""
+    """Return the widths of queries and keys on one GPU."""
     dim = row["n_embd"] // row["n_head"]
     return row["n_head"] // row[_TP] * dim, max(row["n_kv_head"] // row[_TP], 1) * dim
 
@@ -194,7 +195,7 @@ def _write(folder: Path, table: str, rows: list[_Row], source: dict[str, Any]) -
 
 
 def _relative_error(repeats: list[list[float]]) -> float | None:
-    """Return the pooled relative standard deviation of times measured repeatedly; None for too few."""
+    """Return the pooled relative standard deviation of repeated measurements, or None if there are too few."""
     freedom = sum(len(times) - 1 for times in repeats)
     if freedom < _FEW:
         return None

@@ -1,4 +1,4 @@
-"""Kernel sets: the kernels that stand for the operators of a model on a device. One file per set."""
+"""Kernel sets: the kernels that represent a model's operators on a device. Each set has its own file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from servesim.cost.grid import HeadShape
 from servesim.errors import UserError, suggest
 
 Pieces = Sequence[tuple[int, int]]
-"""Sequences of one attention call as (new tokens, tokens already in the KV cache)."""
+"""Sequences in one attention call as (new tokens, tokens already in the KV cache)."""
 
 KERNEL_SETS = ("cpu_torch", "cuda_fa3_vllm", "cuda_torch_sdpa")
 
@@ -28,39 +28,39 @@ class Work:
 
 
 class KernelSet(ABC):
-    """Makes the calls that are timed. Sizes are those of one GPU's shard; buffers hold random normal numbers (on zeros
-    kernels are up to 13 % faster); weights are repeated until they no longer fit the cache."""
+    """Builder of the calls that are timed. Sizes are per-GPU shards; buffers hold random normal numbers (kernels are up
+    to 13 % faster on zeros); weights are repeated until they no longer fit in the cache."""
 
     name: ClassVar[str]
     device: ClassVar[str]
-    """"cuda" or "cpu"."""
+    """Kind of device, "cuda" or "cpu", on which the set runs."""
     dtypes: ClassVar[tuple[str, ...]]
-    """Formats of the linear layers, the default first."""
+    """Data formats of the linear layers, the default first."""
 
     @abstractmethod
     def __init__(self, device: Device, dtype: str, libraries: Sequence[Path] = ()) -> None:
-        """Open a set. `libraries`: shared libraries with torch operators, already checked to exist."""
+        """Open a set. `libraries` are shared libraries with torch operators, already checked to exist."""
 
     @abstractmethod
     def gemm(self, m: int, n: int, k: int, dtype: str) -> Work:
-        """Return [m, k] x [k, n], quantising the input included where the format asks for it."""
+        """Return [m, k] x [k, n], including input quantization if the format needs it."""
 
     @abstractmethod
     def attention(self, shape: HeadShape, pieces: Pieces) -> Work:
-        """Return causal attention of one layer over a paged KV cache."""
+        """Return the causal attention of one layer over a paged KV cache."""
 
     @abstractmethod
     def rows(self, op: str, rows: int, width: int, shape: HeadShape | None = None) -> Work:
-        """Return a small operator by its name in the tables, over `rows` rows of `width` outputs. `shape`: of rotary
-        embeddings."""
+        """Return the small operator with this name in the tables, over `rows` rows of `width` outputs. `shape` is for
+        rotary embeddings."""
 
     @abstractmethod
     def bytes_of(self, dtype: str) -> float:
-        """Return the bytes of one weight."""
+        """Return the number of bytes of one weight."""
 
 
 def kernel_set(name: str) -> type[KernelSet]:
-    """Return a kernel set by name."""
+    """Return the kernel set named `name`."""
     if name not in KERNEL_SETS:
         raise UserError(f"unknown kernel set {name!r}{suggest(name, KERNEL_SETS)}")
     found: Any = import_module(f"servesim.calibrate.kernels.{name}").KERNELS
@@ -68,7 +68,8 @@ def kernel_set(name: str) -> type[KernelSet]:
 
 
 def open_kernels(device: Device, name: str | None, dtype: str | None, libraries: Sequence[Path]) -> KernelSet:
-    """Open the set called `name`, or the one for the device: on a GPU FlashAttention-3 as vLLM ships it."""
+    """Open the kernel set named `name`, or the device's default; on a GPU, that is FlashAttention-3 as vLLM ships
+    it."""
     cls = kernel_set(name or {"cuda": "cuda_fa3_vllm", "cpu": "cpu_torch"}[device.kind])
     if cls.device != device.kind:
         raise UserError(f"kernel set {cls.name} is for --device {cls.device}, not {device.kind}")

@@ -1,4 +1,4 @@
-"""The processor, as transformers' continuous batching uses it: `paged|sdpa`, one dense mask over the whole batch."""
+"""CPU kernels as transformers' continuous batching uses them: `paged|sdpa`, one dense mask over the whole batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .torch_ops import EPS, Attend, PagedBatch, TorchOps
 
 
 class CpuTorch(TorchOps):
-    """Attention gathers the KV of every sequence and masks what belongs to others, so a call costs queries times keys
-    of the whole batch (transformers 5.17, integrations/sdpa_paged.py); the norm is its chain of plain operations."""
+    """Kernel set for a CPU. Attention gathers the KV of all sequences and masks those of other sequences, so the cost
+    of a call is queries times keys of the whole batch (transformers 5.17, integrations/sdpa_paged.py). The norm is
+    transformers' chain of plain operations."""
 
     name, device = "cpu_torch", "cpu"
     dtypes = ("fp32", "bf16", "int8", "int4")
@@ -45,8 +46,8 @@ class CpuTorch(TorchOps):
 
 
 def dense_mask(torch: Any, pieces: Pieces, dtype: Any) -> Any:
-    """Return the mask [1, 1, queries, keys] of the whole batch: 0 where a query attends a key, the least number
-    elsewhere."""
+    """Return the mask [1, 1, queries, keys] of the whole batch: 0 if a query attends to a key, the lowest number
+    otherwise."""
     queries, keys = sum(new for new, _ in pieces), sum(new + past for new, past in pieces)
     mask = torch.full((1, 1, queries, keys), torch.finfo(dtype).min, dtype=dtype)
     q = k = 0

@@ -1,9 +1,9 @@
-"""A Hopper GPU with vLLM's own kernels (0.26): FlashAttention-3 over paged KV, and the small operators where its
-library of those is given too.
+"""Hopper GPU with vLLM's own kernels (0.26): FlashAttention-3 over paged KV and, if vLLM's library of small operators
+is also given, those operators.
 
-The attention library, `vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so` in vLLM's wheel, needs nothing but torch;
-`vllm/_C_stable_libtorch.abi3.so` holds fused norms, activation, rotary embedding and the KV write. Operators that no
-library brings are torch's; every row of the table names its kernel.
+The attention library, `vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so` in vLLM's wheel, needs only torch;
+`vllm/_C_stable_libtorch.abi3.so` contains fused norms, activation, rotary embedding and the KV write. Operators in
+neither library are torch's; every row of the table names its kernel.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from .torch_ops import BLOCK, EPS, Attend, PagedBatch
 LIBRARY = "_vllm_fa3_C.abi3.so"
 _GRAPH_TOKENS = 512
 _GRAPH_SPLITS = 32
-"""Up to this number of tokens vLLM runs captured graphs; they split a sequence at most this often (flash_attn.py)."""
+"""Maximum number of tokens for which vLLM runs captured graphs, and maximum number of splits of a sequence in them
+(flash_attn.py)."""
 _POSITIONS = 131_072
-"""Rows of the table of rotary embeddings."""
+"""Number of rows in the rotary embedding table."""
 _VLLM_OPS = {
     "norm": "vllm fused_add_rms_norm",
     "activation": "vllm silu_and_mul",
@@ -34,7 +35,7 @@ _VLLM_OPS = {
 
 
 class CudaFa3Vllm(CudaTorchSdpa):
-    """FlashAttention-3 with block tables, scheduled ahead once per step as vLLM does."""
+    """FlashAttention-3 with block tables, scheduled once per step ahead of the calls, as in vLLM."""
 
     name = "cuda_fa3_vllm"
     attends_by = "vllm fa3 paged"
@@ -79,7 +80,7 @@ class CudaFa3Vllm(CudaTorchSdpa):
 
         return attend
 
-    # Small operators of vLLM's own library; both norms of it write in place.
+    # Small operators of vLLM's own library; both of its norms write in place.
 
     def add_norm(self, x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
         if self._c is None:

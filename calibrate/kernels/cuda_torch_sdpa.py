@@ -1,4 +1,4 @@
-"""A GPU with nothing but torch: its scaled dot-product attention over KV gathered from its blocks."""
+"""GPU with torch only: its scaled dot-product attention over KV gathered from blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .torch_ops import Attend, PagedBatch, TorchOps
 
 
 class CudaTorchSdpa(TorchOps):
-    """Sequences of one size share a call, which torch gives to FlashAttention-2 where it may. Not what a serving
-    engine runs: for GPUs whose engine kernels cannot be had."""
+    """Kernel set with torch's attention. Sequences of equal size share a call, which torch passes to FlashAttention-2
+    if possible. Serving engines do not run this; it is for GPUs whose engine kernels are unavailable."""
 
     name, device = "cuda_torch_sdpa", "cuda"
     dtypes = ("bf16", "fp8", "int8", "int4")

@@ -1,6 +1,6 @@
-"""Operators that torch itself has, for every device: GEMMs by weight format, paged KV, and the small ones.
+"""Operators built into torch, for every device: GEMMs by weight format, paged KV, and the small operators.
 
-The functions that a kernel set times one by one are the ones `whole_model` strings together to a step.
+A kernel set times these functions one by one, and `whole_model` combines the same functions into a step.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from servesim.hardware.layers import dtype_bytes
 from . import KernelSet, Pieces, Work
 
 BLOCK = 16
-"""Tokens of a KV block, vLLM's default."""
+"""Tokens per KV block, vLLM's default."""
 EPS = 1e-5
 _INT8_LEAST_ROWS = 32
-"""torch._int_mm wants more than 16 rows: fewer are padded."""
+"""Minimum number of rows for torch._int_mm, which needs more than 16; fewer rows are padded."""
 _INT4_GROUP = 128
 _PRODUCTS = {
     "bf16": "torch.linear",
@@ -41,7 +41,7 @@ class PagedBatch:
     """Block tables of sequences scattered over a pool of blocks."""
 
     def __init__(self, torch: Any, on: str, pieces: Pieces, blocks: int | None = None) -> None:
-        """Lay out a batch. `blocks`: size of the pool; None: the blocks needed."""
+        """Lay out a batch. `blocks` is the size of the pool, or None for the number needed."""
         news, ends = [new for new, _ in pieces], [new + past for new, past in pieces]
         need = [ceil(end / BLOCK) for end in ends]
         self.pieces = list(pieces)
@@ -79,7 +79,7 @@ class PagedBatch:
 
 
 class TorchOps(KernelSet):
-    """GEMMs and small operators of torch; attention is the subclass's."""
+    """GEMMs and small operators of torch; subclasses provide attention."""
 
     def __init__(self, device: Device, dtype: str, libraries: Sequence[Path] = ()) -> None:
         self.torch = import_torch()
@@ -98,14 +98,14 @@ class TorchOps(KernelSet):
         """Return random normal numbers in the activations' format."""
         return self.torch.randn(*shape, device=self.on, dtype=self.float)
 
-    # What a model is made of.
+    # Parts of a model.
 
     @abstractmethod
     def paged_attention(self, shape: HeadShape, batch: PagedBatch) -> Attend:
-        """Return attention of a batch, prepared once per step as in an engine."""
+        """Return the attention of a batch, prepared once per step as in an engine."""
 
     def weight(self, n: int, k: int, dtype: str) -> Any:
-        """Return a random weight as `multiply` wants it."""
+        """Return a random weight in the form that `multiply` takes."""
         torch = self.torch
         if dtype in ("bf16", "fp32"):
             return self.randn(n, k)
@@ -121,7 +121,7 @@ class TorchOps(KernelSet):
         return torch.ops.aten._convert_weight_to_int4pack(pairs, 8), scales
 
     def multiply(self, x: Any, weight: Any, dtype: str) -> Any:
-        """Multiply [m, k] by such a weight, quantising x where the format asks for it."""
+        """Multiply [m, k] by such a weight; quantize x if the format needs it."""
         torch = self.torch
         if dtype in ("bf16", "fp32"):
             return torch.nn.functional.linear(x, weight)
@@ -136,7 +136,7 @@ class TorchOps(KernelSet):
         return product(x, packed, _INT4_GROUP, scales)
 
     def _int8(self, x: Any, weight: Any) -> Any:
-        """Quantise per token, multiply, and scale back."""
+        """Quantize per token, multiply, and scale back."""
         torch, rows = self.torch, x.shape[0]
         if rows < _INT8_LEAST_ROWS:
             x = torch.nn.functional.pad(x, (0, 0, 0, _INT8_LEAST_ROWS - rows))
@@ -155,7 +155,7 @@ class TorchOps(KernelSet):
         return self.torch.nn.functional.silu(gate) * up
 
     def rotation(self, positions: Any, dim: int) -> Any:
-        """Return what `rotate` needs of the positions of a step, made once."""
+        """Return the input that `rotate` needs for the positions of a step, computed once."""
         angles = positions.float().unsqueeze(-1) / (10_000 ** (self.torch.arange(0, dim, 2, device=self.on) / dim))
         angles = self.torch.cat((angles, angles), dim=-1).unsqueeze(1)
         return angles.cos().to(self.float), angles.sin().to(self.float)
@@ -171,7 +171,7 @@ class TorchOps(KernelSet):
         return turned(q), turned(k)
 
     def write_kv(self, k: Any, v: Any, keys: Any, values: Any, slots: Any) -> None:
-        """Put [tokens, kv heads, dim] into the slots of a paged cache."""
+        """Write [tokens, kv heads, dim] into the slots of a paged cache."""
         keys.flatten(0, 1).index_copy_(0, slots, k)
         values.flatten(0, 1).index_copy_(0, slots, v)
 
@@ -179,7 +179,7 @@ class TorchOps(KernelSet):
         """Sample greedily."""
         return logits.float().argmax(-1)
 
-    # What is timed.
+    # Timed operators.
 
     def gemm(self, m: int, n: int, k: int, dtype: str) -> Work:
         x = self.randn(m, k)
@@ -244,5 +244,5 @@ class TorchOps(KernelSet):
         return [lambda: self.sample(logits)]
 
     def _copies(self, size: float) -> range:
-        """Return indices of the buffers it takes to keep each other out of the cache."""
+        """Return indices of enough buffers to evict each other from the cache."""
         return range(self.timed_on.copies(int(size)))

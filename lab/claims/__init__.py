@@ -1,7 +1,7 @@
-"""Claims of papers and lectures, run again: the claim, the simulator's figure for the same setting, a verdict.
+"""Claims of papers and lectures, rerun: the claim, the simulator's figure for the same setting, and a verdict.
 
-An experiment is a function from its assumptions (`scenarios/NAME.yaml`) to an Outcome, entered with `@experiment(...)`
-in a module of this package:
+An experiment is a function from its assumptions (`scenarios/NAME.yaml`) to an Outcome, registered with
+`@experiment(...)` in a module of this package:
 
     @experiment("kv-cache", group="memory", claim="...", source="...")
     def kv_cache(given: Given) -> Outcome: ...
@@ -45,21 +45,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Experiment:
-    """A claim, or several of one source, that can be run again."""
+    """Claim, or several claims of one source, that can be rerun."""
 
     name: str
     group: str
-    """One of GROUPS."""
+    """Group, one of GROUPS."""
     claim: str
     source: str
     run: Callable[[Given], Outcome]
 
     def given(self, folder: Path | None = None, **changes: Any) -> Given:
-        """Return its assumptions, those in `folder` before the shipped ones, some changed."""
+        """Return the experiment's assumptions, with those in `folder` taking precedence over the shipped ones, and with
+        some changed."""
         return {**load(self.name, folder)[0], **changes}
 
     def document(self, folder: Path | None = None) -> dict[str, Any]:
-        """Run the experiment; return claim, source, scenario, rows, notes and figures, for JSON."""
+        """Run the experiment; return its claim, source, scenario, rows, notes and figures, for JSON."""
         given, text = load(self.name, folder)
         outcome = self.run(given)
         return {
@@ -80,7 +81,7 @@ _EXPERIMENTS: dict[str, Experiment] = {}
 def experiment(
     name: str, *, group: str, claim: str, source: str
 ) -> Callable[[Callable[[Given], Outcome]], Callable[[Given], Outcome]]:
-    """Enter a function as an experiment."""
+    """Register a function as an experiment."""
     if group not in GROUPS:
         raise ValueError(f"experiment {name}: group {group!r} is none of {', '.join(GROUPS)}")
 
@@ -100,7 +101,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def find(name: str) -> list[Experiment]:
-    """Return the experiment of that name, or all of them."""
+    """Return the experiment with that name, or all of them."""
     known = experiments()
     if name == "all":
         return list(known.values())

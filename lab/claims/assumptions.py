@@ -10,12 +10,12 @@ from typing import Any
 from servesim.errors import UserError, suggest
 
 Given = Mapping[str, Any]
-"""The assumptions of an experiment: what its scenario file says."""
+"""Assumptions of an experiment: the contents of its scenario file."""
 
 
 def load(name: str, folder: Path | None = None) -> tuple[Given, str]:
-    """Load the assumptions of an experiment, and their YAML text: from `folder/NAME.yaml` if it is there (a key it
-    lacks is taken from the shipped file), else as shipped. UserError names file and key."""
+    """Load the assumptions of an experiment and their YAML text, from `folder/NAME.yaml` if it exists (missing keys
+    come from the shipped file), or else from the shipped file. A UserError names the file and key."""
     shipped = resources.files("servesim_lab.claims").joinpath("scenarios", f"{name}.yaml")
     text = shipped.read_text(encoding="utf-8")
     given = _parse(text, str(shipped))
@@ -34,7 +34,7 @@ def load(name: str, folder: Path | None = None) -> tuple[Given, str]:
 
 
 def check_folder(folder: Path | None, names: list[str]) -> None:
-    """Raise UserError unless the folder has a scenario, and only of experiments that exist."""
+    """Raise UserError unless the folder contains a scenario, and only scenarios of experiments that exist."""
     if folder is None:
         return
     found = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []

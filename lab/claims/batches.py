@@ -12,8 +12,8 @@ from servesim.run.setup import cost_model_of
 
 
 def decode(count: int, context: int, tokens: int = 1) -> Batch:
-    """Return a step of `count` sequences that attend `context` tokens each, the new one included, and verify `tokens`
-    tokens each, their own included."""
+    """Return a step of `count` sequences that attend to `context` tokens each, including the new one, and verify
+    `tokens` tokens each, including their own."""
     total = count * context
     return Batch(
         linear_tokens=count * tokens,
@@ -35,10 +35,10 @@ def prompts(tokens: int, count: int = 1) -> Batch:
 
 
 def step_of(kind: Mapping[str, int], context: int) -> Batch:
-    """Return a step as scenarios write it: {decode: sequences}, at that context, or {prompt: tokens}."""
+    """Return a step from its form in scenarios: {decode: sequences}, at that context, or {prompt: tokens}."""
     return decode(kind["decode"], context) if "decode" in kind else prompts(kind["prompt"])
 
 
 def cost_of(base: Mapping[str, Any], **changes: Any) -> TableCostModel:
-    """Return the cost model of a scenario whose trace does not matter."""
+    """Return the cost model of a scenario whose trace is irrelevant."""
     return cost_model_of(Scenario.of({"trace": "synth:", **base, **changes}))

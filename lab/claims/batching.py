@@ -1,4 +1,4 @@
-"""Gains of continuous batching: throughput, use of the batch and price against static batches."""
+"""Gains of continuous batching: throughput, batch utilization and price compared with static batches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .lengths import sharegpt
 
 @dataclass(frozen=True)
 class Flow:
-    """A backlog served."""
+    """Figures of a served backlog."""
 
     tokens_per_s: float
     used: float
-    """Share of the places in the batch that make a token, on average over time."""
+    """Share of the batch slots that produce a token, averaged over time."""
     usd: float
-    """Per million output tokens."""
+    """Dollars per million output tokens."""
 
 
 @experiment(
@@ -32,7 +32,7 @@ class Flow:
     source="lecture on batching; vLLM's launch blog, 2023-06-20",
 )
 def continuous_batching(given: Given) -> Outcome:
-    """Serve the same requests under each scheduler, for answers that are more and more uneven."""
+    """Serve the same requests under each scheduler, with increasingly uneven output lengths."""
     outcome = Outcome()
     shared = {name: flow(given, name, _sharegpt(given["requests"])) for name in given["systems"]}
     spread = {
@@ -64,7 +64,7 @@ def _sharegpt(requests: int) -> Trace:
 
 
 def _outputs(given: Given, sigma: float) -> Trace:
-    """Return prompts of one length, answers of one mean and a spread (lognormal)."""
+    """Return prompts of one length, and outputs with a given mean and spread (lognormal)."""
     from servesim.traces import open_trace
 
     mean = given["mean_output"]
@@ -123,7 +123,7 @@ def _price(outcome: Outcome, given: Given, shared: dict[str, Flow]) -> None:
 
 
 def _generate(outcome: Outcome, given: Given) -> None:
-    """Check vLLM's launch: Llama-13B on one A100-40G."""
+    """Check the figures from vLLM's launch: Llama-13B on one A100-40G."""
     trace = _sharegpt(given["requests"])
 
     def rate(scheduler: str) -> float:

@@ -1,4 +1,4 @@
-"""More requests at once: throughput and latency both rise, and latency bends."""
+"""More concurrent requests: throughput and latency both rise, and latency bends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import Curve, Given, Lines, Outcome, Row, experiment
     source="lecture on batching",
 )
 def latency_throughput(given: Given) -> Outcome:
-    """Run closed loops of more and more users, and arrivals at more and more requests per second."""
+    """Run closed loops with increasing numbers of users, and arrivals at increasing numbers of requests per second."""
     outcome = Outcome()
     _users(outcome, given)
     _rates(outcome, given)

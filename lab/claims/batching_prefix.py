@@ -1,4 +1,4 @@
-"""Prefix caching: prompts that begin alike are computed once."""
+"""Prefix caching: common prompt prefixes are computed once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from . import Curve, Given, Lines, Outcome, Row, experiment
 
 @dataclass(frozen=True)
 class Saved:
-    """The figures of a workload under one allocator."""
+    """Figures of a workload under one allocator."""
 
     share: float
     """Share of the prompt tokens found in the cache."""
     computed: int
-    """Prompt tokens computed."""
+    """Number of prompt tokens computed."""
     ttft_ms: float
-    """Mean time to first token."""
+    """Mean time to first token in ms."""
 
 
 @experiment(

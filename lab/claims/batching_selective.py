@@ -1,4 +1,4 @@
-"""Orca's selective batching: one flat batch for operators that work token by token, attention request by request."""
+"""Orca's selective batching: one flat batch for token-wise operators, and attention per request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import Curve, Given, Lines, Outcome, Row, experiment
 from .batches import cost_of, decode
 
 SAMPLING = ("lm_head", "sampler")
-"""Operators over sequences, not tokens."""
+"""Operators over sequences instead of tokens."""
 
 
 @experiment(
@@ -22,7 +22,7 @@ SAMPLING = ("lm_head", "sampler")
     source="lecture on batching; Yu et al., Orca, OSDI 2022",
 )
 def selective_batching(given: Given) -> Outcome:
-    """Price an iteration of prompts and decodes, and decode steps by batch size, both ways."""
+    """Price an iteration of prompts and decodes, and decode steps by batch size, in both ways."""
     outcome = Outcome()
     costs = {name: cost_of(deployment, host="none") for name, deployment in given["deployments"].items()}
     judged = given["judged"]["deployment"]
@@ -32,7 +32,7 @@ def selective_batching(given: Given) -> Outcome:
 
 
 def mixed(prompts: Sequence[int], decodes: int, context: int, attention: str) -> Batch:
-    """Return whole prompts beside decoding requests of equal context, in one iteration."""
+    """Return whole prompts together with decoding requests of equal context, in one iteration."""
     batch = decoding(decodes, context, attention)
     batch.prefill = [(prompt, 0) for prompt in prompts]
     batch.linear_tokens += sum(prompts)
@@ -42,14 +42,14 @@ def mixed(prompts: Sequence[int], decodes: int, context: int, attention: str) ->
 
 
 def decoding(count: int, context: int, attention: str) -> Batch:
-    """Return a token for each of `count` requests of equal context."""
+    """Return a decode step with one token for each of `count` requests of equal context."""
     batch = decode(count, context)
     batch.attention = attention
     return batch
 
 
 def linear_ns(cost: TableCostModel, batch: Batch) -> float:
-    """Return the time of what works token by token: everything but attention and sampling."""
+    """Return the time of token-wise operators: everything but attention and sampling."""
     other = (ATTENTION_PREFILL, ATTENTION_DECODE, *SAMPLING)
     return sum(ns for name, ns in breakdown(cost, batch).items() if name not in other)
 

@@ -18,19 +18,19 @@ class Stay:
 
     first: int
     last: int
-    """In which its last token is made."""
+    """Step that produces the request's last token."""
     back: int
-    """After which its answer is complete for its client."""
+    """Step after which the client has the complete output."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """The steps of the requests under one scheduler."""
+    """Steps of the requests under one scheduler."""
 
     stays: dict[str, Stay]
     steps: int
     wasted: int
-    """Rows of steps that made no token: finished requests kept as padding, or empty places."""
+    """Number of step rows that produced no token: finished requests kept as padding, or empty slots."""
     seconds: float
 
 
@@ -69,7 +69,7 @@ def batching_steps(given: Given) -> Outcome:
 
 
 def play(given: Given, scheduler: str, asynchronous: bool = False) -> Played:
-    """Serve the requests, all there at the start."""
+    """Serve the requests, which are all present at the start."""
     names, outputs = list(given["outputs"]), list(given["outputs"].values())
     n = len(names)
     trace = Trace.from_lengths(
@@ -88,7 +88,7 @@ def play(given: Given, scheduler: str, asynchronous: bool = False) -> Played:
 
 
 def _figure(name: str, played: Played, until: int) -> Spans:
-    """Return a figure with a line for each place of the batch: the requests in it, over `until` steps."""
+    """Return a figure with a line for each batch slot: the requests in it, over `until` steps."""
     places: dict[str, list[tuple[float, float, str]]] = {"place 1": [], "place 2": []}
     for who, stay in played.stays.items():
         free = next((spans for spans in places.values() if not spans or spans[-1][1] < stay.first), None)

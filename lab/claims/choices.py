@@ -1,4 +1,4 @@
-"""Choices of techniques: the course's table of constraints and its quiz, prices of tokens, from a script to a
+"""Choices of techniques: the course's table of constraints and its quiz, prices of tokens, the path from a script to a
 server."""
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .crossed import model_file, search
 from .outcome import COURSE
 
 MATTERS = 1.05
-"""A technique helps if it makes the metric so much better: alone, or missing from the best combination."""
+"""Minimum gain of a technique that helps: factor on the metric alone, or when it is missing from the best
+combination."""
 
 
 @experiment(
@@ -31,7 +32,7 @@ MATTERS = 1.05
     source=COURSE,
 )
 def choices(given: Given) -> Outcome:
-    """Find the best of all combinations for each constraint, and what each technique brings."""
+    """Find the best combination for each constraint, and the gain of each technique."""
     outcome = Outcome()
     alone: dict[str, Sequence[float | None]] = {}
     for constraint, question in given["constraints"].items():
@@ -69,7 +70,7 @@ def choices(given: Given) -> Outcome:
 
 
 def times(gain: float) -> str:
-    """Return a gain as `3.4 x`, or as text where without it nothing runs."""
+    """Return a gain as `3.4 x`, or as text if nothing runs without the technique."""
     if gain == float("inf"):
         return "makes it fit"
     return f"{gain:.3g} x" if gain else "does not run"
@@ -82,7 +83,7 @@ def times(gain: float) -> str:
     source=f"{COURSE}, a quiz",
 )
 def quiz(given: Given) -> Outcome:
-    """Rank all combinations, and what would be lost without each part of the best."""
+    """Rank all combinations, and compute the loss without each part of the best one."""
     outcome = Outcome()
     found = search(given)
     ranked = found.ranked()
@@ -129,7 +130,8 @@ def quiz(given: Given) -> Outcome:
     source=COURSE,
 )
 def output_price(given: Given) -> Outcome:
-    """Return GPU time of a token of answer over that of a token of prompt, by how many decode together."""
+    """Return the ratio of GPU time per output token to GPU time per prompt token, by the number of concurrent
+    decodes."""
     outcome = Outcome()
     cost = build_cost_model(ModelSpec.load(given["model"]), Gpu.load(given["gpu"]), given["tp"])
     prompt, context = given["prompt"], given["prompt"] + given["answer"] // 2
@@ -160,7 +162,7 @@ def output_price(given: Given) -> Outcome:
 
 @experiment("end-to-end", group="choices", claim="End to end 10-50x, 30-100x", source=COURSE)
 def end_to_end(given: Given) -> Outcome:
-    """Return output tokens per second of each stack, all requests waiting from the start."""
+    """Return the output tokens per second of each stack, with all requests waiting from the start."""
     outcome = Outcome()
     speed: dict[str, float] = {}
     for stack, settings in given["stacks"].items():
@@ -190,7 +192,7 @@ OUT_OF_REACH = {
     "quality loss of quantisation": "no weights and no text here: formats change bytes and arithmetic alone",
     "cold start": "replicas are up when a run begins",
 }
-"""Topic of the texts -> why it is not simulated."""
+"""Topics of the texts, mapped to the reason why each is not simulated."""
 
 
 @experiment(
@@ -200,7 +202,8 @@ OUT_OF_REACH = {
     source=COURSE,
 )
 def out_of_scope(given: Given) -> Outcome:
-    """Show what a smaller configuration brings, what is refused and how, and what cannot be simulated."""
+    """Show the effect of a smaller configuration, the refused settings and their errors, and the features that cannot
+    be simulated."""
     outcome = Outcome()
 
     def token_ms(model: str) -> float:

@@ -1,4 +1,4 @@
-"""Search over crossed techniques: every combination is run through the machinery of sweeps, the best one named."""
+"""Search over crossed techniques: every combination runs through the sweep code, and the best one is named."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from servesim.experiments.sweep import SWEEP, Table
 from . import Given
 
 Combination = tuple[str, ...]
-"""A choice for each option."""
+"""One choice for each option."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Every combination of options, run."""
+    """Results of every combination of options."""
 
     options: Mapping[str, Sequence[str]]
     values: dict[Combination, float | None]
-    """Values of the metric; None where a combination does not run."""
+    """Values of the metric, or None if a combination does not run."""
     errors: dict[Combination, str]
     prices: dict[Combination, float]
-    """Dollars per million output tokens."""
+    """Prices in dollars per million output tokens."""
     higher: bool
-    """Whether more of the metric is better."""
+    """Whether a higher metric is better."""
 
     @property
     def baseline(self) -> Combination:
-        """The first choice of every option."""
+        """Combination of the first choice of every option."""
         return tuple(choices[0] for choices in self.options.values())
 
     def ranked(self) -> list[Combination]:
-        """Return the combinations that run, the best first."""
+        """Return the combinations that run, best first."""
         sign = -1 if self.higher else 1
         running = [c for c, value in self.values.items() if value is not None]
         return sorted(running, key=lambda c: sign * (self.values[c] or 0.0))
 
     def gain(self, after: Combination, before: Combination) -> float:
-        """Return the gain of one over another as a factor; infinite where only that runs."""
+        """Return the gain of `after` over `before` as a factor; infinite if only `after` runs."""
         new, old = self.values[after], self.values[before]
         if new is None:
             return 0.0
@@ -78,7 +78,7 @@ class Found:
 
 
 def search(question: Given) -> Found:
-    """Run every combination of `question["options"]` over its `base`, for its `metric`."""
+    """Run every combination of `question["options"]` on top of its `base`, for its `metric`."""
     options: dict[str, dict[str, Any]] = question["options"]
     metric = METRICS[question["metric"]]
     temporary = tempfile.TemporaryDirectory(prefix="servesim-")
@@ -105,7 +105,7 @@ def search(question: Given) -> Found:
 
 
 def merged(settings: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with others put in, mappings into mappings."""
+    """Return settings with other settings merged in recursively."""
     inner = {
         key: {**settings[key], **value}
         for key, value in change.items()

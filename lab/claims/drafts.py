@@ -1,7 +1,7 @@
-"""Claims of courses about speculative decoding, against the formula and against simulated runs.
+"""Course claims about speculative decoding, compared with the formula and with simulated runs.
 
-The course's own world, where a target pass costs the same whatever it verifies, is a cost model of one line.
-`drafts_served.py` prices passes from kernel tables.
+The course's own model, in which a target pass costs the same for any number of verified tokens, is a one-line cost
+model. `drafts_served.py` prices passes from kernel tables.
 """
 
 from __future__ import annotations
@@ -26,35 +26,36 @@ from .outcome import COURSE
 
 @dataclass
 class ConstantPasses(CostModel):
-    """A target pass takes a millisecond whatever it verifies, a draft pass a share of it."""
+    """Cost model with a target pass of one millisecond for any number of tokens, and a draft pass of a share of
+    that."""
 
     share: float = 0.0
     more_passes: int = 0
-    """Draft passes beyond those the step proposes."""
+    """Number of draft passes beyond those that the step proposes."""
 
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
-        """See the contract."""
+        """Return the times of the steps, as the contract describes."""
         passes = batch.draft_k + self.more_passes if batch.draft_k else 0
         return np.full(k, round(1e6 * (1 + self.share * passes)), dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """One request in the course's world."""
+    """Figures of one request under the course's model."""
 
     tokens: float
-    """Output tokens of a target pass."""
+    """Output tokens per target pass."""
     ms: float
-    """Time of an output token; 1 without drafts."""
+    """Time per output token; 1 without drafts."""
 
 
 def decode(alpha: float, k: int, cost: CostModel, tokens: int) -> Decoded:
-    """Serve a single request of `tokens` tokens with `k` drafts per step, each right with the chance `alpha`."""
+    """Serve a single request of `tokens` tokens with `k` drafts per step, each right with probability `alpha`."""
     scenario = Scenario.of(
         {
             "trace": f"synth:prompt=1,output={tokens}",
             "requests": 1,
-            "model": "llama-3.1-8b",  # whose times are not looked at
+            "model": "llama-3.1-8b",  # whose times are not used
             "gpu": "h200",
             "kv": "paged",
             "host": "none",
@@ -74,7 +75,8 @@ def decode(alpha: float, k: int, cost: CostModel, tokens: int) -> Decoded:
 
 
 def held(outcome: Outcome, what: str, claimed: float, got: float, right: float, unit: str = "", note: str = "") -> None:
-    """Compare a claim with a simulated figure: corrected where that is at the closed form and the claim is not."""
+    """Compare a claim with a simulated figure; the verdict is "corrected" if the figure matches the closed form and the
+    claim does not."""
     verdict = "corrected" if abs(got / right - 1) <= EXACT else "differs"
     closed = f"closed form {right:.2f}"
     outcome.near(what, claimed, got, unit, within=EXACT, otherwise=verdict, note=closed, cause=note)
@@ -87,7 +89,7 @@ def held(outcome: Outcome, what: str, claimed: float, got: float, right: float, 
     source=f"{COURSE}; Leviathan et al., ICML 2023",
 )
 def draft_tokens(given: Given) -> Outcome:
-    """Return tokens and speed-up by acceptance, one request of many tokens."""
+    """Return the tokens and speedup by acceptance, for one request of many tokens."""
     outcome = Outcome()
     k, cost, tokens = given["k"], ConstantPasses(given["draft_pass"]), given["tokens"]
     found = {alpha: decode(alpha, k, cost, tokens) for alpha in (0.7, 0.8, 0.9)}
@@ -128,8 +130,8 @@ def draft_tokens(given: Given) -> Outcome:
     source=f"{COURSE}, both code sketches",
 )
 def draft_bonus(given: Given) -> Outcome:
-    """Show that a pass without a token of the target's own after k right drafts brings what k - 1 drafts do, and costs
-    k."""
+    """Show that a pass without the target's bonus token after k right drafts gains as much as k - 1 drafts, and costs
+    as much as k."""
     outcome = Outcome()
     alpha, k, share = given["alpha"], given["k"], given["draft_pass"]
     sketch = decode(alpha, k - 1, ConstantPasses(share, more_passes=1), given["tokens"])
@@ -146,7 +148,8 @@ def draft_bonus(given: Given) -> Outcome:
 
 
 def sketch_tokens(p: NDArray[np.float64], q: NDArray[np.float64], k: int, steps: int) -> float:
-    """Return the mean tokens of passes that draw k drafts from q, verify them against p, and end at the k-th."""
+    """Return the mean number of tokens of passes that draw k drafts from q, verify them against p, and end at the
+    k-th."""
     draws = uniform(0, "sketch drafts", np.arange(steps * k)).reshape(steps, k)
     luck = uniform(0, "sketch verification", np.arange(steps * (k + 1))).reshape(steps, k + 1).tolist()
     drafts = np.searchsorted(np.cumsum(q), draws, side="right").tolist()
@@ -158,7 +161,7 @@ def sketch_tokens(p: NDArray[np.float64], q: NDArray[np.float64], k: int, steps:
     "draft-rejected", group="speculation", claim="A wrong draft costs the same as normal decoding", source=COURSE
 )
 def draft_rejected(given: Given) -> Outcome:
-    """Return the time of a token when no draft is ever right, over that without drafts."""
+    """Return the ratio of the time per token when no draft is ever right to the time without drafts."""
     outcome = Outcome()
     k, share = given["k"], given["draft_pass"]
     got = decode(0.0, k, ConstantPasses(share), given["tokens"]).ms
@@ -193,14 +196,14 @@ def rejection_sampling(given: Given) -> Outcome:
 
 
 def accepted_share(p: NDArray[np.float64], q: NDArray[np.float64], token: int, draws: int) -> float:
-    """Return how often a draft of `token` is accepted."""
+    """Return the acceptance rate of drafts of `token`."""
     luck = uniform(0, "rejection sampling", np.arange(2 * draws)).reshape(draws, 2).tolist()
     ps = np.stack([p, p])
     return float(np.mean([len(sampling.verify_chain(ps, q[None], [token], u)) == 2 for u in luck]))
 
 
 def off_target(seed: int, siblings: int) -> float:
-    """Return how far the output is from a random target over 2 to 9 tokens, at worst."""
+    """Return the largest deviation of the output from a random target over 2 to 9 tokens."""
     rows = np.arange(2 + seed % 8)
     weights = [-(np.log(uniform(seed, f"random {name}", rows)) ** 3) for name in ("target", "draft")]
     p, q = (weight / weight.sum() for weight in weights)

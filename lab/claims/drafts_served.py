@@ -1,4 +1,4 @@
-"""Drafts on real kernels: gains by pair of models, the end of free verification, drafts against batching."""
+"""Drafts on real kernels: speedups by model pair, the limit of free verification, drafts compared with batching."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .batches import decode
 from .outcome import COURSE
 
 EXACT = 0.02
-"""Relative distance within which a simulation of many tokens is at a closed form."""
+"""Relative distance within which a simulation of many tokens matches a closed form."""
 
 
 def formula(alpha: float, k: int) -> float:
-    """Return tokens per step: 1 + alpha + ... + alpha^k (Leviathan et al., ICML 2023, equation 1)."""
+    """Return the tokens per step: 1 + alpha + ... + alpha^k (Leviathan et al., ICML 2023, equation 1)."""
     return float(sum(alpha**i for i in range(k + 1)))
 
 
@@ -28,15 +28,15 @@ class Served:
     """Figures of clients in a closed loop."""
 
     ms: float
-    """Mean time of an output token after the first."""
+    """Mean time per output token after the first, in ms."""
     throughput: float
     """Output tokens/s."""
     rows: float
-    """Tokens through the target's decode steps for one output token."""
+    """Tokens through the target's decode steps per output token."""
 
 
 def serve(base: Given, clients: int, drafter: str = "", alpha: float = 0.0, k: int = 0) -> Served:
-    """Serve `clients` clients that send the next prompt when an answer has come; k = 0: without drafts."""
+    """Serve `clients` clients that send the next prompt when the previous output has arrived; k = 0 means no drafts."""
     settings: dict[str, Any] = {
         "requests": max(8, 2 * clients),
         **base,
@@ -62,7 +62,7 @@ def serve(base: Given, clients: int, drafter: str = "", alpha: float = 0.0, k: i
     source=COURSE,
 )
 def draft_pairs(given: Given) -> Outcome:
-    """Return the speed-up of each pair at the k that is best for one client, and what many clients make of it."""
+    """Return the speedup of each pair at the k that is best for one client, and its speedup with many clients."""
     outcome = Outcome()
     found: dict[str, Sequence[float]] = {}
     one, many = given["clients"]
@@ -101,7 +101,7 @@ def draft_pairs(given: Given) -> Outcome:
 
 @experiment("draft-verification", group="speculation", claim="Verifying k tokens costs the same as one", source=COURSE)
 def draft_verification(given: Given) -> Outcome:
-    """Return the price of a step by the tokens it verifies for each sequence."""
+    """Return the price of a step by the number of tokens verified per sequence."""
     outcome = Outcome()
     cost = build_cost_model(ModelSpec.load(given["model"]), Gpu.load(given["gpu"]), given["tp"])
     lengths = [2**i for i in range(10)]
@@ -141,7 +141,7 @@ def draft_verification(given: Given) -> Outcome:
     source=COURSE,
 )
 def drafts_or_batching(given: Given) -> Outcome:
-    """Return latency, throughput and work by the number of clients, with drafts and without."""
+    """Return latency, throughput and work by the number of clients, with and without drafts."""
     outcome = Outcome()
     clients = given["clients"]
     plain = [serve(given["base"], n) for n in clients]
@@ -179,7 +179,8 @@ def drafts_or_batching(given: Given) -> Outcome:
 
 
 def crossing(clients: Sequence[int], ratios: Sequence[float]) -> str:
-    """Return where the ratio first falls below 1, interpolated in the logarithm of the clients."""
+    """Return the number of clients at which the ratio first falls below 1, interpolated in the logarithm of the
+    clients."""
     after = next((i for i, ratio in enumerate(ratios) if ratio < 1), None)
     if not after:
         return f"{clients[0]} clients on" if after == 0 else f"nowhere up to {clients[-1]} clients"

@@ -1,4 +1,4 @@
-"""Arithmetic intensity: of matrices and attention by hand, and of the steps of a served trace."""
+"""Arithmetic intensity: of matrices and attention, calculated by hand, and of the steps of a served trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .outcome import COURSE
     source=f"{COURSE}; data sheet of the H100",
 )
 def arithmetic_intensity(given: Given) -> Outcome:
-    """Compute intensities from shapes, and find where the steps of a run lie."""
+    """Compute intensities from shapes, and determine the intensities of a run's steps."""
     outcome = Outcome()
     gpu = Gpu.load(given["gpu"])
     ridge = gpu.flops["bf16"] / gpu.bandwidth
@@ -38,7 +38,7 @@ def arithmetic_intensity(given: Given) -> Outcome:
 
 
 def gemm_intensity(m: int, n: int, k: int) -> float:
-    """Return the FLOP per byte of [m, k] x [k, n], each matrix moved once in 2 bytes per element."""
+    """Return the FLOP per byte of [m, k] x [k, n], with each matrix moved once at 2 bytes per element."""
     return 2 * m * n * k / (2 * (m * k + n * k + m * n))
 
 
@@ -83,7 +83,7 @@ def _attention(outcome: Outcome, given: Given) -> None:
 
 
 def _decode_intensity(model: str, batch: int) -> float:
-    """Return the FLOP per byte of one more token of context in a decode step."""
+    """Return the FLOP per byte of one additional context token in a decode step."""
     spec = ModelSpec.load(model)
     near, far = (step_work(spec, decode(batch, context)) for context in (1000, 2000))
     return (far[0] - near[0]) / (far[1] - near[1])
@@ -91,20 +91,21 @@ def _decode_intensity(model: str, batch: int) -> float:
 
 @dataclass(frozen=True)
 class Kind:
-    """Steps of a kind: work and GPU time of each row of the records."""
+    """Steps of one kind: work and GPU time of each row of the records."""
 
     flops: np.ndarray
     data: np.ndarray
     seconds: np.ndarray
 
     def utilisation(self, gpu: Gpu) -> tuple[float, float]:
-        """Return MFU and MBU while such steps run."""
+        """Return the MFU and MBU while such steps run."""
         whole = self.seconds.sum()
         return float(self.flops.sum() / whole / gpu.flops["bf16"]), float(self.data.sum() / whole / gpu.bandwidth)
 
 
 def kinds(steps: pd.DataFrame, model: ModelSpec, least: int) -> dict[str, Kind]:
-    """Return prompt steps of at least `least` tokens, and decode steps. Prompts of a step are taken as equally long."""
+    """Return the prompt steps of at least `least` tokens, and the decode steps. The prompts of a step are assumed to
+    have equal lengths."""
     masks = {
         "prompts": (steps.decode_count == 0) & (steps.prefill_tokens >= least),
         "decodes": (steps.prefill_pieces == 0) & (steps.decode_count > 0),

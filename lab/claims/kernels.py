@@ -1,4 +1,4 @@
-"""Rates of kernels: against the data sheet, fused attention against three kernels, weight formats against bf16."""
+"""Kernel rates: compared with the data sheet, fused attention with three kernels, weight formats with bf16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .batches import cost_of, prompts, step_of
 from .outcome import COURSE
 
 LINEAR = ("qkv", "attention_out", "up", "down")
-"""Operators whose weights a format changes."""
+"""Operators whose weights depend on the format."""
 
 
 @experiment(
@@ -65,7 +65,7 @@ def kernels_and_roofline(given: Given) -> Outcome:
 
 
 def _operators(times: Mapping[str, float]) -> dict[str, float]:
-    """Return the times of a step that has but one kind of attention, under its common name."""
+    """Return the times of a step that has only one kind of attention, under its common name."""
     return {name.removesuffix("_decode").removesuffix("_prefill"): ns for name, ns in times.items()}
 
 
@@ -85,7 +85,7 @@ def _range(shares: Mapping[str, float]) -> str:
     source=f"{COURSE}; Dao et al., arXiv 2205.14135 and 2307.08691",
 )
 def flash_attention(given: Given) -> Outcome:
-    """Compare attention of whole prompts, fused and not, and what it makes of a step."""
+    """Compare attention of whole prompts, fused and not, and its effect on a step."""
     outcome = Outcome()
     lengths, told = given["lengths"], given["told"]
     curves = []
@@ -129,7 +129,7 @@ def _speed_up(outcome: Outcome, what: str, ratio: float, note: str, gpu: str) ->
 
 
 def _utilisation(spec: ModelSpec, gpu: str, length: int, ns: float) -> float:
-    """Return the arithmetic of the pairs at or below the diagonal over what the GPU could do meanwhile, percent."""
+    """Return the FLOPs of the pairs at or below the diagonal as a percentage of the GPU's peak during that time."""
     flops = 4 * spec.q_size * length**2 / 2 * spec.num_layers
     return 100 * flops / (ns / 1e9) / Gpu.load(gpu).flops["bf16"]
 
@@ -155,7 +155,7 @@ def _reached(outcome: Outcome, name: str, lengths: list[int], shares: list[float
     source=f"{COURSE}; kernel timings of aiconfigurator-core",
 )
 def quantised_kernels(given: Given) -> Outcome:
-    """Compare steps by weight format against bf16: one decode, many, and a prompt."""
+    """Compare steps by weight format with bf16: one decode, many, and a prompt."""
     outcome = Outcome()
     outcome.notes.append(
         "reproduced means that the claim lies between where a format helps the linear layers least and where most; "
@@ -192,8 +192,8 @@ def quantised_kernels(given: Given) -> Outcome:
 
 
 def _format(outcome: Outcome, one: Given, linear: Mapping[str, float], steps: Mapping[str, float]) -> None:
-    """Add a row, reproduced if the linear layers meet the claim somewhere between where the format helps least and
-    most."""
+    """Add a row, reproduced if the linear layers match the claim anywhere between the format's smallest and largest
+    gain."""
     low, high = one["claim"]
     met = min(linear.values()) <= high and max(linear.values()) >= low
     origin = "by formula" if one.get("tables") else "measured"

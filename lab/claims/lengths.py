@@ -1,6 +1,6 @@
-"""Request lengths of published workloads: statistics that stand in for the data sets themselves.
+"""Request lengths of published workloads: statistics in place of the data sets themselves.
 
-`python -m servesim_lab.claims.lengths ROWS.csv` makes the ShareGPT table from a file with columns
+`python -m servesim_lab.claims.lengths ROWS.csv` builds the ShareGPT table from a file with the columns
 num_prefill_tokens and num_decode_tokens.
 """
 
@@ -19,16 +19,16 @@ from servesim.workload.trace import Ints, Trace
 
 MAX_LEN = 2048
 SHAREGPT_MEANS = (161.31, 337.99)
-"""Prompt and output tokens of ShareGPT as sampled for PagedAttention (SOSP'23, section 6.1)."""
+"""Mean prompt and output tokens of ShareGPT as sampled for PagedAttention (SOSP'23, section 6.1)."""
 ALPACA_MEANS = (19.31, 58.45)
 ALPACA_SIGMA = (0.6, 0.9)
-"""Sigma of the logarithms: assumed, the paper gives means alone."""
+"""Sigma of the logarithms, assumed because the paper gives only means."""
 SOURCE = "https://github.com/AKafakA/vidur_opt_scheduler data/trace_data/sharegpt (MIT)"
 SHAREGPT_FILE = "sharegpt-sosp23.json"
 
 
 def sharegpt(count: int, seed: int) -> tuple[Ints, Ints]:
-    """Draw prompt and output lengths like those of ShareGPT, its rows weighted to the published means."""
+    """Draw prompt and output lengths like ShareGPT's, with its rows weighted to the published means."""
     from servesim.traces.presets.tables import JointTable
 
     text = resources.files("servesim_lab.claims").joinpath(SHAREGPT_FILE).read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def sharegpt(count: int, seed: int) -> tuple[Ints, Ints]:
 
 
 def alpaca(count: int, seed: int) -> tuple[Ints, Ints]:
-    """Draw lognormal lengths of Alpaca's published means."""
+    """Draw lognormal lengths with Alpaca's published means."""
     columns = []
     for name, mean, sigma in zip(("prompt", "output"), ALPACA_MEANS, ALPACA_SIGMA, strict=True):
         z = draws.normal(seed, f"alpaca {name}", np.arange(count))
@@ -46,13 +46,13 @@ def alpaca(count: int, seed: int) -> tuple[Ints, Ints]:
 
 
 def clipped(prompt: Ints, output: Ints) -> tuple[Ints, Ints]:
-    """Clip lengths to at least a token each, and no more than the model's positions in all."""
+    """Clip lengths to at least one token each, and in total to at most the model's number of positions."""
     prompt = np.clip(prompt, 1, MAX_LEN - 1)
     return prompt, np.clip(output, 1, MAX_LEN - prompt)
 
 
 def poisson(name: str, lengths: tuple[Ints, Ints], rate: float, seed: int) -> Trace:
-    """Build requests of given lengths, arriving at random with a mean rate per second; each ends at its cap."""
+    """Build requests with the given lengths and Poisson arrivals at a mean rate per second; each ends at its cap."""
     prompt, output = lengths
     gaps = -np.log(draws.uniform(seed, "arrival gaps", np.arange(len(prompt)))) / rate
     zeros = np.zeros(len(prompt), dtype=np.int64)

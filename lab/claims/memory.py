@@ -1,4 +1,4 @@
-"""Claims of lecture texts about memory: KV cache, weights by format, attention matrices, and waste of allocators."""
+"""Claims of lecture texts about memory: KV cache, weights by format, attention matrices, and allocator waste."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _smaller(outcome: Outcome, given: Given) -> None:
 
 
 def _kinds(outcome: Outcome, given: Given) -> None:
-    """Add the numbers cached for a token in a layer by kind of attention; the text counts keys alone."""
+    """Add the number of values cached per token and layer by kind of attention; the text counts only keys."""
     models = {kind: changed(given["seventy"], settings) for kind, settings in given["attention"].items()}
     note = "the text counts keys alone; values are cached too"
     for kind, keys in (("MHA", 8192), ("GQA-8", 1024), ("MQA", 128)):
@@ -161,7 +161,8 @@ def _weights(outcome: Outcome, given: Given) -> None:
 
 
 def round_trip(values: Sequence[float], bits: int = 8) -> float:
-    """Return the largest error of a symmetric quantisation by the largest magnitude (LLM.int8(), arXiv 2208.07339)."""
+    """Return the largest error of a symmetric quantization divided by the largest magnitude (LLM.int8(), arXiv
+    2208.07339)."""
     x = np.asarray(values, dtype=np.float64)
     scale = float(np.abs(x).max()) / (2 ** (bits - 1) - 1)
     return float(np.abs(np.rint(x / scale) * scale - x).max())
@@ -174,7 +175,7 @@ def _quantised(outcome: Outcome, given: Given) -> None:
 
 
 def _naive_attention(outcome: Outcome, given: Given) -> None:
-    """Add the scores of every pair of tokens, written to memory."""
+    """Add the attention scores of all token pairs when written to memory."""
     asked, heads = given["naive_attention"], ModelSpec.load(given["seventy"]).num_heads
     tokens, long, tile = asked["tokens"], asked["long_tokens"], asked["tile"]
     head = tokens**2 * dtype_bytes("fp16")
@@ -189,7 +190,7 @@ def _naive_attention(outcome: Outcome, given: Given) -> None:
 
 
 def waste(outcome: Outcome, given: Given) -> dict[str, Run]:
-    """Add KV memory that holds no token state while requests wait, and requests held, by allocator."""
+    """Add the KV memory without token state while requests wait, and the number of requests held, by allocator."""
     asked = given["waste"]
     trace = poisson("sharegpt", sharegpt(asked["requests"], 0), float(asked["rate"]), 0)
     bench = Bench(asked, 0.0)

@@ -1,4 +1,4 @@
-"""The outcome of an experiment: rows with a verdict each, notes, figures."""
+"""Outcome of an experiment: rows with a verdict each, notes, figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERDICTS = {
 EXPLAINED = ("differs", "out of reach")
 """Verdicts that need a note."""
 COURSE = "lecture texts on efficient inference"
-"""A source."""
+"""Source of many claims."""
 GROUPS = {
     "memory": "Memory",
     "time": "Time",
@@ -30,22 +30,22 @@ GROUPS = {
     "systems": "Systems",
     "published": "Published experiments",
 }
-"""Subjects of claims, in the order of the overall table, and its headings."""
+"""Subjects of claims in the order of the overall table, with its headings."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One claim beside the simulator's figure; all text, units included."""
+    """One claim with the simulator's figure; everything is text, including units."""
 
     what: str
     published: str
     simulated: str
     verdict: str
-    """One of VERDICTS."""
+    """Verdict, one of VERDICTS."""
     note: str = ""
-    """The cause of a difference, or what a reader should know."""
+    """Cause of a difference, or other information for the reader."""
     group: str = ""
-    """One of GROUPS; empty: that of the experiment."""
+    """Group, one of GROUPS, or empty for the experiment's own group."""
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
@@ -60,11 +60,11 @@ class Row:
 
 @dataclass
 class Outcome:
-    """The rows, notes and figures of an experiment."""
+    """Rows, notes and figures of an experiment."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Assumptions that are not in the scenario, and constants set by the experiment."""
+    """Assumptions that are not in the scenario, and constants that the experiment sets."""
     figures: list[Figure] = field(default_factory=list)
 
     def near(
@@ -81,9 +81,9 @@ class Outcome:
         group: str = "",
     ) -> None:
         """Add a row that is reproduced if the simulated figure lies within a relative distance of the published one
-        (the note names the distance unless both are the same), or of the range from `published[0]` to `published[1]`.
-        `otherwise`: the verdict if not, "corrected" where the text is wrong by its own formula; `cause` is then added
-        to the note."""
+        (the note gives the distance unless both are equal), or of the range from `published[0]` to `published[1]`.
+        `otherwise` is the verdict if it does not; it is "corrected" if the text is wrong by its own formula. `cause` is
+        then added to the note."""
         low, high = (published, published) if isinstance(published, int | float) else published
         if low - within * abs(low) <= simulated <= high + within * abs(high):
             verdict = "reproduced"
@@ -110,7 +110,7 @@ class Outcome:
         cause: str = "cause not known",
         group: str = "",
     ) -> None:
-        """Add a row in words, reproduced if a condition holds."""
+        """Add a text row, reproduced if a condition holds."""
         if not holds:
             note = "; ".join(text for text in (note, cause) if text)
         self.rows.append(Row(what, published, simulated, "reproduced" if holds else otherwise, note, group))

@@ -1,4 +1,4 @@
-"""PagedAttention (Kwon et al., SOSP 2023): how many requests OPT-13B holds on one A100-40G, and at what rate.
+"""PagedAttention (Kwon et al., SOSP 2023): the number of requests that OPT-13B holds on one A100-40G, and the rate.
 
 Contiguous reservation (Orca with Max, Pow2 and Oracle, buddy allocator), paged memory (vLLM) and static batches
 (FasterTransformer) serve the same requests in 12 GiB of KV memory: 15,728 slots of 819,200 bytes.
@@ -33,22 +33,23 @@ APART = "Orca's attention is priced request by request, which a large batch of s
 
 @dataclass(frozen=True)
 class Run:
-    """Figures over the time in which requests arrived, without its first third."""
+    """Figures for the period in which requests arrived, without its first third."""
 
     batch: float
-    """Requests in an iteration, on average."""
+    """Average number of requests in an iteration."""
     least: int
     used: float
-    """Token states, as a share of the KV memory; likewise the following two."""
+    """Token states as a share of the KV memory; the next two fields are shares as well."""
     reserved: float
-    """Allocated and not filled."""
+    """Memory that is allocated but not filled."""
     waiting: int
-    """Requests that wait when the last one has come."""
+    """Number of waiting requests when the last one has arrived."""
     latency: float
-    """Mean of end-to-end latency over output tokens, seconds; infinite unless run to the end."""
+    """Mean ratio of end-to-end latency to output tokens, in seconds; infinite unless the run completed."""
     asked: dict[str, float]
-    """Memory the running requests will hold in the end, as a share of the KV memory: `oracle` by their lengths, `pow2`
-    and `max` as these reserve. Taken over the second third of the time, since it needs requests that have ended."""
+    """Memory that the running requests will hold in the end, as a share of the KV memory: `oracle` by their lengths,
+    `pow2` and `max` by their reservations. It is taken over the second third of the time, since it needs finished
+    requests."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Bench:
 
     given: Given
     host_ns: float
-    """Host time of a step of the 2023 engine."""
+    """Host time per step of the 2023 engine."""
 
     def serve(self, name: str, trace: Trace, to_the_end: bool = False) -> Run:
         """Serve a trace with one of the systems."""
@@ -71,7 +72,7 @@ class Bench:
         return _run(setup, to_the_end)
 
     def sustained(self, name: str, lengths: Callable[..., Any], top: float, minutes: float) -> float:
-        """Return the rate (requests/s) at which mean normalized latency reaches hold_s, to 2 %."""
+        """Return the rate (requests/s) at which the mean normalized latency reaches hold_s, to within 2 %."""
 
         def latency(log_rate: float) -> float:
             rate = float(np.exp(log_rate))
@@ -136,7 +137,7 @@ def _asked(cluster: Cluster, first: int, last: int, slots: int) -> dict[str, flo
     source="Kwon et al., SOSP 2023, table 1, figures 2, 12, 13 and 14 (OPT-13B, one A100-40G)",
 )
 def pagedattention(given: Given) -> Outcome:
-    """Run table 1, and figures 2, 12, 13 and 14 on OPT-13B."""
+    """Run table 1, and figures 2, 12, 13 and 14, on OPT-13B."""
     outcome = Outcome()
     count, minutes = given["requests"], given["minutes"]
     table(outcome, given["table"])
@@ -176,7 +177,7 @@ def table(outcome: Outcome, given: Given) -> None:
 
 
 def batches(outcome: Outcome, runs: dict[str, Run]) -> None:
-    """Add figure 13a: requests in an iteration."""
+    """Add figure 13a: the number of requests in an iteration."""
     full = runs["Orca (Max)"]
     exact = full.batch == 7 and full.least == 7
     outcome.holds("requests held, Orca (Max), ShareGPT 2/s", "7.00", f"{full.batch:.2f}", exact)
@@ -186,7 +187,7 @@ def batches(outcome: Outcome, runs: dict[str, Run]) -> None:
 
 
 def shares(outcome: Outcome, runs: dict[str, Run], crowded: Run) -> None:
-    """Add figure 2: what the KV memory holds."""
+    """Add figure 2: the contents of the KV memory."""
     published = {"Orca (Max)": 20.4, "Orca (Pow2)": 26.8, "Orca (Oracle)": 38.2, "vLLM": 96.3}
     for name, share in published.items():
         run = crowded if name == "vLLM" else runs[name]
@@ -253,7 +254,7 @@ def _rates(outcome: Outcome, bench: Bench, minutes: float) -> None:
 
 
 def _plentiful(outcome: Outcome, bench: Bench, minutes: float) -> None:
-    """Add Alpaca on OPT-175B, whose GPUs have memory for four times the tokens."""
+    """Add Alpaca on OPT-175B, whose GPUs have memory for four times as many tokens."""
     base, systems = bench.given["base"], bench.given["systems"]
     large = {**base, **bench.given["large"], "engine": {**base["engine"], **bench.given["large"]["engine"]}}
     apart = systems["Orca (Oracle)"]

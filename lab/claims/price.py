@@ -1,4 +1,4 @@
-"""Prices of tokens: by load, input against output, and for many users at once."""
+"""Prices of tokens: by load, for input and output, and for many concurrent users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .outcome import COURSE
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars per million tokens."""
+    """Price in dollars per million tokens."""
 
     input: float
     output: float
@@ -29,7 +29,7 @@ class Price:
 
 
 IN, OUT = 0.30, 0.60
-"""Published, dollars per million tokens."""
+"""Published prices in dollars per million tokens."""
 WITHIN = "reproduced means within a factor of two, input and output"
 CAUSE = "it depends on load, lengths and GPUs, and the published figures name none of them"
 
@@ -42,7 +42,7 @@ CAUSE = "it depends on load, lengths and GPUs, and the published figures name no
     source=f"{COURSE}; H100 at $2 an hour",
 )
 def price_per_token(given: Given) -> Outcome:
-    """Return the price under an SLO and of a saturated server, and by load."""
+    """Return the price under an SLO, of a saturated server, and by load."""
     outcome = Outcome()
     limits = ", ".join(f"{key} {ms} ms" for key, ms in given["slo"].items())
     for name, deployment in given["deployments"].items():
@@ -65,7 +65,8 @@ def price_per_token(given: Given) -> Outcome:
 def highest_rate(
     base: Mapping[str, Any], slo: Mapping[str, float], attainment: float, low: float, high: float
 ) -> float:
-    """Return the highest rate between `low` and `high` at which enough requests meet the SLO, by bisection to 3 %."""
+    """Return the highest rate between `low` and `high` at which enough requests meet the SLO, by bisection to within 3
+    %."""
     while high / low > 1.03:
         rate = (low * high) ** 0.5
         summary = simulate({**base, "rate": rate, "slo": dict(slo)}).summary
@@ -74,14 +75,14 @@ def highest_rate(
 
 
 def price_of(settings: Mapping[str, Any]) -> Price:
-    """Return the price of a run, prompts charged what they cost alone."""
+    """Return the price of a run, with prompts charged at their cost alone."""
     whole, prompts = simulate(settings).summary["price"], prompts_alone(settings)
     share = prompts / whole["usd_per_million_input_tokens"]
     return Price(prompts, whole["usd_per_million_output_tokens"] * (1 - share))
 
 
 def prompts_alone(base: Mapping[str, Any]) -> float:
-    """Return dollars per million input tokens of a saturated server that answers with one token each."""
+    """Return the dollars per million input tokens of a saturated server that generates one token per request."""
     settings = {**base, "rate": float("inf"), "clients": {}}
     trace = open_scenario(Scenario.of(settings))
     one = np.ones_like(trace.output_len)
@@ -131,7 +132,7 @@ def _by_load(outcome: Outcome, given: Given) -> None:
     source=COURSE,
 )
 def thousand_users(given: Given) -> Outcome:
-    """Return how many users a replica serves at that speed, and what all of them cost."""
+    """Return the number of users that a replica serves at that speed, and the cost for all users."""
     outcome = Outcome()
     users, usd = given["users"], given["base"]["usd_per_gpu_hour"]
     for name, deployment in given["deployments"].items():
@@ -152,7 +153,7 @@ def thousand_users(given: Given) -> Outcome:
 
 
 def most_users(base: Mapping[str, Any], given: Given) -> int:
-    """Return the most clients of a closed loop whose replies come fast enough, by bisection."""
+    """Return the maximum number of closed-loop clients with fast enough replies, by bisection."""
     limit = 1e3 / given["tokens_per_s"]
     low, high = 1, 1025
     while high - low > max(1, low // 50):

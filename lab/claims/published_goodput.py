@@ -1,4 +1,4 @@
-"""SmartSpec: only drafts that pay off, none under load."""
+"""SmartSpec: only drafts that pay off, and none under load."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from . import Curve, Given, Lines, Outcome, experiment
 
 @dataclass(frozen=True)
 class Point:
-    """One acceptance at one rate."""
+    """Figures for one acceptance rate at one request rate."""
 
     gain: float
-    """Mean end-to-end latency without drafts over that with them."""
+    """Ratio of mean end-to-end latency without drafts to that with drafts."""
     fixed: float
-    """That ratio with a fixed number of drafts in every step."""
+    """Same ratio with a fixed number of drafts in every step."""
     drafts: float
-    """Drafts for each token position decoded, on average, where their number is chosen."""
+    """Average number of drafts per decoded token position, if their number is chosen."""
 
 
 @experiment(
@@ -28,7 +28,7 @@ class Point:
     source="Liu et al., SmartSpec / TurboSpec, arXiv 2406.14066",
 )
 def goodput_drafts(given: Given) -> Outcome:
-    """Return gains and drafts by load, for several acceptances."""
+    """Return gains and drafts by load, for several acceptance rates."""
     outcome = Outcome()
     rates, alphas = given["rates"], given["alphas"]
     found = {alpha: [point(given, alpha, rate) for rate in rates] for alpha in alphas}
@@ -66,7 +66,7 @@ def goodput_drafts(given: Given) -> Outcome:
 
 
 def point(given: Given, alpha: float, rate: float) -> Point:
-    """Serve the trace without drafts, with a chosen number of them and with a fixed one."""
+    """Serve the trace without drafts, with a chosen number of drafts, and with a fixed number."""
     settings = {**given["base"], "trace": f"{given['trace']},rate={rate}"}
     acceptance = f"independent:alpha={alpha}"
     plain = simulate(settings)

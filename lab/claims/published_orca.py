@@ -1,4 +1,4 @@
-"""Orca against FasterTransformer: the throughput of GPT-3 175B at one latency."""
+"""Orca compared with FasterTransformer: the throughput of GPT-3 175B at equal latency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .rates import highest
 
 ORCA = "Orca"
 PUBLISHED = {ORCA: 6.81, "FasterTransformer": 0.185}
-"""Requests/s at the paper's level."""
+"""Requests/s at the paper's latency level."""
 
 
 @experiment(
@@ -19,7 +19,7 @@ PUBLISHED = {ORCA: 6.81, "FasterTransformer": 0.185}
     source="Yu et al., Orca, OSDI 2022, figure 10",
 )
 def orca(given: Given) -> Outcome:
-    """Find the highest rates at the published latency per token, and latency against load."""
+    """Find the highest rates at the published latency per token, and the latency by load."""
     outcome = Outcome()
     rates = {name: _rate(given, scheduler) for name, scheduler in given["systems"].items()}
     ours, fused, single, *batches = rates.values()
@@ -49,7 +49,7 @@ def _rate(given: Given, scheduler: str) -> float:
 
 
 def latency(given: Given, scheduler: str, rate: float) -> float:
-    """Return the median over requests of end-to-end latency per output token, ms."""
+    """Return the median over requests of the end-to-end latency per output token, in ms."""
     settings = {**given["base"], "trace": given["trace"], "requests": given["requests"]}
     requests = simulate(settings, scheduler=scheduler, rate=rate).requests
     return float(((requests["finished_ns"] - requests["arrival_ns"]) / requests["output_len"]).median()) / 1e6

@@ -1,4 +1,4 @@
-"""PagedAttention's ablations: the size of blocks, and recomputing against swapping."""
+"""PagedAttention's ablations: block size, and recomputation compared with swapping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .lengths import MAX_LEN, alpaca, poisson, sharegpt
 
 LENGTHS = {"ShareGPT": sharegpt, "Alpaca": alpaca}
 GOOD = {"ShareGPT": (16, 128), "Alpaca": (16, 32)}
-"""Best block sizes of the paper."""
+"""Best block sizes according to the paper."""
 
 
 @experiment(
@@ -23,7 +23,7 @@ GOOD = {"ShareGPT": (16, 128), "Alpaca": (16, 32)}
     source="Kwon et al., SOSP 2023, section 7.2 and 7.3 (figures 18 and 19)",
 )
 def paging_ablations(given: Given) -> Outcome:
-    """Return mean latency per output token by block size, evicted requests recomputed and swapped."""
+    """Return the mean latency per output token by block size, with preempted requests recomputed and swapped."""
     outcome = Outcome()
     found = {
         workload: {mode: [normalized(given, workload, size, mode) for size in given["blocks"]] for mode in MODES}
@@ -52,7 +52,7 @@ MODES = ("recompute", "swap")
 
 
 def normalized(given: Given, workload: str, block: int, mode: str) -> float:
-    """Return mean end-to-end latency per output token, ms."""
+    """Return the mean end-to-end latency per output token, in ms."""
     load = given["workloads"][workload]
     trace = poisson(workload, LENGTHS[workload](load["requests"], 0), load["rate"], 0)
     engine: dict[str, Any] = {

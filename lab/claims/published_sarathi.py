@@ -1,4 +1,4 @@
-"""Sarathi-Serve against vLLM: capacity under a limit on the time between tokens."""
+"""Sarathi-Serve compared with vLLM: capacity under a limit on the time between tokens."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ def sarathi(given: Given) -> Outcome:
 
 
 def decode_ms(deployment: Mapping[str, Any]) -> float:
-    """Return the decode iteration of 32 sequences of 4,096 tokens that the paper's limits are multiples of."""
+    """Return the time of the decode iteration of 32 sequences with 4,096 tokens; the paper's limits are multiples of
+    it."""
     return cost_of(deployment, host="none").price(decode(32, 4096)).ns / 1e6
 
 
 def lengths_of(dataset: str, shape: Mapping[str, Any], count: int) -> tuple[Ints, Ints]:
-    """Return prompt and output lengths by the median and the 90th percentile of each."""
+    """Return prompt and output lengths from the median and the 90th percentile of each."""
 
     def column(what: str) -> Ints:
         median, ninetieth = shape[what]

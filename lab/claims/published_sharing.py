@@ -1,4 +1,4 @@
-"""Gains of PagedAttention where requests share memory: samples of one prompt, a common prefix, a chatbot."""
+"""Gains of PagedAttention if requests share memory: samples of one prompt, a common prefix, a chatbot."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ def sharing(given: Given) -> Outcome:
 
 
 def saved(given: Given, workload: str, samples: int) -> float:
-    """Return the blocks that samples of one prompt share, over those there would be if each kept its own: the mean over
-    time while requests arrive, after a third of it. Steps are taken one by one, since memory is looked at after each.
-    """
+    """Return the ratio of blocks saved by sharing between samples of one prompt to the blocks without sharing: the time
+    mean while requests arrive, after the first third. Steps run one at a time, since memory is read after each."""
     rules, load = given["parallel"], given["parallel"]["workloads"][workload]
     count = load["requests"]
     trace = poisson(workload, LENGTHS[workload](count, 0), load["rate"] * 2 / max(samples, 2), 0)
@@ -75,7 +74,8 @@ def saved(given: Given, workload: str, samples: int) -> float:
 
 
 def sustained(given: Given, rules: Given, policies: Given, trace: Callable[[int], Trace]) -> float:
-    """Return the highest rate at which the mean latency per output token holds. `trace`: makes N requests at a rate."""
+    """Return the highest rate with an acceptable mean latency per output token. `trace` builds N requests at a given
+    rate."""
 
     def holds(rate: float) -> bool:
         drawn = trace(max(int(rate * rules["seconds"]), 100)).with_rate(rate)
@@ -130,8 +130,8 @@ def _prefix(outcome: Outcome, given: Given) -> None:
 
 
 def prefix_gains(given: Given, length: int) -> tuple[float, float]:
-    """Return the rate of vLLM with the prefix in its cache over that of Orca (Oracle), which computes it each time, and
-    over that of Orca with one attention kernel."""
+    """Return the ratio of vLLM's rate with the prefix in its cache to the rate of Orca (Oracle), which computes the
+    prefix every time, and to the rate of Orca with one attention kernel."""
     rules = given["prefix"]
     low, high = _bounds(rules["sentence"])
     spec = f"synth:prompt=uniform({low + length},{high + length}),output={rules['answer']}"

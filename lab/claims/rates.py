@@ -1,4 +1,4 @@
-"""Searches for the load at which something happens."""
+"""Searches for the load that meets a condition."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 def solve(f: Callable[[float], float], target: float, low: float, high: float, within: float) -> float:
-    """Return where the rising function f, positive at its ends, reaches `target`, to `within`; the nearer end if it
-    does not between them. Sought on the logarithm of f by Brent's method, a third fewer evaluations than by bisection.
-    """
+    """Return the argument at which the increasing function f, positive at its ends, reaches `target`, to within
+    `within`; if f does not reach it between the ends, return the nearer end. Brent's method on the logarithm of f needs
+    a third fewer evaluations than bisection."""
     from scipy.optimize import brentq
 
     ends = {x: math.log(f(x) / target) for x in (low, high)}
@@ -19,8 +19,8 @@ def solve(f: Callable[[float], float], target: float, low: float, high: float, w
 
 
 def highest(holds: Callable[[float], bool], low: float, high: float, within: float = 0.03) -> float:
-    """Return the highest rate at which a condition holds that higher rates break, to a relative distance, by bisection
-    of its logarithm. `low` if it does not hold there."""
+    """Return the highest rate at which a condition holds that fails at higher rates, to a relative distance, by
+    bisection of the rate's logarithm. Return `low` if the condition does not hold there."""
     if not holds(low):
         return low
     while high > low * (1 + within):

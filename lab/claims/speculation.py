@@ -1,4 +1,4 @@
-"""When drafts help and when they hurt: vLLM's study of 2024, and MagicDec's exception for long contexts."""
+"""Gains and losses from drafts: vLLM's 2024 study, and MagicDec's exception for long contexts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import Curve, Given, Lines, Outcome, Row, experiment
     source="vLLM blog 2024-10-17 (Llama-3-70B, 4 x H100); MagicDec (arXiv 2408.11049)",
 )
 def crossover(given: Given) -> Outcome:
-    """Return end-to-end latency without drafts over that with them, by load."""
+    """Return the ratio of end-to-end latency without drafts to that with drafts, by load."""
     outcome = Outcome()
     alpha, scorer, lookup = f"independent:alpha={given['alpha']}", f"scorer={given['scorer']}", given["lookup"]
     timed = f"{lookup},{scorer},host_us_per_sequence={given['lookup_us']}"
@@ -84,7 +84,7 @@ def _speed_up(base: Given, trace: str, speculation: str, acceptance: str, rate: 
 
 
 def _magicdec(outcome: Outcome, given: Given) -> None:
-    """Add the speed-up of decoding alone, from the price of steps, for the largest number of sequences the GPUs
+    """Add the speedup of decoding alone, from the price of steps, for the largest number of sequences that the GPUs can
     hold."""
     short, long = given["contexts"]
     for name, published in given["models"].items():
@@ -100,7 +100,7 @@ def _magicdec(outcome: Outcome, given: Given) -> None:
 
 
 def _held(name: str, given: Given, context: int) -> int:
-    """Return the sequences that fit beside the weights."""
+    """Return the number of sequences that fit in memory in addition to the weights."""
     return fit(ModelSpec.load(name), Gpu.load(given["gpu"]), given["tp"], "bf16", Load(context)).sequences
 
 
@@ -115,7 +115,7 @@ def _gain(name: str, given: Given, context: int, batch: int) -> float:
 
 
 def _passes(rates: list[float], ratios: list[float], level: float) -> str:
-    """Return between which loads a falling ratio passes a level."""
+    """Return the two loads between which a decreasing ratio crosses a level."""
     after = next((i for i, ratio in enumerate(ratios) if ratio < level), None)
     if not after:
         return f"it does not pass {level:.2f} here"

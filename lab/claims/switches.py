@@ -35,7 +35,7 @@ def engine_switches(given: Given) -> Outcome:
 
 
 def graphs(outcome: Outcome, given: Given) -> None:
-    """Compare steps launched kernel by kernel with replayed ones, by model and batch."""
+    """Compare steps launched kernel by kernel with steps replayed from a graph, by model and batch size."""
     each = HostTerms.load(given["without"]).launch_per_kernel
     for name, base in given["models"].items():
         on, off = (cost_of(base, host=given["with"]) for _ in range(2))
@@ -86,8 +86,8 @@ def _parallel(outcome: Outcome, given: Given) -> None:
 
 
 def _throughput(base: Mapping[str, Any], clients: int, requests: int) -> tuple[float, float]:
-    """Return output tokens/s, and mean TPOT in ms, of `clients` clients that send a request when the last is
-    answered."""
+    """Return the output tokens/s, and the mean TPOT in ms, of `clients` clients that send a request when the previous
+    one is answered."""
     settings = {**base, "requests": requests, "rate": float("inf"), "clients": {"max_concurrency": clients}}
     summary = simulate(settings).summary
     return float(summary["throughput"]["output_throughput"]), float(summary["latency_ms"]["tpot"]["mean"])
@@ -178,7 +178,7 @@ def _cold_start(outcome: Outcome, given: Given) -> None:
     source=COURSE,
 )
 def no_kv_cache(given: Given) -> Outcome:
-    """Serve the same request with keys and values kept, and with every token recomputed in every step."""
+    """Serve the same request with keys and values cached, and with every token recomputed in every step."""
     outcome = Outcome()
     told = given["told"]
     kept, recomputed = _pair(given, told)
@@ -217,7 +217,7 @@ def _pair(given: Given, one: Mapping[str, int]) -> tuple[tuple[int, float], tupl
 
 
 def _computed(settings: Mapping[str, Any]) -> tuple[int, float]:
-    """Return tokens through the linear layers, and seconds to the last token."""
+    """Return the number of tokens through the linear layers, and the seconds to the last token."""
     run = simulate(settings)
     tokens = ((run.steps.prefill_tokens + run.steps.decode_count) * run.steps.k).sum()
     return int(tokens), float(run.summary["latency_ms"]["e2el"]["mean"]) / 1e3

@@ -1,4 +1,5 @@
-"""Systems and techniques that the texts name: each serves a load, and each technique is compared with going without."""
+"""Systems and techniques named in the texts: each system serves a load, and each technique is compared with its
+absence."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ METRICS = {
     "kv": ("KV of a token on each GPU", "kB"),
     "weights": ("weights", "GB"),
 }
-"""Purpose of a technique -> in words, and its unit; less is better."""
+"""Purposes of techniques, mapped to their description and unit; lower is better."""
 
 
 @experiment(
@@ -65,7 +66,7 @@ def _engine(outcome: Outcome, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def answered(run: Result) -> int:
-    """Return the requests that are answered in full."""
+    """Return the number of requests with a complete output."""
     return int(run.summary["requests"]["completed"])
 
 
@@ -83,8 +84,8 @@ def _technique(
 
 
 def measured(settings: Mapping[str, Any], metric: str) -> float:
-    """Return a mean latency in ms, the KV of a token in kB or weights in GB, of a server that answers everything; NaN,
-    smaller than no number, for one that does not."""
+    """Return the mean latency in ms, KV per token in kB or weights in GB of a server that answers every request;
+    otherwise return NaN, which is not less than any number."""
     run = simulate(settings)
     if answered(run) != len(run.requests):
         return nan

@@ -1,4 +1,4 @@
-"""The time of a token by hand: bytes over bandwidth, and whether memory suffices."""
+"""Time per token calculated by hand: bytes over bandwidth, and whether the memory suffices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .outcome import COURSE
     source=f"{COURSE}; data sheets of H100 and A100",
 )
 def decode_time(given: Given) -> Outcome:
-    """Compute replies of a 70B model, and static batches of a 13B model, at the data sheet's rates."""
+    """Compute the time of replies from a 70B model, and of static batches of a 13B model, at the data sheet's rates."""
     outcome = Outcome()
     _single(outcome, given["ideal"], given["single"])
     _batches(outcome, given["ideal"], given["batch"])
@@ -127,7 +127,7 @@ def _latency(run: Result, name: str) -> float:
 
 
 def _refusal(base: Mapping[str, Any]) -> str:
-    """Return what a run says that does not ignore the memory."""
+    """Return the error of a run that does not ignore the memory."""
     try:
         set_up(Scenario.of(base))
     except UserError as error:
@@ -136,7 +136,7 @@ def _refusal(base: Mapping[str, Any]) -> str:
 
 
 def _room(base: Mapping[str, Any]) -> str:
-    """Return how many of the requests the GPU's memory holds at once."""
+    """Return the number of requests that fit in the GPU's memory at the same time."""
     setup = set_up(Scenario.of(base))
     each = int(setup.trace.prompt_len[0] + setup.trace.max_tokens[0])
     held, wanted = setup.deployment.capacity_tokens // each, len(setup.trace)

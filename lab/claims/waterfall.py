@@ -1,4 +1,4 @@
-"""From naive to production: optimisations laid over each other, and each taken away from all the others."""
+"""From naive to production: cumulative optimizations, and each one removed from the full set."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .outcome import COURSE
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of a configuration."""
+    """Figures of a configuration."""
 
     speed: float
     """Output tokens/s."""
     latency: float
     """Mean time per output token of a running request, ms."""
     formula: float
-    """Share of the GPU time that no table measured, percent."""
+    """Share of the GPU time that is not in any measured table, in percent."""
 
 
 @experiment(
@@ -33,7 +33,7 @@ class Run:
     source=COURSE,
 )
 def naive_to_production(given: Given) -> Outcome:
-    """Switch each optimisation on over those before it; then switch each off alone; for every workload."""
+    """Switch each optimization on in addition to the previous ones, then switch each off alone, for every workload."""
     outcome = Outcome()
     stacks, without = {}, {}
     for workload, trace in given["workloads"].items():
@@ -67,7 +67,7 @@ def _steps(outcome: Outcome, steps: Sequence[Given], workload: str, stack: Mappi
 
 
 def _together(outcome: Outcome, given: Given, workload: str, stack: Mapping[str, Run]) -> None:
-    """Add the product, and what it is from the first 16-bit stage on."""
+    """Add the product of the factors, and the product from the first 16-bit stage on."""
     naive, half, *_, last = (run.speed for run in stack.values())
     paper = prod(step["claim"] for step in given["steps"])
     outcome.near(
@@ -92,7 +92,7 @@ CAUSES = {
     "batching and paging": "a decode step for one request reads the same weights as one for a hundred, until their KV "
     "outweighs them",
 }
-"""Why a step may give another factor than the text has."""
+"""Reasons why a step may give a different factor than the text."""
 
 
 def _run(settings: Mapping[str, Any]) -> Run:

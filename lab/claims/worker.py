@@ -1,4 +1,4 @@
-"""Experiments in separate processes, so that one that fails, or dies, takes no other with it.
+"""Experiments in separate processes, so that one that fails or crashes does not affect the others.
 
 `python -m servesim_lab.claims.worker NAME [FOLDER]` prints the experiment's document and its CPU seconds.
 """
@@ -22,12 +22,12 @@ from . import Experiment, find
 
 COMMAND = (sys.executable, "-m", "servesim_lab.claims.worker")
 ANSWER = "servesim experiment: "
-"""Begins the line of the answer: an experiment's libraries may print too."""
+"""Prefix of the result line, since an experiment's libraries may print too."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished experiment: its document, or one line that says what went wrong."""
+    """Finished experiment: its document, or a one-line error."""
 
     name: str
     document: dict[str, Any] | None
@@ -36,8 +36,8 @@ class Done:
 
 
 def run(one: Experiment, folder: Path | None) -> Done:
-    """Run an experiment in this process; UserError (a scenario that is wrong) comes through, and any error of an edited
-    scenario becomes one."""
+    """Run an experiment in this process. A UserError (an invalid scenario) propagates, and any other error from an
+    edited scenario becomes a UserError."""
     began = time.process_time()
     edited = folder / f"{one.name}.yaml" if folder is not None else None
     try:
@@ -54,7 +54,7 @@ def run(one: Experiment, folder: Path | None) -> Done:
 def run_all(
     chosen: Sequence[Experiment], folder: Path | None, jobs: int, on_done: Callable[[Done], None]
 ) -> list[Done]:
-    """Run experiments in `jobs` processes at a time; return all of them, in their order, whatever happens to one."""
+    """Run experiments in `jobs` concurrent processes; return all results in order, even if some experiments fail."""
     running: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(_ask, one.name, folder, running) for one in chosen]
@@ -83,7 +83,7 @@ def _ask(name: str, folder: Path | None, running: list[subprocess.Popen[str]]) -
 
 
 def main(name: str, folder: str | None = None) -> None:
-    """Answer with one line."""
+    """Print one line with the result."""
     (one,) = find(name)
     try:
         done = run(one, Path(folder) if folder is not None else None)

@@ -1,1 +1,1 @@
-"""Dynamo's simulator (ai-dynamo-runtime 1.6.1) replayed by servesim's own parts, to compare both."""
+"""Replay of Dynamo's simulator (ai-dynamo-runtime 1.6.1) with servesim's own parts, to compare the two."""

@@ -1,7 +1,7 @@
-"""The step clock of Dynamo's simulated engine (ai-dynamo-runtime 1.6.1, "mocker"): a prompt term plus a decode term.
+"""Step clock of Dynamo's simulated engine (ai-dynamo-runtime 1.6.1, "mocker"): a prompt term plus a decode term.
 
-For comparing schedulers and routers with that simulator; no GPU was measured for it. Its rules were found by replaying
-recorded runs and by running the wheel beside this class on random traces.
+It serves to compare schedulers and routers with that simulator; no GPU was measured for it. Its rules were found by
+replaying recorded runs and by running the wheel and this class on the same random traces.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Its default times in ms."""
+    """Default times of the simulator, in ms."""
 
     def prefill_ms(self, tokens: int) -> float:
         """Return the time of a step's prompt tokens."""
         return 4.209989e-07 * tokens * tokens + 1.518344e-02 * tokens + 1.650142e01
 
     def decode_ms(self, share: Floats) -> Floats:
-        """Return the times of decodes whose contexts are this share of the KV memory, 1 at most."""
+        """Return the times of decodes whose contexts fill this share of the KV memory (at most 1)."""
         return np.maximum(-25.74 * share * share + 54.01 * share + 5.74, 1.0)
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """One time for any prompts, one for any decodes, in ms."""
+    """Constant time for any prompts, and constant time for any decodes, in ms."""
 
     prefill: float
     decode: float
@@ -55,7 +55,7 @@ class Fixed:
 
 
 def timing_of(model: Mapping[str, Any]) -> Polynomial | Fixed:
-    """Return the times of an engine's `timing_model`; UserError where it is not one of these."""
+    """Return the times for an engine's `timing_model`; raise UserError if it is not one of these."""
     kind = model.get("type")
     if kind == "polynomial" and len(model) == 1:
         return Polynomial()
@@ -70,15 +70,16 @@ def timing_of(model: Mapping[str, Any]) -> Polynomial | Fixed:
 
 
 class MockerCost(CostModel):
-    """Durations of its steps: the time of the prompts in a step and that of the decodes are added.
+    """Cost model of the simulator: the times of the prompts and of the decodes in a step are added.
 
-    The prompts' tokens are counted as (mean end - mean start) x number, each mean a whole number, rounded down. The
-    decodes' contexts are summed request by request, shared blocks too. `kv_tokens`: tokens of KV memory.
+    The prompts' tokens are counted as (mean end - mean start) x number, with each mean rounded down to an integer. The
+    decodes' contexts are summed over requests, including shared blocks. `kv_tokens` is the number of tokens in KV
+    memory.
 
-    Where steps mix both (vLLM), a request that computes again what it lost pays for the tokens of its prompt and, as a
-    decode, for its context, but not for tokens it had generated. Where a batch is one or the other (`separate`:
-    SGLang), all that is computed again counts as prompts. On a decode worker (`decodes`) the last token of a prompt
-    that came over the wire is decoded.
+    If steps mix both (vLLM), a request that recomputes its lost tokens pays for the tokens of its prompt and, as a
+    decode, for its context, but not for the tokens it had generated. If a batch is either one or the other (`separate`:
+    SGLang), all recomputed tokens count as prompts. On a decode worker (`decodes`), the last token of a transferred
+    prompt is decoded.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class MockerCost(CostModel):
             ms += self.timing.decode_ms(np.minimum(contexts / self.kv_tokens, 1.0))
         if count:
             ms += self.timing.prefill_ms(tokens)
-        return np.maximum((ms * NS_PER_MS + 0.5).astype(np.int64), 1)  # generated tokens alone: an instant
+        return np.maximum((ms * NS_PER_MS + 0.5).astype(np.int64), 1)  # generated tokens only: an instant
 
     def _parts(self, batch: Batch) -> tuple[int, int, int, int]:
-        """Return prompts, their tokens, decodes and their contexts."""
+        """Return the number of prompts, their tokens, the number of decodes and their contexts."""
         count = end = start = 0
         decodes, context = batch.sampled, batch.sampled_context
         for new, past, prompt_len, known in batch.prompts:
@@ -109,7 +110,7 @@ class MockerCost(CostModel):
             stop = past + new if self.separate else min(past + new, prompt_len)
             if stop > past:
                 count, end, start = count + 1, end + stop, start + past
-            if past + new == known and (self.separate or known == prompt_len):  # its token is the prompt's
+            if past + new == known and (self.separate or known == prompt_len):  # the prompt has its token
                 decodes, context = decodes - 1, context - known
         tokens = (end // count - start // count) * count if count else 0
         return count, tokens, decodes, context

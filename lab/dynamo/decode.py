@@ -1,7 +1,8 @@
-"""The decode worker of Dynamo's simulator (ai-dynamo-runtime 1.6.1): prompts come computed, over the wire.
+"""Decode worker of Dynamo's simulator (ai-dynamo-runtime 1.6.1): computed prompts arrive over the network.
 
-For servesim_lab.dynamo.pd alone. At each pass boundary, first those whose KV has come become active; then as
-many waiting ones and one more may take memory for their KV, first come first served; then all active ones decode.
+Only servesim_lab.dynamo.pd uses it. At each pass boundary, requests whose KV has arrived become active first. Then up
+to that number of waiting requests plus one may allocate memory for their KV, first come, first served. Then all active
+requests decode.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from servesim.policies.scheduling.vllm import Vllm
 
 
 class MockerDecode(Vllm):
-    """See above; what is preempted is computed again here, as by vLLM."""
+    """Scheduler of the decode worker, as described above. Preempted requests are recomputed here, as in vLLM."""
 
     name = "mocker-decode"
 
     def __init__(self, params: Any, limits: Any, kv: Any) -> None:
         super().__init__(params, limits, kv)
         self.come: list[Request] = []
-        """Those whose KV has come since the last plan."""
+        """Requests whose KV has arrived since the last plan."""
         self.reserving: list[Request] = []
-        """Those that wait for memory for their KV."""
+        """Requests that wait for memory for their KV."""
 
     def plan(self, ctx: PlanContext) -> Plan:
         active = self.come
@@ -34,7 +35,7 @@ class MockerDecode(Vllm):
             if not ctx.admit(request, 1):
                 self.come.append(request)
                 continue
-            ctx.unschedule(request)  # it decodes after those before it, and may have to give way
+            ctx.unschedule(request)  # it decodes after earlier ones, and may be preempted
             self.running.append(request)
         self._reserve_for(ctx, 1 + len(active))
         return super().plan(ctx)

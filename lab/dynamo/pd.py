@@ -1,12 +1,13 @@
-"""Replays a trace as Dynamo's simulator does with workers of prompts and of answers apart (ai-dynamo-runtime 1.6.1).
+"""Replay of a trace as in Dynamo's simulator (ai-dynamo-runtime 1.6.1) with separate prefill and decode workers.
 
-A decode worker is chosen when a prompt is computed. It takes memory for the prompt at a pass boundary (at most one
-request more than became active there), the transfer begins at once and takes bytes over bandwidth whatever else is on
-its way; at the first boundary after it the request is active. The memory at the source is free at that worker's first
-boundary after that. At one instant passes end, and the next ones begin, before requests arrive.
+A decode worker is chosen when a prompt has been computed. It allocates memory for the prompt at a pass boundary (at
+most one request more than became active there). The transfer then begins immediately and takes bytes over bandwidth,
+independent of other transfers. At the first boundary after it, the request becomes active. The memory at the source is
+freed at that worker's first boundary after that. At any instant, passes end, and the next ones begin, before requests
+arrive.
 
-Of workers that are SGLang's the decode worker is chosen when a request arrives, and takes memory first; the worker of
-the prompt is chosen then, and has it at that instant. The transfer begins when the prompt is computed.
+With SGLang workers, the decode worker is chosen when a request arrives, and allocates memory first. The prefill worker
+is then chosen and receives the request at the same instant. The transfer begins when the prompt has been computed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Ints = NDArray[np.int64]
 
 
 class MockerHandoff(Handoff):
-    """The rules above."""
+    """Handoff by the rules above."""
 
     name = "dynamo-replay"
 
@@ -54,7 +55,8 @@ class MockerHandoff(Handoff):
 
 
 class MockerBootstrap(MockerHandoff):
-    """Those of SGLang's workers. `prefill_router` chooses the worker of a prompt, the cluster's is not heeded."""
+    """Handoff by the rules for SGLang workers. `prefill_router` chooses the prefill worker; the cluster's router is
+    ignored."""
 
     prefill_router: Router
 
@@ -75,14 +77,15 @@ class MockerBootstrap(MockerHandoff):
 
 @dataclass(frozen=True)
 class ReplayedApart:
-    """Outcome of each request, by row of the trace: times in ns from the first arrival; -1: never."""
+    """Outcome of each request, by row of the trace: times in ns from the first arrival, or -1 if an event never
+    happened."""
 
     prefill_worker: Ints
     decode_worker: Ints
-    """Numbered within the decode workers."""
+    """Index within the decode workers."""
     prefill_admit_ns: Ints
     source_held_ns: Ints
-    """The prompt is computed; its memory is kept."""
+    """Time when the prompt is computed and its memory is still held."""
     destination_reserved_ns: Ints
     destination_activated_ns: Ints
     source_released_ns: Ints
@@ -90,7 +93,7 @@ class ReplayedApart:
     last_token_ns: Ints
     first_reused_tokens: Ints
     readmissions: Ints
-    """Times it was computed again at the decode worker."""
+    """Number of recomputations at the decode worker."""
 
 
 def replay_apart(
@@ -105,8 +108,8 @@ def replay_apart(
     mode: str = "fast",
     check: bool = False,
 ) -> ReplayedApart:
-    """Serve a trace by workers of both kinds, numbered first those of prompts. `decode_router`: None where `router`
-    answers a Pair."""
+    """Serve a trace with workers of both kinds, numbered from the prefill workers on. `decode_router` is None if
+    `router` returns a Pair."""
     trace = replace(trace, arrival_ns=trace.arrival_ns - trace.arrival_ns[:1])
     recorder = Recorder()
     cores = [prefill.core(mode, check) for _ in range(num_prefill)]
@@ -143,7 +146,8 @@ def replay_apart(
 
 
 def size_of(engine: MockEngine) -> Callable[[Request, int, int], int]:
-    """Return the bytes of a transfer: of the whole prompt, or of the blocks that the destination does not have."""
+    """Return a function for the bytes of a transfer: of the whole prompt, or of the blocks missing at the
+    destination."""
     per_token, block = engine.kv_transfer_bytes_per_token, engine.block_size
 
     def size(request: Request, start: int, stop: int) -> int:
@@ -161,5 +165,5 @@ def decode_core(engine: MockEngine, mode: str, check: bool) -> EngineCore:
     params = build_params("vllm", MockerDecode.Params, {})
     limits = Limits(engine.max_num_seqs, engine.max_num_batched_tokens, LONGEST, False)
     core = MODES[mode].core(make(MockerDecode, params, limits, kv), kv, check)
-    core.step_plainly()  # what becomes active may give way before its first token
+    core.step_plainly()  # a new request may be preempted before its first token
     return core

@@ -1,12 +1,13 @@
-"""The prefix cache of Dynamo's simulated SGLang (ai-dynamo-runtime 1.6.1), where it is not SGLang's (prefix_radix.py).
+"""Prefix cache of Dynamo's simulated SGLang (ai-dynamo-runtime 1.6.1), where it differs from SGLang's
+(prefix_radix.py).
 
-For servesim_lab.dynamo.replay alone. Its rules, checked beside that simulator:
+Only servesim_lab.dynamo.replay uses it. Its rules were checked against that simulator:
 
 - Generated tokens enter the tree page by page while the request decodes, not when it has finished.
-- A leaf that no other request holds grows in place, so a prompt and its answer are one leaf.
-- Of the least recently used leaf only as many pages go as are needed, the last ones first.
+- A leaf that no other request holds grows in place, so a prompt and its output are one leaf.
+- Only as many pages as needed are evicted from the least recently used leaf, the last ones first.
 - A match that ends within a leaf does not use that leaf.
-- Memory is taken a token ahead: for the token that a step samples.
+- Memory is allocated one token ahead: for the token that a step samples.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from servesim.policies.kv.prefix_radix import PrefixRadix, _content, _Holding
 
 
 class MockerTree(RadixTree):
-    """A radix tree whose leaves grow in place and lose single pages."""
+    """Radix tree whose leaves grow in place and lose single pages."""
 
     def match(self, content: PrefixIdentity, limit: int, salt: str = "") -> Node:
         length, node = self.find(content, limit, salt)
@@ -33,8 +34,8 @@ class MockerTree(RadixTree):
         return self._split_unused(node, length)
 
     def extend(self, held: Node, content: PrefixIdentity, length: int, salt: str = "") -> tuple[int, Node]:
-        """Enter the tokens from the end of a node, which the caller holds, to `length`, whole pages and at least one;
-        return how many of all tokens were there, and the node with which they end."""
+        """Enter the tokens from the end of a node, which the caller holds, to `length` (whole pages, at least one).
+        Return the number of tokens that were already there, and the node at which the tokens end."""
         self.touch(held)
         node, at = held, held.end
         while at < length:
@@ -53,13 +54,13 @@ class MockerTree(RadixTree):
         return at, node
 
     def trim(self, num_tokens: int) -> int:
-        """Drop pages from the ends of leaves until `num_tokens` tokens are gone or none is left that may be; return the
-        tokens dropped."""
+        """Drop pages from the ends of leaves until `num_tokens` tokens are dropped or no evictable leaf is left; return
+        the number of tokens dropped."""
         dropped = 0
         while dropped < num_tokens and self._leaves:
             rank, _, leaf = heapq.heappop(self._heap)
             if leaf not in self._leaves or rank != self._rank(leaf):
-                continue  # an entry of before it was used again, locked, extended or dropped
+                continue  # stale: reused, locked, extended or dropped since
             parent, size = leaf.parent, leaf.end - leaf.start
             assert parent is not None
             wanted = -(-(num_tokens - dropped) // self.page_size) * self.page_size
@@ -77,7 +78,7 @@ class MockerTree(RadixTree):
         return dropped
 
     def _split_unused(self, node: Node, at: int) -> Node:
-        """Cut a node in two, both last used when it was; return the upper half."""
+        """Split a node in two that both keep its last access time; return the upper half."""
         upper = self._split(node, at)
         upper.last_access = node.last_access
         return upper
@@ -102,7 +103,7 @@ class MockerTree(RadixTree):
 
 
 class MockerRadix(PrefixRadix):
-    """Prefix caching by the rules above; page size is `PrefixRadixParams.page_size`. It tells of no events."""
+    """Prefix caching by the rules above; the page size is `PrefixRadixParams.page_size`. It emits no events."""
 
     name = "mocker-radix"
     supports = frozenset()
@@ -110,7 +111,7 @@ class MockerRadix(PrefixRadix):
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self.leaves = self.tree = MockerTree(self.block_size)
-        self._prefilled: list[Request] = []  # whose prompt this step completes: first tokens get memory at its end
+        self._prefilled: list[Request] = []  # prompts that this step completes: first tokens get memory at its end
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         super().admit(request, hit, num_tokens, lookahead)
@@ -132,7 +133,7 @@ class MockerRadix(PrefixRadix):
         prompt_end = self._prefilling.get(request)
         if prompt_end is None or upto >= prompt_end:
             self._prefilling.pop(request, None)
-            upto = min(request.num_tokens, self.slots(request))  # what was just sampled counts, too
+            upto = min(request.num_tokens, self.slots(request))  # includes the token just sampled
         self._enter(request, held, upto)
 
     def free(self, request: Request) -> None:

@@ -1,7 +1,7 @@
-"""Replays a trace as Dynamo's simulator does (ai-dynamo-runtime 1.6.1, `run_mocker_trace_replay`, offline).
+"""Replay of a trace as in Dynamo's simulator (ai-dynamo-runtime 1.6.1, `run_mocker_trace_replay`, offline).
 
-Its engines are servesim's own parts: the scheduler vllm over prefix-hash, or sglang over a prefix cache made for that
-(servesim_lab.dynamo.radix), with its step clock (servesim_lab.dynamo.cost).
+Its engines are servesim's own parts: the scheduler vllm over prefix-hash, or sglang over a purpose-built prefix cache
+(servesim_lab.dynamo.radix), with the simulator's step clock (servesim_lab.dynamo.cost).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ BACKENDS = ("vllm", "sglang")
 WORKER_TYPES = ("aggregated", "prefill", "decode")
 TIMING_MODES = ("full_prompt", "destination_missing")
 SGLANG_CHUNK = 8192
-LONGEST = 1 << 40  # no limit of a request's length but memory
+LONGEST = 1 << 40  # only memory limits request length
 
 
 @dataclass(frozen=True)
 class HostOffload:
-    """That simulator's host memory of an engine."""
+    """Host memory of an engine in that simulator."""
 
     num_host_blocks: int
     h2d_bandwidth_gbps: float = 32.0
-    """GB/s."""
+    """Bandwidth in GB/s."""
     d2h_bandwidth_gbps: float = 32.0
     latency_to_first_byte_ms: float = 0.0
 
     def attach(self, core: EngineCore, block_size: int, bytes_per_token: int) -> None:
-        """Give an engine's core this memory."""
+        """Attach this memory to an engine's core."""
         start_ns = round(self.latency_to_first_byte_ms * 1e6)
         rates = (self.h2d_bandwidth_gbps, self.d2h_bandwidth_gbps)
         load, store = (Direction(round(rate * 1e9), start_ns) for rate in rates)
@@ -61,23 +61,23 @@ class HostOffload:
 
 @dataclass(frozen=True)
 class MockEngine:
-    """An engine's arguments under that simulator's names, with its defaults."""
+    """Arguments of an engine under that simulator's names, with its defaults."""
 
     num_gpu_blocks: int = 16384
     block_size: int = 64
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
-    """SGLang's prompts are cut to 8,192 tokens whatever it says."""
+    """Maximum number of tokens per step; SGLang's prompts are always split at 8,192 tokens."""
     backend: str = "vllm"
-    """vllm or sglang."""
+    """Backend, vllm or sglang."""
     timing_model: Polynomial | Fixed = field(default_factory=Polynomial)
     worker_type: str = "aggregated"
-    """aggregated, or (servesim_lab.dynamo.pd) prefill or decode."""
+    """Worker type: aggregated or (servesim_lab.dynamo.pd) prefill or decode."""
     kv_transfer_bytes_per_token: int = 0
     kv_transfer_bandwidth: float = 0.0
-    """GB/s."""
+    """Bandwidth in GB/s."""
     kv_transfer_timing_mode: str = "full_prompt"
-    """full_prompt or destination_missing."""
+    """Timing mode, full_prompt or destination_missing."""
     kv_cache_bytes_per_token: int = 0
     native_host_offload: HostOffload | None = None
 
@@ -96,7 +96,7 @@ class MockEngine:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> MockEngine:
-        """Build from `extra_engine_args["engine"]`; UserError where it says what is not modeled."""
+        """Build from `extra_engine_args["engine"]`; raise UserError if it contains a setting that is not modeled."""
         known = [each.name for each in fields(cls)]
         for name in arguments:
             if name not in known:
@@ -110,7 +110,7 @@ class MockEngine:
         return cls(**engine)
 
     def core(self, mode: str, check: bool = False) -> EngineCore:
-        """Return the state machine of one worker. `check`: it verifies its invariants at every step."""
+        """Return the state machine of one worker. With `check`, it verifies its invariants at every step."""
         sglang = self.backend == "sglang"
         kv_class: type[KVAllocator] = MockerRadix if sglang else kv_allocators.resolve("prefix-hash")[0]
         kv_params = build_params(kv_class.name, kv_class.Params, {"page_size": self.block_size} if sglang else {})
@@ -125,26 +125,27 @@ class MockEngine:
         return core
 
     def cost(self) -> MockerCost:
-        """Return its step clock."""
+        """Return the engine's step clock."""
         kv_tokens, decodes = self.num_gpu_blocks * self.block_size, self.worker_type == "decode"
         return MockerCost(self.timing_model, kv_tokens, self.backend == "sglang", decodes)
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Outcome of each request, by row of the trace: times in ns from the first arrival; -1: never."""
+    """Outcome of each request, by row of the trace: times in ns from the first arrival, or -1 if an event never
+    happened."""
 
     worker: NDArray[np.int64]
     first_admit_ns: NDArray[np.int64]
     first_token_ns: NDArray[np.int64]
     last_token_ns: NDArray[np.int64]
     first_reused_tokens: NDArray[np.int64]
-    """Tokens found in the prefix cache and in host memory at the first admission."""
+    """Number of tokens found in the prefix cache and in host memory at the first admission."""
     readmissions: NDArray[np.int64]
     _steps: NDArray[np.int64]
 
     def steps(self, worker: int) -> list[tuple[int, int]]:
-        """Return (start, end) of a worker's steps in ns, in order; of runs of decode steps in fast mode."""
+        """Return (start, end) of a worker's steps in ns, in order; in fast mode, of runs of decode steps."""
         rows = self._steps[self._steps[:, 0] == worker]
         return [(start, end) for _, start, end in rows.tolist()]
 
@@ -157,10 +158,10 @@ def replay(
     router: Router | None = None,
     mode: str = "fast",
 ) -> Replayed:
-    """Serve a trace by workers of one kind, from its first arrival on. `router`: round robin, if none is given.
+    """Serve a trace with workers of one kind, from its first arrival on. `router` defaults to round robin.
 
-    The simulator keeps time in floating-point ms, here it is whole ns: an arrival at the very instant at which a step
-    ends may fall on the other side of it there.
+    The simulator keeps time in floating-point ms, whereas times here are whole ns. An arrival at the exact instant when
+    a step ends may therefore fall on the other side of it there.
     """
     if router is None:
         cls, _ = routers.resolve("round-robin")

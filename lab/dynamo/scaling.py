@@ -1,8 +1,8 @@
-"""Workers that come and go as in Dynamo's simulator (ai-dynamo-runtime 1.6.1), and its round robin over them.
+"""Workers that start and stop as in Dynamo's simulator (ai-dynamo-runtime 1.6.1), and its round robin over them.
 
-A target counts workers that are active or starting. Above it those that are starting are given up first, then active
-ones are drained, the highest number first; below it new ones start, under numbers not used before, also while
-others drain.
+A target counts workers that are active or starting. If there are more, starting workers are canceled first, and then
+active ones are drained, the highest number first. If there are fewer, new workers start under unused numbers, even
+while others drain.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ class Change(NamedTuple):
 
 @dataclass
 class Workers:
-    """Which workers there are. Times must not go back."""
+    """Current set of workers. Times must not decrease."""
 
     num_workers: int
     startup_ns: int
-    """From the decision to the first request it may get."""
+    """Time from the decision to the first request that the worker may receive."""
     active: list[int] = field(init=False)
     starting: list[tuple[int, int]] = field(init=False, default_factory=list)
-    """(ready at ns, worker)."""
+    """Tuples (ready at ns, worker)."""
     changes: list[Change] = field(init=False, default_factory=list)
-    """All there were, but for the end of draining."""
+    """All changes so far, except for the end of draining."""
 
     def __post_init__(self) -> None:
         self.active = list(range(self.num_workers))
         self._next = self.num_workers
 
     def advance(self, ns: int) -> None:
-        """Let those be active whose start is over by `ns`."""
+        """Activate the workers that have finished starting by `ns`."""
         while self.starting and self.starting[0][0] <= ns:
             ready_ns, worker = self.starting.pop(0)
             self.active.append(worker)
             self.changes.append(Change(ready_ns, worker, "active"))
 
     def scale(self, ns: int, target: int) -> None:
-        """Start, give up or drain workers until `target` are active or starting."""
+        """Start, cancel or drain workers until `target` are active or starting."""
         self.advance(ns)
         for _ in range(target - len(self.active) - len(self.starting)):
             self.starting.append((ns + self.startup_ns, self._next))
@@ -60,10 +60,11 @@ class Workers:
 
 
 class ScaledRoundRobin(Router):
-    """Each active worker in turn, by number. Its place is a position, not a worker: one behind that of the last choice,
-    modulo how many are active by then. At one instant workers are ready first, requests arrive next, targets come last.
+    """Round robin over the active workers, by number. Its state is a position, not a worker: one past the position of
+    the last choice, modulo the current number of active workers. At any instant, workers become ready first, then
+    requests arrive, then targets change.
 
-    `targets`: (ns, workers), ascending. Replicas of the cluster from `first` on are all workers that ever start:
+    `targets` are (ns, workers), ascending. The cluster's replicas from `first` on are all workers that ever start:
     `most_workers`.
     """
 
@@ -85,14 +86,14 @@ class ScaledRoundRobin(Router):
         return self.first + active[position]
 
     def advance(self, ns: int) -> None:
-        """Let happen what comes before the requests of an instant."""
+        """Apply the events that precede the requests of an instant."""
         while self._targets and self._targets[0][0] < ns:
             self.workers.scale(*self._targets.pop(0))
         self.workers.advance(ns)
 
 
 def most_workers(targets: Sequence[tuple[int, int]], num_workers: int, startup_ns: int) -> int:
-    """Return how many workers there ever are."""
+    """Return the total number of workers that ever exist."""
     workers = Workers(num_workers, startup_ns)
     for ns, target in targets:
         workers.scale(ns, target)

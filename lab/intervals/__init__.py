@@ -1,1 +1,1 @@
-"""Intervals fitted to measured cells, and judged on what was left out."""
+"""Intervals fitted to measured cells and evaluated on left-out data."""

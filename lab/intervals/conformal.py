@@ -1,7 +1,7 @@
-"""Conformal quantiles of residuals that were left out of their fit (CV+), every deployment weighing the same.
+"""Conformal quantiles of residuals that were left out of their fit (CV+), with equal weight for every deployment.
 
-Deployments are exchangeable, their cells are not: with K of them and one to come each holds 1 / (K + 1) of the mass,
-which its cells share, and the last 1 / (K + 1) lies beyond all that was seen (Lee, Barber and Willett 2023,
+Deployments are exchangeable, but their cells are not. With K deployments and one to come, each holds 1 / (K + 1) of the
+mass, which its cells share, and the last 1 / (K + 1) lies beyond all observed values (Lee, Barber and Willett 2023,
 "Distribution-free inference with hierarchical data"). An end that leaves out 10 % needs nine deployments.
 """
 
@@ -20,24 +20,25 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FLOOR = 0.01
-"""Least size of a residual that scales are fitted to: repeats of a measurement differ by no less."""
+"""Minimum size of a residual in the fit of scales: repeats of a measurement differ by at least this."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """Result of one round of folds: residuals less the location, in units of the scale, neither having seen them."""
+    """Result of one round of folds: residuals minus the location, in units of the scale, neither of which was fitted to
+    them."""
 
     scores: Floats
-    """(n); NaN where the weight is 0."""
+    """Scores (n); NaN if the weight is 0."""
     location: Floats
-    """Terms fitted to all (terms of the location's design)."""
+    """Location terms fitted to all cells (terms of the location's design)."""
     scale: Floats
-    """Terms of log scale fitted to all (terms of the scale's design)."""
+    """Terms of the log scale fitted to all cells (terms of the scale's design)."""
 
 
 def leave_out(design: Design, spread: Design, y: Floats, weights: Floats, folds: Sequence[Fold]) -> Left:
-    """Return scores (n) of residuals y (n): of each fold location (of `design`) and scale (of `spread`) are fitted to
-    the cells it does not bar. Rows of weight 0 take no part."""
+    """Return the scores (n) of residuals y (n): for each fold, the location (from `design`) and the scale (from
+    `spread`) are fitted to the cells that the fold does not bar. Rows of weight 0 are ignored."""
     rest = np.full(len(y), np.nan)
     for fold in folds:
         terms = design.fit(y, np.where(fold.barred, 0.0, weights))
@@ -51,9 +52,9 @@ def leave_out(design: Design, spread: Design, y: Floats, weights: Floats, folds:
 
 
 def quantile(scores: Floats, deployments: Sequence[str], share: float, known: bool = False) -> float:
-    """Return the conformal quantile of scores (n): of one more deployment (`known`: of one more cell of these) at
-    most `share` lies below it where `share` is under one half, else at most 1 - share above. NaN where there are too
-    few deployments for that."""
+    """Return the conformal quantile of scores (n) for one more deployment (with `known`, for one more cell of these
+    deployments). If `share` is below one half, at most `share` lies below the quantile; otherwise at most 1 - share
+    lies above it. Return NaN if there are too few deployments."""
     if share < 0.5:
         return -quantile(-scores, deployments, 1.0 - share, known)
     names, places, counts = np.unique(np.array(deployments), return_inverse=True, return_counts=True)

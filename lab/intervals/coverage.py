@@ -1,4 +1,4 @@
-"""How intervals do on cells that were left out twice: of their fit, and of the folds inside it."""
+"""Performance of intervals on cells that were left out twice: of their fit, and of the folds inside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from servesim_lab.intervals.folds import folds
 
 @dataclass(frozen=True)
 class Bounds:
-    """Intervals of residuals of n cells, and one global interval beside each: quantiles of the residuals themselves."""
+    """Intervals of the residuals of n cells, each with a global interval for comparison: quantiles of the residuals
+    themselves."""
 
     y: Floats
     low: Floats
@@ -28,24 +29,25 @@ class Bounds:
     global_high: Floats
 
     def winkler(self, beside: bool = False) -> Floats:
-        """Return Winkler scores (n): the width, and 2 / (1 - level) of what lies outside; `beside`: of the global."""
+        """Return Winkler scores (n): the width plus 2 / (1 - level) times the distance outside. With `beside`, score
+        the global intervals."""
         low, high = (self.global_low, self.global_high) if beside else (self.low, self.high)
         out = np.maximum(low - self.y, 0.0) + np.maximum(self.y - high, 0.0)
         return np.asarray(high - low + 2 / (1 - LEVEL) * out, dtype=np.float64)
 
     @property
     def inside(self) -> Floats:
-        """1 where the residual lies inside (n)."""
+        """Indicator (n) that is 1 if the residual lies inside."""
         return np.asarray((self.y >= self.low) & (self.y <= self.high), dtype=np.float64)
 
     @property
     def half_widths(self) -> Floats:
-        """Half of the ends' difference over their geometric mean (n): .1 is about 10 % to either side."""
+        """Half the difference of the ends over their geometric mean (n): .1 is about 10 % on either side."""
         return np.asarray(np.sinh((self.high - self.low) / 2), dtype=np.float64)
 
 
 def bounds(data: Data, kind: Kind, metric: str) -> Bounds:
-    """Return the intervals of cells by everything but what their fold bars."""
+    """Return the intervals of cells, computed from everything that their fold does not bar."""
     y = data.residuals(metric)
     cases = [cell.case for cell in data.cells]
     design, spread = data.designs(kind)
@@ -64,8 +66,9 @@ def bounds(data: Data, kind: Kind, metric: str) -> Bounds:
 
 
 def judge(data: Data, kind: Kind, metric: str, seed: int = 0) -> dict[str, Any]:
-    """Return coverage, Winkler scores and widths of left-out cells, every deployment weighing the same, with intervals
-    of the cluster bootstrap over deployments; coverage also by load, TTFT, engine and share extrapolated."""
+    """Return the coverage, Winkler scores and widths of left-out cells, with equal weight for every deployment and with
+    intervals from a cluster bootstrap over deployments. Coverage is also given by load, TTFT, engine and extrapolated
+    share."""
     found = bounds(data, kind, metric)
     groups = scores.numbered([cell.case.deployment for cell in data.cells])
     times = scores.resampled(groups, seed, f"intervals {kind.name} {metric}")
@@ -99,7 +102,7 @@ def judge(data: Data, kind: Kind, metric: str, seed: int = 0) -> dict[str, Any]:
 
 
 def judged(data: Data) -> dict[str, Any]:
-    """Return what `judge` says of all kinds and metrics, rounded."""
+    """Return the results of `judge` for all kinds and metrics, rounded."""
     found: dict[str, Any] = rounded(
         {kind.name: {metric: judge(data, kind, metric) for metric in METRICS} for kind in fitting(data)}
     )
@@ -107,7 +110,7 @@ def judged(data: Data) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """Return a document with three digits after the point."""
+    """Return a document rounded to three decimal places."""
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}
     return round(value, 3) if isinstance(value, float) else value

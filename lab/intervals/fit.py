@@ -1,7 +1,7 @@
-"""Fit of the error statistics to the cells of a score, and how they do on what was left out.
+"""Fit of the error statistics to the cells of a score, and their performance on left-out data.
 
-Refitted in every fold: location and scale of the residuals by group (`regression`), and quantiles. Not refitted: kernel
-tables, host terms and recipes, whose own fits may have seen a cell; of those that did the interval is too narrow.
+Every fold refits the location and scale of the residuals by group (`regression`), and the quantiles. It does not refit
+kernel tables, host terms and recipes, whose own fits may have used a cell; for such cells the interval is too narrow.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ANY = {"all": 0.5, "engine": 2.0, "ttft": 2.0, "engine ttft": 3.0, "load": 4.0,
 _PRODUCT = {"gpu": 4.0, "tp": 4.0, "version": 3.0, "prompt": 4.0, "model": 4.0, "engine model": 3.0, "product": 1.5}
 _SERVER = {"product load": 2.0, "deployment": 0.7, "deployment load": 2.0}
 _WIDTH = {"all": 0.1, "crowd": 0.1}
-"""Penalties of the scale at every distance: above 128 clients errors spread several times as far (whether a client
-waits is then a matter of a few KV blocks), which terms shrunk as the others are did not say."""
+"""Scale penalties at every distance. Above 128 clients, errors spread several times as widely (whether a client waits
+then depends on a few KV blocks), which terms shrunk like the others did not show."""
 _SPREAD_ANY = {"engine": 3.0, "ttft": 3.0, "load": 5.0, "engine ttft": 4.0}
 _SPREAD_PRODUCT = {"product": 3.0, "model": 4.0, "deployment": 2.0}
 _SPREAD_SERVER = {"beyond": 3.0, "deployment load": 3.0, "product load": 3.0}
@@ -51,22 +51,22 @@ PENALTIES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "version": (_times(_ANY | _PRODUCT, 2), {**_WIDTH, **_times(_SPREAD_ANY | _SPREAD_PRODUCT, 4)}),
     **dict.fromkeys(("model", "gpu", "model and version"), _FAR),
 }
-"""Penalties by kind of distance: of the location's and of the scale's terms, in deployments. Chosen among about ten
-sets a kind by the Winkler score on left-out cells of 54 deployments on H100 and H200 (22 November 2026)."""
+"""Penalties by kind of distance, for the terms of the location and of the scale, in deployments. They were chosen from
+about ten sets per kind by the Winkler score on left-out cells of 54 deployments on H100 and H200 (22 November 2026)."""
 _INNER = next(kind for kind in KINDS if kind.name == "version")
 
 
 @dataclass(frozen=True)
 class Data:
-    """Cells as arrays over n."""
+    """Cells as arrays of length n."""
 
     cells: tuple[Measured, ...]
     weights: Floats
-    """(n): every deployment sums to 1."""
+    """Weights (n), which sum to 1 for every deployment."""
 
     @classmethod
     def of(cls, cells: Sequence[Measured]) -> Data:
-        """Weigh cells."""
+        """Build the data of cells with weights."""
         return cls(tuple(cells), deployment_weights(cells))
 
     def residuals(self, metric: str) -> Floats:
@@ -80,20 +80,20 @@ class Data:
         return Design.of(cases, location), Design.of(cases, scale)
 
     def deployments(self, used: Bools) -> list[str]:
-        """Return the deployments of the cells used."""
+        """Return the deployments of the cells in use."""
         return [cell.case.deployment for cell, one in zip(self.cells, used, strict=True) if one]
 
 
 def inner_folds(data: Data, kind: Kind, used: Bools) -> list[Fold]:
-    """Return the folds of a kind among the cells used (n); where fewer than `FEWEST` values of its label are left,
-    those of versions, which are the next there are enough of."""
+    """Return the folds of a kind among the cells used (n). If fewer than `FEWEST` values of its label are left, return
+    the folds by version, the next kind with enough values."""
     cases = [cell.case for cell in data.cells]
     found = folds(cases, kind, used)
     return found if len(found) >= FEWEST else folds(cases, _INNER, used)
 
 
 def fit(paths: Sequence[Path], date: str) -> dict[str, Any]:
-    """Return the document of `servesim/intervals/fitted.json` from the files of scores."""
+    """Return the document of `servesim/intervals/fitted.json` from score files."""
     data = Data.of(read_measured(paths))
     return {
         "schema": SCHEMA,
@@ -115,13 +115,13 @@ def fit(paths: Sequence[Path], date: str) -> dict[str, Any]:
 
 
 def fitting(data: Data) -> list[Kind]:
-    """Return the kinds of distance that the cells can speak for: some are left whichever fold is left out."""
+    """Return the kinds of distance that the cells can represent: some cells remain whichever fold is left out."""
     cases = [cell.case for cell in data.cells]
     return [kind for kind in KINDS if not any(fold.barred.all() for fold in folds(cases, kind))]
 
 
 def _of_kind(data: Data, kind: Kind) -> dict[str, Any]:
-    """Return the terms of each feature (of `PARTS` by metric, 0 where it has none) and the quantiles by metric."""
+    """Return the terms of each feature (of `PARTS` by metric, 0 if it has none) and the quantiles by metric."""
     cases = [cell.case for cell in data.cells]
     designs, cut = data.designs(kind), folds(cases, kind)
     deployments = data.deployments(np.ones(len(cases), dtype=bool))
@@ -138,8 +138,8 @@ def _of_kind(data: Data, kind: Kind) -> dict[str, Any]:
 
 
 def _quantiles(scores: Floats, deployments: Sequence[str], known: bool) -> list[float]:
-    """Return the quantiles at SHARES; those there are too few deployments for are the outermost there are enough for.
-    UserError where that leaves none for an interval."""
+    """Return the quantiles at SHARES, each clamped to the outermost share with enough deployments. Raise UserError if
+    there are too few deployments for an interval."""
     found = [quantile(scores, deployments, share, known) for share in SHARES]
     enough = [i for i, value in enumerate(found) if not np.isnan(value)]
     if not enough or SHARES[enough[0]] > (1 - LEVEL) / 2 + 1e-9:

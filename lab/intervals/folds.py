@@ -1,4 +1,4 @@
-"""Folds: which cells are predicted together, and which may not speak for them."""
+"""Folds: the cells that are predicted together, and the cells that must not contribute to their prediction."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from servesim.intervals.distance import Kind, label
 Bools = NDArray[np.bool_]
 
 DEALT = 10
-"""Folds that the cells of one server are dealt to, in their order."""
+"""Number of folds among which the cells of one server are distributed, in order."""
 MOST = 12
-"""Folds at most where one label is left out: further values share one."""
+"""Maximum number of folds that leave out one label; further values share a fold."""
 FEWEST = 3
-"""Values of a label below which what is left of the cells has no folds of that kind."""
+"""Minimum number of values of a label for the remaining cells to have folds of that kind."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,14 @@ class Fold:
     """One fold over n cells."""
 
     predicted: Bools
-    """(n)."""
+    """Mask (n) of the predicted cells."""
     barred: Bools
-    """(n), those predicted among them: of the same server, model, version or GPU."""
+    """Mask (n) of the excluded cells, including the predicted ones: those with the same server, model, version or
+    GPU."""
 
 
 def folds(cases: Sequence[Case], kind: Kind, used: Bools | None = None, most: int = MOST) -> list[Fold]:
-    """Return the folds of the cases `used` (n; None: all) for a kind of distance."""
+    """Return the folds of the cases `used` (n; None means all) for a kind of distance."""
     used = np.ones(len(cases), dtype=bool) if used is None else used
     if not kind.unknown:
         return _dealt(cases, used)

@@ -1,4 +1,4 @@
-"""Pairs of measured cells under one workload, which differ in one thing: statistics of the ratio's error, and how often
+"""Pairs of measured cells under one workload that differ in one thing: statistics of the ratio's error, and how often
 "A is cheaper" with an interval that excludes 1 was true."""
 
 from __future__ import annotations
@@ -22,36 +22,37 @@ from servesim_lab.intervals.regression import Design
 from servesim_lab.intervals.residuals import Measured
 
 PENALTIES = {"all": 0.1, "pair": 3.0, "engines": 3.0, "pair engines": 3.0, "short": 3.0, "load": 5.0, "model": 4.0}
-"""Penalty of the scale's terms, in pairs of deployments."""
+"""Penalties of the scale's terms, in pairs of deployments."""
 DEALT = 9
-"""Groups that deployments are dealt to; a fold is two of them."""
+"""Number of groups among which deployments are distributed; a fold consists of two groups."""
 FEWEST = 9
-"""Pairs of deployments below which a kind of pair has no interval."""
+"""Minimum number of deployment pairs for a kind of pair to have an interval."""
 FOLDS = ("deployment", "model")
-"""Pairs that each fold leaves out: all pairs of either deployment, or of the model."""
+"""Kinds of pairs that each fold leaves out: all pairs of either deployment, or of the model."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two cells of one model, GPU and pair of lengths, at as many clients or as many a GPU."""
+    """Two cells with the same model, GPU and pair of lengths, and with the same number of clients in total or per
+    GPU."""
 
     kind: str
     first: Measured
     second: Measured
 
     def residual(self, metric: str) -> float:
-        """Return log of the measured ratio over the simulated one."""
+        """Return the log of the measured ratio over the simulated ratio."""
         return self.first.residuals[metric] - self.second.residuals[metric]
 
     @property
     def names(self) -> tuple[str, str]:
-        """The deployments, in order."""
+        """Names of the deployments, in order."""
         a, b = sorted((self.first.case.deployment, self.second.case.deployment))
         return a, b
 
     @property
     def cheaper(self) -> float:
-        """Log of the first's simulated price per output token over the second's, in a closed loop."""
+        """Log of the ratio of the first cell's simulated price per output token to the second's, in a closed loop."""
         return _price(self.first) - _price(self.second)
 
 
@@ -77,30 +78,30 @@ def _of_group(group: Sequence[Measured]) -> Iterator[Pair]:
 
 
 class HalfWidths(NamedTuple):
-    """How far log ratios may be off."""
+    """Half-widths of the intervals of log ratios."""
 
     half: Floats
-    """(n), at `LEVEL`."""
+    """Half-widths (n) at `LEVEL`."""
     reach: float
-    """In units of the scale, at `LEVEL`."""
+    """Half-width in units of the scale, at `LEVEL`."""
     reaches: tuple[float, ...]
-    """The same at `LEVELS`; NaN where there are too few pairs of deployments for that."""
+    """Half-widths in units of the scale at `LEVELS`; NaN if there are too few pairs of deployments."""
     terms: Floats
     """Terms of the log scale."""
 
 
 @dataclass(frozen=True)
 class PairData:
-    """Pairs as arrays over n."""
+    """Pairs as arrays of length n."""
 
     pairs: tuple[Pair, ...]
     weights: Floats
-    """(n): every pair of deployments sums to 1."""
+    """Weights (n), which sum to 1 for every pair of deployments."""
     design: Design
 
     @classmethod
     def of(cls, cells: Sequence[Measured]) -> PairData:
-        """Pair cells, of kinds that `FEWEST` pairs of deployments are of."""
+        """Pair the cells, and keep the kinds of pairs that at least `FEWEST` pairs of deployments have."""
         found = pairs(cells)
         counts = Counter(kind for kind, _ in {(pair.kind, pair.names) for pair in found})
         found = [pair for pair in found if counts[pair.kind] >= FEWEST]
@@ -118,7 +119,7 @@ class PairData:
         return self.design.fit(np.log(np.maximum(self.sizes(metric), FLOOR)), weights)
 
     def folds(self, what: str, used: Bools) -> list[Fold]:
-        """Return the folds that leave out what `FOLDS` says, of the pairs used (n)."""
+        """Return the folds over the pairs used (n) that leave out pairs by `what`, one of `FOLDS`."""
         return list(self._by_model(used) if what == "model" else self._by_deployment(used))
 
     def _by_model(self, used: Bools) -> Iterator[Fold]:
@@ -137,7 +138,7 @@ class PairData:
                     yield Fold(mine, np.asarray(np.isin(ends, (a, b)).any(axis=1), dtype=np.bool_))
 
     def half_widths(self, metric: str, what: str, used: Bools) -> HalfWidths:
-        """Return half-widths of the log ratio by the pairs used (n)."""
+        """Return the half-widths of the log ratio, computed from the pairs used (n)."""
         size, unit = self.sizes(metric), np.full(len(self.pairs), np.nan)
         weights = np.where(used, self.weights, 0.0)
         for fold in self.folds(what, used):
@@ -154,7 +155,7 @@ class PairData:
 
 
 def fit_pairs(cells: Sequence[Measured]) -> dict[str, Any]:
-    """Return the part of the statistics that is about pairs; empty without enough of them."""
+    """Return the statistics for pairs; empty if there are too few."""
     data = PairData.of(cells)
     if not data.pairs:
         return {}
@@ -176,9 +177,9 @@ def fit_pairs(cells: Sequence[Measured]) -> dict[str, Any]:
 
 
 def judge_pairs(cells: Sequence[Measured], what: str, seed: int = 0) -> dict[str, Any]:
-    """Return how intervals of ratios do on pairs that were left out: coverage by metric, with intervals of resampled
-    pairs of deployments; and of prices per output token how often an interval excludes 1, and how often it then names
-    the cheaper one."""
+    """Return the performance of ratio intervals on left-out pairs. It has the coverage by metric, with intervals from
+    resampled pairs of deployments. For prices per output token, it also has how often an interval excludes 1, and how
+    often it then names the cheaper one."""
     data = PairData.of(cells)
     times = scores.resampled(scores.numbered([pair.names for pair in data.pairs]), seed, f"pairs {what}")
     weights = times * data.weights
@@ -201,7 +202,7 @@ def judge_pairs(cells: Sequence[Measured], what: str, seed: int = 0) -> dict[str
 
 
 def _cheaper(data: PairData, half: Floats, weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Return how often the interval of the ratio of prices excludes 1, and is then right."""
+    """Return how often the interval of the price ratio excludes 1, and how often it is then right."""
     ours = np.array([pair.cheaper for pair in data.pairs])
     measured = ours + np.array([pair.residual("e2e") for pair in data.pairs])
     decided = np.isfinite(half) & (np.abs(ours) > half)

@@ -1,7 +1,7 @@
-"""Additive terms by group, each shrunk to 0 by how few deployments speak for it: a ridge regression.
+"""Additive terms by group, each shrunk toward 0 if few deployments support it: a ridge regression.
 
-The value of a case is the sum of the terms of its `features`. A term of a group that no training cell has is 0, so
-that a case of an unknown model is told by what it has in common with known ones.
+The value of a case is the sum of the terms of its `features`. The term of a group without training cells is 0, so a
+case of an unknown model is predicted from the features that it shares with known ones.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from servesim.intervals.case import Case, features
 Floats = NDArray[np.float64]
 
 ROUNDS = 3
-"""Reweightings of the Huber loss."""
+"""Number of reweightings for the Huber loss."""
 HUBER = 1.5
-"""Residuals beyond HUBER median absolute ones (scaled to a normal distribution) pull in proportion to their sign."""
+"""Threshold in median absolute residuals (scaled to a normal distribution); larger residuals contribute only their
+sign."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """Which terms (columns) each case (row) has, and what their squares cost."""
+    """Terms (columns) of each case (row), and the penalties on their squares."""
 
     names: tuple[str, ...]
     has: Floats
-    """(n, terms), 0 or 1."""
+    """Matrix (n, terms) of 0 or 1."""
     penalty: Floats
-    """(terms), in deployments: a group of as many as its penalty keeps half of its mean."""
+    """Penalties (terms), in deployments: a group with as many deployments as its penalty keeps half of its mean."""
 
     @classmethod
     def of(cls, cases: Sequence[Case], penalties: Mapping[str, float]) -> Design:
@@ -39,7 +40,7 @@ class Design:
 
     @classmethod
     def of_features(cls, rows: Iterable[Iterable[tuple[str, str]]], penalties: Mapping[str, float]) -> Design:
-        """Build the design of rows of (kind, name)."""
+        """Build the design from rows of (kind, name)."""
         found = [[(kind, name) for kind, name in row if kind in penalties] for row in rows]
         kinds = {name: kind for row in found for kind, name in row}
         names = tuple(sorted(kinds))
@@ -50,7 +51,7 @@ class Design:
         return cls(names, has, np.array([penalties[kinds[name]] for name in names]))
 
     def fit(self, y: Floats, weights: Floats) -> Floats:
-        """Return the terms (terms) that fit y (n) under a Huber loss; rows of weight 0 take no part."""
+        """Return the terms (terms) that fit y (n) under a Huber loss; rows of weight 0 are ignored."""
         used = weights > 0
         has, y, weights = self.has[used], y[used], weights[used]
         robust: Floats = np.ones(len(y))

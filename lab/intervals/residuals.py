@@ -1,4 +1,4 @@
-"""Residuals of measured cells: log(measured / simulated) of mean TTFT, TPOT and E2E, from the files of a score."""
+"""Residuals of measured cells: log(measured / simulated) of mean TTFT, TPOT and E2E, from score files."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ TIMES = tuple(f"{metric}_{kind}" for metric in METRICS for kind in ("ratio", "si
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured cell: its case, its residuals by metric, and what pairs of cells are made by."""
+    """Measured cell: its case, its residuals by metric, and the fields used to pair cells."""
 
     case: Case
     residuals: dict[str, float]
-    """log(measured / simulated)."""
+    """Values of log(measured / simulated) by metric."""
     lengths: tuple[int, int]
     concurrency: int
     gpus: int
@@ -51,7 +51,8 @@ class Measured:
 def read_measured(paths: Sequence[Path]) -> list[Measured]:
     """Read the kept and answered cells of scores (`cells.csv` of `servesim accuracy --out`, or its folder).
 
-    Not those of prefill and decode apart: their errors are of another kind."""
+    Cells with separate prefill and decode are left out, since their errors are of a different kind.
+    """
     found: list[Measured] = []
     for path in paths:
         file = path / CELLS if path.is_dir() else path
@@ -101,7 +102,7 @@ def _measured(row: dict[str, str]) -> Measured:
 
 
 def deployment_weights(cells: Sequence[Measured]) -> Floats:
-    """Return weights (n) with which every deployment weighs 1, however many its cells."""
+    """Return weights (n) that give every deployment a total of 1, regardless of its number of cells."""
     names = [cell.case.deployment for cell in cells]
     _, places, counts = np.unique(names, return_inverse=True, return_counts=True)
     return np.asarray(1.0 / counts[places], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Contiguous memory: the free stretches of an address space, and the place of a new one."""
+"""Contiguous memory: the free holes of an address space, and placement of new chunks."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ K = TypeVar("K", bound=Hashable)
 
 
 class AddressSpace(ABC):
-    """Addresses 0 to size, handed out in chunks."""
+    """Addresses 0 to size, allocated in chunks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def chunk(self, n: int) -> int:
-        """Return the size of the chunk that holds n."""
+        """Return the size of the chunk that holds n addresses."""
         return n
 
     @property
     def largest(self) -> int:
-        """The largest chunk there can ever be."""
+        """Size of the largest possible chunk."""
         return self.size
 
     @abstractmethod
     def holes(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, size) of the free stretches."""
+        """Yield the (start, size) of each hole."""
 
     @abstractmethod
     def find(self, chunk: int) -> int | None:
-        """Return the start a chunk would get; None if it fits nowhere."""
+        """Return the start that a chunk would get, or None if it fits nowhere."""
 
     @abstractmethod
     def take(self, chunk: int) -> int:
-        """Hand out a chunk and return its start. Only after `find`."""
+        """Allocate a chunk and return its start. Call only after `find`."""
 
     @abstractmethod
     def give(self, start: int, chunk: int) -> None:
-        """Take a chunk back and join it with what is free beside it."""
+        """Free a chunk and merge it with adjacent free space."""
 
     @abstractmethod
     def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
-        """Return a space in which chunks (start, size) lie as densely as they can, and their starts there."""
+        """Return a space with the (start, size) chunks packed as densely as possible, and their new starts."""
 
     def unusable(self, chunk: int) -> int:
-        """Return the free addresses in holes too small for a chunk."""
+        """Return the number of free addresses in holes too small for a chunk."""
         return sum(size for _, size in self.holes() if size < chunk)
 
 
 class Stretches(AddressSpace):
-    """Chunks of any size, in the first hole that is large enough or in the smallest one (the first of equals)."""
+    """Chunks of any size, placed in the first hole that is large enough or in the smallest one (the first if tied)."""
 
     def __init__(self, size: int, best: bool = False) -> None:
         super().__init__(size)
@@ -85,7 +85,7 @@ class Stretches(AddressSpace):
         self._holes[first:last] = [(start, end - start)]
 
     def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
-        """Slide all chunks down, in their order."""
+        """Slide all chunks down, keeping their order."""
         space = Stretches(self.size, self._best)
         space._holes, starts, end = [], {}, 0
         for key in sorted(chunks, key=lambda k: chunks[k]):
@@ -97,8 +97,8 @@ class Stretches(AddressSpace):
 
 
 class Buddies(AddressSpace):
-    """Chunks of powers of two, halved until one fits and joined again with their other half. A space that is not a
-    power of two begins as one chunk for each binary digit of its size, the largest first."""
+    """Chunks of powers of two, halved until one fits and merged again with their buddy. A space whose size is not a
+    power of two begins as one chunk per set bit of its size, the largest first."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -129,7 +129,7 @@ class Buddies(AddressSpace):
         start = self._free[order].pop(0)
         while 1 << order > chunk:
             order -= 1
-            self._free[order].insert(0, start + (1 << order))  # all smaller chunks were too small: none is free here
+            self._free[order].insert(0, start + (1 << order))  # none is free here: all smaller chunks were too small
         return start
 
     def give(self, start: int, chunk: int) -> None:
@@ -145,8 +145,8 @@ class Buddies(AddressSpace):
             order += 1
 
     def compacted(self, chunks: Mapping[K, tuple[int, int]]) -> tuple[AddressSpace, dict[K, int]]:
-        """Place the largest chunks first, then the others as they lay; that wastes nothing, since each size divides
-        those before it."""
+        """Place the largest chunks first, and equal ones in address order. This wastes nothing, since each size divides
+        the sizes before it."""
         space = Buddies(self.size)
         order = sorted(chunks, key=lambda k: (-chunks[k][1], chunks[k][0]))
         return space, {key: space.take(chunks[key][1]) for key in order}

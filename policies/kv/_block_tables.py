@@ -17,32 +17,32 @@ def ids(blocks: Any = ()) -> array[int]:
     return array("i", blocks)
 
 
-MANY = 512  # blocks from which numpy is quicker
+MANY = 512  # numpy is faster from here up
 WIDTH = ids().itemsize
 
 
 class FreeStack:
-    """Free blocks: the last one given back is the first to be taken; behind those never used, 1, 2, 3, ..."""
+    """Free blocks: the most recently returned block is taken first, followed by never-used blocks 1, 2, 3, ..."""
 
     __slots__ = ("_given", "_next", "_top", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
-        """Begin with blocks 1 to `num_blocks` - 1."""
-        self._given = ids()  # given back; not cut off when taken again, since that would move what is left
+        """Start with blocks 1 to `num_blocks` - 1."""
+        self._given = ids()  # returned blocks; not truncated on take, since that would move the rest
         self._top = 0  # how many of them are still free
-        self._next = 1  # the first one never used
+        self._next = 1  # first never-used block
         self.num_blocks = num_blocks - 1
-        """Free ones."""
+        """Number of free blocks."""
 
     def give(self, blocks: array[int]) -> None:
-        """Give blocks back."""
+        """Put blocks back."""
         n, top = len(blocks), self._top
         self._given[top : top + n] = blocks
         self._top = top + n
         self.num_blocks += n
 
     def take(self, n: int) -> array[int]:
-        """Take n blocks, in the order in which they go out. There must be at least n."""
+        """Take n blocks in order. At least n must be free."""
         top = self._top
         unused = n - top
         if unused > 0:
@@ -64,29 +64,29 @@ class FreeStack:
         return ids(np.ascontiguousarray(np.frombuffer(blocks, np.intc)[::-1]).tobytes())
 
     def order(self) -> list[int]:
-        """Return all of them, in that order."""
+        """Return all free blocks in the order in which they would be taken."""
         return self.returned() + list(self.unused)
 
     def returned(self) -> list[int]:
-        """Return those given back, the last one first."""
+        """Return the blocks that were put back, the most recent first."""
         return self._given[: self._top][::-1].tolist()
 
     @property
     def unused(self) -> range:
-        """Those never used."""
+        """Never-used blocks."""
         return range(self._next, self._next + self.num_blocks - self._top)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockTables(KVAllocator):
-    """Blocks and the requests that hold them. Blocks never used or given back go out first, the last one given back
-    foremost."""
+    """Blocks and the requests that hold them. Blocks that were never used or were returned go out first, the most
+    recently returned one foremost."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self._fresh = FreeStack(self.num_blocks)
         self._tables: dict[Request, array[int]] = {}
-        self._table_blocks = 0  # in all of them
+        self._table_blocks = 0  # across tables
 
     @property
     def tables(self) -> dict[Request, list[int]]:
@@ -102,8 +102,8 @@ class BlockTables(KVAllocator):
         return self._fresh.order()
 
     def check_free(self, held: list[int]) -> None:
-        """Raise AssertionError where a block is not either free or held. Blocks never used are told by their number
-        alone, so that a large memory costs no more than what was used of it."""
+        """Raise AssertionError if a block is not either free or held. Never-used blocks are checked by number range
+        only, so the cost grows with the memory used, not its size."""
         free, unused = self._returned(), self._fresh.unused
         used = [*free, *held]
         assert len(free) == len(set(free)), "a block is free twice"
@@ -122,7 +122,7 @@ class BlockTables(KVAllocator):
         return len(table) * self.block_size if table is not None else 0
 
     def _take(self, n: int) -> array[int]:
-        """Take the n blocks at the front of the free queue; none if n is negative."""
+        """Take the n blocks at the front of the free queue, or none if n is negative."""
         if n <= 0:
             return ids()
         self._table_blocks += n

@@ -1,7 +1,8 @@
-"""A prefix cache block by block: each block is found by the identity of everything up to its end, the chained hash
+"""A block-by-block prefix cache: each block is found by the identity of everything up to its end, the chained hash
 (vLLM 0.33: vllm/v1/core/block_pool.py).
 
-What `prefix-hash` does in runs of blocks, for allocators that part with blocks one by one."""
+It does the same as `prefix-hash`, which works in runs of blocks, but for allocators that release blocks one by one.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from ._prefix_caching import PrefixCaching
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockwisePrefix(PrefixCaching):
-    """The free queue is two parts: fresh blocks without a hash, handed out first and reused last-in
+    """Prefix cache whose free queue has two parts: fresh blocks without a hash, handed out first and reused last-in
     first-out, then cached blocks, least recently freed first. Allocating a cached block evicts it."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._key_of: dict[int, Hashable] = {}  # of those cached
-        # key -> blocks with that content, first inserted first; one block alone is stored bare.
+        self._key_of: dict[int, Hashable] = {}  # cached only
+        # key -> blocks with that content, in insertion order; a single block is stored bare.
         self._cached: dict[Hashable, int | dict[int, None]] = {}
 
     def num_free_blocks(self) -> int:
@@ -42,7 +43,8 @@ class BlockwisePrefix(PrefixCaching):
         return self._fresh.returned() + list(self._idle)
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest run of cached blocks from the start, short of the last token: it is always recomputed."""
+        """Return the longest run of cached blocks from the start, excluding the last token, which is always
+        recomputed."""
         cached = self._cached
         blocks = []
         for key in self._keys(request, 0, self._findable(request)):
@@ -55,9 +57,9 @@ class BlockwisePrefix(PrefixCaching):
         return Hit(len(blocks) * self.block_size, tuple(blocks))
 
     def free(self, request: Request) -> None:
-        """Free blocks, the last one first. Of those that no request holds anymore, cached ones, which come first in a
-        table, go to the back of the queue, the others to the front as a group (or to the back, as in older releases).
-        """
+        """Free blocks, the last one first. Of the blocks that no request holds anymore, cached ones (which come first
+        in a table) go to the back of the queue. The others go to the front as a group, or to the back, as in older
+        releases."""
         if request.content is None and request.state is State.PREEMPTED:
             self._index(request, 0, self._published[request])
         table = self._tables.pop(request)
@@ -87,7 +89,7 @@ class BlockwisePrefix(PrefixCaching):
         if self.num_free_blocks() != self.num_blocks - 1:
             return False
         order = self.free_order()
-        self._fresh = FreeStack(1)  # with none
+        self._fresh = FreeStack(1)  # empty
         self._fresh.give(ids(reversed(order)))
         self._idle.clear()
         self._cached.clear()
@@ -110,15 +112,15 @@ class BlockwisePrefix(PrefixCaching):
         return 1 + self._extra.get(block, 0)
 
     def cached(self) -> list[list[int]]:
-        """Return the blocks that can be hit, by their content, those first inserted first."""
+        """Return the blocks that can be hit, grouped by content, in insertion order."""
         return [[there] if isinstance(there, int) else list(there) for there in self._cached.values()]
 
     def _enter(self, request: Request, start: int, stop: int) -> None:
-        if request.content is not None:  # else only the request itself can look for it: see free
+        if request.content is not None:  # else only this request can look it up: see free
             self._index(request, start, stop)
 
     def _index(self, request: Request, start: int, stop: int) -> None:
-        """Make blocks start to stop of a request's table findable by their content."""
+        """Make blocks [start, stop) of a request's table findable by their content."""
         blocks, keys = self._tables[request][start:stop], self._keys(request, start, stop)
         if not self._cached.keys().isdisjoint(keys):
             self._register(zip(blocks, keys, strict=True))
@@ -132,13 +134,13 @@ class BlockwisePrefix(PrefixCaching):
         for block, key in blocks:
             key_of[block] = key
             there = cached.setdefault(key, block)
-            if there != block:  # another block with this content was first
+            if there != block:  # another block with this content is first
                 if isinstance(there, int):
                     there = cached[key] = {there: None}
                 there[block] = None
 
     def _keys(self, request: Request, start: int, stop: int) -> Sequence[Hashable]:
-        """Return the identity of everything up to the end of each of blocks start to stop: the chained hash."""
+        """Return the identity of everything up to the end of each block in [start, stop): the chained hash."""
         ends = self._ends(start, stop)
         content = request.content
         if content is None:  # shares only with itself
@@ -151,7 +153,7 @@ class BlockwisePrefix(PrefixCaching):
         return self._hold(hit.blocks)
 
     def _hold(self, blocks: Sequence[int]) -> array[int]:
-        """Count one more request that holds these blocks; return them as an array."""
+        """Count one more holder for each of these blocks; return them as an array."""
         for block in blocks:
             if block in self._idle:
                 del self._idle[block]
@@ -181,7 +183,7 @@ class BlockwisePrefix(PrefixCaching):
         return blocks
 
     def _victims(self, n: int) -> list[int]:
-        """Take the n idle blocks that are given up first: the least recently freed ones."""
+        """Take the n idle blocks to evict first: the least recently freed ones."""
         idle = self._idle
         return [idle.popitem(last=False)[0] for _ in range(n)]
 
@@ -190,7 +192,7 @@ class BlockwisePrefix(PrefixCaching):
         there = self._cached.pop(key)
         if not isinstance(there, int):
             del there[block]
-            if there:  # the others with this content stay, in their order
+            if there:  # other blocks with this content stay, in order
                 self._cached[key] = there
 
     def _check_sharing(self, held: list[int]) -> None:

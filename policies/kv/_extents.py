@@ -1,9 +1,9 @@
 """Cached blocks as extents: runs of blocks that continue one content, are held by the same requests, and were freed
 together.
 
-What happens to a run of blocks happens to its extent, once: it is entered, found, held, released into the free queue,
-and given up from its end. Only where the blocks of a run part company (a hit ends inside, some are evicted) is it split
-or cut. So a prompt costs one operation per run of its content; block ids move as slices of lists.
+Each operation on a run of blocks applies to its extent once: it is entered, found, held, released into the free queue,
+and evicted from its end. An extent is split or cut only when its blocks diverge (a hit ends inside it, or some blocks
+are evicted). So a prompt costs one operation per run of its content, and block ids move as list slices.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ _START = attrgetter("start")
 
 
 class Extent:
-    """Blocks `start` to `stop` of a prompt, and what they hold."""
+    """Blocks `start` to `stop` of a prompt, and their content."""
 
     __slots__ = ("after", "before", "blocks", "found", "holders", "key", "rest", "start", "stop")
 
     def __init__(self, key: Hashable, start: int, blocks: array[int], holders: int) -> None:
         self.key = key
-        """With the number of a block in its prompt, the identity of everything up to that block's end."""
+        """Key that, together with a block's number in its prompt, identifies everything up to that block's end."""
         self.start = start
         self.stop = start + len(blocks)
         self.blocks = blocks
-        """Their ids."""
+        """Ids of the blocks."""
         self.holders = holders
-        """Number of requests that hold all of them; at 0 the extent is in the free queue."""
+        """Number of requests that hold all of the blocks; at 0 the extent is in the free queue."""
         self.found = False
-        """Whether it is found by its content."""
+        """Whether the extent can be found by its content."""
         self.rest: Extent | None = None
-        """The extent last split off its end: for a request that held both, this extent still means both."""
+        """Extent last split off the end of this one; for a request that held both, this extent still stands for
+        both."""
         self.before: Extent | None = None
         self.after: Extent | None = None
-        """Its neighbours in the free queue."""
+        """Its neighbors in the free queue."""
 
     def parts(self, stop: int) -> list[Extent]:
-        """Return the parts this extent has become up to block `stop`, for a request that held or found it before."""
+        """Return the parts that this extent has become, up to block `stop`, for a request that held or found it
+        before."""
         extent, parts = self, [self]
         while extent.stop < stop:
             assert extent.rest is not None
@@ -61,11 +63,11 @@ class Extent:
 
 
 class FreeQueue:
-    """Extents no request holds, the least recently freed first. The last block of each goes first."""
+    """Extents that no request holds, least recently freed first. Within each, the last block goes first."""
 
     def __init__(self) -> None:
         self.num_blocks = 0
-        self._ends = ends = Extent(None, 0, ids(), 0)  # behind the last one and before the first
+        self._ends = ends = Extent(None, 0, ids(), 0)  # sentinel between the last and the first
         ends.before = ends.after = ends
 
     def __iter__(self) -> Iterator[Extent]:
@@ -75,7 +77,7 @@ class FreeQueue:
             extent = extent.after
 
     def first(self) -> Extent:
-        """Return the extent to be given up next."""
+        """Return the extent to evict next."""
         extent = self._ends.after
         if extent is None or extent is self._ends:
             raise IndexError("no block is free")
@@ -87,14 +89,14 @@ class FreeQueue:
         self.link(extent, self._ends)
 
     def link(self, extent: Extent, after: Extent) -> None:
-        """Put blocks that are counted here before some that are in the queue."""
+        """Link an extent whose blocks are already counted, in front of one in the queue."""
         before = after.before
         assert before is not None
         extent.before, extent.after = before, after
         before.after = after.before = extent
 
     def remove(self, extent: Extent) -> None:
-        """Remove an extent that is held again or given up."""
+        """Remove an extent that is held again or evicted."""
         self.num_blocks -= extent.stop - extent.start
         before, after = extent.before, extent.after
         assert before is not None
@@ -103,7 +105,7 @@ class FreeQueue:
         extent.before = extent.after = None
 
     def cut(self, extent: Extent, n: int) -> array[int]:
-        """Give up the last n blocks of a longer extent, the last one foremost."""
+        """Evict the last n blocks of a longer extent, the last one first."""
         blocks = extent.blocks[: -n - 1 : -1]
         del extent.blocks[-n:]
         extent.stop -= n
@@ -112,21 +114,21 @@ class FreeQueue:
 
 
 class ContentIndex:
-    """Extents by what they hold. Those of one content that do not overlap make a layer, in order; of several blocks
-    with the same content, the first one entered is in the topmost layer."""
+    """Extents by content. Non-overlapping extents of the same content form an ordered layer; of several blocks with the
+    same content, the first one entered is in the topmost layer."""
 
     def __init__(self) -> None:
         self._layers: dict[Hashable, list[list[Extent]]] = {}
 
     def __iter__(self) -> Iterator[Extent]:
-        """Yield all extents, each behind those entered before it for the same content."""
+        """Yield all extents, each after those entered before it for the same content."""
         for layers in self._layers.values():
             for layer in layers:
                 yield from layer
 
     def find(self, key: Hashable, block: int, stop: int) -> tuple[Extent, int] | None:
-        """Return the extent that was the first to hold a block of a content, and up to which block, at most `stop`,
-        that is so; None if there is none."""
+        """Return the extent that first held a block of a content, and the block (at most `stop`) up to which this is
+        true; return None if there is none."""
         for layer in self._layers.get(key, ()):
             at = bisect_right(layer, block, key=_START)
             if at and layer[at - 1].stop > block:
@@ -136,7 +138,7 @@ class ContentIndex:
         return None
 
     def add(self, extent: Extent) -> None:
-        """Enter an extent, below all that hold some of the same content."""
+        """Add an extent below all extents that overlap it in the same content."""
         extent.found = True
         layers = self._layers.get(extent.key)
         if layers is None:
@@ -153,18 +155,18 @@ class ContentIndex:
             insort(layers[depth], extent, key=_START)
 
     def alone(self, extent: Extent) -> bool:
-        """Return whether nothing else of its content is here."""
+        """Return whether the extent is the only one of its content."""
         layers = self._layers[extent.key]
         return len(layers) == 1 and len(layers[0]) == 1
 
     def split(self, extent: Extent, rest: Extent) -> None:
-        """Enter `rest`, which was split off an extent that is here."""
+        """Insert `rest`, which was split off an extent in the index."""
         layer, at = self._place(extent)
         self._layers[extent.key][layer].insert(at + 1, rest)
         rest.found = True
 
     def remove(self, extent: Extent) -> None:
-        """Remove an extent, which will hold something else."""
+        """Remove an extent, whose blocks are about to be reused."""
         layers = self._layers[extent.key]
         layer, at = self._place(extent)
         del layers[layer][at]
@@ -178,7 +180,7 @@ class ContentIndex:
         self._layers.clear()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         for key, layers in self._layers.items():
             assert layers, "a content without extents"
             for layer in layers:
@@ -187,7 +189,7 @@ class ContentIndex:
                 assert all(a.stop <= b.start for a, b in pairwise(layer)), "extents of a layer overlap"
 
     def _place(self, extent: Extent) -> tuple[int, int]:
-        """Return the layer of an extent, and its index there."""
+        """Return the layer of an extent, and its index within the layer."""
         for i, layer in enumerate(self._layers[extent.key]):
             at = bisect_left(layer, extent.start, key=_START)
             if at < len(layer) and layer[at] is extent:

@@ -1,5 +1,5 @@
-"""Prefix caching on top of paged memory, however the cache is kept: which blocks are final, and when other requests may
-find them (vLLM 0.33: vllm/v1/core/kv_cache_manager.py)."""
+"""Prefix caching on top of paged memory, independent of the cache structure: which blocks are final, and when other
+requests may find them (vLLM 0.33: vllm/v1/core/kv_cache_manager.py)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .paged import Paged
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixCaching(Paged):
-    """Full blocks are published when memory for their last token is allocated, in the order of the table. Content that
-    the trace does not tell is never shared, and entered only when its request may come back."""
+    """Full blocks are published when memory for their last token is allocated, in table order. Content missing from the
+    trace is never shared, and is entered only if its request may come back."""
 
     Params = PrefixHashParams
     shares = True
@@ -28,12 +28,12 @@ class PrefixCaching(Paged):
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
-        self._published: dict[Request, int] = {}  # blocks of its table offered for sharing so far
-        self._told: dict[int, Hashable] = {}  # where one listens: blocks that can be found, and their keys
+        self._published: dict[Request, int] = {}  # blocks of its table published so far
+        self._told: dict[int, Hashable] = {}  # with a listener: findable blocks and their keys
 
     def can_fork(self) -> bool:
-        """Return whether samples can share memory: not where the identity of a block would depend on the sample that
-        goes on from it."""
+        """Return whether samples can share memory. They cannot if a block's identity depends on how a sample
+        continues."""
         return super().can_fork() and not self.params.hash_lookahead_tokens
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
@@ -49,7 +49,7 @@ class PrefixCaching(Paged):
         return True
 
     def publish(self, request: Request, upto: int) -> None:
-        """Enter the full blocks before `upto` into the cache."""
+        """Enter the full blocks before token `upto` into the cache."""
         if upto >= (self._published[request] + 1) * self.block_size:
             self._offer(request, upto, request.num_tokens)
 
@@ -66,8 +66,8 @@ class PrefixCaching(Paged):
             self._tell_stored(request, done, full)
 
     def _tell_stored(self, request: Request, start: int, stop: int) -> None:
-        """Tell that blocks start to stop of a request's table can be found, but for those in front that samples of it
-        share and that were told of."""
+        """Report that blocks [start, stop) of a request's table can be found, except leading ones already reported for
+        samples that share them."""
         tell, content, told, table = self.on_event, request.content, self._told, self._tables[request]
         while start < stop and table[start] in told:
             start += 1
@@ -80,13 +80,13 @@ class PrefixCaching(Paged):
         tell(BlockStored(tuple(keys), parent, self.block_size))
 
     def _tell_removed(self, blocks: Iterable[int]) -> None:
-        """Tell that blocks are given up, as far as they could be found."""
+        """Report that blocks are evicted, if they could be found."""
         keys = [self._told.pop(block) for block in blocks if block in self._told]
         if keys and self.on_event is not None:
             self.on_event(BlockRemoved(tuple(keys)))
 
     def _tell_cleared(self) -> None:
-        """Tell that no block can be found any more."""
+        """Report that no block can be found anymore."""
         self._told.clear()
         if self.on_event is not None:
             self.on_event(AllBlocksCleared())
@@ -108,10 +108,11 @@ class PrefixCaching(Paged):
         return (known - max(lookahead, 1)) // self.block_size
 
     def _ends(self, start: int, stop: int) -> range:
-        """Return, for blocks start to stop, how many tokens from the start of a prompt decide what each holds."""
+        """Return, for each block in [start, stop), how many tokens from the start of the prompt determine its
+        content."""
         size, lookahead = self.block_size, self.params.hash_lookahead_tokens
         return range((start + 1) * size + lookahead, stop * size + lookahead + 1, size)
 
     @abstractmethod
     def _enter(self, request: Request, start: int, stop: int) -> None:
-        """Make final blocks start to stop of a request's table findable by their content, if that is known."""
+        """Make final blocks [start, stop) of a request's table findable by their content, if it is known."""

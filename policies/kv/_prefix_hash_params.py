@@ -12,11 +12,11 @@ class PrefixHashParams:
     """Variants of vLLM's prefix cache."""
 
     hash_lookahead_tokens: int = 0
-    """A block's hash covers this many tokens after it too (EAGLE/MTP without a KV connector: 1)."""
+    """Number of tokens after a block that its hash also covers (EAGLE/MTP without a KV connector: 1)."""
     eagle_block_drop: bool = False
-    """A hit drops one more trailing block (EAGLE/MTP with a connector, and older releases)."""
+    """Whether a hit drops one more trailing block (EAGLE/MTP with a connector, and older releases)."""
     free_order: str = "front"
-    """End of the free queue to which freed blocks without a hash go: "front" (0.33) or "back" (older V1 releases)."""
+    """End of the free queue that receives freed blocks without a hash: "front" (0.33) or "back" (older V1 releases)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.hash_lookahead_tokens <= MOST_DRAFTS:

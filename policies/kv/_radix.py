@@ -1,8 +1,8 @@
 """The radix tree of SGLang 0.5.23 (srt/mem_cache/unified_radix_cache.py): cached prefixes as runs of tokens.
 
-Where SGLang compares token by token, nodes here know the identity of every prefix by its content
-(`PrefixIdentity.prefix_key`): a step down the tree is one comparison, and the place where two runs part is found by
-bisection.
+SGLang compares token by token. Nodes here instead store the content identity of every prefix
+(`PrefixIdentity.prefix_key`): a step down the tree is one comparison, and the point at which two runs diverge is found
+by bisection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from servesim.contracts.request import PrefixIdentity
 
 
 class Node:
-    """A run of tokens behind those of its parent: positions start to end of `content`."""
+    """A run of tokens that follows its parent's run: positions start to end of `content`."""
 
     __slots__ = (
         "children", "content", "created", "end", "end_key", "history", "hits", "key", "last_access", "locks",
@@ -29,22 +29,22 @@ class Node:
         self.start = start
         self.end = end
         self.key: Hashable = None
-        """Under which its parent has it: the prefix up to the end of its first page."""
+        """Key under which its parent stores it: the prefix up to the end of its first page."""
         self.end_key: Hashable = None
-        """The prefix up to its end."""
+        """Key of the prefix up to its end."""
         self.locks = 0
-        """Requests that hold it or something below it."""
+        """Number of requests that hold it or a node below it."""
         self.created = self.last_access = now
         self.hits = 0
         self.history = end
-        """Tokens of the longest prefix that ever went through it, gone or not: what was said in a conversation."""
+        """Tokens of the longest prefix that ever passed through it, evicted or not: the history of a conversation."""
         self.priority = 0
-        """The highest priority of the requests that entered it."""
+        """Highest priority of the requests that entered it."""
         self.salt = ""
         """Salt of the requests that share it."""
 
     def path(self) -> Iterator[Node]:
-        """Yield this node and those above it, without the root."""
+        """Yield this node and its ancestors, excluding the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -55,9 +55,10 @@ Rank = Callable[[Node], tuple[int, int]]
 
 
 def tail_optimized(threshold: int, next_prompt_estimate: int) -> Rank:
-    """Rank leaves by T-LRU (Zhang et al., Tail-Optimized Caching for LLM Inference, NeurIPS 2025, arXiv 2510.15152;
-    SGLang's TLRUStrategy). Of a conversation of L tokens whose next prompt adds Q, L + Q - threshold must stay for that
-    prompt to compute no more than `threshold` tokens; what lies beyond goes first, then the least recently used."""
+    """Return a function that ranks leaves by T-LRU (Zhang et al., Tail-Optimized Caching for LLM Inference, NeurIPS
+    2025, arXiv 2510.15152; SGLang's TLRUStrategy). In a conversation of L tokens whose next prompt adds Q, L + Q -
+    threshold tokens must stay for that prompt to compute no more than `threshold` tokens. Tokens beyond those are
+    evicted first, then the least recently used."""
 
     def rank(node: Node) -> tuple[int, int]:
         spare = node.start >= max(node.history + next_prompt_estimate - threshold, 0)
@@ -69,11 +70,11 @@ def tail_optimized(threshold: int, next_prompt_estimate: int) -> Rank:
 STRATEGIES: dict[str, Rank] = {
     "lru": lambda node: (0, node.last_access),
     "lfu": lambda node: (node.hits, node.last_access),
-    "slru": lambda node: (node.hits >= 2, node.last_access),  # found once more than entered: protected
+    "slru": lambda node: (node.hits >= 2, node.last_access),  # found again after insertion: protected
     "priority": lambda node: (node.priority, node.last_access),
     "tlru": tail_optimized(0, 0),
 }
-"""Which leaf goes first: the one with the least."""
+"""Eviction strategies; the leaf with the lowest rank is evicted first."""
 
 
 class _Nothing:
@@ -84,27 +85,28 @@ class _Nothing:
 
 
 class RadixTree:
-    """Prefixes of whole pages. Only leaves no request holds are evicted, whole; sizes are in tokens.
+    """Tree of prefixes in whole pages. Only leaves that no request holds are evicted, each as a whole; sizes are in
+    tokens.
 
-    Time is a counter: SGLang's clock never shows the same time twice either.
+    Time is a counter, since SGLang's clock never returns the same time twice either.
     """
 
     def __init__(self, page_size: int = 1, eviction_policy: str | Rank = "lru") -> None:
-        """Begin with an empty tree. `eviction_policy`: one of STRATEGIES, or a function that ranks leaves."""
+        """Start with an empty tree. `eviction_policy` is one of STRATEGIES, or a function that ranks leaves."""
         self.page_size = page_size
         self._rank = STRATEGIES[eviction_policy] if isinstance(eviction_policy, str) else eviction_policy
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear the tree."""
         self._now = 0
         self.root = Node(None, _Nothing(), 0, 0, 0)
         self.evictable = 0
-        """Tokens no request holds."""
+        """Tokens that no request holds."""
         self.protected = 0
-        """Tokens that are held, or below which a node is held."""
-        self._leaves: dict[Node, None] = {}  # those that may be evicted
-        self._heap: list[tuple[tuple[int, int], int, Node]] = []  # with entries of before their last access
+        """Tokens of nodes that are held or have a held descendant."""
+        self._leaves: dict[Node, None] = {}  # evictable leaves
+        self._heap: list[tuple[tuple[int, int], int, Node]] = []  # may include outdated entries
 
     @property
     def total(self) -> int:
@@ -112,8 +114,8 @@ class RadixTree:
         return self.evictable + self.protected
 
     def find(self, content: PrefixIdentity, limit: int, salt: str = "") -> tuple[int, Node]:
-        """Return how many of the first `limit` tokens are here, in whole pages, and the node they end in (its end may
-        lie further). Changes nothing."""
+        """Return how many of the first `limit` tokens are in the tree, in whole pages, and the node in which they end
+        (its end may lie beyond them). This changes nothing."""
         limit -= limit % self.page_size
         node, length = self.root, 0
         while length < limit:
@@ -127,8 +129,8 @@ class RadixTree:
         return length, node
 
     def match(self, content: PrefixIdentity, limit: int, salt: str = "") -> Node:
-        """Return the node with which the longest match of the first `limit` tokens ends, split off if need be. Counts
-        as a use of the prefix."""
+        """Return the node at which the longest match of the first `limit` tokens ends, splitting a node if needed. This
+        counts as a use of the prefix."""
         length, node = self.find(content, limit, salt)
         self.touch(node)
         return node if node.end == length else self._split(node, length)
@@ -136,8 +138,9 @@ class RadixTree:
     def insert(
         self, content: PrefixIdentity, length: int, salt: str = "", priority: int = 0, *, inserted_len: int = 0
     ) -> tuple[int, Node]:
-        """Enter the first `length` tokens, as far as pages go; return how many of them were there, and the node with
-        which they end. Those before `inserted_len` the same request has entered before: they are not hit again."""
+        """Insert the first `length` tokens, in whole pages; return how many of them were already there, and the node at
+        which they end. Tokens before `inserted_len` were inserted earlier by the same request, and do not count as hit
+        again."""
         length -= length % self.page_size
         found, node = self.find(content, length, salt)
         self.touch(node)
@@ -159,14 +162,14 @@ class RadixTree:
         return found, node
 
     def touch(self, node: Node) -> None:
-        """Count a use of the prefix that ends with a node."""
+        """Record a use of the prefix that ends at a node."""
         now = self._tick()
         for each in node.path():
             each.last_access = now
         self._note(node)
 
     def lock(self, node: Node) -> None:
-        """Keep a node and all above it from being evicted."""
+        """Protect a node and its ancestors from eviction."""
         for each in node.path():
             if each.locks == 0:
                 self.evictable -= each.end - each.start
@@ -184,7 +187,7 @@ class RadixTree:
         self._note(node)
 
     def idle_tokens(self, length: int, node: Node) -> int:
-        """Return how many of the first `length` tokens, which end in `node`, no request holds."""
+        """Return how many of the first `length` tokens, which end in `node`, are not held by any request."""
         idle = 0
         for each in node.path():
             if each.locks:
@@ -193,12 +196,12 @@ class RadixTree:
         return idle
 
     def evict(self, num_tokens: int) -> list[Node]:
-        """Drop leaves until `num_tokens` tokens are gone or none is left that may be; return the dropped leaves."""
+        """Evict leaves until `num_tokens` tokens are freed or no evictable leaf is left; return the evicted leaves."""
         evicted: list[Node] = []
         while num_tokens > 0 and self._leaves:
             rank, _, leaf = heapq.heappop(self._heap)
             if leaf not in self._leaves or rank != self._rank(leaf):
-                continue  # an entry of before it was used again, locked, extended or dropped
+                continue  # stale: the leaf was since used, locked, extended or dropped
             parent = leaf.parent
             assert parent is not None
             del self._leaves[leaf]
@@ -210,7 +213,7 @@ class RadixTree:
         return evicted
 
     def nodes(self) -> Iterator[Node]:
-        """Yield all nodes but the root, parents first."""
+        """Yield all nodes except the root, parents first."""
         stack = [self.root]
         while stack:
             node = stack.pop()
@@ -218,7 +221,7 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         sizes = {True: 0, False: 0}
         for node in self.nodes():
             parent: Any = node.parent
@@ -235,12 +238,12 @@ class RadixTree:
         assert all((self._rank(leaf), leaf) in entries for leaf in self._leaves), "a leaf cannot be evicted"
 
     def _key(self, content: PrefixIdentity, start: int, salt: str) -> Hashable:
-        """Return the identity of the first page behind `start`; prompts of different salts part at the root."""
+        """Return the identity of the first page after `start`; prompts with different salts diverge at the root."""
         key = content.prefix_key(start + self.page_size)
         return (salt, key) if salt and not start else key
 
     def _common(self, node: Node, content: PrefixIdentity, most: int) -> int:
-        """Return how far a content agrees with that of a node whose first page it shares."""
+        """Return how many tokens a content shares with a node that has the same first page."""
         page = self.page_size
         low, high = node.start // page + 1, most // page
         while low < high:
@@ -252,7 +255,7 @@ class RadixTree:
         return low * page
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut a node in two and return the upper half, which takes on its locks and hits."""
+        """Split a node in two and return the upper half, which copies its locks and hits."""
         parent = node.parent
         assert parent is not None
         upper = Node(parent, node.content, node.start, at, self._tick())
@@ -267,7 +270,7 @@ class RadixTree:
         return upper
 
     def _note(self, node: Node) -> None:
-        """Note that something about a node has changed that decides whether and when it is evicted."""
+        """Record a change to a node that affects whether and when it is evicted."""
         if node.locks or node.children or node.parent is None:
             self._leaves.pop(node, None)
             return

@@ -1,6 +1,6 @@
-"""Contiguous KV memory, reserved at admission for the longest a request may become.
+"""Contiguous KV memory, reserved at admission for the maximum length of a request.
 
-What engines did before PagedAttention: its baselines Orca (Max), (Pow2) and (Oracle), SOSP'23 section 6.1; Orca,
+This models engines before PagedAttention: its baselines Orca (Max), (Pow2), and (Oracle), SOSP'23 section 6.1; Orca,
 OSDI'22.
 """
 
@@ -21,19 +21,22 @@ class ContiguousParams:
     """Size and placement of reservations."""
 
     reservation: Literal["max", "pow2", "oracle"] = "max"
-    """For each request: max_model_len tokens; its prompt and the next power of two of its true output length; exactly
-    its prompt and output. The latter two are oracles (and leave room for drafts that outrun the end)."""
+    """Size reserved for each request: max_model_len tokens; its prompt plus its true output length rounded up to a
+    power of two; or exactly its prompt and output. The latter two are oracles (and leave room for drafts that overrun
+    the end)."""
     fit: Literal["buddy", "first", "best"] = "buddy"
-    """Chunks of powers of two (buddy system), or of the very size in the first or smallest hole that fits."""
+    """Chunk placement: powers of two (buddy system), or chunks of the exact size in the first or smallest hole that
+    fits."""
     compaction: bool = False
-    """Move what is held together where no hole fits but all of them would; the copy is charged to the step."""
+    """Whether to compact held memory if no single hole fits but all of them together would; the copy is charged to the
+    step."""
 
 
 @kv_allocators.register("contiguous")
 class Contiguous(KVAllocator):
-    """A reservation is a promise: growth inside it never fails, growth beyond it is out of memory. Free memory in
-    holes that the mean chunk handed out so far would not fit in is external waste (under "max" all chunks are
-    alike: what no request can ever have)."""
+    """Contiguous reservations. Growth within a reservation never fails; growth beyond it is out of memory. Free memory
+    in holes too small for the mean chunk allocated so far is external waste. (Under "max" all chunks are the same size,
+    so this is exactly the memory that no request can ever use.)"""
 
     Params = ContiguousParams
     params: ContiguousParams
@@ -55,11 +58,11 @@ class Contiguous(KVAllocator):
             )
         self.chunks: dict[Request, tuple[int, int]] = {}  # start and size
         self._allocated = 0
-        self._granted = self._grants = 0  # tokens and number of all chunks ever handed out
-        self._external: int | None = None  # None: to be counted again
+        self._granted = self._grants = 0  # tokens and count of all chunks ever allocated
+        self._external: int | None = None  # None: must be recounted
 
     def reservation(self, request: Request) -> int:
-        """Return how many tokens a request is promised."""
+        """Return how many tokens are reserved for a request."""
         if self.params.reservation == "max":
             return self.max_model_len
         output = self.output_len(request)
@@ -99,7 +102,7 @@ class Contiguous(KVAllocator):
 
     @property
     def tables(self) -> dict[Request, list[int]]:
-        """The addresses of each request that holds memory."""
+        """Addresses of each request that holds memory."""
         return {request: list(range(start, start + chunk)) for request, (start, chunk) in self.chunks.items()}
 
     def slots(self, request: Request) -> int:

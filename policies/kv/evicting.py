@@ -27,23 +27,23 @@ from ._blockwise import BlockwisePrefix
 
 @dataclass(slots=True)
 class CachedBlock:
-    """A full block, held or idle: what its rank may depend on."""
+    """A full block, held or idle, with the data that its rank may use."""
 
     block: int
-    """Its id."""
+    """Id of the block."""
     key: Hashable
-    """Identity of all tokens up to its end, equal for equal content; None where the trace does not tell it."""
+    """Identity of all tokens up to its end, equal for equal content; None if it is not in the trace."""
     depth: int
-    """Blocks before it in its prompt."""
+    """Number of blocks before it in its prompt."""
     hits: int = 0
-    """How often a request was admitted with it as a part of its hit."""
+    """Number of requests admitted with it as part of their hit."""
     last_used: int = 0
-    """Number of the admission, or release, that used it last: they are counted from 1."""
+    """Number of the admission or release that last used it, counted from 1."""
 
 
 class Evicting(BlockwisePrefix):
-    """Idle blocks of the least `rank` are evicted first; of equal ones the least recently released, and the last of a
-    prompt before those it continues. Idle blocks that are not full go before all others."""
+    """Idle blocks with the lowest `rank` are evicted first; among equals, the least recently released, and later blocks
+    of a prompt before earlier ones. Idle blocks that are not full are evicted before all others."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -52,15 +52,15 @@ class Evicting(BlockwisePrefix):
         self._num_uses = 0
         self._num_entries = 0
         self._entry: dict[int, int] = {}  # idle block -> number of its entry
-        self._heap: list[tuple[bool, Any, int, int]] = []  # (full, rank, number, block), with entries that are outdated
+        self._heap: list[tuple[bool, Any, int, int]] = []  # (full, rank, number, block), including stale entries
 
     def rank(self, block: CachedBlock) -> Any:
-        """Return how much a block is worth that no request holds any more, as numbers or tuples that can be compared:
-        the least goes first. It is asked when the block becomes idle, and by `rank_again`."""
+        """Return the value of a block that no request holds anymore, as comparable numbers or tuples: the lowest is
+        evicted first. It is called when the block becomes idle, and by `rank_again`."""
         raise NotImplementedError(f"{self.name} has no method rank")
 
     def rank_again(self, block: int) -> None:
-        """Ask for the rank of an idle block again, which has changed."""
+        """Recompute the rank of an idle block after it has changed."""
         full = self.full.get(block)
         rank = 0 if full is None else self.rank(full)
         if rank is None:

@@ -1,10 +1,10 @@
-"""Prefix caching for models with sliding windows or states in some layers: a block table for every group of layers.
+"""Prefix caching for models with sliding windows or states in some layers: a block table per group of layers.
 
 All groups draw on one pool of blocks of equal bytes (vLLM 0.33: vllm/v1/core/kv_cache_coordinator.py,
-single_type_kv_cache_manager.py). A state is a window of `STATE_WINDOW` tokens: the block in which the last computed
-token lies holds it. Of the blocks that a step passes no more are taken than the last one and the one before, whose end
-is where a prefix is found (mamba_cache_mode align; vLLM ends a step there, which is not modeled); with prefix caching
-off the last one alone.
+single_type_kv_cache_manager.py). A state is a window of `STATE_WINDOW` tokens, held by the block that contains the last
+computed token. Of the blocks that a step passes, only the last two are taken; a prefix is found at the end of the first
+of these (mamba_cache_mode align; vLLM ends a step there, which is not modeled). With prefix caching off, only the last
+block is taken.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ._blockwise import BlockwisePrefix
 from ._prefix_hash_params import PrefixHashParams
 
 NULL = 0
-"""The block that stands in a table for what has slid out of the window."""
+"""Null block, a table placeholder for blocks that have slid out of the window."""
 
 
 @dataclass(frozen=True)
 class HybridParams(PrefixHashParams):
-    """Variants of vLLM's prefix cache for groups."""
+    """Variants of vLLM's prefix cache for groups of layers."""
 
     prefix_cache_retention_interval: int | Literal["dense"] = 0
-    """Which blocks of sliding windows stay findable. 0: those a hit at the end of the prompt needs (and at the end of
-    a prefix that was seen to be shared); a number of tokens: those at every such distance, too; dense: all."""
+    """Sliding-window blocks that stay findable. 0: those needed by a hit at the end of the prompt (and at the end of a
+    prefix seen to be shared); N tokens: also those needed at every multiple of N; dense: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,16 +43,16 @@ class HybridParams(PrefixHashParams):
 
 @kv_allocators.register("hybrid")
 class Hybrid(BlockwisePrefix):
-    """A group with a window gives back blocks that have slid out of it, and shares a prefix whose last window is
-    there. A prefix is found as far as every group has it. Capacity and usage count a token once for each group; of a
-    state, which has no tokens, they count the blocks."""
+    """Hybrid KV cache. A group with a window gives back blocks that have slid out of it, and shares a prefix if the
+    prefix's last window is cached. A prefix is found as far as every group has it. Capacity and usage count a token
+    once per group; for a state, which has no tokens, they count blocks."""
 
     Params = HybridParams
     params: HybridParams
     grouped = True
     supports = frozenset({"remote_kv"})
     state_blocks = 2
-    """Most blocks a step takes for a state."""
+    """Maximum number of blocks that a step takes for a state."""
 
     def __init__(self, params: HybridParams, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -64,20 +64,20 @@ class Hybrid(BlockwisePrefix):
         self._counting = sum(window != STATE_WINDOW for window in memory.windows)  # groups that hold tokens
         self._kinds = sorted(kinds.items(), key=lambda kind: kind[0] is not None)  # full attention first
         self._in_flight = memory.in_flight_tokens or self.max_model_len
-        self._slid: dict[Request, int] = {}  # tokens processed when its windows were last moved
-        self._coming: dict[Request, int] = {}  # slots before the windows, behind the hit, where KV comes from elsewhere
-        self._boundary: dict[Request, int] = {}  # up to where another group knew more of its prompt
+        self._slid: dict[Request, int] = {}  # tokens processed when its windows last moved
+        self._coming: dict[Request, int] = {}  # slots before the windows, beyond the hit, for remote KV
+        self._boundary: dict[Request, int] = {}  # end of the longest prefix that any group had
 
     def fits(self, request: Request) -> bool:
         return self._needed(request.prompt_len + request.max_tokens, MISS, capped=True) < self.num_blocks
 
     def lookup(self, request: Request) -> Hit:
-        """Return longest prefix all groups have, short of the last token: each kind of group in turn may shorten it,
-        until none does."""
+        """Return the longest prefix that all groups have, excluding the last token. Each kind of group in turn may
+        shorten it, until none does."""
         most = self._findable(request)
         keys = self._keys(request, 0, most)
         lengths: dict[int | None, int] = {}
-        dropped: set[int | None] = set()  # kinds that have given up a block for EAGLE at this length
+        dropped: set[int | None] = set()  # kinds that dropped a block for EAGLE at this length
         length, longest = most, 0
         while True:
             current = length
@@ -106,7 +106,7 @@ class Hybrid(BlockwisePrefix):
 
     @property
     def tables(self) -> dict[Request, list[list[int]]]:  # type: ignore[override]
-        """A copy of the block tables, one for each group of layers, of each request that holds memory."""
+        """Copy of the block tables, one per group of layers, of each request that holds memory."""
         return {request: [table.tolist() for table in tables] for request, tables in self._tables.items()}
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
@@ -151,8 +151,8 @@ class Hybrid(BlockwisePrefix):
             self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
-        """Give back what has slid out of a window, in any case, then grow. Tokens of steps in flight have not been
-        processed yet (of those, chunks of a prompt are not known here)."""
+        """Give back the blocks that have slid out of a window, in any case, then grow. Tokens of steps in flight are
+        not yet processed (their prompt chunks are not known here)."""
         self._slide(request, request.num_computed_tokens - request.num_output_placeholders)
         tables = self._tables[request]
         end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
@@ -170,8 +170,8 @@ class Hybrid(BlockwisePrefix):
         return min(blocks, self.state_blocks) if window == STATE_WINDOW else blocks
 
     def _extend(self, table: array[int], window: int | None, blocks: int) -> None:
-        """Let a table grow by `blocks` (none if negative). A state that moves on by more than are taken leaves those it
-        was in, one step sooner than in vLLM."""
+        """Grow a table by `blocks` (none if negative). A state that advances by more blocks than are taken releases its
+        old ones, one step earlier than in vLLM."""
         taken = self._taken(blocks, window)
         if taken < blocks:
             held = table[table.count(NULL) :]
@@ -194,14 +194,14 @@ class Hybrid(BlockwisePrefix):
         del self._slid[request], self._boundary[request]
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
-        """Return whether what its windows still reach into fits, and memory for `num_tokens` more."""
+        """Return whether the blocks still within its windows fit, plus memory for `num_tokens` more."""
         free = self.num_free_blocks() - self._blocks(reserve)
         computed = request.num_computed_tokens
         return self._needed(computed + num_tokens, Hit(computed), capped=False) <= free
 
     def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
         self.admit(request, Hit(request.num_computed_tokens), num_tokens, lookahead)
-        self._published[request] = 0  # other requests may find again what came back
+        self._published[request] = 0  # others may find restored blocks again
         self.publish(request, request.num_computed_tokens)
         return self.drop_swapped(request) * self.block_size
 
@@ -240,7 +240,7 @@ class Hybrid(BlockwisePrefix):
         return sum(len(table) - table.count(NULL) for table in self._tables[request])
 
     def _find(self, keys: Sequence[Hashable], groups: list[int], window: int | None, most: int, drop: bool) -> int:
-        """Return the blocks of the longest prefix, at most `most`, that all groups of a kind have."""
+        """Return the number of blocks of the longest prefix, at most `most`, that all groups of a kind have."""
         cached = self._cached
 
         def there(i: int) -> bool:
@@ -253,7 +253,7 @@ class Hybrid(BlockwisePrefix):
         return max(found - drop, 0)
 
     def _hit_table(self, keys: Sequence[Hashable], group: int) -> list[int]:
-        """Return the blocks of a group that hold a prefix; of a window, those a hit needs."""
+        """Return the blocks of a group that hold a prefix, or for a window, only those that a hit needs."""
         window = self.windows[group]
         first = 0 if window is None else max(len(keys) - self._window_blocks(window), 0)
         table = [NULL] * first
@@ -263,17 +263,17 @@ class Hybrid(BlockwisePrefix):
         return table
 
     def _window_blocks(self, window: int) -> int:
-        """Return the blocks before a token that its window may reach into: what a hit needs."""
+        """Return how many blocks before a token its window may reach into: the blocks that a hit needs."""
         return self._blocks(window - 1)
 
     def _skipped(self, processed: int, window: int | None) -> int:
-        """Return how many blocks no token after `processed` processed ones attends."""
+        """Return how many leading blocks are not attended to by any token after the first `processed` ones."""
         return max(processed - window + 1, 0) // self.block_size if window is not None else 0
 
     def _needed(self, tokens: int, hit: Hit, capped: bool, processed: int | None = None) -> int:
-        """Return the free blocks needed to hold `tokens` tokens behind a hit, `processed` of which need no step (None:
-        those of the hit). What a window needs at a time is capped: it slides on before more is computed than may be in
-        flight."""
+        """Return the free blocks needed to hold `tokens` tokens beyond a hit, `processed` of which need no step (None:
+        only the hit's tokens). If `capped`, a window's need is limited: it slides on before more tokens are computed
+        than may be in flight."""
         needed = 0
         found = (hit.blocks[0] if hit.blocks else ()) or ((),) * len(self.windows)
         tokens = min(tokens, self.max_model_len)
@@ -288,7 +288,7 @@ class Hybrid(BlockwisePrefix):
         return needed
 
     def _slide(self, request: Request, processed: int) -> None:
-        """Give back blocks that no later token attends, the last one first."""
+        """Give back blocks that no later token attends to, the last one first."""
         before = self._slid[request]
         if processed <= before:
             return
@@ -297,12 +297,12 @@ class Hybrid(BlockwisePrefix):
             first, last = self._skipped(before, window), min(self._skipped(processed, window), len(table))
             if first < last:
                 slid = table[first:last]
-                self._release(slid[slid.count(NULL) :])  # a state has been in some of them alone
+                self._release(slid[slid.count(NULL) :])  # a state occupied only some of them
                 table[first:last] = nulls(last - first)
 
     def _release(self, blocks: array[int]) -> None:
-        """Release blocks of a request: those no other request holds go to the back of the free queue if they can be
-        found by content, last block first, and to its front if not."""
+        """Release blocks of a request. Those that no other request holds go to the back of the free queue, last block
+        first, if they can be found by content, and to its front if not."""
         key_of = self._key_of
         if self._extra:
             blocks = ids([block for block in blocks if not self._still_held(block)])
@@ -339,7 +339,8 @@ class Hybrid(BlockwisePrefix):
 
 @kv_allocators.register("hybrid-paged")
 class HybridPaged(Hybrid):
-    """`hybrid` with prefix caching off: nothing is shared, and what slides out of a window is reused at once."""
+    """`hybrid` with prefix caching off: nothing is shared, and blocks that slide out of a window are reused
+    immediately."""
 
     shares = False
     state_blocks = 1
@@ -348,24 +349,24 @@ class HybridPaged(Hybrid):
         return MISS
 
     def _enter(self, request: Request, start: int, stop: int) -> None:
-        """Nothing can be found."""
+        """Do nothing: no block can be found."""
 
     def _index(self, request: Request, start: int, stop: int) -> None:
-        """Nothing can be found, by the request itself either."""
+        """Do nothing: no block can be found, not even by the request itself."""
 
 
 _NOT_THERE = (State.LOADING, State.ABORTED)
-"""States of a request none of whose KV that comes from elsewhere counts as held."""
+"""States in which none of a request's remote KV counts as held."""
 
 
 def nulls(n: int) -> array[int]:
-    """Return the null block n times."""
+    """Return n null blocks."""
     return array("i", bytes(n * WIDTH))
 
 
 def window_hit(cached: Callable[[int], bool], num_blocks: int, contiguous: int) -> int:
-    """Return the blocks of the longest prefix, at most `num_blocks`, that a sliding window can go on from: its last
-    `contiguous` blocks are cached, or, if it is shorter, all of it."""
+    """Return the number of blocks of the longest prefix, at most `num_blocks`, from which a sliding window can
+    continue: its last `contiguous` blocks are cached, or all of them if it is shorter."""
     run = 0
     for i in reversed(range(num_blocks)):
         run = run + 1 if cached(i) else 0

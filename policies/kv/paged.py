@@ -1,4 +1,4 @@
-"""Paged KV memory without sharing: fixed blocks, a block table per request (PagedAttention, SOSP'23).
+"""Paged KV memory without sharing: fixed-size blocks, and a block table per request (PagedAttention, SOSP'23).
 
 Block ids and free order follow vLLM 0.33 (vllm/v1/core/block_pool.py) with prefix caching off.
 """
@@ -20,11 +20,12 @@ from ._block_tables import BlockTables, ids
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Paged(BlockTables):
-    """Blocks are handed out from a LIFO free list. Block 0 is vLLM's null block, never allocated, so
+    """Paged memory whose blocks come from a LIFO free list. Block 0 is vLLM's null block, which is never allocated, so
     `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ...
 
-    Samples forked off a request share its blocks, counted by holder. The last one, partly filled, is copied by the
-    request that writes to it first while others hold it (vLLM V0: core/block_manager_v1.py)."""
+    Samples forked from a request share its blocks, with holders counted per block. If others hold the last, partly
+    filled block, the first request that writes to it copies it (vLLM V0: core/block_manager_v1.py).
+    """
 
     supports = frozenset({"fork"})
 
@@ -32,13 +33,13 @@ class Paged(BlockTables):
         super().__init__(params, memory)
         self.capacity_tokens = (self.num_blocks - 1) * self.block_size
         self._extra: dict[int, int] = {}  # block -> holders beyond the first
-        self._partial: dict[int, int] = {}  # block partly filled that samples share -> its unused slots
-        self._overlap = 0  # of those slots, how many `held_tokens` and `_table_blocks` count more than once
-        self._layouts: dict[Request, list[int]] = {}  # in host memory with other samples: the number of each block
+        self._partial: dict[int, int] = {}  # partly filled block shared by samples -> its unused slots
+        self._overlap = 0  # how many of those slots `held_tokens` and `_table_blocks` count more than once
+        self._layouts: dict[Request, list[int]] = {}  # in host memory with samples: the number of each block
 
     def fits(self, request: Request) -> bool:
-        """Return whether a request can be held. Of several samples to be forked, each needs blocks behind the shared
-        ones, and one might have to be free for each at every step."""
+        """Return whether a request can be held. If several samples are to be forked, each needs blocks beyond the
+        shared ones, and each may need one free block at every step."""
         if (n := request.num_sequences) == 1:
             return super().fits(request)
         shared, rest = divmod(request.prompt_len, self.block_size)
@@ -46,7 +47,7 @@ class Paged(BlockTables):
 
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
         tokens = min(max(full_tokens, hit.num_tokens + now_tokens), self.max_model_len)
-        # Adopting an idle block of the hit takes it off the free list.
+        # Adopting an idle block of a hit removes it from the free list.
         held = self._blocks(hit.num_tokens) - self._blocks(self.idle_tokens(hit))
         return self._blocks(tokens) - held <= self.num_free_blocks() - self._blocks(reserve)
 
@@ -74,7 +75,7 @@ class Paged(BlockTables):
         self._table_blocks -= len(table)
         if self._extra:
             table = ids([block for block in table if not self._still_held(block)])
-        self._fresh.give(table)  # the last block foremost
+        self._fresh.give(table)  # the last block first
 
     def fork(self, request: Request, sample: Request) -> None:
         computed = request.num_computed_tokens
@@ -96,7 +97,7 @@ class Paged(BlockTables):
         return super().swap_out(request, samples)
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
-        """Return whether a swapped request fits; with several samples, as vLLM V0: as if each might need one more
+        """Return whether a swapped request fits. With several samples, assume like vLLM V0 that each may need one more
         block."""
         if not samples:
             return super().can_swap_in(request, num_tokens, reserve)
@@ -120,7 +121,7 @@ class Paged(BlockTables):
     def drop_swapped(self, request: Request) -> int:
         if self._layouts.pop(request, None) is not None and request.parent is not None:
             heir = next((sample for sample in request.parent.members if sample in self._layouts), None)
-            if heir is not None:  # what they share stays
+            if heir is not None:  # shared blocks stay
                 self._host[heir] += self._host[request]
                 self._host[request] = 0
         return super().drop_swapped(request)
@@ -146,20 +147,20 @@ class Paged(BlockTables):
         tables = [self._tables[each][: self._blocks(each.num_computed_tokens)] for each in (request, *samples)]
         return len({block for table in tables for block in table})
 
-    # What prefix caching does differently.
+    # Hooks that prefix caching overrides.
 
     def _adopt(self, request: Request, hit: Hit) -> array[int]:
-        """Return the blocks of a hit, which a request holds from here on."""
+        """Return the blocks of a hit, which the request now holds."""
         if hit.blocks:
             raise ValueError("without prefix caching there are no hits")
         return ids()
 
     def _share(self, request: Request, sample: Request) -> int:
-        """Fork a sample off a request; return how many of its blocks need not be counted by holder."""
+        """Fork a sample from a request; return how many of its blocks need not be counted by holder."""
         return 0
 
     def _restored(self, together: Sequence[Request]) -> None:
-        """Count the holders of each block of samples that are back from host memory."""
+        """Count the holders of each block of samples restored from host memory."""
         held = Counter(block for each in together for block in self._tables[each])
         self._extra |= {block: count - 1 for block, count in held.items() if count > 1}
         for each in together:
@@ -170,7 +171,7 @@ class Paged(BlockTables):
                 self._overlap += unused * (held[last] - 1)
 
     def _still_held(self, block: int) -> bool:
-        """Return whether other requests hold a block that one request gives up."""
+        """Return whether other requests still hold a block that one request releases."""
         others = self._extra.pop(block, 0)
         if others > 1:
             self._extra[block] = others - 1
@@ -179,14 +180,14 @@ class Paged(BlockTables):
         return others > 0
 
     def _copy_on_write(self, table: array[int], end: int) -> bool:
-        """Grow a table to token `end`, its last block replaced by a copy of its own; return False if there are too few
+        """Grow a table to token `end`, replacing its last block with a private copy; return False if there are too few
         blocks."""
         short = max(self._blocks(min(end, self.max_model_len)) - len(table), 0) + 1
         if short > self.num_free_blocks():
             return False
         self._still_held(table.pop())
         self._table_blocks -= 1
-        self.copied_tokens += self.block_size  # blocks are copied whole
+        self.copied_tokens += self.block_size  # whole blocks are copied
         table += self._take(short)
         return True
 

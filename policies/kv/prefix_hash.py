@@ -1,7 +1,8 @@
 """Paged KV memory with hash-chained prefix caching: freed full blocks stay findable by content (vLLM 0.33).
 
-Until they are needed for something else (vllm/v1/core/block_pool.py, kv_cache_manager.py). Block ids, hits and the free
-order are vLLM's; blocks are handled in runs (_extents.py), so that a long prompt costs no more than its runs.
+They stay findable until they are reused (vllm/v1/core/block_pool.py, kv_cache_manager.py). Block ids, hits, and the
+free order match vLLM's; blocks are handled in runs (_extents.py), so that a long prompt's cost depends only on its
+number of runs.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from ._prefix_caching import PrefixCaching
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixHash(PrefixCaching):
-    """The free queue is two parts: fresh blocks without a hash, handed out first and reused last-in first-out, then
-    cached blocks, least recently freed first. Allocating a cached block evicts it. Content that the trace does not tell
-    is never shared, and entered only when its request may come back.
+    """Prefix cache whose free queue has two parts: fresh blocks without a hash, handed out first and reused last-in
+    first-out, then cached blocks, least recently freed first. Allocating a cached block evicts it. Content missing from
+    the trace is never shared, and is entered only if its request may come back.
 
-    The published blocks of a table are extents that its request holds; those behind are its own."""
+    The published blocks of a table are extents that its request holds; later blocks are private to it.
+    """
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
         self._queue = FreeQueue()
         self._index = ContentIndex()
-        # What each request holds, up to what it has published: an extent reaches to where the next begins, in whatever
-        # parts it is by now.
+        # The extents each request holds, up to its last published block: an extent reaches to the start of the next,
+        # however many parts it has been split into since.
         self._held: dict[Request, list[Extent]] = {}
-        self._shared = 0  # blocks in extents, counted once for each holder beyond the first
+        self._shared = 0  # blocks in extents, once per holder beyond the first
 
     def num_free_blocks(self) -> int:
         return self._fresh.num_blocks + self._queue.num_blocks
@@ -52,7 +54,8 @@ class PrefixHash(PrefixCaching):
         return [block for extent in self._queue for block in reversed(extent.blocks)]
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest run of cached blocks from the start, short of the last token: it is always recomputed."""
+        """Return the longest run of cached blocks from the start, excluding the last token, which is always
+        recomputed."""
         found: list[tuple[Extent, int, int]] = []
         block = 0
         for key, stop in self._runs(request, 0, self._findable(request)):
@@ -76,9 +79,9 @@ class PrefixHash(PrefixCaching):
         return [b for e, start, stop in self._parts(hit) for b in e.blocks[start - e.start : stop - e.start]]
 
     def free(self, request: Request) -> None:
-        """Free blocks, the last one first. Of those that no request holds anymore, cached ones, which come first in a
-        table, go to the back of the queue, the others to the front as a group (or to the back, as in older releases).
-        """
+        """Free blocks, the last one first. Of the blocks that no request holds anymore, cached ones (which come first
+        in a table) go to the back of the queue. The others go to the front as a group, or to the back, as in older
+        releases."""
         extents = self._extents(request)
         del self._held[request]
         table, published = self._tables.pop(request), self._published.pop(request)
@@ -101,7 +104,7 @@ class PrefixHash(PrefixCaching):
         if self.num_free_blocks() != self.num_blocks - 1:
             return False
         order = self.free_order()
-        self._fresh = FreeStack(1)  # with none
+        self._fresh = FreeStack(1)  # empty
         self._fresh.give(ids(reversed(order)))
         self._queue = FreeQueue()
         self._index.clear()
@@ -113,7 +116,8 @@ class PrefixHash(PrefixCaching):
         return held, extra + self._shared
 
     def cached(self) -> list[list[int]]:
-        """Return the blocks that can be hit, by their content, those first inserted first. Slow: for a closer look."""
+        """Return the blocks that can be hit, grouped by content, in insertion order. This is slow and meant for
+        inspection."""
         blocks: dict[tuple[Hashable, int], list[int]] = {}
         for extent in self._index:
             for i, block in enumerate(extent.blocks, extent.start):
@@ -121,7 +125,7 @@ class PrefixHash(PrefixCaching):
         return list(blocks.values())
 
     def num_cached_hashes(self) -> int:
-        """Return the distinct block contents that can be hit."""
+        """Return the number of distinct block contents that can be hit."""
         return len(self.cached())
 
     def is_cached(self, block: int) -> bool:
@@ -133,7 +137,7 @@ class PrefixHash(PrefixCaching):
         return sum(block in table for table in self.tables.values())
 
     def _enter(self, request: Request, start: int, stop: int) -> None:
-        """Make blocks findable; those of unknown content are kept alike, but cannot be found."""
+        """Make blocks findable; blocks of unknown content are kept in the same way, but cannot be found."""
         table, held, index = self._tables[request], self._held[request], self._index
         told = request.content is not None
         last = held[-1] if held else None
@@ -153,8 +157,8 @@ class PrefixHash(PrefixCaching):
             start = end
 
     def _runs(self, request: Request, start: int, stop: int) -> Sequence[tuple[Hashable, int]]:
-        """Return blocks start to stop of a prompt by what they continue: the identity of that (together with the number
-        of a block it makes the chained hash), and the block where it ends."""
+        """Return blocks [start, stop) of a prompt as runs: for each, the identity of the content that it continues
+        (together with a block number, this is the chained hash), and the block at which it ends."""
         content = request.content
         if content is None:  # shares only with itself
             return [(-request.row - 1, stop)]
@@ -166,14 +170,14 @@ class PrefixHash(PrefixCaching):
         return [((request.salt, key), end) for key, end in runs] if request.salt else runs
 
     def _parts(self, hit: Hit) -> Iterator[tuple[Extent, int, int]]:
-        """Yield extents, and which blocks of each: what was found may have been split since."""
+        """Yield extents, and which blocks of each, since found extents may have been split in the meantime."""
         for extent, start, stop in hit.blocks:
             for part in extent.parts(stop):
                 if part.stop > start:
                     yield part, max(start, part.start), min(stop, part.stop)
 
     def _extents(self, request: Request) -> list[Extent]:
-        """Return all extents a request holds, in order."""
+        """Return all extents that a request holds, in order."""
         held, extents = self._held[request], []
         stops = [extent.start for extent in held[1:]] + [self._published[request]]
         for extent, stop in zip(held, stops, strict=False):
@@ -202,7 +206,7 @@ class PrefixHash(PrefixCaching):
         return self._published[request]
 
     def _restored(self, together: Sequence[Request]) -> None:
-        """Publish at once, one by one, full blocks that several samples hold."""
+        """Publish full blocks held by several samples immediately, one by one."""
         super()._restored(together)
         shared: dict[int, Extent] = {}
         for request in together:
@@ -225,7 +229,7 @@ class PrefixHash(PrefixCaching):
                 self._tell_stored(request, 0, len(held))
 
     def _hold(self, extent: Extent) -> None:
-        """Count one more request that holds an extent."""
+        """Add one holder to an extent."""
         if extent.holders:
             self._shared += extent.stop - extent.start
         else:
@@ -234,7 +238,7 @@ class PrefixHash(PrefixCaching):
         extent.holders += 1
 
     def _release(self, extent: Extent) -> None:
-        """Count one request less that holds an extent."""
+        """Remove one holder from an extent."""
         extent.holders -= 1
         if extent.holders:
             self._shared -= extent.stop - extent.start
@@ -242,7 +246,7 @@ class PrefixHash(PrefixCaching):
             self._queue.append(extent)
 
     def _split(self, extent: Extent, at: int) -> Extent:
-        """Cut an extent in two; return the second."""
+        """Split an extent in two; return the second."""
         rest = extent.split(at)
         if extent.found:
             self._index.split(extent, rest)

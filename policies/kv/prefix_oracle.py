@@ -1,6 +1,6 @@
-"""A prefix cache that knows the future: it evicts the block whose next use lies furthest ahead (Belady, 1966).
+"""A prefix cache with perfect foresight: it evicts the block whose next use is furthest in the future (Belady, 1966).
 
-The yardstick for caches that guess. Blocks held by requests cannot be evicted, so it is not the optimum to the last
+It is a yardstick for realistic caches. Blocks held by requests cannot be evicted, so it is not optimal to the last
 token (IBM Systems Journal 5(2), 1966).
 """
 
@@ -20,18 +20,19 @@ from .evicting import CachedBlock, Evicting
 
 @kv_allocators.register("prefix-oracle")
 class PrefixOracle(Evicting):
-    """`prefix-hash` in all but what it evicts. A block is next used by the first request not yet admitted whose
-    prompt begins with what it holds and all before it; of equals the block deepest in its prompt goes first."""
+    """`prefix-hash` except for the choice of victims. A block's next use is by the first request not yet admitted whose
+    prompt begins with everything up to that block's end; among equals, the block deepest in its prompt is evicted
+    first."""
 
     needs = frozenset({"future"})
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
-        self._future = RadixTree(self.block_size)  # of all prompts, as far as they may be found
-        self._uses: dict[Node, deque[int]] = {}  # rows whose prompts pass a node, in order of arrival
-        self._order: dict[int, int] = {}  # row -> place in that order
+        self._future = RadixTree(self.block_size)  # tree of all prompts, as far as findable
+        self._uses: dict[Node, deque[int]] = {}  # rows whose prompts pass a node, in arrival order
+        self._order: dict[int, int] = {}  # row -> arrival position
         self._admitted: set[int] = set()
-        self._due: dict[int, int] = {}  # block -> place of its next use, for those that were idle once
+        self._due: dict[int, int] = {}  # block -> position of its next use, for blocks that were idle
 
     def foresee(self, requests: Sequence[Request]) -> None:
         served = [r for r in requests if r.prompt_len + r.max_tokens <= self.max_model_len and self.fits(r)]
@@ -58,8 +59,8 @@ class PrefixOracle(Evicting):
         return -self._due[block.block] if self.is_cached(block.block) else -NEVER, -block.depth
 
     def _put_off(self, request: Request, hit_blocks: int) -> None:
-        """Put off idle blocks behind the hit of an awaited request, which recomputes them: they wait for the next
-        one."""
+        """Postpone idle blocks beyond the hit of an awaited request, which recomputes them: their next use is by a
+        later request."""
         most = (request.prompt_len - 1) // self.block_size
         keys = list(self._keys(request, hit_blocks, most)) if request.content is not None else []
         stale = []
@@ -73,7 +74,7 @@ class PrefixOracle(Evicting):
                 self.rank_again(block)
 
     def _next_uses(self, request: Request, num_blocks: int) -> list[int]:
-        """Return, for each of the first blocks of a request, the place of the first request not yet admitted that
+        """Return, for each of the first blocks of a request, the position of the first request not yet admitted that
         shares it."""
         dues = [NEVER] * num_blocks
         if request.content is None:

@@ -1,6 +1,6 @@
 """Prefix caching in a radix tree of token runs (RadixAttention, arXiv 2312.07104; SGLang 0.5.23: srt/mem_cache).
 
-What a request has computed stays in the tree, shared by all whose prompts begin with it.
+The KV that a request has computed stays in the tree, shared by all requests whose prompts begin with it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ._radix import STRATEGIES, Node, RadixTree, tail_optimized
 
 @dataclass(frozen=True)
 class PrefixRadixParams:
-    """SGLang's knobs."""
+    """SGLang's settings."""
 
     page_size: int = 1
-    """Tokens a page; some attention kernels want 32 or 64."""
+    """Tokens per page; some attention kernels require 32 or 64."""
     eviction_policy: str = "lru"
-    """Which leaf goes first: lru, lfu, slru, priority, tlru (tail-optimized)."""
+    """Rule that picks the leaf to evict first: lru, lfu, slru, priority, tlru (tail-optimized)."""
     tlru_threshold: int = 0
-    """Tokens the next prompt of a conversation may have to compute; what tlru keeps is for that."""
+    """Tokens that the next prompt of a conversation may have to compute; tlru keeps enough of the prefix for this."""
     tlru_next_prompt_estimate: int = 0
-    """Tokens it is expected to add."""
+    """Tokens that the next prompt is expected to add."""
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
@@ -40,7 +40,7 @@ class PrefixRadixParams:
 
 
 class _Own:
-    """Content no other request has."""
+    """Content that no other request has."""
 
     def __init__(self, row: int) -> None:
         self._base = (row + 1) << 32
@@ -54,18 +54,18 @@ class _Holding:
     """Memory that one request holds."""
 
     node: Node
-    """Locked: its prefix in the tree ends here."""
+    """Locked node at which its prefix in the tree ends."""
     own: int
-    """Tokens allocated beyond that, in whole pages."""
+    """Tokens allocated beyond the prefix, in whole pages."""
     entered: int = 0
-    """Tokens it has put into the tree itself."""
+    """Tokens that the request itself has entered in the tree."""
 
 
 @kv_allocators.register("prefix-radix")
 class PrefixRadix(KVAllocator):
-    """Prompts enter the tree chunk by chunk and when their prefill is done, outputs when the request has finished;
-    one that is preempted leaves there only what had been entered. Memory is taken from the pool, and from
-    the least useful leaves of the tree when that is empty."""
+    """Prompts enter the tree chunk by chunk and when their prefill is done, outputs when the request has finished; a
+    preempted request leaves only what had already been entered. Memory comes from the pool or, if that is empty, from
+    the lowest-ranked leaves of the tree."""
 
     Params = PrefixRadixParams
     params: PrefixRadixParams
@@ -79,13 +79,13 @@ class PrefixRadix(KVAllocator):
         self.capacity_tokens = self.num_blocks * page
         tail = tail_optimized(params.tlru_threshold, params.tlru_next_prompt_estimate)
         self.tree = RadixTree(page, tail if params.eviction_policy == "tlru" else params.eviction_policy)
-        self._pool = self.capacity_tokens  # tokens that hold nothing
+        self._pool = self.capacity_tokens  # unallocated tokens
         self._held: dict[Request, _Holding] = {}
-        self._own = self._shared = 0  # sums over the holdings: own, and node.end
-        self._prefilling: dict[Request, int] = {}  # whose prompt is not all in the tree, and its length
+        self._own = self._shared = 0  # sums over holdings of own and node.end
+        self._prefilling: dict[Request, int] = {}  # length of each prompt not fully in the tree
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest prefix in the tree, short of the last token: it is always recomputed."""
+        """Return the longest prefix in the tree, excluding the last token, which is always recomputed."""
         length, node = self.tree.find(_content(request), request.num_tokens - 1, request.salt)
         return Hit(length, (node,)) if length else MISS
 
@@ -106,7 +106,7 @@ class PrefixRadix(KVAllocator):
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         if request in self._prefilling and request.num_computed_tokens < self._prefilling[request]:
-            self.publish(request, request.num_computed_tokens)  # the chunk before
+            self.publish(request, request.num_computed_tokens)  # previous chunk
         end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
         if self._short(request, end) > self._free():
             return False
@@ -114,7 +114,8 @@ class PrefixRadix(KVAllocator):
         return True
 
     def free(self, request: Request) -> None:
-        """Enter the output of a finished request, too; one that comes back is not entered."""
+        """Free a request's memory. Also enter the output of a finished request in the tree, but not of one that comes
+        back."""
         held = self._held[request]
         self._prefilling.pop(request, None)
         if request.state is State.RUNNING and request.content is not None:
@@ -128,7 +129,7 @@ class PrefixRadix(KVAllocator):
         self.tree.unlock(held.node)
 
     def publish(self, request: Request, upto: int) -> None:
-        """Enter the prompt (of a resumed request: what it had to compute again) before `upto`."""
+        """Enter the prompt before `upto` in the tree (for a resumed request, everything it had to recompute)."""
         end = self._prefilling.get(request)
         if end is None:
             return
@@ -136,14 +137,14 @@ class PrefixRadix(KVAllocator):
         if upto >= end:
             del self._prefilling[request]
         self._enter(request, held, min(upto, end))
-        self.tree.touch(held.node)  # SGLang looks up what it has just entered
+        self.tree.touch(held.node)  # SGLang looks up what it just inserted
 
     def slots(self, request: Request) -> int:
         held = self._held.get(request)
         return held.node.end + held.own if held is not None else 0
 
     def usage(self) -> Usage:
-        filled = self.held_tokens - self._shared  # of the requests' own memory
+        filled = self.held_tokens - self._shared  # in the requests' own memory
         return Usage(self.tree.protected + filled, self._own - filled, 0, self._free())
 
     def idle_tokens(self, hit: Hit) -> int:
@@ -172,7 +173,7 @@ class PrefixRadix(KVAllocator):
         return self._pool + self.tree.evictable
 
     def _pages(self, tokens: int) -> int:
-        """Return the tokens of the pages that hold `tokens` tokens."""
+        """Return the size, in tokens, of the pages that hold `tokens` tokens."""
         return -(-tokens // self.block_size) * self.block_size
 
     def _short(self, request: Request, end: int) -> int:
@@ -181,7 +182,7 @@ class PrefixRadix(KVAllocator):
         return self._pages(end) - held.node.end - held.own
 
     def _take(self, request: Request, end: int) -> None:
-        """Give a request memory up to token `end`."""
+        """Allocate memory for a request up to token `end`."""
         need = self._short(request, end)
         if need <= 0:
             return
@@ -192,10 +193,10 @@ class PrefixRadix(KVAllocator):
         self._own += need
 
     def _enter(self, request: Request, held: _Holding, upto: int) -> None:
-        """Put a request's tokens before `upto` into the tree and hold them there. Of what other requests have entered
-        meanwhile its own copy is freed. A request hits a node once, whatever it enters behind it."""
+        """Enter a request's tokens before `upto` in the tree and lock them. Free its own copy of tokens that other
+        requests have entered in the meantime. A request hits a node only once, whatever it enters after it."""
         before = held.node
-        priority = -request.priority  # ours: low is urgent; SGLang's: high is
+        priority = -request.priority  # here low is urgent; in SGLang, high is
         found, node = self.tree.insert(_content(request), upto, request.salt, priority, inserted_len=held.entered)
         held.entered = node.end
         self.tree.lock(node)

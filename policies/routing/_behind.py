@@ -1,4 +1,4 @@
-"""A router behind another one, which asks it for a replica and passes on what it hears."""
+"""A router in front of another one, which it asks for a replica and to which it forwards events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servesim.plugins.registry import build_params
 
 
 class InFront(Router):
-    """Has the router that `params.router` names, with its default parameters, behind it."""
+    """Router in front of the one that `params.router` names, which uses its default parameters."""
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
@@ -32,7 +32,7 @@ class InFront(Router):
         """Return a decision as `route` does, which may hold a request back or reject it."""
 
     def ask(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
-        """Return the decision of the router behind."""
+        """Return the decision of the inner router."""
         self.inner.seed, self.inner.clock, self.inner.role = self.seed, self.clock, self.role
         return self.inner.route(request, views)
 

@@ -1,4 +1,4 @@
-"""Which replicas have which blocks of prompts, for routers that count by blocks."""
+"""Record of which replicas have which prompt blocks, for routers that count by blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servesim.workload.content import RunContent
 
 
 def block_keys(request: Request, block_size: int) -> Sequence[Hashable]:
-    """Return the keys of a prompt's full blocks, as KV events have them; none where its content is not known."""
+    """Return the keys of a prompt's full blocks, as KV events report them, or no keys if its content is not known."""
     content, ends = request.content, range(block_size, request.prompt_len + 1, block_size)
     if content is None:
         return ()
@@ -20,16 +20,17 @@ def block_keys(request: Request, block_size: int) -> Sequence[Hashable]:
 
 
 class BlockSets:
-    """Sets of blocks by replica; a block may be in one several times, and is there until it has gone as often."""
+    """Sets of blocks by replica. A block may be added to a set several times, and stays until discarded equally
+    often."""
 
     def __init__(self) -> None:
-        self._holders: dict[Hashable, int] = {}  # a bit for each replica that has the block
-        self._copies: dict[tuple[int, Hashable], int] = {}  # where there is more than one
+        self._holders: dict[Hashable, int] = {}  # one bit per replica that has the block
+        self._copies: dict[tuple[int, Hashable], int] = {}  # if there is more than one
         self.sizes: dict[int, int] = {}
-        """Different blocks of each replica."""
+        """Number of distinct blocks at each replica."""
 
     def add(self, replica: int, keys: Iterable[Hashable]) -> None:
-        """Enter blocks of a replica."""
+        """Add blocks to a replica's set."""
         holders, bit, new = self._holders, 1 << replica, 0
         for key in keys:
             mask = holders.get(key, 0)
@@ -41,7 +42,7 @@ class BlockSets:
         self.sizes[replica] = self.sizes.get(replica, 0) + new
 
     def discard(self, replica: int, keys: Iterable[Hashable]) -> None:
-        """Take out one copy of each block; those that are not there are passed over."""
+        """Remove one copy of each block; ignore blocks that are not in the set."""
         holders, bit, gone = self._holders, 1 << replica, 0
         for key in keys:
             mask = holders.get(key, 0)
@@ -60,14 +61,14 @@ class BlockSets:
         self.sizes[replica] = self.sizes.get(replica, 0) - gone
 
     def clear(self, replica: int) -> None:
-        """Forget all blocks of a replica."""
+        """Remove all blocks of a replica."""
         bit = 1 << replica
         self._holders = {key: mask & ~bit for key, mask in self._holders.items() if mask & ~bit}
         self._copies = {key: copies for key, copies in self._copies.items() if key[0] != replica}
         self.sizes[replica] = 0
 
     def leading(self, keys: Sequence[Hashable], num_replicas: int) -> list[int]:
-        """Return for each replica how many of the first blocks it has, without a gap."""
+        """Return for each replica how many leading blocks it has without a gap."""
         lengths = [0] * num_replicas
         alive = (1 << num_replicas) - 1
         length = 0

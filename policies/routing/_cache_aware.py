@@ -1,5 +1,5 @@
-"""Cache-aware routing of the SGLang router family: a prompt goes where its longest known prefix was sent, unless the
-replicas are out of balance; what versions differ in is in their own files."""
+"""Cache-aware routing of the SGLang router family: a prompt goes to the replica that received its longest known prefix,
+unless the replicas are out of balance. Version differences are in separate files."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from servesim.policies.routing._tenant_tree import Match, TenantTree
 
 @dataclass(frozen=True)
 class CacheAwareParams:
-    """Thresholds, with the defaults of the command line."""
+    """Thresholds, with the command-line defaults."""
 
     cache_threshold: float = 0.3
-    """A prompt of which a larger share than this is known goes to a replica that knows it."""
+    """Known share of a prompt above which it goes to a replica that has that prefix."""
     balance_abs_threshold: int = 64
-    """Requests in flight by which the fullest replica may exceed the emptiest."""
+    """Requests in flight by which the most loaded replica may exceed the least loaded."""
     balance_rel_threshold: float = 1.5
-    """Multiple of the emptiest replica's requests in flight that the fullest may have. Out of balance is what exceeds
-    both."""
+    """Multiple of the least loaded replica's requests in flight that the most loaded may have. Replicas are out of
+    balance if they exceed both thresholds."""
     eviction_interval_s: float = 60
-    """Time between two looks at what exceeds `max_tree_size`."""
+    """Time between evictions of entries beyond `max_tree_size`."""
     max_tree_size: int = 67_108_864
-    """Characters of a replica's prompts that the tree keeps."""
+    """Maximum number of characters of each replica's prompts in the tree."""
     chars_per_token: float = 4
-    """Characters of a token, for `max_tree_size`; the simulator's prompts have no text."""
+    """Characters per token, for `max_tree_size`; the simulator's prompts have no text."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "max_tree_size")
@@ -41,7 +41,7 @@ class CacheAwareParams:
 
 
 class CacheAware(InFlightRouter):
-    """The tree and the counts of all versions; `candidates` is what a version decides by."""
+    """Tree and counts shared by all versions; each version decides in `candidates`."""
 
     Params = CacheAwareParams
 
@@ -55,7 +55,7 @@ class CacheAware(InFlightRouter):
 
     @abstractmethod
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
-        """Return the replicas one of which gets the request, all equally likely."""
+        """Return the replicas from which one is drawn uniformly for the request."""
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
         return self.pick(self.candidates(request, views))
@@ -73,7 +73,7 @@ class CacheAware(InFlightRouter):
             self.tree.remove(replica)
 
     def match(self, request: Request) -> tuple[float, Match]:
-        """Return the share of a prompt that is known, and where in the tree. Evicts first, if that was due."""
+        """Return the known share of a prompt, and the position in the tree. If an eviction is due, it runs first."""
         now = self.clock()
         if now >= self._evict_ns:
             self.tree.evict(self._limit)
@@ -82,12 +82,12 @@ class CacheAware(InFlightRouter):
         return (found.length / request.prompt_len if request.prompt_len else 0.0), found
 
     def unbalanced(self, choices: Sequence[int]) -> bool:
-        """Whether the fullest replica exceeds the emptiest by more than both thresholds allow."""
+        """Return whether the most loaded replica exceeds the least loaded by more than both thresholds allow."""
         loads = [self.load[i] for i in choices]
         low, high = min(loads), max(loads)
         params = self.params
         return bool(high - low > params.balance_abs_threshold and high > low * params.balance_rel_threshold)
 
     def emptiest(self, choices: Sequence[int]) -> int:
-        """Return the replica with the fewest requests in flight; the lowest index among equals."""
+        """Return the replica with the fewest requests in flight, or the one with the lowest index if tied."""
         return min(choices, key=self.load.__getitem__)

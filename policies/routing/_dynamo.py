@@ -1,16 +1,17 @@
 """Costs and bookings of NVIDIA Dynamo's KV router (crate dynamo-kv-router of ai-dynamo-runtime 1.6.1).
 
-Source: ai-dynamo/dynamo, lib/kv-router/src/scheduling and lib/llm/src/kv_router. In blocks, a request costs a replica
-the prefill that it adds to what is booked there and the KV that decoding then holds:
+Source: ai-dynamo/dynamo, lib/kv-router/src/scheduling and lib/llm/src/kv_router. In blocks, a request's cost at a
+replica is the prefill that it adds to the booked prefill, plus the KV that decoding then holds:
 
     prefill = max((active prefill tokens + prompt) / block size - credit * blocks found, 0)
     decode  = different blocks of live prompts, this one's among them, + blocks of answers
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * active requests
 
-Among prefill workers the decode term is 0; among decode workers that is all, and blocks count once for each request.
+For prefill workers the decode term is 0; for decode workers the cost is the decode term alone, and blocks count once
+per request.
 
-Bookings are made when a request is sent: its blocks until it ends, the prompt tokens not found until its first token.
-Left out: tiers below the GPU's memory, shared pools, the selection function `lmetric`.
+Bookings are made when a request is sent: its blocks until it ends, and its prompt tokens not found until its first
+token. Not modeled: tiers below GPU memory, shared pools, and the selection function `lmetric`.
 """
 
 from __future__ import annotations
@@ -30,25 +31,27 @@ from servesim.policies.routing._in_flight import InFlightRouter
 
 @dataclass(frozen=True)
 class DynamoParams:
-    """Weights of the cost, with the defaults of ai-dynamo-runtime 1.6.1."""
+    """Cost weights, with the defaults of ai-dynamo-runtime 1.6.1."""
 
     overlap_score_credit: float = 1.0
-    """Blocks of prefill that a block found saves (formerly kv-overlap-score-weight)."""
+    """Blocks of prefill saved per block found (formerly kv-overlap-score-weight)."""
     overlap_score_credit_decay: float = 0.0
-    """How much less it counts at a replica that has more prefill to do than another."""
+    """Reduction of this credit at a replica that has more prefill pending than another."""
     prefill_load_scale: float = 1.0
-    """Weight of the blocks of prefill booked and needed."""
+    """Weight of booked and needed prefill blocks."""
     decode_active_request_weight: float = 0.0
-    """Cost of each request that is active at a replica, in blocks."""
+    """Cost of each request active at a replica, in blocks."""
     router_temperature: float = 0.0
-    """0: the least cost, drawn among equals; else by exp(-cost / temperature), costs scaled to 0 to 1."""
+    """Temperature of the draw. 0: lowest cost, ties drawn at random; else by exp(-cost / temperature), costs scaled to
+    0 to 1."""
     router_queue_threshold: float | None = None
-    """Requests wait in the router while every replica has more active prefill tokens than this multiple of
-    `max_num_batched_tokens`; None: never (1.6.1; 4.0 in 1.1.1)."""
+    """Multiple of `max_num_batched_tokens`; requests wait in the router while every replica has more active prefill
+    tokens than this. None: they never wait (1.6.1; 4.0 in 1.1.1)."""
     max_num_batched_tokens: int = 8192
-    """The engine's, for the threshold."""
+    """The engine's `max_num_batched_tokens`, for the threshold."""
     router_queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
-    """Order in which they leave: first or last come first, or shortest prompt first."""
+    """Order in which requests leave the queue: first come first served, last come first served, or shortest prompt
+    first."""
 
     def __post_init__(self) -> None:
         check_least(
@@ -59,7 +62,7 @@ class DynamoParams:
 
 
 class Counters(NamedTuple):
-    """Overlap and load that a request would find, by replica."""
+    """Overlap and load that a request would encounter, by replica."""
 
     overlap_blocks: list[int]
     potential_prefill_tokens: list[int]
@@ -75,7 +78,7 @@ class Booking(NamedTuple):
 
 
 class DynamoRouter(InFlightRouter):
-    """Counts and costs; which blocks a replica has is up to subclasses."""
+    """Base router that keeps counts and costs; subclasses determine which blocks a replica has."""
 
     Params = DynamoParams
 
@@ -84,10 +87,10 @@ class DynamoRouter(InFlightRouter):
         self.active = BlockSets()
         """Blocks of live prompts."""
         self.prefill_tokens = [0] * num_replicas
-        """Prompt tokens booked and not done."""
+        """Prompt tokens booked and not finished."""
         self.output_blocks = [0] * num_replicas
         self.prompt_blocks = [0] * num_replicas
-        """Blocks of live prompts, shared ones counted for each."""
+        """Blocks of live prompts, counting shared blocks once per prompt."""
         self._bookings: dict[Request, Booking] = {}
         self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
 
@@ -102,7 +105,7 @@ class DynamoRouter(InFlightRouter):
         return self._asked[1]
 
     def counters(self, request: Request) -> Counters:
-        """Return what a request would find at each replica, before it is booked."""
+        """Return what a request would encounter at each replica, before it is booked."""
         size, keys, num = self.output_block, self.keys(request), len(self.load)
         overlap = self.overlap(request, keys)
         shared = self.active.leading(keys, num)
@@ -115,7 +118,7 @@ class DynamoRouter(InFlightRouter):
         )
 
     def costs(self, request: Request, counters: Counters, choices: Sequence[int]) -> dict[int, float]:
-        """Return the cost of a request at each of the replicas that may be chosen."""
+        """Return the cost of a request at each eligible replica."""
         params, size = self.params, self.output_block
         if self.role == "decode":
             own = len(self.keys(request))
@@ -182,7 +185,7 @@ class DynamoRouter(InFlightRouter):
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
         booking = self._bookings.pop(request, None)
         if booking is None:
-            return  # a sample forked off another: never sent by itself
+            return  # a forked sample, never sent by itself
         super().on_finish(request, replica, status)
         self.prefill_tokens[replica] -= booking.prefill_tokens
         self.active.discard(replica, booking.keys)

@@ -1,4 +1,4 @@
-"""Routers that count by themselves what is in flight at each replica."""
+"""Routers that keep their own count of requests in flight at each replica."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from servesim.contracts.router import FinishStatus, ReplicaState, Router
 
 
 class InFlightRouter(Router):
-    """Counts requests from the decision until the response has ended, exactly."""
+    """Router that counts requests exactly, from the decision until the response has ended."""
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         self.load = [0] * num_replicas
         """Requests in flight, by replica."""
         self.processed = [0] * num_replicas
-        """Requests ever sent, by replica."""
+        """Total requests sent, by replica."""
 
     def on_sent(self, request: Request, replica: int) -> None:
         self.load[replica] += 1

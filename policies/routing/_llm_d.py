@@ -1,9 +1,9 @@
 """Weighted scorers of the llm-d router (commit ebab68792, the endpoint picker of the Gateway API inference extension).
 
-Source: llm-d/llm-d-router, pkg/epp. Each replica's score is the sum of weight x scorer, every scorer between 0 and 1;
-the highest is chosen, at random among equals. A scorer of one's own: subclass, and add to `scores`. The real one polls
-metrics every 50 ms: `cluster.report_every_s=0.05` is its default. Left out: predicted latency, LoRA affinity, flow
-control, metrics that went stale.
+Source: llm-d/llm-d-router, pkg/epp. Each replica's score is the sum of weight x scorer, with every scorer between 0 and
+1; the highest score wins, with ties broken at random. To add a custom scorer, subclass and extend `scores`. The real
+router polls metrics every 50 ms: `cluster.report_every_s=0.05` is its default. Not modeled: predicted latency, LoRA
+affinity, flow control, and stale metrics.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from servesim.policies.routing._in_flight import InFlightRouter
 
 Scores = dict[int, float]
 QUEUE_MOST = 128
-"""Waiting requests at which the load-aware scorer gives 0."""
+"""Number of waiting requests at which the load-aware scorer gives 0."""
 TOKENS_MOST = 4_194_304
-"""Tokens in flight at which the token-load scorer gives 0."""
+"""Number of tokens in flight at which the token-load scorer gives 0."""
 
 
 @dataclass(frozen=True)
 class LlmDParams:
-    """Weights of the scorers (0: left out), with those of the default profile."""
+    """Scorer weights (0: not used), with the defaults of the default profile."""
 
     prefix_weight: float = 3
-    """Blocks of the prompt that are known there, as a share."""
+    """Weight of the share of the prompt's blocks that the replica is known to have."""
     queue_weight: float = 2
-    """(most - waiting) / (most - least) over all replicas; 1 where all are equal."""
+    """Weight of (most - waiting) / (most - least) over all replicas, or 1 if all are equal."""
     kv_utilization_weight: float = 2
-    """1 - share of KV memory in use."""
+    """Weight of 1 - share of KV memory in use."""
     running_weight: float = 0
-    """Like `queue`, but counts running requests."""
+    """Weight of a scorer like `queue` that counts running requests."""
     load_aware_weight: float = 0
-    """0.5 with an empty queue, falling to 0 at 128 waiting requests."""
+    """Weight of a scorer that gives 0.5 with an empty queue, falling to 0 at 128 waiting requests."""
     token_load_weight: float = 0
-    """1 - prompt tokens in flight, by the router's own count, of 4,194,304."""
+    """Weight of 1 - prompt tokens in flight (by the router's own count) / 4,194,304."""
     active_request_weight: float = 0
-    """1 for an idle replica, else (most - own) / most by requests in flight, by the router's own count."""
+    """Weight of a scorer that gives 1 to an idle replica, else (most - own) / most by requests in flight, by the
+    router's own count."""
     no_hit_lru_weight: float = 0
-    """For a prompt that no replica knows: 1 for the replica that was sent such a one longest ago, 0 for the last; else
-    0.5 for all."""
+    """Weight of a scorer for prompts that no replica has: 1 for the replica that received one longest ago, 0 for the
+    most recent; for other prompts, 0.5 for all."""
     session_weight: float = 0
-    """1 for the replica that the session was sent to before."""
+    """Weight of a scorer that gives 1 to the replica that last received the session."""
     affinity_filter: float | None = None
-    """Keeps only replicas that know at least this share of what the best one knows (0.8 in llm-d's filter); None: all
-    are scored."""
+    """Minimum share of the best replica's known prefix for a replica to be kept (0.8 in llm-d's filter); None: all are
+    scored."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, *(name for name in self.__dataclass_fields__))
@@ -58,7 +59,7 @@ class LlmDParams:
 
 
 class LlmDRouter(InFlightRouter):
-    """Filter, scorers and picker; what replicas are known to have cached is up to subclasses."""
+    """Filter, scorers, and picker; subclasses determine which blocks replicas are known to have cached."""
 
     Params = LlmDParams
 
@@ -66,7 +67,7 @@ class LlmDRouter(InFlightRouter):
         super().__init__(params, num_replicas)
         self.tokens = [0] * num_replicas
         """Prompt tokens in flight, by replica."""
-        self._cold: dict[int, None] = {}  # replicas by when they were last sent a prompt that none knew
+        self._cold: dict[int, None] = {}  # replicas in order of the last prompt that no replica had
         self._homes: dict[str, int] = {}
         self._hit = False
 
@@ -75,7 +76,7 @@ class LlmDRouter(InFlightRouter):
         """Return the share of the prompt's blocks that each replica is known to have."""
 
     def scores(self, request: Request, views: Sequence[ReplicaView], shares: Sequence[float]) -> Scores:
-        """Return the weighted sum of all scorers for each replica that may be chosen."""
+        """Return the weighted sum of all scorers for each eligible replica."""
         params, choices = self.params, self._kept(views, shares)
         totals = dict.fromkeys(choices, 0.0)
 

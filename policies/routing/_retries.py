@@ -11,38 +11,39 @@ from dataclasses import dataclass
 from servesim.contracts.params import check_least
 
 RETRYABLE = frozenset((408, 429, 500, 502, 503, 504))
-"""Statuses after which another attempt is made; so it is where a connection breaks before the answer begins. One that
-breaks later is the client's to see."""
+"""Statuses after which another attempt is made, as is also done if a connection breaks before the answer begins. If it
+breaks later, the client sees the failure."""
 
 
 @dataclass(frozen=True)
 class RetryParams:
-    """Attempts and breakers, with the defaults of the command line."""
+    """Attempts and breakers, with the command-line defaults."""
 
     max_retries: int = 5
-    """Attempts in all."""
+    """Total number of attempts."""
     initial_backoff_ms: float = 50
     """Wait before the second attempt."""
     max_backoff_ms: float = 30_000
     """Longest wait before an attempt."""
     backoff_multiplier: float = 1.5
-    """How many times as long each wait is as the one before."""
+    """Ratio of each wait to the previous one."""
     jitter_factor: float = 0.2
-    """Share by which a wait is longer or shorter at random."""
+    """Share by which a wait is randomly lengthened or shortened."""
     failure_threshold: int = 10
-    """Failures in a row that open a replica's breaker: it is passed over."""
+    """Consecutive failures that open a replica's breaker, so that the replica is skipped."""
     success_threshold: int = 3
-    """Successes in a row that close it again, once it is half open."""
+    """Consecutive successes that close a half-open breaker."""
     timeout_s: float = 60
-    """Seconds after which an open breaker is half open: the replica may be chosen, and one failure opens it again."""
+    """Seconds until an open breaker is half open: the replica may be chosen, and one failure opens the breaker
+    again."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_retries", "backoff_multiplier", "failure_threshold", "success_threshold")
         check_least(self, 0, "initial_backoff_ms", "max_backoff_ms", "jitter_factor", "timeout_s")
 
     def wait_ns(self, attempt: int, uniform: float) -> int | None:
-        """Return the wait after attempt number `attempt` (from 0) failed, given a draw between 0 and 1; None: it was
-        the last."""
+        """Return the wait after attempt number `attempt` (from 0) failed, given a draw between 0 and 1, or None if it
+        was the last attempt."""
         if attempt + 1 >= self.max_retries:
             return None
         wait = min(self.initial_backoff_ms * self.backoff_multiplier**attempt, self.max_backoff_ms)
@@ -58,15 +59,15 @@ class Breaker:
         self._open_until_ns: int | None = None  # None: closed
 
     def closed(self) -> bool:
-        """Whether nothing is known against the replica."""
+        """Return whether the breaker is closed."""
         return self._open_until_ns is None
 
     def allows(self, now_ns: int) -> bool:
-        """Whether the replica may be chosen: it is closed or half open."""
+        """Return whether the replica may be chosen: its breaker is closed or half open."""
         return self._open_until_ns is None or now_ns >= self._open_until_ns
 
     def succeeded(self, now_ns: int) -> None:
-        """Note an answer."""
+        """Record a successful answer."""
         self._failures = 0
         if self._open_until_ns is not None and now_ns >= self._open_until_ns:
             self._successes += 1
@@ -74,7 +75,7 @@ class Breaker:
                 self._open_until_ns = None
 
     def failed(self, now_ns: int) -> None:
-        """Note a failure."""
+        """Record a failure."""
         self._successes = 0
         self._failures += 1
         if self._open_until_ns is not None:

@@ -1,4 +1,4 @@
-"""A ring for consistent hashing: replicas at 150 places each, keys to the next of them clockwise."""
+"""A ring for consistent hashing: each replica has 150 points, and a key maps to the next point clockwise."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import lru_cache
 from hashlib import blake2b
 
 VIRTUAL_NODES = 150
-"""Places of a replica on the ring: smg, model_gateway/src/worker/hash_ring.rs."""
+"""Points per replica on the ring: smg, model_gateway/src/worker/hash_ring.rs."""
 
 
 class HashRing:
-    """Replicas by their indices. The original hashes URLs with BLAKE3; indices and BLAKE2b give other places with the
-    same statistics."""
+    """Ring of replicas, by index. The original hashes URLs with BLAKE3; indices and BLAKE2b give other positions with
+    the same statistics."""
 
     def __init__(self, num_replicas: int) -> None:
         self._places: list[tuple[int, int]] = []
@@ -21,14 +21,14 @@ class HashRing:
         self.grow(num_replicas)
 
     def grow(self, num_replicas: int) -> None:
-        """Enter replicas up to an index."""
+        """Add replicas up to an index."""
         new = range(self._count, num_replicas)
         self._places += [(_place(f"replica-{i}#{k}"), i) for i in new for k in range(VIRTUAL_NODES)]
         self._places.sort()
         self._count = max(self._count, num_replicas)
 
     def find(self, key: str, choices: Collection[int]) -> int:
-        """Return the first of the replicas in `choices` clockwise from a key's place."""
+        """Return the first replica in `choices` clockwise from a key's position."""
         start = bisect_left(self._places, (_place(key), -1))
         for i in range(len(self._places)):
             _, replica = self._places[(start + i) % len(self._places)]

@@ -1,8 +1,8 @@
-"""The approximate prefix tree of SGLang's routers: which replica was sent which text, as far as a router can know.
+"""The approximate prefix tree of SGLang's routers: which text was sent to which replica, as far as a router can know.
 
-A radix tree over prompts (sglang-router 0.3.2, src/tree.rs, and its successors). Where the original compares
-characters, nodes here know the identity of every prefix by its content (`PrefixIdentity.prefix_key`): a step down the
-tree is one comparison, and the place where two prompts part is found by bisection. Lengths are in the unit of the
+A radix tree over prompts (sglang-router 0.3.2, src/tree.rs, and its successors). The original compares characters;
+nodes here store the content identity of every prefix (`PrefixIdentity.prefix_key`) instead, so that a step down the
+tree is one comparison, and the point at which two prompts diverge is found by bisection. Lengths are in the unit of the
 prompts.
 """
 
@@ -15,11 +15,11 @@ from servesim.contracts.kv_events import key_of
 from servesim.contracts.request import Request
 
 REFRESH_EVERY = 8
-"""A match refreshes the last use of what it found only at epochs that are multiples of this."""
+"""Interval, in epochs, at which a match refreshes the last use of the node it found."""
 
 
 class Node:
-    """The part of prompts from `start` to `end`, and the tenants that were sent it."""
+    """The part of prompts from `start` to `end`, and the tenants that received it."""
 
     __slots__ = ("children", "creator", "end", "end_key", "key", "origin", "parent", "start", "tenants")
 
@@ -28,13 +28,13 @@ class Node:
         self.start = start
         self.end = end
         self.origin = origin
-        """The request that it was first entered for."""
+        """Request for which it was first inserted."""
         self.key: Hashable = _prefix(origin, start + 1) if origin is not None else None
-        """Under which its parent has it: the prefix up to its first token."""
+        """Key under which its parent stores it: the prefix up to its first token."""
         self.end_key: Hashable = _prefix(origin, end) if origin is not None else None
-        """The prefix up to its end."""
+        """Key of the prefix up to its end."""
         self.creator = creator
-        """The tenant that answers for it: the one that created it, as long as that is one of its tenants."""
+        """Tenant that owns it: its creator, as long as the creator is one of its tenants."""
         self.children: dict[Hashable, Node] = {}
         self.tenants: dict[int, int] = {}
         """Tenants with the epoch of their last use."""
@@ -48,31 +48,31 @@ class Match:
     def __init__(self, request: Request, node: Node, length: int, inserts: int) -> None:
         self.request = request
         self.node = node
-        """The node it ends in, whose end may lie further."""
+        """Node in which the match ends; the node's end may lie beyond it."""
         self.length = length
         self.inserts = inserts
-        """Insertions before it: later ones may have changed what it says."""
+        """Number of insertions before the match; later ones may have invalidated it."""
 
 
 class TenantTree:
-    """Prefixes with the tenants that were sent them; a tenant of a node is one of all nodes above it."""
+    """Prefixes with the tenants that received them; a tenant of a node is also a tenant of all its ancestors."""
 
     def __init__(self, tenants: int) -> None:
         self.root = Node(None, 0, 0, None, None)
         self.sizes: dict[int, int] = {}
-        """Length of all nodes of a tenant."""
+        """Total length of each tenant's nodes."""
         self._epoch = 0
         self._inserts = 0
         for tenant in range(tenants):
             self.add(tenant)
 
     def add(self, tenant: int) -> None:
-        """Enter a tenant that was sent nothing yet."""
+        """Add a tenant that has received nothing yet."""
         self.sizes.setdefault(tenant, 0)
         self.root.tenants[tenant] = self._tick()
 
     def match(self, request: Request) -> Match:
-        """Return the longest prefix of a prompt that is here; counts as a use."""
+        """Return the longest prefix of a prompt in the tree. This counts as a use."""
         found = self._find(request)
         tenant = self.owner(found.node)
         epoch = self._tick()
@@ -81,13 +81,13 @@ class TenantTree:
         return found
 
     def owner(self, node: Node) -> int | None:
-        """Return the tenant that answers for a node; None: it has none."""
+        """Return the tenant that owns a node, or None if it has no tenants."""
         if node.creator is None or node.creator not in node.tenants:
             node.creator = next(iter(node.tenants), None)
         return node.creator
 
     def insert(self, request: Request, tenant: int, found: Match | None = None) -> None:
-        """Enter a prompt for a tenant. `found`: an earlier match of it, which saves the search."""
+        """Insert a prompt for a tenant. `found` is an earlier match of the prompt, which saves the search."""
         if found is None or found.request is not request or found.inserts != self._inserts:
             found = self._find(request)
         self._inserts += 1
@@ -112,7 +112,7 @@ class TenantTree:
                 self._evict(tenant, limit)
 
     def remove(self, tenant: int) -> None:
-        """Forget a tenant."""
+        """Remove a tenant."""
         if tenant in self.sizes:
             self._evict(tenant, -1)
             del self.sizes[tenant]
@@ -140,7 +140,7 @@ class TenantTree:
             if parent is not self.root and not any(tenant in child.tenants for child in parent.children.values()):
                 heapq.heappush(heap, (parent.tenants[tenant], order, parent))
                 order += 1
-        self._inserts += 1  # matches found before hold no more
+        self._inserts += 1  # invalidates earlier matches
 
     def _find(self, request: Request) -> Match:
         node, length = self.root, 0
@@ -156,7 +156,7 @@ class TenantTree:
         return Match(request, node, length, self._inserts)
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut a node in two where a prompt of `length` parts from it; return the upper one."""
+        """Split a node where a prompt diverges from it after `length` tokens; return the upper one."""
         parent = node.parent
         assert parent is not None
         upper = Node(parent, node.start, length, node.origin, node.creator)
@@ -180,7 +180,7 @@ def _prefix(request: Request | None, stop: int) -> Hashable:
 
 
 def _common(node: Node, request: Request) -> int:
-    """Return up to where a prompt whose token after `node.start` is the node's agrees with the node."""
+    """Return the position up to which a prompt agrees with a node that has the same token at `node.start`."""
     low, high = node.start + 1, min(node.end, request.prompt_len)
     while low < high:
         middle = (low + high + 1) // 2

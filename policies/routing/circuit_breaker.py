@@ -1,4 +1,4 @@
-"""Any router behind circuit breakers, which pass over replicas that fail for a while.
+"""Any router behind circuit breakers, which temporarily skip failing replicas.
 
 As in sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17.
 """
@@ -17,15 +17,15 @@ from servesim.policies.routing._retries import Breaker, RetryParams
 
 @dataclass(frozen=True)
 class CircuitBreakerParams(RetryParams):
-    """The router behind the breakers; attempts and breakers, with the defaults of the command line."""
+    """Router behind the breakers, and settings of attempts and breakers, with the command-line defaults."""
 
     router: str = "round-robin"
-    """Name of a router, with its default parameters."""
+    """Name of the router behind this one; it uses its default parameters."""
 
 
 @routers.register("circuit-breaker")
 class CircuitBreaker(InFront):
-    """Asks a router for one of the replicas whose breakers are not open; 503 where there is none."""
+    """Router that asks another one for a replica whose breaker is not open, and rejects with 503 if there is none."""
 
     Params = CircuitBreakerParams
 
@@ -45,7 +45,7 @@ class CircuitBreaker(InFront):
         return self.ask(request, passed)
 
     def retry_ns(self, attempt: int) -> int | None:
-        """Return the wait after attempt number `attempt` (from 0) of a request failed; None: its client gets the
+        """Return the wait after attempt number `attempt` (from 0) of a request failed, or None if its client gets the
         error."""
         wait: int | None = self.params.wait_ns(attempt, self.uniform())
         return wait

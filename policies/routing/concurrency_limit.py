@@ -1,8 +1,7 @@
-"""Any router behind a limit of requests in flight, with a queue of its own: as gateways limit concurrency.
+"""Any router behind a limit on requests in flight, with its own queue, like the concurrency limits of gateways.
 
-A textbook limit, of no gateway in particular; the size of the queue and the time in it are the defaults of
-sglang-router (--queue-size 100, --queue-timeout-secs 60), which answers with 429 where the queue is full and with 408
-after that time.
+This is a textbook limit, not modeled on a particular gateway. The queue size and timeout default to sglang-router's
+(--queue-size 100, --queue-timeout-secs 60), which answers with 429 if the queue is full and with 408 after the timeout.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ class ConcurrencyLimitParams:
     """The limit, its queue, and the router behind it."""
 
     max_concurrent_requests: int = 256
-    """Requests that replicas have at once, all together."""
+    """Maximum number of requests in flight across all replicas."""
     queue_size: int = 100
-    """Requests that wait at most; more are refused with 429."""
+    """Maximum number of waiting requests; more are refused with 429."""
     queue_timeout_s: float = 60.0
     """Time in the queue after which a request is refused with 408."""
     router: str = "least-requests"
-    """Name of a router, with its default parameters."""
+    """Name of the router behind this one; it uses its default parameters."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_concurrent_requests")
@@ -39,7 +38,7 @@ class ConcurrencyLimitParams:
 
 @routers.register("concurrency-limit")
 class ConcurrencyLimit(InFront):
-    """Lets requests wait, first come first served, while as many as the limit are in flight."""
+    """Router that queues requests, first come, first served, while the number in flight is at the limit."""
 
     Params = ConcurrencyLimitParams
 
@@ -47,7 +46,7 @@ class ConcurrencyLimit(InFront):
         super().__init__(params, num_replicas)
         self.in_flight = 0
         self.queued: set[int] = set()
-        """Rows of the requests that wait."""
+        """Rows of the waiting requests."""
         self._wait = Wait(round(params.queue_timeout_s * SECOND), 408)
 
     def admit(self, request: Request, views: Sequence[ReplicaView]) -> Decision:

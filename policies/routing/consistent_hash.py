@@ -1,7 +1,7 @@
 """Consistent hashing of routing keys: smg 1.9.0 (consistent_hashing) and vllm-router 0.1.17 (consistent_hash).
 
-A key stays with its replica while that lives, and only the keys of a replica that goes move. A request without a key
-goes anywhere, as recorded from both.
+A key stays with its replica while the replica is alive; when a replica leaves, only its keys move. A request without a
+key may go to any replica, as observed in both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class ConsistentHashParams:
 
 @routers.register("consistent-hash")
 class ConsistentHash(Router):
-    """The first ready replica clockwise from the key's place on a ring with 150 places of each replica."""
+    """Router that picks the first ready replica clockwise from the key's position on a ring with 150 points per
+    replica."""
 
     Params = ConsistentHashParams
     blind = True

@@ -1,6 +1,7 @@
-"""NVIDIA Dynamo's KV router (ai-dynamo-runtime 1.6.1) on the engines' KV events: router mode `kv`.
+"""NVIDIA Dynamo's KV router (ai-dynamo-runtime 1.6.1) with the engines' KV events: router mode `kv`.
 
-Costs and bookings are in `_dynamo`. The index has the blocks that engines said they stored and did not yet remove.
+Costs and bookings are in `_dynamo`. The index contains the blocks that engines have reported as stored and not yet
+removed.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from servesim.policies.routing._dynamo import DynamoParams, DynamoRouter
 
 @dataclass(frozen=True)
 class DynamoKVParams(DynamoParams):
-    """Weights of the cost, with the defaults of ai-dynamo-runtime 1.6.1."""
+    """Cost weights, with the defaults of ai-dynamo-runtime 1.6.1."""
 
     router_track_output_blocks: bool = False
-    """Books blocks of answers as they grow, one for each block of tokens."""
+    """Whether to book answer blocks as they grow, one per block of tokens."""
 
 
 @routers.register("dynamo-kv")
 class DynamoKV(DynamoRouter):
-    """The least cost, with the blocks that a replica has as it tells of them."""
+    """Router that picks the lowest-cost replica, based on the cached blocks that replicas report."""
 
     Params = DynamoKVParams
 

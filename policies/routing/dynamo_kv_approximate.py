@@ -1,7 +1,6 @@
-"""NVIDIA Dynamo's KV router (ai-dynamo-runtime 1.6.1) without KV events: what it sent counts as cached.
+"""NVIDIA Dynamo's KV router (ai-dynamo-runtime 1.6.1) without KV events: blocks that it has sent count as cached.
 
-Costs and bookings are in `_dynamo`. A block that was sent to a replica counts as found there for 120 s after it was
-last sent.
+Costs and bookings are in `_dynamo`. A block counts as cached at a replica for 120 s after it was last sent there.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from servesim.policies.routing._dynamo import DynamoParams, DynamoRouter
 
 @dataclass(frozen=True)
 class DynamoApproximateParams(DynamoParams):
-    """Weights of the cost, with the defaults of ai-dynamo-runtime 1.6.1."""
+    """Cost weights, with the defaults of ai-dynamo-runtime 1.6.1."""
 
     ttl_s: float = 120
-    """Seconds for which blocks that were sent are taken for cached."""
+    """Seconds for which sent blocks count as cached."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,7 +30,7 @@ class DynamoApproximateParams(DynamoParams):
 
 @routers.register("dynamo-kv-approximate")
 class DynamoKVApproximate(DynamoRouter):
-    """The least cost, with the blocks that were sent to a replica not long ago."""
+    """Router that picks the lowest-cost replica, based on the blocks recently sent to each."""
 
     Params = DynamoApproximateParams
 

@@ -1,9 +1,9 @@
-"""Any router behind a prediction: what would get its first token too late is refused at once.
+"""Any router behind a predictor: requests whose first token would be too late are refused on arrival.
 
-After Mooncake's early rejection (Qin et al., FAST 2025, section 6), which refuses by the load that it predicts for
-prefill and decode against their limits. Here the time to first token alone is predicted, from what a router sees by
-itself: the prompt tokens that the chosen replica has not computed yet, over the prompt tokens/s at which replicas have
-computed theirs while they had any.
+Based on Mooncake's early rejection (Qin et al., FAST 2025, section 6), which compares the predicted load of prefill and
+decode with their limits. Here only the time to first token is predicted, from data that a router has by itself: the
+prompt tokens that the chosen replica has not computed yet, divided by the rate (prompt tokens/s) at which replicas have
+computed prompts while they had any.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SECOND = 10**9
 
 @dataclass(frozen=True)
 class EarlyRejectionParams:
-    """The limit, and the router behind."""
+    """The limit, and the router behind this one."""
 
     ttft_s: float = 5.0
     """Predicted time to first token above which a request is refused with 429."""
     router: str = "least-requests"
-    """Name of a router, with its default parameters."""
+    """Name of the router behind this one; it uses its default parameters."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "ttft_s")
@@ -35,20 +35,21 @@ class EarlyRejectionParams:
 
 @routers.register("early-rejection")
 class EarlyRejection(InFront):
-    """Refuses what would wait too long for its first token; everything until a first prompt has been computed."""
+    """Router that refuses requests whose first token would be too late, or accepts all until the first prompt has been
+    computed."""
 
     Params = EarlyRejectionParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         self.backlog = [0] * num_replicas
-        """Prompt tokens sent to each replica and not computed."""
-        self._busy_from = [0] * num_replicas  # since when each has had some
-        self._pending: dict[int, int] = {}  # by row: prompt tokens
-        self._computed = self._busy_ns = 0  # prompt tokens, and the time in which replicas had any, ended stretches
+        """Prompt tokens sent to each replica and not yet computed."""
+        self._busy_from = [0] * num_replicas  # when each backlog began
+        self._pending: dict[int, int] = {}  # row -> prompt tokens
+        self._computed = self._busy_ns = 0  # prompt tokens, and the time with a backlog, in completed busy periods
 
     def predicted_ns(self, request: Request, replica: int) -> float:
-        """Return the time until the first token, were the request sent now; 0 as long as nothing is known."""
+        """Return the time to first token if the request were sent now, or 0 if no rate is known yet."""
         if not self._computed:
             return 0.0
         now, open_ns = self.clock(), 0

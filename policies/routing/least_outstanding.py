@@ -1,4 +1,4 @@
-"""The replica with the fewest unfinished requests, running ones counted like waiting ones."""
+"""The replica with the fewest unfinished requests, counting running and waiting ones alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 @routers.register("least-outstanding")
 class LeastOutstanding(Router):
-    """Fewest requests that wait or run; the lowest index among equals."""
+    """Router that picks the replica with the fewest waiting and running requests, or the lowest index if tied."""
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
         return min(ready(views), key=lambda i: views[i].num_unread + views[i].num_waiting + views[i].num_running)

@@ -1,4 +1,4 @@
-"""The replica with the fewest requests that this router has sent there and that have not left."""
+"""The replica with the fewest requests that this router has sent and that have not left."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from servesim.policies.routing._in_flight import InFlightRouter
 
 @dataclass(frozen=True)
 class Params:
-    """Parameters of least requests."""
+    """Parameters of least-requests."""
 
     ties: Literal["index", "random"] = "index"
-    """Among equals: the lowest index (sglang-router 0.3.2) or any (llm-d, AIBrix, smg 1.13)."""
+    """Choice among ties: the lowest index (sglang-router 0.3.2) or a random one (llm-d, AIBrix, smg 1.13)."""
     counts: Literal["own", "reported"] = "own"
-    """Load: the router's own count of requests in flight, which is exact, or what engines report as waiting and
-    running, which may be old."""
+    """Load measure: the router's own count of requests in flight, which is exact, or the waiting and running requests
+    that engines report, which may be stale."""
 
 
 @routers.register("least-requests")
 class LeastRequests(InFlightRouter):
-    """Fewest requests in flight. `least-outstanding` is the same by what replicas report, ties by index."""
+    """Router that picks the replica with the fewest requests in flight. `least-outstanding` does the same with reported
+    counts, breaking ties by index."""
 
     Params = Params
 

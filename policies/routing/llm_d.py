@@ -1,7 +1,7 @@
-"""The llm-d router with its default profile: queue, KV use and approximate prefixes, weighted.
+"""The llm-d router with its default profile: weighted queue length, KV usage, and approximate prefixes.
 
-Scorers are in `_llm_d`. Approximate: each replica's cache is taken to hold the last 31,250 blocks of 64 tokens that
-were sent there.
+Scorers are in `_llm_d`. "Approximate" means that each replica's cache is assumed to hold the last 31,250 blocks of 64
+tokens sent there.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from servesim.policies.routing._llm_d import LlmDParams, LlmDRouter
 
 @dataclass(frozen=True)
 class ApproximateParams(LlmDParams):
-    """Weights of the scorers (0: left out), with those of the default profile."""
+    """Scorer weights (0: not used), with the defaults of the default profile."""
 
     block_size: int = 64
-    """Tokens of a block."""
+    """Tokens per block."""
     lru_blocks: int = 31_250
-    """Blocks by replica that are remembered."""
+    """Number of blocks remembered per replica."""
     longest_prefix: int = 131_072
-    """Tokens at the beginning of a prompt that are considered."""
+    """Number of tokens considered at the start of a prompt."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,7 +35,7 @@ class ApproximateParams(LlmDParams):
 
 @routers.register("llm-d")
 class LlmD(LlmDRouter):
-    """The highest sum of weighted scores, prefixes by what was sent where."""
+    """Router that picks the replica with the highest weighted score, with prefixes inferred from sent prompts."""
 
     Params = ApproximateParams
 

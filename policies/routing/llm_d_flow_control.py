@@ -1,10 +1,10 @@
 """llm-d's flow control in front of any router (llm-d-router at ebab68792, behind its feature gate `flowControl`).
 
-Source: pkg/epp/flowcontrol. While replicas are saturated requests wait in the endpoint picker, in bands by priority,
-the most urgent first; below saturation 1, by what engines report, one leaves a millisecond. A request that finds its
-band full is refused with 429, and so is one whose time is over. Priorities are those of traces, lowest first; llm-d
-counts the other way. Left out: limits in bytes, other limits for single bands, flows that are forgotten when idle,
-saturation by requests in flight, metrics that went stale.
+Source: pkg/epp/flowcontrol. While replicas are saturated, requests wait in the endpoint picker, in priority bands, the
+most urgent first. While the saturation, as reported by engines, is below 1, one request leaves per millisecond. A
+request is refused with 429 if its band is full or its time is over. Priorities are those of the traces, lowest first;
+llm-d counts in the opposite direction. Not modeled: limits in bytes, per-band limits, forgetting of idle flows,
+saturation by requests in flight, and stale metrics.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ TICK_NS = 1_000_000
 
 @dataclass(frozen=True)
 class FlowControlParams:
-    """Limits, with llm-d's defaults, and the router behind."""
+    """Limits, with llm-d's defaults, and the router behind this one."""
 
     max_requests: int = 5000
-    """Requests that wait in a band at most."""
+    """Maximum number of requests waiting in a band."""
     request_ttl_s: float = 60.0
     """Time in the queue after which a request is refused."""
     queue_depth: float = 5.0
-    """Waiting requests of a replica that count as saturated."""
+    """Number of waiting requests at which a replica counts as saturated."""
     kv_cache_util: float = 0.8
-    """Share of a replica's KV memory in use that counts as saturated."""
+    """Share of KV memory in use at which a replica counts as saturated."""
     fairness: Literal["global-strict", "round-robin"] = "global-strict"
-    """Within a band: first come first served, or one request of each tenant in turn."""
+    """Order within a band: first come, first served, or one request of each tenant in turn."""
     router: str = "llm-d"
-    """Name of a router, with its default parameters."""
+    """Name of the router behind this one; it uses its default parameters."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "max_requests", "request_ttl_s")
@@ -47,22 +47,23 @@ class FlowControlParams:
 
 
 class Band:
-    """Requests of one priority that wait, and whose turn it is."""
+    """Waiting requests of one priority, and their turns."""
 
     def __init__(self) -> None:
         self.turns: dict[int, int] = {}
-        """Turn of each request that waits, by row."""
+        """Turn of each waiting request, by row."""
         self._turn = 0
-        self._last: dict[str, int] = {}  # by tenant: turn of its last request
+        self._last: dict[str, int] = {}  # tenant -> turn of its last request
 
     def add(self, row: int, tenant: str) -> int:
-        """Return the turn of a request: the one after the last of its tenant, or the next."""
+        """Add a request and return its turn: the one after its tenant's last turn, but no earlier than the band's
+        turn."""
         turn = max(self._turn, self._last.get(tenant, -1) + 1)
         self.turns[row] = self._last[tenant] = turn
         return turn
 
     def remove(self, row: int, sent: bool) -> None:
-        """Forget a request; the band's turn is that of the last one sent."""
+        """Remove a request. If it was sent, the band's turn becomes the request's."""
         turn = self.turns.pop(row)
         if sent:
             self._turn = turn
@@ -70,7 +71,7 @@ class Band:
 
 @routers.register("llm-d-flow-control")
 class FlowControl(InFront):
-    """Holds requests back while replicas are saturated, by priority."""
+    """Router that holds requests back by priority while replicas are saturated."""
 
     Params = FlowControlParams
 
@@ -80,7 +81,7 @@ class FlowControl(InFront):
         self._next_ns = 0
 
     def saturation(self, views: Sequence[ReplicaView]) -> float:
-        """Return the mean over replicas of the fuller of queue and memory, each by its limit."""
+        """Return the mean over replicas of the larger of queue and memory use, each relative to its limit."""
         depth, util = self.params.queue_depth, self.params.kv_cache_util
         fuller = [max(views[i].num_waiting / depth, views[i].kv_usage / util) for i in ready(views)]
         return float(sum(fuller) / len(fuller))

@@ -1,7 +1,7 @@
-"""The llm-d router with precise prefixes: what engines tell of their caches, weighted with queue and KV use.
+"""The llm-d router with precise prefixes: engines' cache reports, weighted with queue length and KV usage.
 
 Scorers are in `_llm_d`. Blocks are the engine's own; a prompt just sent counts as cached for 2 s, so that a burst of
-equal prompts does not scatter.
+identical prompts does not scatter.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from servesim.policies.routing._llm_d import LlmDParams, LlmDRouter
 
 @dataclass(frozen=True)
 class PreciseParams(LlmDParams):
-    """Weights of the scorers (0: left out), with those of llm-d's guide."""
+    """Scorer weights (0: not used), with the values from llm-d's guide."""
 
     prefix_weight: float = 2
     queue_weight: float = 1
     kv_utilization_weight: float = 1
     speculative_ttl_s: float = 2
-    """Seconds for which a prompt that was sent is taken for cached; 0: not at all."""
+    """Seconds for which a sent prompt counts as cached; 0 disables this."""
 
 
 @routers.register("llm-d-precise")
 class LlmDPrecise(LlmDRouter):
-    """The highest sum of weighted scores, prefixes by the engines' KV events."""
+    """Router that picks the replica with the highest weighted score, with prefixes from the engines' KV events."""
 
     Params = PreciseParams
 

@@ -1,8 +1,8 @@
-"""Sticky routing keys: manual of sglang-router 0.3.2 and smg 1.9.0, sticky_least_loaded of vllm-router 0.1.17.
+"""Sticky routing keys: manual in sglang-router 0.3.2 and smg 1.9.0, sticky_least_loaded in vllm-router 0.1.17.
 
-Source: lightseekorg/smg, model_gateway/src/policies/manual.rs. A key, there the header X-SMG-Routing-Key, goes where it
-went before, as long as that replica lives; what a new key does is a parameter. Here a key is the session of a request,
-or its tenant.
+Source: lightseekorg/smg, model_gateway/src/policies/manual.rs. A key (in the original, the header X-SMG-Routing-Key)
+stays with its replica as long as that replica is alive; the placement of new keys is a parameter. Here a key is the
+session of a request, or its tenant.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class ManualParams:
     """Placement of keys, with the defaults of smg 1.9.0."""
 
     assignment_mode: Literal["random", "min_load", "min_group"] = "random"
-    """Where a new key goes: anywhere; to a replica with the fewest requests in flight; or to one with the fewest keys
-    that have requests in flight. Draws among equals."""
+    """Placement of a new key: on any replica, on one with the fewest requests in flight, or on one with the fewest keys
+    that have requests in flight. Ties are broken at random."""
     key: Literal["session", "tenant"] = "session"
     """Source of a request's routing key."""
     max_idle_s: float = 14_400
-    """A key that was not heard of for so long is forgotten."""
+    """Seconds of inactivity after which a key is forgotten."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "max_idle_s")
@@ -35,19 +35,19 @@ class ManualParams:
 
 @routers.register("manual")
 class Manual(InFlightRouter):
-    """The replica that a key went to before; a request without a key goes anywhere."""
+    """Router that picks the replica that last received the key; a request without a key may go to any replica."""
 
     Params = ManualParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         self.placed: dict[str, tuple[int, int]] = {}
-        """The replica of each key, and when it was last sent there, least recently used first."""
+        """Replica of each key, and the time it was last sent there, in LRU order."""
         self.active: list[dict[str, int]] = [{} for _ in range(num_replicas)]
-        """Requests in flight of each key, by replica."""
+        """Requests in flight per key, by replica."""
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
-        """Return the replicas one of which gets the request, all equally likely."""
+        """Return the replicas from which one is drawn uniformly for the request."""
         choices = ready(views)
         key = self._key(request)
         if not key:
@@ -91,7 +91,7 @@ class Manual(InFlightRouter):
         return request.session if self.params.key == "session" else request.tenant
 
     def _forget(self, before_ns: int) -> None:
-        """Forget the keys last sent before a time and not in flight."""
+        """Forget keys that were last sent before a given time and are not in flight."""
         while self.placed:
             key, (replica, sent_ns) = next(iter(self.placed.items()))
             if sent_ns >= before_ns or key in self.active[replica]:
@@ -104,13 +104,13 @@ class StickyParams(ManualParams):
     """Placement of keys in vllm-router 0.1.17."""
 
     counts_in_flight: bool = False
-    """Whether new keys go to the emptiest replica. Over HTTP the real one counts nothing for this policy: they go
-    anywhere."""
+    """Whether new keys go to the least loaded replica. Over HTTP the real router counts nothing for this policy, so
+    they may go to any replica."""
 
 
 @routers.register("sticky-least-loaded")
 class StickyLeastLoaded(Manual):
-    """Manual routing as vllm-router 0.1.17 does it."""
+    """Manual routing as in vllm-router 0.1.17."""
 
     Params = StickyParams
 

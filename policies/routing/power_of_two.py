@@ -1,4 +1,4 @@
-"""Power of two choices: the emptier of two replicas drawn at random.
+"""Power of two choices: the less loaded of two replicas drawn at random.
 
 As in vllm-router 0.1.17, sglang-router 0.3.2 and smg 1.9.0.
 """
@@ -19,12 +19,13 @@ class PowerOfTwoParams:
 
     counts_in_flight: bool = True
     """Whether load is the number of requests in flight, as vllm-router counts them. Over HTTP sglang-router and smg
-    1.9.0 count nothing for this policy: without loads the first draw is taken, which is `random`."""
+    1.9.0 count nothing for this policy: without loads the first draw is taken, which equals `random`."""
 
 
 @routers.register("power-of-two")
 class PowerOfTwo(InFlightRouter):
-    """The one of two distinct ready replicas with fewer requests in flight; the first drawn among equals."""
+    """Router that draws two distinct ready replicas and picks the one with fewer requests in flight, or the first drawn
+    if tied."""
 
     Params = PowerOfTwoParams
     paper = "Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001"

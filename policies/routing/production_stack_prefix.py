@@ -1,8 +1,8 @@
 """The prefixaware routing of the vLLM production stack's router 0.1.12 (commit a6c01db0).
 
-Source: vllm-project/production-stack, src/vllm_router/routers/routing_logic.py and prefix/hashtrie.py. It knows what it
-sent to which replica, in chunks of 128 characters, and forgets nothing; load does not count. A last part of a prompt
-that is shorter than a chunk is not compared here.
+Source: vllm-project/production-stack, src/vllm_router/routers/routing_logic.py and prefix/hashtrie.py. It records which
+prompts it sent to which replica, in chunks of 128 characters, and forgets nothing; load does not count. A final partial
+chunk of a prompt is not compared here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from servesim.contracts.router import ReplicaState, ReplicaView, Router, ready, 
 from servesim.policies.routing._tenant_tree import Match, TenantTree
 
 WINDOW_NS = 60 * 10**9
-"""Time over which the real router counts requests per second."""
+"""Time window in which the real router counts requests per second."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class ProductionStackParams:
     """Parameters of the prefix index, with the defaults of version 0.1.12."""
 
     chunk_chars: int = 128
-    """Characters that match together or not at all."""
+    """Characters per chunk; a chunk matches as a whole or not at all."""
     chars_per_token: float = 4
-    """Characters of a token; the simulator's prompts have no text."""
+    """Characters per token; the simulator's prompts have no text."""
     min_match_length: int = 0
-    """Characters; a shorter match goes to the replica with the fewest requests in the last 60 s."""
+    """Minimum match length in characters; for a shorter match, the request goes to the replica with the fewest requests
+    in the last 60 s."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "chunk_chars")
@@ -41,7 +42,8 @@ class ProductionStackParams:
 
 @routers.register("production-stack-prefix-aware")
 class ProductionStackPrefixAware(Router):
-    """Any of the replicas that were sent the longest known prefix; any at all where nothing is known."""
+    """Router that picks any replica that received the longest known prefix, or any replica at all if there is no
+    match."""
 
     Params = ProductionStackParams
 
@@ -54,7 +56,7 @@ class ProductionStackPrefixAware(Router):
         self._sent: list[deque[int]] = [deque() for _ in range(num_replicas)]
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
-        """Return the replicas one of which gets the request, all equally likely."""
+        """Return the replicas from which one is drawn uniformly for the request."""
         choices = ready(views)
         self._found = found = self.tree.match(request)
         length = found.length - found.length % self._chunk

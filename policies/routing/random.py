@@ -1,4 +1,4 @@
-"""Any replica, all equally likely: the random policy of most gateways."""
+"""A uniformly random replica: the random policy of most gateways."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 @routers.register("random")
 class Random(Router):
-    """A draw among the ready replicas."""
+    """Router that draws uniformly among the ready replicas."""
 
     blind = True
 

@@ -1,4 +1,4 @@
-"""Each replica in turn, whatever its load: the state-free split that most gateways default to."""
+"""Each replica in turn, regardless of load: the load-independent default of most gateways."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 @routers.register("round-robin")
 class RoundRobin(Router):
-    """The n-th request goes to replica n modulo the number of those that are ready. A request sent again after its
-    replica was lost counts again, as in sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17."""
+    """Router that sends the n-th request to replica n modulo the number of ready replicas. A request sent again after
+    its replica was lost counts again, as in sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17."""
 
     blind = True
     _sent = 0

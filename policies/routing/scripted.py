@@ -1,4 +1,4 @@
-"""Choices that were recorded elsewhere, replayed one by one."""
+"""Replay of recorded routing choices, one by one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Params:
     """Parameters of a scripted router."""
 
     file: str = ""
-    """A text file: indices of replicas in the order in which requests are routed, with white space between."""
+    """Text file of whitespace-separated replica indices, in the order in which requests are routed."""
 
 
 @routers.register("scripted")
 class Scripted(Router):
-    """The n-th decision, retries included, is the file's n-th index. UserError where the file has too few of them, or
-    names a replica that is not there."""
+    """Router whose n-th decision, retries included, is the file's n-th index. It raises UserError if the file has too
+    few indices or names a nonexistent replica."""
 
     blind = True
     Params = Params

@@ -1,4 +1,4 @@
-"""All requests of a conversation to one replica, by a hash of its name, so that they find what it has cached."""
+"""Routing of all requests of a conversation to one replica, by a hash of its name, so that they hit its cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from servesim.contracts.router import ReplicaView, Router, ready, routers
 
 @routers.register("session-hash")
 class SessionHash(Router):
-    """A hash of the session's name modulo the number of those ready; of the request's own where it belongs to none."""
+    """Router that picks a replica by the hash of the session's name, or of the request's own name if it has no session,
+    modulo the number of ready replicas."""
 
     blind = True
 

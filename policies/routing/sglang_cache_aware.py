@@ -1,8 +1,8 @@
-"""The cache_aware policy of sglang-router 0.3.2, its default: longest known prefix, or the emptiest replica.
+"""The cache_aware policy of sglang-router 0.3.2, its default: longest known prefix, or the least loaded replica.
 
-Source: sgl-project/sglang, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs. It looks at no metrics of the
-engines: all it knows it counts by itself. A shared system prompt stays with the replica that had it first, until that
-is out of balance: the policy's known hot spot.
+Source: sgl-project/sglang, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs. It uses no engine metrics, only
+its own counts. A shared system prompt stays with the replica that received it first until the load is out of balance:
+the policy's known hot spot.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from servesim.policies.routing._cache_aware import CacheAware
 
 @routers.register("sglang-cache-aware")
 class SglangCacheAware(CacheAware):
-    """Out of balance: the emptiest replica (lowest index). Else, where more than `cache_threshold` of the prompt is
-    known, the replica for which the deepest node was created; else the emptiest."""
+    """If replicas are out of balance, choose the least loaded one (lowest index). Otherwise, if more than
+    `cache_threshold` of the prompt is known, choose the replica for which the deepest node was created, else the least
+    loaded."""
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         choices = ready(views)
@@ -30,5 +31,5 @@ class SglangCacheAware(CacheAware):
         return [owner] if owner in choices else self.elsewhere(choices)
 
     def elsewhere(self, choices: Sequence[int]) -> Sequence[int]:
-        """Return the replicas for a prompt whose own is not ready."""
+        """Return the replicas for a prompt whose owner is not ready."""
         return [choices[0]]

@@ -1,7 +1,7 @@
 """The cache_aware policy of SGLang's model gateway (smg) 1.9.0 and 1.13.0.
 
-Source: lightseekorg/smg, model_gateway/src/policies/cache_aware.rs. Engines' reports (polled every 10 s by default)
-count only where a threshold below is set. Left out of 1.13.0: the warm-up of new replicas, and its rules for replicas
+Source: lightseekorg/smg, model_gateway/src/policies/cache_aware.rs. Engines' reports (polled every 10 s by default) are
+used only if a threshold below is set. Not modeled from 1.13.0: the warm-up of new replicas, and its rules for replicas
 whose reports stop.
 """
 
@@ -21,16 +21,18 @@ from servesim.policies.routing.sglang_cache_aware import SglangCacheAware
 
 @dataclass(frozen=True)
 class SmgParams(CacheAwareParams):
-    """Thresholds, with the defaults of the command line."""
+    """Thresholds, with the command-line defaults."""
 
     version: Literal["1.9.0", "1.13.0"] = "1.9.0"
     """Version of smg."""
     overload_token_usage_threshold: float = 1.0
-    """1.9.0: share of KV memory in use above which a replica makes the whole unbalanced; 1 = never."""
+    """1.9.0: share of KV memory in use at any replica above which the pool counts as unbalanced; 1 = never."""
     balance_token_usage_threshold: float = 1.0
-    """1.9.0: difference in KV use between the fullest and the emptiest that does; 1 = never."""
+    """1.9.0: difference in KV usage between the fullest and emptiest replica above which the pool counts as unbalanced;
+    1 = never."""
     overload_protection: bool = True
-    """1.13.0: passes over replicas with 8 requests waiting or 80 % of KV memory in use while others are better off."""
+    """1.13.0: whether to skip replicas with 8 waiting requests or 80 % of KV memory in use while others are below
+    both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,9 +41,10 @@ class SmgParams(CacheAwareParams):
 
 @routers.register("smg-cache-aware")
 class SmgCacheAware(SglangCacheAware):
-    """1.9.0: as sglang-cache-aware, but the emptiest is, among equals, the one that was sent the fewest requests.
-    1.13.0: no balance of the whole; a hit goes to the emptiest replica that has the deepest node, unless that one is
-    fuller than the mean by more than `balance_abs_threshold`, or a smaller number that grows with the mean."""
+    """Version-specific policy. 1.9.0: same as sglang-cache-aware, except that ties for the least loaded go to the
+    replica that was sent the fewest requests. 1.13.0: no global balance check; a hit goes to the least loaded replica
+    that has the deepest node, unless that replica exceeds the mean load by more than `balance_abs_threshold` or a
+    smaller number that grows with the mean."""
 
     Params = SmgParams
 

@@ -1,8 +1,9 @@
-"""The least_load policy of smg 1.13.0: the least expected wait by the engines' reports; without them the emptiest.
+"""The least_load policy of smg 1.13.0: the lowest expected wait by the engines' reports, or the least loaded replica
+without reports.
 
-Source: lightseekorg/smg, model_gateway/src/policies/least_load.rs. The real one polls waiting uncached tokens and the
-tokens/s generated; here reports have waiting requests and KV use, so `tokens_per_request` stands for the tokens of a
-waiting request and `tokens_per_s` for the throughput (the real one's values where it has none).
+Source: lightseekorg/smg, model_gateway/src/policies/least_load.rs. The real policy polls waiting uncached tokens and
+generated tokens/s. Reports here contain waiting requests and KV usage, so `tokens_per_request` stands for the tokens of
+a waiting request and `tokens_per_s` for the throughput (the real policy's fallback values).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from servesim.policies.routing._in_flight import InFlightRouter
 
 @dataclass(frozen=True)
 class LeastLoadParams:
-    """Figures where the reports have none, with the defaults of smg 1.13.0."""
+    """Values missing from the reports, with the defaults of smg 1.13.0."""
 
     tokens_per_request: int = 1024
-    """Tokens that a waiting request stands for."""
+    """Assumed tokens per waiting request."""
     tokens_per_s: float = 2000
-    """Tokens that a replica generates."""
+    """Assumed tokens/s that a replica generates."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "tokens_per_request", "tokens_per_s")
@@ -32,9 +33,9 @@ class LeastLoadParams:
 
 @routers.register("smg-least-load")
 class SmgLeastLoad(InFlightRouter):
-    """Any of the emptiest replicas by its own count. With reports (`cluster.report_every_s`): the least of
-    (waiting tokens + tokens sent since the report) / throughput + 0.15 k / (1 - k), k being KV use; the lowest index
-    among equals."""
+    """Router that picks any of the least loaded replicas by its own count. With reports (`cluster.report_every_s`), it
+    minimizes (waiting tokens + tokens sent since the report) / throughput + 0.15 k / (1 - k), with k being KV usage;
+    ties go to the lowest index."""
 
     Params = LeastLoadParams
 
@@ -44,7 +45,7 @@ class SmgLeastLoad(InFlightRouter):
         self._sent_since = [0] * num_replicas  # tokens
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
-        """Return the replicas one of which gets the request, all equally likely."""
+        """Return the replicas from which one is drawn uniformly for the request."""
         choices = ready(views)
         if self._reports:
             return [min(choices, key=self._score)]

@@ -1,7 +1,7 @@
 """The prefix_hash policy of smg (at commit 73da68ca9): a ring hashed by first tokens, with bounded loads.
 
-Source: lightseekorg/smg, model_gateway/src/policies/prefix_hash.rs. Its help speaks of walking the ring past full
-replicas; the code takes the emptiest instead, and so does this.
+Source: lightseekorg/smg, model_gateway/src/policies/prefix_hash.rs. Its help text describes walking the ring past full
+replicas; the code takes the least loaded one instead, and so does this module.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from servesim.policies.routing._ring import HashRing
 
 @dataclass(frozen=True)
 class PrefixHashParams:
-    """The prefix that counts and the load that is too much."""
+    """Length of the hashed prefix, and the load limit."""
 
     prefix_token_count: int = 256
-    """Tokens of a prompt's beginning that are hashed."""
+    """Number of leading prompt tokens that are hashed."""
     load_factor: float = 1.25
-    """A replica is full beyond this multiple of the mean of requests in flight, the arriving one counted."""
+    """Multiple of the mean number of requests in flight (including the arriving one) above which a replica is full."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "prefix_token_count", "load_factor")
@@ -33,8 +33,8 @@ class PrefixHashParams:
 
 @routers.register("smg-prefix-hash")
 class PrefixHash(InFlightRouter):
-    """The replica that the first tokens of the prompt hash to; where it is full, the emptiest that is not (lowest
-    index)."""
+    """Router that picks a replica by the hash of the prompt's first tokens; if that replica is full, it picks the least
+    loaded one that is not (lowest index)."""
 
     Params = PrefixHashParams
 

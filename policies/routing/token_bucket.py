@@ -1,7 +1,7 @@
-"""Any router behind a rate limit by tenant: a token bucket each, of requests, as API gateways have them.
+"""Any router behind a per-tenant rate limit: a token bucket of requests for each tenant, as in API gateways.
 
-The textbook bucket, of no engine in particular: it holds `burst` requests at first and at most, and gains `per_s` of
-them a second. A request that finds less than one there is refused with 429.
+This is the textbook bucket, not modeled on a particular engine: it starts with `burst` requests, its maximum, and gains
+`per_s` requests per second. A request is refused with 429 if the bucket holds less than one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ SECOND = 10**9
 
 @dataclass(frozen=True)
 class TokenBucketParams:
-    """The limit of each tenant, and the router behind it. No public service's limits are meant by the defaults."""
+    """Limit for each tenant, and the router behind this one. The defaults do not represent any public service's
+    limits."""
 
     per_s: float = 1.0
-    """Requests/s that a tenant may send in the long run."""
+    """Long-run requests/s that a tenant may send."""
     burst: int = 10
-    """Requests that it may send at once."""
+    """Maximum number of requests that a tenant may send in a burst."""
     router: str = "least-requests"
-    """Name of a router, with its default parameters."""
+    """Name of the router behind this one; it uses its default parameters."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "burst")
@@ -39,16 +40,16 @@ class TokenBucketParams:
 
 @routers.register("token-bucket")
 class TokenBucket(InFront):
-    """Refuses what exceeds a tenant's rate; requests without a tenant are one tenant together."""
+    """Router that refuses requests above a tenant's rate; requests without a tenant together count as one tenant."""
 
     Params = TokenBucketParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         self._per_ns = Fraction(params.per_s) / SECOND
-        self._levels: dict[str, tuple[int, Fraction]] = {}  # by tenant: when, and what it held then
+        self._levels: dict[str, tuple[int, Fraction]] = {}  # tenant -> (time, level at that time)
         self._admitted: set[int] = set()
-        """Rows: asked for again after a wait or a crash they are not counted twice."""
+        """Rows already admitted: requests routed again after a wait or a crash are not counted twice."""
 
     def admit(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
         if request.row not in self._admitted:

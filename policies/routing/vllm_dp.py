@@ -1,7 +1,7 @@
-"""vLLM's internal balancer of data-parallel ranks: the least of 4 x waiting + running.
+"""vLLM's internal load balancer for data-parallel ranks: the lowest 4 x waiting + running.
 
-Source: vllm-project/vllm, vllm/v1/engine/core_client.py (DPLBAsyncMPClient). The coordinator tells of queues every
-100 ms: `cluster.report_every_s=0.1` is its default. A choice counts as waiting until the next report.
+Source: vllm-project/vllm, vllm/v1/engine/core_client.py (DPLBAsyncMPClient). The coordinator reports queues every 100
+ms: `cluster.report_every_s=0.1` is its default. A choice counts as waiting until the next report.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from servesim.contracts.router import ReplicaState, ReplicaView, Router, ready, 
 
 @dataclass(frozen=True)
 class VllmDPParams:
-    """The front end."""
+    """Settings of the front end."""
 
     client_count: int = 1
-    """API processes: each counts a choice of its own as one of every process."""
+    """Number of API processes: each counts its own choice as if every process had made it."""
 
     ranks: int = 0
-    """Ranks of a replica, of which one after the other is taken; 0: all there are."""
+    """Number of ranks per replica, which are taken in turn; 0: all ranks."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "client_count")
@@ -32,13 +32,13 @@ class VllmDPParams:
 
 @routers.register("vllm-dp")
 class VllmDP(Router):
-    """The least of 4 x (waiting + chosen since the report) + running; the lowest index among equals."""
+    """Router that picks the lowest 4 x (waiting + chosen since the report) + running, or the lowest index if tied."""
 
     Params = VllmDPParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
-        self._chosen = [(-1, 0)] * num_replicas  # since the report of a time
+        self._chosen = [(-1, 0)] * num_replicas  # (report time, choices)
         self._turn = -1
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
@@ -64,5 +64,5 @@ class VllmDP(Router):
             self._chosen.append((-1, 0))
 
     def _score(self, view: ReplicaView, now_ns: int) -> int:
-        chosen = 0 if view.at_ns >= now_ns else self._chosen[view.index][1]  # a live view knows of them
+        chosen = 0 if view.at_ns >= now_ns else self._chosen[view.index][1]  # a live view includes them
         return 4 * (view.num_waiting + chosen) + view.num_running

@@ -1,7 +1,7 @@
-"""The cache_aware policy of vllm-router 0.1.17: longest known prefix, at the emptiest of the replicas that have it.
+"""The cache_aware policy of vllm-router 0.1.17: longest known prefix, at the least loaded of the replicas that have it.
 
 Source: vllm-project/router, src/policies/cache_aware.rs, a fork of SGLang's. It compares tokens (the original asks a
-worker to tokenize), and evicts every 120 s down to 33,554,432 of them by replica.
+worker to tokenize), and evicts every 120 s down to 33,554,432 tokens per replica.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from servesim.policies.routing._cache_aware import CacheAware, CacheAwareParams
 
 @dataclass(frozen=True)
 class VllmRouterParams(CacheAwareParams):
-    """Thresholds, with the defaults of the command line; the tree's size is in tokens."""
+    """Thresholds, with the command-line defaults; the tree's size is in tokens."""
 
     eviction_interval_s: float = 120
-    """Time between two looks at what exceeds `max_tree_size`."""
+    """Time between evictions of entries beyond `max_tree_size`."""
     max_tree_size: int = 33_554_432
     chars_per_token: float = 1
 
 
 @routers.register("vllm-router-cache-aware")
 class VllmRouterCacheAware(CacheAware):
-    """Like sglang-cache-aware, but on a hit choose the emptiest replica (lowest index) of all that were sent the
-    deepest node."""
+    """Like sglang-cache-aware, except that a hit goes to the least loaded replica (lowest index) of all that received
+    the deepest node."""
 
     Params = VllmRouterParams
 

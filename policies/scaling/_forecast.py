@@ -1,4 +1,4 @@
-"""Forecasts of one step ahead, for planners: constant, ARIMA and Kalman (NVIDIA Dynamo's planner 1.6.1 has these)."""
+"""One-step forecasts for planners: constant, ARIMA, and Kalman (as in NVIDIA Dynamo's planner 1.6.1)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 
 class Forecast(Protocol):
-    """Predicts the next of a series of values."""
+    """Predictor of the next value of a series."""
 
     def add(self, value: float) -> None:
         """Record the value of one interval."""
 
     def next(self) -> float:
-        """Return what is expected next; 0 before anything has come."""
+        """Return the expected next value, or 0 before any value is recorded."""
 
 
 class Constant:
-    """The next is as the last."""
+    """Forecast that repeats the last value."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -28,12 +28,12 @@ class Constant:
         self._last = value
 
     def next(self) -> float:
-        """Return the last."""
+        """Return the last value."""
         return self._last
 
 
 class Kalman:
-    """Level and trend, whose noise is as stated; the last value until `least` have come."""
+    """Level and trend with the given noise, or the last value until `least` values are recorded."""
 
     def __init__(self, level: float = 1.0, trend: float = 0.1, noise: float = 10.0, least: int = 5) -> None:
         self._state = np.zeros(2)
@@ -55,13 +55,14 @@ class Kalman:
         self._cov = cov - np.outer(gain, cov[0])
 
     def next(self) -> float:
-        """Return the level one step on."""
+        """Return the level one step ahead."""
         return float((self._step @ self._state)[0]) if self._count >= self._least else self._last
 
 
 class Arima:
-    """ARIMA(1, 1, 0): differences that follow the one before, by least squares over the last `window` values; the last
-    value until `least` have come. Dynamo has pmdarima search for orders; this is the plainest stand-in."""
+    """ARIMA(1, 1, 0): each difference is regressed on the previous one by least squares over the last `window` values.
+    Returns the last value until `least` values are recorded. Dynamo searches for orders with pmdarima; this is the
+    simplest substitute."""
 
     def __init__(self, window: int = 50, least: int = 5) -> None:
         self._values: list[float] = []
@@ -72,7 +73,7 @@ class Arima:
         self._values = [*self._values, value][-self._window :]
 
     def next(self) -> float:
-        """Return the last value and the share of its last change that is expected again."""
+        """Return the last value plus the share of its last change that is expected to recur."""
         if len(self._values) < self._least:
             return self._values[-1] if self._values else 0.0
         change = np.diff(self._values)

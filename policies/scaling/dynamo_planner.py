@@ -1,10 +1,11 @@
-"""NVIDIA Dynamo's SLA planner (ai-dynamo 1.6.1, dynamo/planner) for replicas that do prompts and answers.
+"""NVIDIA Dynamo's SLA planner (ai-dynamo 1.6.1, dynamo/planner) for replicas that do both prefill and decode.
 
-The throughput loop, every 180 s: requests, prompt and answer lengths of the next interval are forecast; replicas =
-ceil(demand / what one replica does within the limits on TTFT and ITL). The load loop, every 5 s: one more where every
-replica's next TTFT or ITL would be over its limit, one fewer where each would stay below 0.8 of what its limit leaves
-with N/(N-1) of the load. No decision while one is starting or draining. With both loops the throughput loop says the
-least. What the planner reads from profiled grids and regressions of recorded passes is here the cost of steps itself.
+The throughput loop runs every 180 s: it forecasts the requests and the prompt and answer lengths of the next interval;
+replicas = ceil(demand / rate of one replica within the TTFT and ITL limits). The load loop runs every 5 s: it adds one
+replica if every replica's next TTFT or ITL would exceed its limit, and removes one if each would stay below 0.8 of what
+its limit allows with N/(N-1) of the load. Neither decides while a replica is starting or draining. If both loops run,
+the throughput loop sets the minimum. The planner reads step costs from profiled grids and regressions of recorded
+passes; here the simulator's step costs are used directly.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from servesim.contracts.scaler import PoolLoad, Profile, Scaler, ScalerParams, s
 from servesim.policies.scaling._forecast import FORECASTS, Forecast
 
 MOST_SEQUENCES = 1024
-"""Sequences at once up to which a replica's rate is looked for."""
+"""Maximum number of concurrent sequences for which a replica's rate is evaluated."""
 
 
 @dataclass(frozen=True)
 class DynamoParams(ScalerParams):
-    """The planner's configuration."""
+    """Configuration of the planner."""
 
     loops: Literal["throughput", "load", "both"] = "both"
-    """Which of its loops decide."""
+    """Loops that make decisions."""
     predictor: Literal["constant", "arima", "kalman"] = "arima"
-    """Forecast of the throughput loop (Prophet, which it has too, is not here)."""
+    """Forecast of the throughput loop (the planner's Prophet option is not available here)."""
     ttft_ms: float = 500.0
     """Limit on the time to first token."""
     itl_ms: float = 50.0
     """Limit on the time between tokens."""
     throughput_s: float = 180.0
-    """Seconds between two decisions of the throughput loop."""
+    """Seconds between decisions of the throughput loop."""
     load_s: float = 5.0
-    """Seconds between two decisions of the load loop."""
+    """Seconds between decisions of the load loop."""
     isl: int = 3000
-    """Prompt tokens of a request before any came."""
+    """Assumed prompt tokens per request before any arrive."""
     osl: int = 150
-    """Answer tokens of a request before any finished."""
+    """Assumed answer tokens per request before any finish."""
     sensitivity: float = 0.8
-    """Share of what a limit leaves below which a replica is given up."""
+    """Share of a limit's remaining room below which a replica is removed."""
     most_at_once: int = 8
-    """Replicas by which one decision changes the pool at most."""
+    """Maximum number of replicas by which one decision changes the pool."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +56,7 @@ class DynamoParams(ScalerParams):
 
 @scalers.register("dynamo-planner")
 class DynamoPlanner(Scaler):
-    """Forecast demand over the rate of a replica, corrected by load."""
+    """Planner that divides forecast demand by the rate of a replica, corrected by load."""
 
     Params = DynamoParams
 
@@ -90,7 +91,7 @@ class DynamoPlanner(Scaler):
         return min(max(wanted, now - most), now + most)
 
     def _by_throughput(self, seconds: float) -> int:
-        """Return the replicas that the next interval needs."""
+        """Return the number of replicas that the next interval needs."""
         arrived, prompt, finished, output = self._sums
         if arrived:
             self._isl = prompt / arrived
@@ -102,10 +103,11 @@ class DynamoPlanner(Scaler):
         return ceil(rate / self.rate_of_one(max(round(isl), 1), max(round(osl), 1)))
 
     def rate_of_one(self, isl: int, osl: int) -> float:
-        """Return the most requests/s of one replica within the limits.
+        """Return the maximum requests/s of one replica within the limits.
 
-        With c sequences at once a token takes a decode step and its share of the prompts that come meanwhile: ITL =
-        step + c prefill / osl, and c / (osl ITL) requests come per second. A prompt waits for a step and is computed.
+        With c concurrent sequences, a token takes a decode step plus its share of the prompts that arrive in the
+        meantime: ITL = step + c prefill / osl, and c / (osl ITL) requests arrive per second. A prompt waits for one
+        step and is then computed.
         """
         params, prefill = self.params, self.profile.prefill_s(isl)
         best, low, high = 0.0, 1, MOST_SEQUENCES
@@ -119,10 +121,10 @@ class DynamoPlanner(Scaler):
                 high = count - 1
         if best:
             return best
-        return 1 / (prefill + osl * self.profile.decode_s(1, isl + osl // 2))  # no limit can be kept: one at a time
+        return 1 / (prefill + osl * self.profile.decode_s(1, isl + osl // 2))  # no limit can be met: one at a time
 
     def _by_load(self, load: PoolLoad) -> int:
-        """Return what is to be added: 1, 0 or -1."""
+        """Return the change in replicas: 1, 0, or -1."""
         params, count = self.params, len(load.ready)
         isl, osl = max(round(self._isl), 1), max(round(self._osl), 1)
         prefill = self.profile.prefill_s(isl) * 1e3

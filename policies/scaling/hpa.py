@@ -1,8 +1,9 @@
 """Kubernetes' horizontal pod autoscaler (autoscaling/v2, its documented rule and defaults) on a metric of the pods.
 
-desired = ceil(replicas x mean / target), left alone within the tolerance; pods that are not ready count as 0 where it
-would go up. Of the answers of the last stabilization window the highest holds where it goes down. At most the larger of
-`up_pods` and 100 % more in 15 s. It cannot go to zero or come from there. Metrics are read without a scraping delay.
+desired = ceil(replicas x mean / target), unchanged within the tolerance; when scaling up, pods that are not ready count
+as
+0. When scaling down, the highest recommendation of the last stabilization window applies. It adds at most the larger of
+`up_pods` and 100 % in 15 s. It cannot scale to or from zero. Metrics are read without a scraping delay.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ Metric = Literal["waiting", "running", "kv"]
 
 @dataclass(frozen=True)
 class HpaParams(ScalerParams):
-    """The autoscaler's object, and flags of its controller."""
+    """Settings of the autoscaler object, and flags of its controller."""
 
     metric: Metric = "waiting"
-    """waiting: requests that wait at a replica; running: those that hold a slot; kv: share of KV memory in use."""
+    """Metric per replica. waiting: waiting requests; running: requests that hold a slot; kv: share of KV memory in
+    use."""
     target: float = 3.0
-    """Value of the metric that a replica should have (usual: 1 to 5 waiting, 0.7 to 0.8 of KV memory)."""
+    """Target value of the metric per replica (usual: 1 to 5 waiting, 0.7 to 0.8 of KV memory)."""
     sync_s: float = 15.0
     """--horizontal-pod-autoscaler-sync-period."""
     tolerance: float = 0.1
@@ -47,12 +49,12 @@ class HpaParams(ScalerParams):
 
 
 def value_of(report: Report, metric: Metric) -> float:
-    """Return the metric of one replica."""
+    """Return the value of the metric at one replica."""
     return {"waiting": report.num_waiting, "running": report.num_running, "kv": report.kv_usage}[metric]
 
 
 class Stabilized:
-    """The windows and the policy that an answer goes through."""
+    """Stabilization windows and scaling policy applied to recommendations."""
 
     def __init__(self, params: Any, up_period_s: float = 15.0) -> None:
         self._params, self._up_period_s = params, up_period_s
@@ -60,7 +62,7 @@ class Stabilized:
         self._sizes: deque[tuple[int, int]] = deque()  # (ns, replicas), for the policy
 
     def hold(self, at_ns: int, now: int, desired: int) -> int:
-        """Return the replicas that an answer of `desired` leads to where there are `now`."""
+        """Return the number of replicas that results from a recommendation of `desired` with `now` replicas."""
         params = self._params
         self._answers.append((at_ns, desired))
         longest = max(params.down_window_s, params.up_window_s)
@@ -102,6 +104,6 @@ class Hpa(Scaler):
         if abs(ratio - 1) <= params.tolerance:
             return now
         if ratio < 1 or not load.num_starting:
-            return ceil(ratio * len(load.ready))  # going down, those not ready are left out
-        ratio = total / now / params.target  # those not ready count as 0
+            return ceil(ratio * len(load.ready))  # going down, unready pods are ignored
+        ratio = total / now / params.target  # unready pods count as 0
         return now if ratio <= 1 + params.tolerance else ceil(ratio * now)

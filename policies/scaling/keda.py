@@ -1,8 +1,9 @@
-"""KEDA (documented rule and defaults): between 1 and many the horizontal pod autoscaler on a sum, and to and from 0.
+"""KEDA (documented rule and defaults): the horizontal pod autoscaler on a sum from 1 replica up, plus scaling to and
+from 0.
 
-The metric is the sum over replicas, with what waits in the router; desired = ceil(sum / target), left alone within the
-tolerance (an external metric of type AverageValue). With `min` 0 the last replica goes once nothing has been there for
-the cool-down, and the first comes back at the next poll that finds something.
+The metric is the sum over replicas, including requests that wait in the router; desired = ceil(sum / target), unchanged
+within the tolerance (an external metric of type AverageValue). With `min` 0 the last replica is removed once there has
+been no load for the cool-down period, and the first is added at the next poll that finds some.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from servesim.policies.scaling.hpa import Metric, Stabilized, value_of
 
 @dataclass(frozen=True)
 class KedaParams(ScalerParams):
-    """A ScaledObject."""
+    """Settings of a ScaledObject."""
 
     metric: Metric = "waiting"
-    """waiting: requests that wait, in the router too; running: those that hold a slot; kv: share of memory in use."""
+    """Metric. waiting: waiting requests, including in the router; running: requests with a slot; kv: share of memory in
+    use."""
     target: float = 3.0
-    """Value of the metric that a replica should have."""
+    """Target value of the metric per replica."""
     polling_s: float = 30.0
     """pollingInterval."""
     cooldown_s: float = 300.0
@@ -35,7 +37,7 @@ class KedaParams(ScalerParams):
     up_window_s: float = 0.0
     """Its behavior.scaleUp.stabilizationWindowSeconds."""
     up_pods: int = 4
-    """Pods that may be added in 15 s, or 100 %."""
+    """Pods that may be added in 15 s, if more than 100 %."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +49,7 @@ class KedaParams(ScalerParams):
 
 @scalers.register("keda")
 class Keda(Scaler):
-    """KEDA on a metric, to zero where `min` is 0."""
+    """KEDA on a metric, with scaling to zero if `min` is 0."""
 
     Params = KedaParams
 

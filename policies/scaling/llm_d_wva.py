@@ -1,10 +1,11 @@
-"""llm-d's workload variant autoscaler v0.5.1 (commit b08b1c7), its saturation rule, for one variant.
+"""Saturation rule of llm-d's workload variant autoscaler v0.5.1 (commit b08b1c7), for one variant.
 
-Of each replica the spare KV memory is 0.80 less what is in use, the spare queue 5 less what waits, both at the worst of
-the last minute; it is saturated where one of them is 0 or less. One more where the mean spare of those not saturated is
-below a trigger; one fewer where the others, with its load dealt out to them, keep their spare above the triggers and
-at least two are not saturated. No decision while one is starting or draining. From zero as soon as requests wait.
-Recalled, not read: metrics every 15 s, a decision every 60 s. The pod autoscaler that acts on its answer is left out.
+A replica's spare KV memory is 0.80 minus its usage, and its spare queue is 5 minus its waiting requests, both at the
+worst of the last minute; it is saturated if either is 0 or less. A replica is added if the mean spare of the
+unsaturated ones is below a trigger. One is removed if the others, with its load distributed among them, keep their
+spare above the triggers and at least two are not saturated. No decision is made while one is starting or draining. It
+scales from zero as soon as requests wait. From memory, not checked against the source: metrics every 15 s, a decision
+every 60 s. The pod autoscaler that acts on its recommendation is not modeled.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from servesim.contracts.scaler import PoolLoad, Profile, Scaler, ScalerParams, s
 
 @dataclass(frozen=True)
 class WvaParams(ScalerParams):
-    """Thresholds of saturation."""
+    """Saturation thresholds."""
 
     kv_threshold: float = 0.80
     """Share of KV memory in use at which a replica is saturated."""
     queue_threshold: float = 5.0
-    """Waiting requests at which a replica is saturated."""
+    """Number of waiting requests at which a replica is saturated."""
     kv_spare_trigger: float = 0.1
     """Mean spare KV memory below which a replica is added."""
     queue_spare_trigger: float = 3.0
-    """Mean spare queue below which a replica is added."""
+    """Mean spare queue slots below which a replica is added."""
     window_s: float = 60.0
-    """Seconds over which the worst counts."""
+    """Seconds over which the worst value counts."""
     sample_s: float = 15.0
-    """Seconds between two looks at the metrics."""
+    """Seconds between reads of the metrics."""
     decide_s: float = 60.0
-    """Seconds between two decisions."""
+    """Seconds between decisions."""
     poll_s: float = 0.1
-    """Seconds between two looks at the queue while there is no replica."""
+    """Seconds between queue checks while there is no replica."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,13 +48,13 @@ class WvaParams(ScalerParams):
 
 @scalers.register("llm-d-wva")
 class LlmDWva(Scaler):
-    """Spare KV memory and queue of replicas that are not saturated."""
+    """Autoscaler on the spare KV memory and queue of unsaturated replicas."""
 
     Params = WvaParams
 
     def __init__(self, params: Any, profile: Profile) -> None:
         super().__init__(params, profile)
-        self._seen: dict[int, deque[tuple[int, float, float]]] = {}  # by replica: (ns, KV, queue)
+        self._seen: dict[int, deque[tuple[int, float, float]]] = {}  # replica -> (ns, KV, queue)
         self._decided_ns = 0
         self._empty = False
 
@@ -73,7 +74,7 @@ class LlmDWva(Scaler):
         return now + self._step(worst)
 
     def _worst(self, load: PoolLoad) -> list[tuple[float, float]]:
-        """Return (KV, queue) of each ready replica at the worst of the window."""
+        """Return the worst (KV, queue) in the window for each ready replica."""
         for gone in self._seen.keys() - load.ready.keys():
             del self._seen[gone]
         found = []
@@ -97,7 +98,7 @@ class LlmDWva(Scaler):
             return 1
         if count < 2:
             return 0
-        # The load of one, as the mean of those not saturated has it, is dealt out to the others.
+        # One replica's load (the mean of the unsaturated ones) is distributed among the others.
         kv_after = params.kv_threshold - (params.kv_threshold - kv) * count / (count - 1)
         queue_after = params.queue_threshold - (params.queue_threshold - queue) * count / (count - 1)
         keeps = kv_after >= params.kv_spare_trigger and queue_after >= params.queue_spare_trigger

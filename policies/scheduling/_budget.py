@@ -1,10 +1,10 @@
-"""The token budget of a step."""
+"""Token budget of a step."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """Tokens left in a step: to schedule, and as inputs to the model, drafters' extra slots included."""
+    """Tokens left in a step, both to schedule and as model inputs (including drafters' extra slots)."""
 
     __slots__ = ("_inputs", "_tokens", "extra", "left")
 

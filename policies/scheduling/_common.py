@@ -1,5 +1,5 @@
-"""Helpers that several schedulers share: shortage rules of paged engines, and waiting requests that can never be
-served."""
+"""Helpers shared by several schedulers: memory-shortage rules of paged engines, and handling of waiting requests that
+can never be served."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ FOREVER = 1 << 30
 
 
 def pending(request: Request) -> int:
-    """Known tokens whose KV is yet to be computed: 0 while the next token is in flight, 1 in decode."""
+    """Return the number of known tokens whose KV is not computed yet: 0 while the next token is in flight, 1 in
+    decode."""
     return request.num_tokens - request.num_computed_tokens
 
 
 def watermark(kv: KVAllocator, fraction: float) -> int:
-    """Tokens in that fraction of the usable blocks, rounded down to whole ones."""
+    """Return the tokens in the given fraction of the usable blocks, rounded down to whole blocks."""
     return int(fraction * (kv.capacity_tokens // kv.block_size)) * kv.block_size
 
 
 def one_block_free(kv: KVAllocator, sequences: int = 1) -> bool:
-    """vLLM V0's and Sarathi's test before a token is appended: as if each might need a new block."""
+    """Return whether a token may be appended by vLLM V0's and Sarathi's test, which assumes that each sequence may need
+    a new block."""
     return kv.reserves or kv.usage().free >= sequences * kv.block_size
 
 
 def refuse_if_hopeless(scheduler: Scheduler, ctx: PlanContext, request: Request) -> bool:
-    """Reject the head of the queue if it was refused although no other request holds memory: it would never run."""
+    """Reject the head of the queue if it was refused although no other request holds memory, since it could never
+    run."""
     if scheduler.running or ctx.plan.tokens or scheduler.kv.held_tokens:
         return False
     ctx.reject(request, "needs more KV memory than the scheduler would ever give it")

@@ -1,7 +1,7 @@
-"""The budget of one prefill batch of SGLang (0.5.23: srt/managers/schedule_policy.py, PrefillAdder;
+"""Budget of one SGLang prefill batch (0.5.23: srt/managers/schedule_policy.py, PrefillAdder;
 srt/mem_cache/prefill_budget.py).
 
-New requests are charged what they may still generate in full, running ones `new_token_ratio` of it.
+New requests are charged for all the tokens they may still generate, running ones for `new_token_ratio` of theirs.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ from typing import NamedTuple
 from servesim.contracts import Hit, KVAllocator, Request
 
 CLIP_MAX_NEW_TOKENS = 4096
-"""No request is expected to generate more than this."""
+"""Cap on the number of tokens that any request is expected to generate."""
 IGNORE_EOS_RESERVE_TOKENS = 1
 
 
 class Added(Enum):
-    """How adding a request went, and whether another may follow."""
+    """Result of adding a request, and whether another may follow."""
 
     CONTINUE = "continue"
     NO_TOKEN = "no token"
-    """Memory is spoken for: the batch counts as full until a request leaves."""
+    """All memory is committed: the batch counts as full until a request leaves."""
     OTHER = "other"
 
 
 class Grant(NamedTuple):
-    """Tokens of a request that this batch computes, and what was not granted."""
+    """Tokens of a request that this batch computes, and whether some are left over."""
 
     tokens: int
     chunked: bool
-    """The prompt goes on in a later batch."""
+    """Whether the prompt continues in a later batch."""
 
 
 def max_new(request: Request, clip: int = CLIP_MAX_NEW_TOKENS) -> int:
-    """Tokens a request may still generate, as far as anyone reckons with them."""
+    """Return the number of tokens that a request may still generate, capped for planning."""
     return min(max(request.max_tokens - request.num_output_tokens, 0), clip)
 
 
 class PrefillAdder:
-    """Budgets of one batch: tokens of memory, of input and of one chunk. `left`: what `running` may still generate, of
-    each at most CLIP_MAX_NEW_TOKENS. `decodes`: requests that ride along."""
+    """Budgets of one batch: tokens of memory, of input, and of one chunk. `left` is the number of tokens that `running`
+    may still generate, each capped at CLIP_MAX_NEW_TOKENS. `decodes` is the number of decode requests mixed into the
+    batch."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class PrefillAdder:
         return self.available - self.current_offset
 
     def state(self) -> Added:
-        """Whether another request may be added."""
+        """Return whether another request may be added."""
         if self.remaining <= 0 or self.remaining_now <= 0:
             return Added.NO_TOKEN
         if self.input_left <= 0 or (self.chunk_left is not None and self.chunk_left <= 0):
@@ -84,7 +85,8 @@ class PrefillAdder:
         return Added.CONTINUE
 
     def continue_chunk(self, request: Request, left: int, limit: int | None = None) -> Grant:
-        """The request whose prompt is under way goes first. It must get on, whatever memory is left."""
+        """Continue the partially computed prompt, which goes first. It must make progress regardless of the memory
+        left."""
         assert self.chunk_left is not None
         most = min(self.chunk_left, int(self.remaining))
         if most <= 0:
@@ -98,9 +100,9 @@ class PrefillAdder:
     def add(
         self, request: Request, hit: Hit, idle_tokens: int, *, whole: bool = False, external: int = 0
     ) -> Grant | Added:
-        """Grant a waiting request tokens beyond its hit, of which `idle_tokens` can no longer be evicted then, and
-        beyond the `external` ones behind it, which are loaded. `whole`: no second prompt in chunks beside one under
-        way."""
+        """Grant a waiting request tokens beyond its hit, `idle_tokens` of which then can no longer be evicted, and
+        beyond the next `external` tokens, which are loaded. `whole` forbids a second chunked prompt alongside one in
+        progress."""
         extend = request.num_tokens - hit.num_tokens
         if self.ignore_eos:
             if not self._completions_fit(request, extend):
@@ -133,8 +135,8 @@ class PrefillAdder:
         self.added.append(request)
 
     def _completions_fit(self, request: Request, extend: int) -> bool:
-        """Where every request runs to its cap, the order in which they end is known: at each end, what is free then
-        must carry those that go on."""
+        """Return whether memory suffices if every request runs to its cap. The order of completions is then known, and
+        the memory free at each one must cover the remaining requests."""
         paged = self._paged(extend) + self.page
         if paged > min(self.remaining_now, self.remaining):
             return False

@@ -1,9 +1,10 @@
-"""SGLang's decode side where prompts are computed elsewhere (0.5.23: srt/disaggregation/decode.py).
+"""SGLang's decode side when prompts are computed remotely (0.5.23: srt/disaggregation/decode.py).
 
-First come, first served, a request is given memory for its prompt (the prealloc queue) while enough is left for what
-runs: `RESERVED_DECODE_TOKENS` for each request here, or what the longest of them would need alone. When its KV has come
-it joins the batch as it is, without a step of its own ("prebuilt"). While one that was retracted waits, no request is
-given memory. It is computed again here; SGLang copies its KV to host memory and back.
+Requests are given memory for their prompts first come, first served (the prealloc queue), as long as enough is left for
+the running requests: `RESERVED_DECODE_TOKENS` for each request here, or the amount that the longest of them would need
+alone. When a request's KV has arrived, it joins the batch as it is, without a separate step ("prebuilt"). While a
+retracted request waits, no request is given memory. Retracted requests are recomputed here; SGLang copies their KV to
+host memory and back.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ RESERVED_DECODE_TOKENS = 512
 
 
 class RemoteArrivals:
-    """The queues of requests whose prompt is computed elsewhere."""
+    """Queues of requests whose prompts are computed remotely."""
 
     def __init__(self, scheduler: Sglang) -> None:
         self._scheduler = scheduler
         self.prealloc: list[Request] = []
-        """Those that wait for memory."""
+        """Requests waiting for memory."""
         self.come: list[Request] = []
-        """Those whose KV has come and that are not in the batch yet."""
+        """Requests whose KV has arrived but which are not in the batch yet."""
 
     def reserve(self, ctx: PlanContext) -> None:
-        """Give memory to those that wait for it."""
+        """Allocate memory for waiting requests."""
         own = self._scheduler
         assert ctx.connector is not None
         for request in own.readable():
@@ -51,7 +52,7 @@ class RemoteArrivals:
                 own.on_arrival(request)
 
     def _kept(self, ctx: PlanContext, request: Request) -> int:
-        """Tokens that stay free beside a prompt."""
+        """Return the number of tokens that must stay free in addition to a prompt."""
         running = [r for r in self._scheduler.running if r.state is State.RUNNING]
         others = sum(r.state < State.FINISHED for r in ctx.fetched)
         if not running and not others:
@@ -63,7 +64,7 @@ class RemoteArrivals:
         return -(-kept // size) * size
 
     def join(self, ctx: PlanContext) -> None:
-        """Let those whose KV has come join the batch."""
+        """Add requests whose KV has arrived to the batch."""
         own = self._scheduler
         for request in list(self.come):
             if len(own.running) >= own.limits.max_num_seqs or not ctx.admit(request, 1):
@@ -73,7 +74,7 @@ class RemoteArrivals:
             own.batch.append(request)
 
     def drop(self, request: Request) -> bool:
-        """Take a request out of the queues; False: it is in none."""
+        """Remove a request from the queues; return False if it is in none."""
         for queue in (self.come, self.prealloc):
             if request in queue:
                 queue.remove(request)

@@ -1,6 +1,6 @@
 """SGLang's running batch (0.5.23: srt/managers/schedule_batch.py, scheduler_components/new_token_ratio_tracker.py).
 
-It decodes until memory runs out; then requests are retracted, and fewer are let in for a while.
+It decodes until memory runs out; then requests are retracted, and fewer are admitted for a while.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ RETRACT_DECODE_STEPS = 20
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RunningBatch(Scheduler):
-    """The requests that decode together, and what prefill has to know of them."""
+    """Requests that decode together, and the state that prefill needs about them."""
 
     def __init__(self, params: SglangParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
-        self._rules = params  # SGLang's, whatever those of a subclass are
+        self._rules = params  # SGLang's, even in a subclass
         self._page, self._groups = kv.block_size, len(kv.memory.windows) if kv.grouped else 1
-        self.batch: list[Request] = []  # decoding; may hold requests that have ended since it last ran
+        self.batch: list[Request] = []  # decoding; may include requests that ended since it last ran
         self._ended = False  # whether it may
-        self.chunked: Request | None = None  # whose prompt is under way
+        self.chunked: Request | None = None  # request mid-prefill
         self.full = False  # no request enters until one leaves
         self._init_ratio = min(0.7 * params.schedule_conservativeness, 1.0)
         self._ratio, self._decays = self._init_ratio, 0
         self._prefilled = 0  # tokens of all prefill batches
-        self._prefilled_before: dict[Request, int] = {}  # when a waiter arrived
+        self._prefilled_before: dict[Request, int] = {}  # at waiter's arrival
         self._decodes_due = 0
-        self._unread: dict[Request, None] = {}  # of `waiting`, which the scheduler has not looked at
+        self._unread: dict[Request, None] = {}  # in `waiting`, not yet seen by the scheduler
 
     @property
     def new_token_ratio(self) -> float:
-        """Share of what running requests may still generate that is kept for them."""
+        """Share of the tokens that running requests may still generate for which memory is reserved."""
         if not self._decays:
             return self._ratio
         least = 0.14 * self._init_ratio
         return max(self._ratio - self._decays * (self._init_ratio - least) / DECAY_STEPS, least)
 
     def _decode(self, ctx: PlanContext) -> bool:
-        """Whether anyone has left the batch."""
+        """Plan the decodes; return whether any request has left the batch."""
         before = len(self.batch)
         self._drop_ended()
         left: Sequence[Request] = self.batch
@@ -56,7 +56,7 @@ class RunningBatch(Scheduler):
             free = len(left) * self._page * self._groups
             steps = NO_END if alone and not self._unread else 1
             left = ctx.decode(left, len(left), free=free, steps=steps, overrun=True)
-            if len(left) < len(self.batch):  # there is a page for each
+            if len(left) < len(self.batch):  # each has a page
                 self._decays += 1
             else:
                 self._decays += self._make_room(ctx, retract=True)
@@ -77,13 +77,14 @@ class RunningBatch(Scheduler):
                 ctx.extend(request, 1)
 
     def _wants(self, request: Request) -> bool:
-        """Whether the token to be computed is known, or (asynchronously) will be once the step in flight is done."""
+        """Return whether the next token to compute is known or, with asynchronous scheduling, will be known once the
+        step in flight is done."""
         coming = request.num_output_placeholders if self.limits.async_scheduling else 0
         computed = request.num_computed_tokens
         return request.num_tokens + coming > computed and computed < request.prompt_len + request.max_tokens
 
     def _make_room(self, ctx: PlanContext, retract: bool) -> bool:
-        """Whether each decode can have its token; otherwise requests are retracted until those left can."""
+        """Return whether every decode can have its token; if not, retract requests until the rest can."""
         self._drop_ended()
         if self._needed(self.batch) <= self.kv.usage().free:
             return True
@@ -97,18 +98,18 @@ class RunningBatch(Scheduler):
             self.kv.evict(len(keep) * RETRACT_DECODE_STEPS)
         self.batch = keep
         if len(keep) == 1 and self._needed(keep) > self.kv.usage().free and not ctx.extend(keep[0], 1):
-            self._give_up(ctx, keep[0])  # where groups of layers have windows, these may give pages back just now
+            self._give_up(ctx, keep[0])  # groups of layers with windows may have just given back some pages
         self._ratio = self.ratio_after_retraction(self.batch)
         self._decays = 0
         return False
 
     def _needed(self, requests: Iterable[Request]) -> int:
-        """Tokens in the pages that one more token of each takes, one for each group of layers."""
+        """Return the tokens in the pages that one more token per request takes, with one page per group of layers."""
         slots = self.kv.slots
         return self._page * self._groups * sum(self._wants(r) and slots(r) <= r.num_computed_tokens for r in requests)
 
     def retraction_order(self, requests: Iterable[Request]) -> list[Request]:
-        """From the one that is kept longest to the one that is retracted first."""
+        """Return the requests from the last to be retracted to the first."""
 
         def worth(request: Request) -> tuple[int, int, int]:
             sign = 1 if self._rules.schedule_low_priority_values_first else -1
@@ -119,7 +120,7 @@ class RunningBatch(Scheduler):
 
     @staticmethod
     def ratio_after_retraction(kept: Sequence[Request]) -> float:
-        """new_token_ratio from how far the requests kept have come."""
+        """Return the new_token_ratio computed from the progress of the kept requests."""
         decoded = sum(r.num_output_tokens for r in kept)
         most = sum(r.max_tokens for r in kept)
         return min(1.0, (decoded + RETRACT_DECODE_STEPS * len(kept)) / (most + 1))

@@ -9,11 +9,11 @@ from servesim import draws
 from servesim.contracts import Hit, Request
 
 MATCH_LIMIT = 128
-"""With more waiters than this LPM and HRRN do not look for prefixes, and leave the queue as it is."""
+"""Number of waiting requests above which LPM and HRRN skip prefix matching and leave the queue as it is."""
 IN_BATCH_CHECK = 32
-"""A waiting request with at most this number of cached tokens is compared with those before it in the queue."""
+"""Cached tokens up to which a waiting request is compared with those before it in the queue."""
 IN_BATCH_DEPRIORITIZE = 32
-"""One that shares at least this number of tokens with those is put off: what they compute will be cached for it."""
+"""Shared tokens from which such a request is postponed, since the requests before it will cache them."""
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 POLICIES = ("fcfs", "lof", "random", *CACHE_AWARE)
 
@@ -29,8 +29,9 @@ def order(
     draw: int = 0,
     priority: Callable[[Request], int] | None = None,
 ) -> list[Request]:
-    """The queue as `policy` orders it; ties stay as they are. `waited`: prefill tokens processed since a request
-    arrived. `draw`: which shuffle. `priority`: less is first (with fcfs and lof)."""
+    """Return the queue in the order of `policy`; ties keep their order. `waited` is the number of prefill tokens
+    processed since a request arrived, `draw` selects the shuffle, and `priority` ranks requests, lowest first (with
+    fcfs and lof)."""
     first = priority or (lambda request: 0)
     if policy == "lof":
         return sorted(waiting, key=lambda r: (first(r), -r.max_tokens))
@@ -60,7 +61,7 @@ def _response_ratio(request: Request, uncached: int, waited: int, later: bool) -
 
 
 def _put_off(waiting: Sequence[Request], hits: dict[Request, int]) -> set[Request]:
-    """Waiters with little in the cache whose beginning another one before them has too."""
+    """Return the waiting requests that have little in the cache and share their beginning with an earlier one."""
     seen: set[Hashable] = set()
     later = set()
     for request in waiting:
@@ -74,7 +75,7 @@ def _put_off(waiting: Sequence[Request], hits: dict[Request, int]) -> set[Reques
 
 
 class _Node:
-    """A prefix that waiters have in the cache, up to `length`."""
+    """A cached prefix of waiting requests, up to `length`."""
 
     __slots__ = ("children", "ends", "example", "length", "weight")
 
@@ -87,7 +88,8 @@ class _Node:
 
 
 def _depth_first(waiting: Sequence[Request], hits: dict[Request, int]) -> list[Request]:
-    """Depth first through the tree of matched prefixes, where most waiters are first; each node's own come last."""
+    """Return the requests depth first through the tree of matched prefixes, the branch with the most requests first;
+    each node's own requests come last."""
     root = _Node(0, waiting[0]) if waiting else None
     if root is None:
         return []
@@ -112,7 +114,7 @@ def _insert(node: _Node, request: Request, length: int) -> None:
         if child is None:
             child = node.children[branch] = _Node(length, request)
         common = _common(child.example, request, node.length + 1, min(child.length, length))
-        if common < child.length:  # they part within the edge
+        if common < child.length:  # they diverge in the edge
             upper = node.children[branch] = _Node(common, child.example)
             upper.children[_key(child.example, common + 1)] = child
             upper.weight = child.weight
@@ -129,7 +131,7 @@ def _key(request: Request, stop: int) -> Hashable:
 
 
 def _common(a: Request, b: Request, low: int, high: int) -> int:
-    """Length of the longest common prefix, known to be from `low` to `high`."""
+    """Return the length of the longest common prefix, known to be between `low` and `high`."""
     while low < high:
         middle = (low + high + 1) // 2
         if _key(a, middle) == _key(b, middle):

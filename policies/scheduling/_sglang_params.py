@@ -1,4 +1,4 @@
-"""SGLang's server arguments that concern scheduling (0.5.23: srt/server_args.py)."""
+"""SGLang's scheduling-related server arguments (0.5.23: srt/server_args.py)."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ class SglangParams:
     """SGLang's server arguments under its names, with its defaults."""
 
     max_running_requests: int | None = None
-    """None: vLLM's max_num_seqs for the GPU, but at least 2048 (SGLang: 2048 to 4096, by memory)."""
+    """Maximum number of running requests; None: vLLM's max_num_seqs for the GPU, but at least 2048 (SGLang: 2048 to
+    4096, by memory)."""
     chunked_prefill_size: int | None = None
-    """Longest piece of prompts in a step; None: by GPU memory; -1: prompts are not cut."""
+    """Maximum prompt tokens per chunk in a step; None: by GPU memory; -1: prompts are not split."""
     max_prefill_tokens: int = 16384
-    """Tokens of prompts in one prefill batch."""
+    """Maximum prompt tokens in one prefill batch."""
     schedule_policy: str = "fcfs"
-    """fcfs, lpm (longest prefix match), dfs-weight, lof (longest output first), random, hrrn or
-    shortest-prefill-first."""
+    """Order of the waiting queue: fcfs, lpm (longest prefix match), dfs-weight, lof (longest output first), random,
+    hrrn or shortest-prefill-first."""
     schedule_conservativeness: float = 1.0
-    """Larger: fewer enter, fewer are retracted."""
+    """Conservativeness of admission: with larger values, fewer requests are admitted and fewer retracted."""
     enable_mixed_chunk: bool = False
-    """Decodes ride along with prefill batches."""
+    """Whether decodes are mixed into prefill batches."""
     prefill_max_requests: int | None = None
-    """Requests of one prefill batch; None: no limit."""
+    """Maximum number of requests in one prefill batch; None: no limit."""
     prefill_decode_interval: int = 0
-    """Decode steps between two prefill batches, while anything decodes."""
+    """Decode steps between two prefill batches while any request decodes."""
     scheduler_recv_interval: int = 1
-    """Decode steps between two looks at the requests that came meanwhile; after a prefill batch, and where nothing
-    runs, the scheduler looks at once (0.5.9: srt/managers/scheduler_recv_skipper.py)."""
+    """Decode steps between checks for newly arrived requests; after a prefill batch, and if nothing is running, the
+    scheduler checks immediately (0.5.9: srt/managers/scheduler_recv_skipper.py)."""
     retraction_policy: str = "length"
-    """Whom to retract first: "length" (shortest output, then longest prompt) or "priority"."""
+    """Requests to retract first: "length" (shortest output, then longest prompt) or "priority"."""
     enable_priority_scheduling: bool = False
-    """Serve by priority, then by schedule_policy; a request may take the place of running ones."""
+    """Whether to serve by priority, then by schedule_policy; a request may preempt running ones."""
     schedule_low_priority_values_first: bool = False
-    """A lower value is a higher priority."""
+    """Whether lower values mean higher priority."""
     priority_scheduling_preemption_threshold: int = 10
-    """A waiter takes the place of running ones whose priority is lower by more than this."""
+    """Priority difference above which a waiting request preempts running ones of lower priority."""
     ignore_eos: bool = False
-    """Clients ask to run to their caps; without a prefix cache that makes memory predictable."""
+    """Whether clients request generation up to their caps; without a prefix cache, this makes memory use
+    predictable."""
 
     def __post_init__(self) -> None:
         if self.schedule_policy not in POLICIES:

@@ -1,4 +1,4 @@
-"""vLLM's arguments that concern scheduling."""
+"""vLLM's scheduling-related arguments."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from servesim.contracts.params import SchedulerParams, check_least, check_share
 
 @dataclass(frozen=True)
 class VllmParams(SchedulerParams):
-    """vLLM's knobs under vLLM's names, with its defaults."""
+    """vLLM's settings under vLLM's names, with its defaults."""
 
     policy: str = "fcfs"
-    """"fcfs", or "priority": lower value first, then arrival, then request id."""
+    """Queue order: "fcfs", or "priority": lower value first, then arrival, then request id."""
     enable_chunked_prefill: bool = True
-    """Cut prompts to what is left of the budget; else a prompt waits until it fits whole."""
+    """Whether to split prompts to fit the remaining budget; otherwise a prompt waits until it fits as a whole."""
     long_prefill_token_threshold: int = 0
-    """Longest chunk of one prompt while others are there; 0: no limit."""
+    """Maximum chunk of one prompt while other requests are present; 0: no limit."""
     long_prefill_token_threshold_adaptive: bool = False
-    """Raise that limit to an equal share of the budget."""
+    """Whether to raise that limit to an equal share of the budget."""
     scheduler_reserve_full_isl: bool = True
-    """Admit only what fits as a whole, although it is computed in chunks."""
+    """Whether to admit only requests that fit as a whole, even though they are computed in chunks."""
     watermark: float = 0.0
-    """Fraction of the blocks left free by admissions while something runs."""
+    """Fraction of the blocks that admissions leave free while any request is running."""
     prefill_schedule_interval: int = 1
-    """Prefill work waits until this many steps after the last step that had some, while others decode."""
+    """Minimum number of steps from one step with prefill work to the next while other requests decode."""
     max_num_scheduled_tokens: int | None = None
     """Tokens scheduled per step; None: max_num_batched_tokens."""
     max_num_active_seqs: int | None = None
-    """Requests running at once; None: max_num_seqs."""
+    """Maximum number of running requests; None: max_num_seqs."""
     num_speculative_tokens: int = 0
-    """Drafts of a request, to which batches of decodes alone are filled up; 0: none."""
+    """Number of drafts per request to which decode-only batches are padded; 0: none."""
     num_lookahead_tokens: int = 0
-    """KV slots kept ahead for drafts (EAGLE, MTP, draft model: num_speculative_tokens)."""
+    """KV slots reserved ahead for drafts (EAGLE, MTP, draft model: num_speculative_tokens)."""
     draft_slots_per_request: int = 0
-    """Input slots a parallel drafter takes per scheduled request."""
+    """Input slots that a parallel drafter takes per scheduled request."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,9 @@
-"""Continuous batching with prefill and decode iterations apart (vLLM V0: vllm/core/scheduler.py, 0.6).
+"""Continuous batching with separate prefill and decode iterations (vLLM V0: vllm/core/scheduler.py, 0.6).
 
-Prefill first: whenever waiting prompts fit they run alone and all decodes stall. On a shortage of blocks the
-request that came last gives way, by recomputation or to host memory; who was swapped out comes back before anyone new.
-Samples of a request (n > 1) are forked when its prompt is computed; they give way and come back together.
+Prefill first: whenever waiting prompts fit, they run alone and all decodes stall. On a shortage of blocks, the latest
+request to arrive is preempted, by recomputation or by swapping to host memory; swapped-out requests return before any
+new one is admitted. Samples of a request (n > 1) are forked when its prompt is computed; they are preempted and return
+together.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from ._common import one_block_free, pending, refuse_if_hopeless, watermark
 
 @dataclass(frozen=True)
 class ContinuousParams(SchedulerParams):
-    """vLLM V0's knobs. Unset: 256 sequences, and tokens for the longest request, at least 2,048."""
+    """vLLM V0's settings. Unset: 256 sequences, and tokens for the longest request, at least 2,048."""
 
     watermark: float = 0.01
-    """Fraction of the blocks that admissions and returns leave free."""
+    """Fraction of the blocks that admissions and swap-ins leave free."""
     preemption_mode: str = "recompute"
-    """"recompute" (V0's choice for requests of one sequence; those of several are swapped) or "swap"."""
+    """Preemption mode: "recompute" (V0's choice for requests with one sequence; others are swapped) or "swap"."""
     reserve_output: bool = False
-    """Admissions set memory for the longest possible output aside, so that no request is preempted (TGI)."""
-    enable_chunked_prefill = False  # no parameter: prompts run whole
+    """Whether admissions reserve memory for the longest possible output, so that no request is preempted (TGI)."""
+    enable_chunked_prefill = False  # no setting: prompts run whole
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +43,7 @@ class ContinuousParams(SchedulerParams):
 
 @schedulers.register("continuous")
 class Continuous(Scheduler):
-    """vLLM V0's default scheduler. Where host memory is full it recomputes (V0 gave up)."""
+    """vLLM V0's default scheduler. If host memory is full, it recomputes (V0 fails)."""
 
     Params = ContinuousParams
     supports = frozenset({"swap"})
@@ -57,7 +58,7 @@ class Continuous(Scheduler):
         self._reserves = params.reserve_output and not kv.reserves
         if params.reserve_output:
             self.samples = "children"  # type: ignore[misc]  # TGI's best_of is as many requests
-        self._several = False  # whether samples were ever to be forked
+        self._several = False  # whether samples may have to be forked
 
     @classmethod
     def complete(cls, params: ContinuousParams, defaults: Defaults) -> ContinuousParams:
@@ -100,11 +101,11 @@ class Continuous(Scheduler):
         return too_big or too_many or request.num_tokens > self.limits.max_num_batched_tokens
 
     def _sequences(self) -> int:
-        """Return the number of running sequences, those to be forked included."""
+        """Return the number of running sequences, including those to be forked."""
         return sum(r.num_sequences for r in self.running) if self._several else len(self.running)
 
     def _groups(self, requests: Iterable[Request]) -> list[list[Request]]:
-        """Samples of one request together."""
+        """Group the samples of each request."""
         if not self._several:
             return [[request] for request in requests]
         return [list(group) for _, group in groupby(requests, key=lambda r: r.parent or r)]
@@ -130,7 +131,8 @@ class Continuous(Scheduler):
             self.running += [request for request in group if request.state is State.RUNNING]
 
     def _extend(self, ctx: PlanContext, requests: list[Request]) -> bool:
-        """A token for each; False: not for the first. With a block free for each, the others have theirs, too."""
+        """Extend each request by one token; return False if one fails. Only the first can fail, since one block is free
+        for each."""
         return all(ctx.extend(request, 1) for request in requests)
 
     def _preempt(self, ctx: PlanContext, victims: list[Request]) -> None:
@@ -149,7 +151,7 @@ class Continuous(Scheduler):
             if budget < together or self._sequences() + together > self.limits.max_num_seqs:
                 return
             if not all(pending(request) for request in (first, *samples)):
-                return  # preempted while its last step was still in a pipeline
+                return  # preempted while its last step was in a pipeline
             reserve = self.reserve if self.running else 0
             if not ctx.swap_in(first, 1, samples=samples, reserve=reserve):
                 return

@@ -1,8 +1,8 @@
 """Skip-join multi-level feedback queue (FastServe, arXiv 2305.05920).
 
-Short answers are found out by running: a request is demoted when it has used up the quantum of its queue, and starts
-in the queue whose quantum its prefill fits, skipping those above. Preemption is between tokens and keeps the KV; where
-memory is short, requests that will not run for longest move to host memory ahead of need.
+Short answers are discovered by running: a request is demoted when it has used up its queue's quantum, and starts in the
+queue whose quantum fits its prefill, skipping those above. Preemption happens between tokens and keeps the KV; if
+memory is short, the requests that will not run for the longest time move to host memory ahead of need.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ._common import pending, refuse_if_hopeless
 
 @dataclass(frozen=True)
 class FastServeParams(SchedulerParams):
-    """Time is counted in iterations of one decode, the paper's shortest quantum."""
+    """FastServe's settings. Time is counted in iterations of one decode, the paper's shortest quantum."""
 
     num_queues: int = 8
-    """Queues of the multi-level feedback queue."""
+    """Number of queues in the multi-level feedback queue."""
     quantum: int = 1
     """Quantum of the highest queue."""
     quantum_ratio: int = 2
-    """Ratio of each queue's quantum to that of the queue above."""
+    """Ratio of each queue's quantum to the quantum of the queue above."""
     tokens_per_iteration: int = 256
-    """Prompt tokens whose prefill takes as long as one decode: the engine's profile."""
+    """Number of prompt tokens whose prefill takes as long as one decode: the engine's profile."""
     starve_limit: int = 1000
-    """A request that has not run for this number of iterations is promoted to the highest queue."""
+    """Iterations without running after which a request is promoted to the highest queue."""
     free_fraction: float = 0.05
-    """Share of the memory kept free for newcomers by swapping out ahead of need."""
+    """Share of memory kept free for new requests by swapping out ahead of need."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,16 +46,16 @@ class _Job:
 
     queue: int
     since: int
-    """When it came into its queue (iterations of the scheduler): first come, first served within one."""
+    """Scheduler iteration at which it entered its queue, which is served first come, first served."""
     used: int = 0
-    """Iterations of its quantum it has used."""
+    """Number of iterations used of its quantum."""
     ran: int = 0
-    """When it last ran, or arrived."""
+    """Iteration in which it last ran, or arrived."""
 
 
 @schedulers.register("fastserve")
 class FastServe(Scheduler):
-    """Runs up to max_num_seqs requests of the highest queues in each iteration."""
+    """Scheduler that runs up to max_num_seqs requests of the highest queues in each iteration."""
 
     Params = FastServeParams
     supports = frozenset({"swap"})
@@ -66,7 +66,7 @@ class FastServe(Scheduler):
         super().__init__(params, limits, kv)
         self.jobs: dict[Request, _Job] = {}
         self.iteration = 0
-        self._next_step = 0  # id of the step after the last one planned here
+        self._next_step = 0  # id of the step after the last one planned
         self.keep_free = int(params.free_fraction * kv.capacity_tokens)
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -93,7 +93,8 @@ class FastServe(Scheduler):
         return ctx.plan
 
     def _decode(self, ctx: PlanContext, ranked: list[Request]) -> Sequence[Request]:
-        """Serve in bulk while all run in every iteration: queues only say which would be first. The rest."""
+        """Serve requests in bulk while all of them run in every iteration, so that queues affect only their order.
+        Return the rest."""
         limits = self.limits
         most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         if self.waiting or not ranked or len(ranked) > most:
@@ -102,7 +103,7 @@ class FastServe(Scheduler):
         return ctx.decode(ranked, most, steps=until_demotion - 1)
 
     def _catch_up(self, steps: int) -> None:
-        """Account for iterations of all that run, planned without asking."""
+        """Account for bulk-planned iterations, in which all requests ran."""
         self.iteration += steps
         for request in self.running if steps else ():
             job = self.jobs[request]
@@ -116,8 +117,8 @@ class FastServe(Scheduler):
     def _run(
         self, ctx: PlanContext, request: Request, place: int, holders: list[tuple[int, Request]], budget: int
     ) -> int:
-        """Let a request compute what it can. Memory is taken from `holders` with a place behind its own, the last
-        first, which leave the list. Return the tokens given."""
+        """Run as much of a request as possible. Memory is taken from `holders` ranked below it, the last first, which
+        are removed from the list. Return the number of scheduled tokens."""
         while not self._start(ctx, request, budget):
             if not holders or holders[-1][0] <= place:
                 return 0
@@ -127,7 +128,7 @@ class FastServe(Scheduler):
         return ctx.plan.tokens.get(request, 0)
 
     def _start(self, ctx: PlanContext, request: Request, budget: int) -> bool:
-        """Schedule a request; False: for want of memory."""
+        """Schedule a request; return False if memory is short."""
         if request.state is State.RUNNING:
             return ctx.extend(request, min(pending(request), budget))
         if request.state is State.SWAPPED:
@@ -145,8 +146,8 @@ class FastServe(Scheduler):
         return True
 
     def _evict(self, ctx: PlanContext, victim: Request, at_any_cost: bool) -> bool:
-        """Take a request's memory: to the host. Where that is full, those who hold none yet wait; only for one that
-        runs is another's KV thrown away."""
+        """Free a request's memory by swapping it to the host. If host memory is full, discard the KV if `at_any_cost`
+        (for a running request); otherwise return False, and the request without memory waits."""
         if not ctx.swap_out(victim):
             if not at_any_cost:
                 return False
@@ -156,8 +157,8 @@ class FastServe(Scheduler):
         return True
 
     def _swap_ahead(self, ctx: PlanContext, ranked: Sequence[Request]) -> None:
-        """Requests that did not run and will not for longest (the last of the lowest queue) go to the host until
-        newcomers find room."""
+        """Swap out requests that did not run and will not for the longest time (the last of the lowest queue), until
+        new requests have room."""
         for victim in reversed(ranked):
             if self.kv.usage().free >= self.keep_free:
                 break
@@ -168,13 +169,13 @@ class FastServe(Scheduler):
             self.running.remove(victim)
             self.waiting.append(victim)
 
-    # The queues.
+    # Queues.
 
     def _quantum(self, queue: int) -> int:
         return int(self.params.quantum * self.params.quantum_ratio**queue)
 
     def _queue_for(self, iterations: int, above: int = 0) -> int:
-        """Return the highest queue, not higher than `above`, whose quantum holds `iterations`."""
+        """Return the highest queue, not above queue `above`, whose quantum holds `iterations`."""
         last = self.params.num_queues - 1
         queue = min(above, last)
         while queue < last and self._quantum(queue) < iterations:

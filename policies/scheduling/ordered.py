@@ -1,6 +1,6 @@
-"""vLLM V1's step with another order of requests: who waits first, and who gives way.
+"""vLLM V1's step with another order of requests: which waits first, and which is preempted.
 
-A base for schedulers of one's own. `rank` is the one method to write:
+This is a base class for custom schedulers. Subclasses only need to implement `rank`:
 
     class ShortestPrompt(Ordered):
         def rank(self, request, now):
@@ -28,27 +28,28 @@ class OrderedParams(SchedulerParams):
 
 
 class Ordered(Vllm):
-    """Waiting requests are served by `rank`, least first; of equal ones, the first to arrive. Where memory runs out,
-    the running request of the highest rank gives way and computes again when it comes back."""
+    """Waiting requests are served by `rank`, lowest first, with ties in arrival order. If memory runs out, the running
+    request of the highest rank is preempted and recomputed when it returns."""
 
     Params: ClassVar[type[Any]] = OrderedParams
     supports = frozenset({"async"})
     preemptive: ClassVar[bool] = False
-    """Whether a waiting request also takes the place of running ones of higher rank: one for one where slots are short,
-    and as many as its memory takes."""
+    """Whether a waiting request also preempts running ones of higher rank: one for one if slots are short, and as many
+    as its memory requires."""
     dynamic: ClassVar[bool] = False
-    """Whether the rank of a request changes while it waits. Then the queue is sorted again at each plan, and no plan is
-    skipped as long as one waits."""
+    """Whether the rank of a request changes while it waits. If so, the queue is sorted again at each plan, and no plan
+    is skipped while a request waits."""
 
     def __init__(self, params: OrderedParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(VllmParams(params.max_num_seqs, params.max_num_batched_tokens), limits, kv)
         self.params = params
-        self._by_priority = True  # who gives way stands anywhere in the running list
+        self._by_priority = True  # the victim may be anywhere in the running list
         self._ranked: list[tuple[float, int, int, Request]] = []
 
     def rank(self, request: Request, now: int) -> float:
-        """Return a number: less is served first. `now`: simulated time in ns if `dynamic`, else when the request
-        arrived. The rank of a running request may change either way, and is asked when one has to give way."""
+        """Return a number; the lowest is served first. `now` is the simulated time in ns if `dynamic`, else the
+        request's arrival time. The rank of a running request may always change, and is queried when one has to be
+        preempted."""
         raise NotImplementedError(f"{self.name} has no method rank")
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -61,7 +62,7 @@ class Ordered(Vllm):
         return super().plan(ctx)
 
     def _make_way(self, ctx: PlanContext) -> None:
-        """Preempt running requests that rank behind the first waiter until it has a slot and memory."""
+        """Preempt running requests that rank below the first waiting one until it has a slot and memory."""
         now = self._now(ctx)
         while self._ranked:
             waiter = self._head()
@@ -70,8 +71,8 @@ class Ordered(Vllm):
             if len(self.running) < self._max_running and self.kv.can_admit(waiter, hit, new, waiter.num_tokens, 0):
                 return
             last = max(self.running, key=lambda r: self._key(r, now), default=None)
-            # The rank it is queued by: tokens that were in flight when it gave way may have come since, and where it
-            # stands in the queue the displaced one could take its place back.
+            # Use the rank it is queued with, although tokens in flight when it was preempted may have arrived since:
+            # otherwise the displaced request could be queued ahead of it and take its place back.
             if last is None or self._key(last, now)[0] <= self._ranked[0][0]:
                 return
             self._displace(last, ctx, now)
@@ -82,7 +83,7 @@ class Ordered(Vllm):
         return victim, self._displace(victim, ctx, now)
 
     def _displace(self, request: Request, ctx: PlanContext, now: int) -> int:
-        """Preempt a running request and queue it again; the tokens it had in this very plan come back."""
+        """Preempt a running request and queue it again; return the tokens that it had in the current plan."""
         self.running.remove(request)
         refund = ctx.unschedule(request)
         ctx.preempt(request)
@@ -90,7 +91,7 @@ class Ordered(Vllm):
         return refund
 
     def _now(self, ctx: PlanContext) -> int:
-        """Return the time, and look at the clock only where ranks may depend on it."""
+        """Return the time, reading the clock only if ranks may depend on it."""
         return ctx.now if self.dynamic else 0
 
     def _key(self, request: Request, now: int) -> tuple[float, int, int]:

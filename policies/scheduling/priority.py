@@ -1,6 +1,6 @@
-"""Preemptive priorities: the most urgent requests run, whichever came first (lower value first, as in vLLM).
+"""Preemptive priorities: the most urgent requests run, regardless of arrival order (lower value first, as in vLLM).
 
-vLLM's own `policy=priority` lets an urgent waiter wait for a slot; here it takes one.
+With vLLM's own `policy=priority` an urgent request waits for a slot; here it takes one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .ordered import Ordered
 
 @schedulers.register("priority")
 class Priority(Ordered):
-    """A waiter takes the place of running requests that are less urgent; first come, first served among equals."""
+    """A waiting request preempts less urgent running ones; ties are first come, first served."""
 
     preemptive = True
 

@@ -1,7 +1,7 @@
 """Stall-free chunked prefills (Sarathi-Serve, OSDI 2024: sarathi/core/scheduler/sarathi_scheduler.py).
 
-Every iteration first takes all decodes, then fills what is left of a budget of `chunk_size` tokens with pieces of
-prompts, so that no decode ever waits for a prefill longer than its chunk.
+Every iteration first takes all decodes, then fills the rest of a budget of `chunk_size` tokens with pieces of prompts,
+so that no decode ever waits longer than one chunk of a prefill.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ ARRIVAL = attrgetter("arrival_ns", "row")
 
 @dataclass(frozen=True)
 class SarathiParams:
-    """sarathi-serve's knobs under its names."""
+    """sarathi-serve's settings under its names."""
 
     max_num_seqs: int | None = None
-    """Requests running at once; None: vLLM's for the GPU."""
+    """Maximum number of running requests; None: vLLM's for the GPU."""
     chunk_size: int = 512
-    """Tokens of an iteration that prefills may fill up to (the paper: 512 for strict latencies, 2048 for others)."""
+    """Tokens per iteration that prefills may fill (the paper: 512 for strict latency limits, 2048 for others)."""
     watermark: float = 0.01
     """Fraction of the blocks that admissions leave free."""
     reserve_output: bool = False
-    """Admissions set memory for the longest possible output aside, so that no request is preempted (ExLlamaV2)."""
+    """Whether admissions reserve memory for the longest possible output, so that no request is preempted
+    (ExLlamaV2)."""
     enable_dynamic_chunking_schedule: bool = False
-    """Shrink the budget as a prompt progresses, from high_chunk_size to low_chunk_size in equal stages."""
+    """Whether to shrink the budget as a prompt progresses, from high_chunk_size to low_chunk_size in equal stages."""
     low_chunk_size: int = 32
     """Budget of the last stage, tokens; a multiple of 32."""
     high_chunk_size: int = 1024
     """Budget of the first stage, tokens; a multiple of 32."""
     chunk_schedule_max_tokens: int = 4096
-    """Tokens of a prompt over which the stages are spread; the last one holds beyond."""
+    """Prompt tokens over which the stages are spread; the last stage applies beyond them."""
     chunk_schedule_stages: int = 16
     """Number of stages."""
 
@@ -64,7 +65,7 @@ class SarathiParams:
 
 @schedulers.register("sarathi")
 class Sarathi(Scheduler):
-    """All decodes, then running prefills, then new ones whose whole prompt fits memory; first come, first served."""
+    """All decodes, then running prefills, then new ones whose whole prompt fits in memory; first come, first served."""
 
     Params = SarathiParams
     paper = "Agrawal et al., Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve, OSDI 2024"
@@ -74,8 +75,8 @@ class Sarathi(Scheduler):
         super().__init__(params, limits, kv)
         self.reserve = watermark(kv, params.watermark)
         self._reserves = params.reserve_output and not kv.reserves
-        self.prefill_end: dict[Request, int] = {}  # of requests whose prompt is not done
-        self._entered = False  # whether requests may stand in the running list otherwise than by arrival
+        self.prefill_end: dict[Request, int] = {}  # for unfinished prompts
+        self._entered = False  # whether the running list may not be in arrival order
 
     @classmethod
     def complete(cls, params: SarathiParams, defaults: Defaults) -> SarathiParams:
@@ -90,7 +91,7 @@ class Sarathi(Scheduler):
         return ctx.plan
 
     def _plan_decodes(self, ctx: PlanContext) -> list[Request]:
-        """Give each decode its token, in order of arrival; the prompts under way."""
+        """Schedule one token for each decode, in arrival order; return the prompts in progress."""
         for request, end in list(self.prefill_end.items()):
             if request.num_computed_tokens >= end:
                 del self.prefill_end[request]
@@ -106,7 +107,8 @@ class Sarathi(Scheduler):
         return sorted(self.prefill_end, key=ARRIVAL)
 
     def _plan_each(self, ctx: PlanContext, decodes: list[Request], enough: int) -> None:
-        """Give each decode behind the first ones, which have theirs, its token; the last comers give way."""
+        """Schedule one token for each decode after the first ones, which are already served; the latest arrivals are
+        preempted."""
         served = set(decodes)
         queue = deque(r for r in self.running if r not in served)
         plenty = self.kv.usage().free >= enough
@@ -147,7 +149,7 @@ class Sarathi(Scheduler):
             used += new
 
     def _budget(self, processed: int) -> int:
-        """Return the tokens of an iteration, for a request that has `processed` tokens of its prompt behind it."""
+        """Return the token budget of an iteration for a request with `processed` prompt tokens done."""
         p = self.params
         if not p.enable_dynamic_chunking_schedule:
             return p.chunk_size

@@ -1,8 +1,8 @@
 """Iteration-level scheduling with selective batching (Orca, OSDI 2022).
 
-After every iteration requests may leave and join. First come, first served: a request enters when slots for its prompt
-and its longest possible output are free, held until it ends; its whole prompt runs in one iteration, beside the
-decodes of others. Linear layers see one flat batch, attention is computed request by request.
+Requests may leave and join after every iteration. First come, first served: a request is admitted when slots for its
+prompt and its longest possible output are free, and holds them until it ends; its whole prompt runs in one iteration,
+alongside other requests' decodes. Linear layers process one flat batch; attention is computed request by request.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ._common import FOREVER, pending, refuse_if_hopeless
 
 @dataclass(frozen=True)
 class SelectiveParams:
-    """Orca's knobs under the paper's names."""
+    """Orca's settings under the paper's names."""
 
     max_bs: int | None = None
-    """Requests of an iteration; None: vLLM's max_num_seqs for the GPU."""
+    """Maximum number of requests per iteration; None: vLLM's max_num_seqs for the GPU."""
     n_slots: int | None = None
-    """Slots for keys and values of a token; None: as many as the allocator has."""
+    """Number of slots, each for the keys and values of one token; None: as many as the allocator has."""
     max_num_tokens: int | None = None
-    """Tokens of an iteration (TensorRT-LLM); None: no limit. A longer prompt runs without others."""
+    """Maximum number of tokens per iteration (TensorRT-LLM); None: no limit. A longer prompt runs alone."""
     fused_attention: bool = False
-    """One attention kernel for all requests, as engines after Orca have."""
+    """Whether one attention kernel serves all requests, as in engines after Orca."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_bs", "n_slots", "max_num_tokens")
@@ -40,7 +40,7 @@ class SelectiveParams:
 
 @schedulers.register("selective")
 class Selective(Scheduler):
-    """Orca's Algorithm 1. An allocator that reserves by a rule of its own does so instead of the slots."""
+    """Orca's Algorithm 1. An allocator with its own reservation rule reserves in place of the slots."""
 
     Params = SelectiveParams
     paper = "Yu et al., Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022"
@@ -88,8 +88,8 @@ class Selective(Scheduler):
         return ctx.plan
 
     def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
-        """Let the head of the queue wait for KV from elsewhere, if there is any, once there is room for its longest
-        answer too, beside those of all others that wait so."""
+        """Make the head of the queue wait for remote KV, if there is any, once there is room for it at its maximum
+        length in addition to all other requests that wait for KV."""
         size, slots = self.kv.block_size, self.kv.slots
         live = [r for r in ctx.fetched if r.state < State.FINISHED]
         owed = sum(-(-(r.prompt_len + r.max_tokens - slots(r)) // size) * size for r in live)
@@ -97,7 +97,7 @@ class Selective(Scheduler):
         return ctx.fetch(request, hit, owed=max(owed, 0) + -(-own // size) * size)
 
     def on_arrival(self, request: Request) -> None:
-        if request.num_computed_tokens:  # its KV has come: before those for which there is no memory
+        if request.num_computed_tokens:  # its KV has arrived: before requests without memory
             self.waiting.insert(sum(r.num_computed_tokens > 0 for r in self.waiting), request)
         else:
             super().on_arrival(request)

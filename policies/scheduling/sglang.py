@@ -1,15 +1,17 @@
 """The SGLang scheduler (0.5.23: srt/managers/scheduler.py, schedule_policy.py, schedule_batch.py).
 
-Prefill first: whenever waiting requests fit, a batch of prompts runs without any decode. How many may enter is a bet on
-how much the running ones will still generate (new_token_ratio); when the bet is lost, requests are retracted.
+Prefill first: whenever waiting requests fit, a batch of prompts runs without any decode. The number admitted depends on
+an estimate of how much the running ones will still generate (new_token_ratio); if it is too low, requests are
+retracted.
 
-Left out ("no trace": only for what a trace and its settings cannot ask for; "differs": plans may differ from SGLang's):
+Not modeled ("no trace": applies only to features that a trace and its settings cannot request; "differs": plans may
+differ from SGLang's):
 
-| left out | why |
+| not modeled | why |
 |---|---|
 | grammar queue, LoRA limits and drainer | no trace: structured output, adapters |
 | embedding and readout requests, images, beam search, streaming sessions | no trace: prompts of text, sampled answers |
-| DLLM, HiSparse, PD multiplexing, KV shards, n-gram embedding | no trace: none of them is modeled |
+| DLLM, HiSparse, PD multiplexing, KV shards, n-gram embedding | no trace: features not modeled |
 | `get_alloc_reserve_per_decode` | no trace: drafts are refused with this scheduler |
 | tiles and exact chunks (AMD), `truncation_align_size` | no trace: other hardware, deterministic kernels |
 | `PrefillDelayer`, `MinFreeSlotsDelayer`, `DynamicChunkSizer`, `TEST_RETRACT` | no trace: no setting, off |
@@ -17,20 +19,21 @@ Left out ("no trace": only for what a trace and its settings cannot ask for; "di
 | `check_prefetch_progress`, staged loads | no trace: storage behind host memory is not modeled |
 | `check_hicache_events`, timeouts, aborts | elsewhere: servesim/features/offload/hicache.py, servesim/engine/core.py |
 | MLP sync of data-parallel ranks | elsewhere: servesim/features/data_parallel/part.py |
-| bootstrap queue of prompts to hand on | elsewhere: servesim/features/handoff/first.py |
-| host backup of retracted requests | differs under PD: they are computed again |
+| bootstrap queue of prompts to hand off | elsewhere: servesim/features/handoff/first.py |
+| host backup of retracted requests | differs under PD: they are recomputed |
 | `_touch_waiting_prefixes` | differs for lru: a waiter's prefix counts as used when it is admitted |
 | `max_new_tokens_for_memory` | differs for caps beyond memory: such requests are refused, not shortened |
 | eviction by `_abort_on_queued_limit` | differs by priority: a full queue refuses the newcomer |
-| `SWAPrefillBudget`, `is_hybrid_swa` | differs for sliding windows: one budget, and full stays full |
-| Mamba slots in `budget_state` | differs for models with states: they bound max_running_requests instead |
+| `SWAPrefillBudget`, `is_hybrid_swa` | differs for sliding windows: one budget, and a full batch stays full |
+| Mamba slots in `budget_state` | differs for models with states: they limit max_running_requests instead |
 | a running batch for each microbatch | differs if pp > 1: one batch for all stages |
 | `is_extend_in_batch` | differs if dp > 1: each rank counts prefill_decode_interval for itself |
-| `budget_state` before the first waiter | differs if max_prefill_tokens < chunked_prefill_size: one more may enter |
-| ratio 1 of running requests with ignore_eos | differs with ignore_eos: new_token_ratio is theirs too |
+| `budget_state` before the first waiter | differs if max_prefill_tokens < chunked_prefill_size: one more request may be
+admitted |
+| ratio 1 of running requests with ignore_eos | differs with ignore_eos: new_token_ratio applies to them too |
 | `filter_batch` before prefill | differs: a full batch admits one decode after a request has left it |
-| `_reqs_finishing_inflight` | differs, planned ahead: requests decode once beyond their cap, as under PD |
-| `preempt_to_schedule` of requests in flight | differs by priority, planned ahead: these are spared |
+| `_reqs_finishing_inflight` | differs, planned ahead: requests decode one step beyond their cap, as under PD |
+| `preempt_to_schedule` of requests in flight | differs by priority, planned ahead: they are not preempted |
 """
 
 from __future__ import annotations
@@ -55,12 +58,13 @@ from ._sglang_order import CACHE_AWARE, order
 from ._sglang_params import SglangParams
 
 CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""(GiB of GPU memory, chunked_prefill_size below that); 16384 from the last on."""
+"""(GiB of GPU memory, chunked_prefill_size below it); 16384 from the last entry on."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Sglang(RunningBatch):
-    """SGLang: prefill batches before decode batches, prefixes first if asked for, retraction when memory runs out."""
+    """SGLang scheduler: prefill batches before decode batches, prefixes first if requested, retraction when memory runs
+    out."""
 
     Params: ClassVar[type[Any]] = SglangParams
     supports = frozenset({"async", "remote_kv", "external"})
@@ -73,7 +77,7 @@ class Sglang(RunningBatch):
         if self.policy in CACHE_AWARE and not kv.shares:
             if self.policy == "shortest-prefill-first":
                 raise UserError(f"scheduler sglang: shortest-prefill-first needs a prefix cache; kv {kv.name} is none")
-            self.policy = "fcfs"  # as SGLang with its cache disabled
+            self.policy = "fcfs"  # SGLang's with its cache disabled
         chunk = params.chunked_prefill_size
         self.chunk_size = None if chunk is None or chunk < 0 else chunk
         if self.chunk_size is not None and self.chunk_size < kv.block_size:
@@ -81,11 +85,11 @@ class Sglang(RunningBatch):
                 f"scheduler {self.name}: chunked_prefill_size={self.chunk_size} is less than a page of kv {kv.name}, "
                 f"{kv.block_size} tokens: no prompt longer than it would ever run"
             )
-        self.last: list[Request] = []  # of the last prefill batch, until it joins `batch`
+        self.last: list[Request] = []  # last prefill batch, until it joins `batch`
         self.chunk_end: dict[Request, int] = {}
         self._shuffles = 0
-        self._next_step = 0  # id of the step after the last one planned here
-        self._since_read = 0  # decode steps since it last looked
+        self._next_step = 0  # id of the step after the last one planned
+        self._since_read = 0  # decode steps since the last look
         self.arrivals = RemoteArrivals(self)
 
     @classmethod
@@ -100,7 +104,7 @@ class Sglang(RunningBatch):
     def plan(self, ctx: PlanContext) -> Plan:
         if self._rules.scheduler_recv_interval > 1:
             self._read(ctx.step_id - self._next_step)
-        self._decays += ctx.step_id - self._next_step  # steps of the same decodes, planned without asking
+        self._decays += ctx.step_id - self._next_step  # bulk-planned steps of the same decodes
         if not self.running and not self.waiting:
             self._ratio, self._decays = self._init_ratio, 0  # idle
         self._merge_last()
@@ -111,26 +115,26 @@ class Sglang(RunningBatch):
         else:
             self._prefill(ctx)
         if not ctx.num_tokens and self._decode(ctx) and not ctx.num_tokens:
-            self._prefill(ctx)  # SGLang's loop comes round again at once
+            self._prefill(ctx)  # SGLang's loop immediately runs again
         if self.arrivals.come and not self.last:
             self.arrivals.join(ctx)
         self._next_step = ctx.step_id + (ctx.num_tokens > 0)
         return ctx.plan
 
     def _read(self, skipped: int) -> None:
-        """Look at the requests that came, if it is time: after a decode, only once in an interval. `skipped` steps of
-        the same decodes were planned without asking, and found no request."""
+        """Look at newly arrived requests if it is time to do so: after a decode, only once per interval. `skipped`
+        steps of the same decodes were planned in bulk and saw no new requests."""
         interval = self._rules.scheduler_recv_interval
         self._since_read = (self._since_read + skipped) % interval + 1
         if self.last or not self.running or self._since_read >= interval:
             self._since_read = 0
             for request in self._unread:
-                self.waiting.remove(request)  # behind those that were retracted meanwhile
+                self.waiting.remove(request)  # behind requests retracted since
                 self._queue(request)
             self._unread.clear()
 
     def readable(self) -> list[Request]:
-        """Return the waiting requests that it has looked at."""
+        """Return the waiting requests that the scheduler has looked at."""
         return [r for r in self.waiting if r not in self._unread] if self._unread else list(self.waiting)
 
     def _merge_last(self) -> None:
@@ -182,7 +186,7 @@ class Sglang(RunningBatch):
         return True
 
     def _shorter_ones(self, left: int, adder: PrefillAdder) -> int | None:
-        """shortest-prefill-first: a cap on the chunk under way, that leaves room for shorter prompts."""
+        """Return a cap on the chunk in progress that leaves room for shorter prompts (shortest-prefill-first only)."""
         if self.policy != "shortest-prefill-first" or not adder.chunk_left or adder.chunk_left < 2 * adder.page:
             return None
         kept = 0
@@ -243,7 +247,7 @@ class Sglang(RunningBatch):
         )
 
     def _preempt_for(self, ctx: PlanContext, waiter: Request, adder: PrefillAdder) -> bool:
-        """Retract running requests of much lower priority, if that makes room for a waiter."""
+        """Retract running requests of much lower priority if this makes room for a waiting one."""
         sign = 1 if self._rules.schedule_low_priority_values_first else -1
         victims: list[Request] = []
         short = waiter.num_tokens - self.kv.lookup(waiter).num_tokens + max_new(waiter) - adder.remaining

@@ -1,4 +1,4 @@
-"""Shortest job first: waiting requests in order of predicted output length. Who runs, runs on."""
+"""Shortest job first: waiting requests in order of predicted output length, without preemption of running ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .ordered import Ordered
 
 @schedulers.register("sjf")
 class Sjf(Ordered):
-    """Short answers first, as far as the predictor knows them."""
+    """Shortest predicted output first."""
 
     needs = frozenset({PREDICTED})
     paper = "the classic; for LLM serving with a length predictor, Qiu et al., SSJF, arXiv 2404.08509"

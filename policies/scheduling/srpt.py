@@ -1,6 +1,6 @@
-"""Shortest remaining processing time: the requests with the least output left, as predicted, run; preemptive.
+"""Shortest remaining processing time: the requests with the least predicted output left run; preemptive.
 
-`srpt-oracle` is told the true lengths: what no predictor can beat by this rule.
+`srpt-oracle` receives the true lengths: an upper bound for any predictor under this rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .ordered import Ordered, OrderedParams
 
 @schedulers.register("srpt")
 class Srpt(Ordered):
-    """Least predicted output left first. One that outlives its prediction counts as nearly done."""
+    """Least predicted output left first. A request that outlives its prediction counts as nearly done."""
 
     preemptive = True
     needs = frozenset({PREDICTED})

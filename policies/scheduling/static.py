@@ -1,7 +1,7 @@
 """Static batching (FasterTransformer, HF generate): a batch is composed once and runs until its last row is done.
 
-Prompts are padded to the longest, rows that have finished stay as padding, memory for the longest prompt and the
-longest output is held by every row to the end, and all answers return together.
+Prompts are padded to the longest, and finished rows stay as padding. Every row holds memory for the longest prompt and
+the longest output until the end, and all answers return together.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ._common import pending, refuse_if_hopeless
 
 @dataclass(frozen=True)
 class StaticParams:
-    """FasterTransformer's batch limit; the driver around it takes requests in order of arrival."""
+    """FasterTransformer's batch limit; the driver around it takes requests in arrival order."""
 
     max_batch_size: int | None = None
-    """Rows of a batch; None: as many as memory holds, up to vLLM's max_num_seqs for the GPU."""
+    """Maximum number of rows in a batch; None: as many as fit in memory, up to vLLM's max_num_seqs for the GPU."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_batch_size")
@@ -35,7 +35,8 @@ class StaticParams:
 
 @schedulers.register("static")
 class Static(Scheduler):
-    """Request-level batching: the requests that wait when a batch has ended make up the next, as far as memory goes."""
+    """Request-level batching: the requests waiting when a batch has ended form the next one, as far as memory
+    allows."""
 
     Params = StaticParams
     keeps_budget = False
@@ -44,9 +45,9 @@ class Static(Scheduler):
 
     def __init__(self, params: StaticParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
-        self.padding: list[Request] = []  # finished rows of the batch that runs
-        self.row_len = 0  # tokens of each row once the step that computes the prompts is done
-        self.first_step = 0  # id of that step
+        self.padding: list[Request] = []  # finished rows of the running batch
+        self.row_len = 0  # tokens per row once the prompts are computed
+        self.first_step = 0  # that step's id
 
     @classmethod
     def complete(cls, params: StaticParams, defaults: Defaults) -> StaticParams:
@@ -58,15 +59,15 @@ class Static(Scheduler):
             self._compose(ctx)
         else:
             for request in ctx.decode(self.running, len(self.running)):
-                if pending(request):  # else its token is still in flight
+                if pending(request):  # else its token is in flight
                     ctx.extend(request, 1)
         ctx.plan.padded_rows, ctx.plan.padded_len, ctx.plan.padded_at = len(self.padding), self.row_len, self.first_step
         return ctx.plan
 
     def _compose(self, ctx: PlanContext) -> None:
-        """Begin a batch: as many of the first that wait as fit memory, each with a row as long as the longest prompt
-        and the longest output. Memory may be scarcer than its free tokens say (of groups of layers); then with fewer.
-        """
+        """Begin a batch with as many of the first waiting requests as fit in memory, each with a row as long as the
+        longest prompt plus the longest output. With groups of layers, less memory may be usable than the free tokens
+        suggest; the batch is then smaller."""
         self.first_step = ctx.step_id
         rows = self._rows_that_fit()
         while rows and not self._begin(ctx, rows):
@@ -87,7 +88,7 @@ class Static(Scheduler):
         return rows
 
     def _begin(self, ctx: PlanContext, rows: int) -> bool:
-        """Admit the first `rows` requests, or fewer where memory ends before; False: not even the first."""
+        """Admit the first `rows` requests, or fewer if memory runs out; return False if not even the first fits."""
         batch = list(islice(self.waiting, rows))
         self.row_len = max(request.prompt_len for request in batch)
         longest = self.row_len + max(request.max_tokens for request in batch)

@@ -35,21 +35,22 @@ from servesim.contracts.request import Request
 from servesim.contracts.scheduler import Limits, Scheduler, schedulers
 
 _SPARE = 2
-"""Tokens beyond those needed that new blocks are counted for (`_allocate_blocks_if_needed`)."""
+"""Extra tokens counted when allocating new blocks (`_allocate_blocks_if_needed`)."""
 _MARGINS = {"fifo": 0.15, "prefill_first": 0.0}
 
 
 @dataclass(frozen=True)
 class TransformersParams(SchedulerParams):
-    """The engine's `max_requests_per_batch`, `max_batch_tokens`, `scheduler_type` and `safety_margin`, with its
-    defaults (it lowers `max_batch_tokens` where memory is short)."""
+    """The engine's `max_requests_per_batch`, `max_batch_tokens`, `scheduler_type`, and `safety_margin`, with its
+    defaults (it lowers `max_batch_tokens` if memory is short)."""
 
     max_num_seqs: int | None = 1024
-    """Requests running at once (`max_requests_per_batch`)."""
+    """Maximum number of running requests (`max_requests_per_batch`)."""
     max_num_batched_tokens: int | None = 8192
-    """Tokens of a step (`max_batch_tokens`)."""
+    """Maximum number of tokens per step (`max_batch_tokens`)."""
     scheduler_type: str = "fifo"
-    """"fifo": decodes, then prompts under way, then waiting ones; "prefill_first": prompts under way first."""
+    """Order of requests. "fifo": decodes, then prompts in progress, then waiting ones; "prefill_first": prompts in
+    progress first."""
     safety_margin: float | None = None
     """Share of the blocks that must be free for a prompt to join others; None: 0.15 (fifo) or 0 (prefill_first)."""
 
@@ -63,7 +64,7 @@ class TransformersParams(SchedulerParams):
 
 @schedulers.register("transformers")
 class Transformers(Scheduler):
-    """Decodes, prompts under way, then waiting requests, within one token budget."""
+    """Decodes, prompts in progress, then waiting requests, within one token budget."""
 
     Params = TransformersParams
     cannot: ClassVar[Mapping[str, str]] = {"samples": "how it forks return sequences is not modelled"}
@@ -75,8 +76,8 @@ class Transformers(Scheduler):
         margin = _MARGINS[params.scheduler_type] if given is None else given
         self._margin = margin * (kv.capacity_tokens // kv.block_size)
         self._prefilling: set[Request] = set()
-        self._starved: list[tuple[Request, int]] = []  # running, without the blocks for their next tokens
-        self._closed = False  # after an eviction no request enters until one has finished
+        self._starved: list[tuple[Request, int]] = []  # running, lacking blocks for their next tokens
+        self._closed = False  # after an eviction, until a request has finished
 
     def plan(self, ctx: PlanContext) -> Plan:
         failed = self._schedule(ctx)
@@ -90,10 +91,10 @@ class Transformers(Scheduler):
         return ctx.plan
 
     def _schedule(self, ctx: PlanContext) -> bool:
-        """Fill one batch. Return whether any request lacked blocks."""
+        """Fill one batch; return whether any request lacked blocks."""
         self._starved, failed = [], False
         budget, most = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
-        reads = self.kv.capacity_tokens  # tokens of KV one batch can index
+        reads = self.kv.capacity_tokens  # KV tokens one batch can index
         candidates = self._decode(ctx)
         if served := ctx.num_tokens:
             budget -= served
@@ -131,7 +132,7 @@ class Transformers(Scheduler):
         return failed
 
     def _decode(self, ctx: PlanContext) -> Sequence[Request]:
-        """Serve decodes in bulk where they come first and blocks are taken one at a time; the other candidates."""
+        """Serve decodes in bulk if they come first and blocks are taken one at a time; return the other candidates."""
         candidates = self._candidates()
         if self.params.scheduler_type != "fifo" or self.kv.shares or self.kv.block_size <= _SPARE:
             return candidates
@@ -149,7 +150,7 @@ class Transformers(Scheduler):
         return active + fresh
 
     def _grow(self, ctx: PlanContext, request: Request, new: int) -> bool:
-        """More blocks only where those there are too few, and then with room to spare."""
+        """Extend a request, allocating more blocks, with a margin, only if its current ones are too few."""
         short = request.num_computed_tokens + new - self.kv.slots(request)
         if ctx.extend(request, new, lookahead=_SPARE if short > 0 else 0):
             return True
@@ -157,7 +158,7 @@ class Transformers(Scheduler):
         return False
 
     def _evict(self, ctx: PlanContext) -> bool:
-        """Free the newest of the starved requests until the others fit; never the last one running."""
+        """Evict the newest starved requests until the others fit, but never the last running one."""
         demand = sum(blocks for _, blocks in self._starved)
         free, victims = self._free_blocks(), 0
         evicted = []
@@ -176,8 +177,8 @@ class Transformers(Scheduler):
         return bool(evicted)
 
     def _give_up(self, ctx: PlanContext) -> None:
-        """Nothing can run and nothing can be evicted: there the engine stops with an error, here the requests that
-        cannot be held are refused."""
+        """Refuse the requests that cannot be held, since nothing can run and nothing can be evicted. The engine stops
+        with an error at this point."""
         for request, _ in self._starved:
             self.running.remove(request)
             self._prefilling.discard(request)

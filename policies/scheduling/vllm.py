@@ -1,34 +1,36 @@
 """The vLLM V1 scheduler (0.33: vllm/v1/core/sched/scheduler.py, async_scheduler.py).
 
-One rule, no phases: each step lets every request's computed tokens catch up with its known ones, running
-requests before waiting ones, within a token budget. Prefill, chunked prefill, prefix hits, decode and
-verification of drafts are all this rule.
+One rule, no phases: each step lets every request's computed tokens catch up with its known ones, running requests
+before waiting ones, within a token budget. Prefill, chunked prefill, prefix hits, decode, and draft verification all
+follow from this rule.
 
-Left out ("no trace": only for what a trace and its settings cannot ask for; "differs": plans may differ from vLLM's):
+Not modeled ("no trace": applies only to features that a trace and its settings cannot request; "differs": plans may
+differ from vLLM's):
 
-| left out | why |
+| not modeled | why |
 |---|---|
-| pause states, `reset_prefix_cache`, streaming input | no trace: an operator asks for them; a prompt arrives whole |
+| pause states, `reset_prefix_cache`, streaming input | no trace: operator requests; a prompt arrives whole |
 | encoder inputs, their budget and cache, `ec_connector`, cross-attention blocks | no trace: images and audio |
-| `max_loras`, requests that wait for a grammar, drafts it forbids | no trace: adapters, structured output |
+| `max_loras`, requests that wait for a grammar, drafts that it forbids | no trace: adapters, structured output |
 | `skip_reading_prefix_cache`, `aux_output_connector` | no trace: prompt logprobs, routed experts |
-| pooling and diffusion models, `prefix_replay_tokens`, HiSparse | no trace: none of them is modeled |
-| `_reserve_prefill_lookahead` | no trace: MTP of several modules; `mtp` applies one module again |
+| pooling and diffusion models, `prefix_replay_tokens`, HiSparse | no trace: features not modeled |
+| `_reserve_prefill_lookahead` | no trace: multi-module MTP; `mtp` reapplies one module |
 | zeroing and copies of blocks, events, statistics, metadata | no decision: for workers and observers |
 | outputs, aborts, failed loads | elsewhere: servesim/engine/delivery.py, servesim/engine/core.py |
 | `dynamic_sd_lookup` | elsewhere: policies/speculation/_length.py |
-| `skip_drafts` | differs in price, not in plans: drafts after a request's last token are paid for |
+| `skip_drafts` | differs in cost, not in plans: drafts after a request's last token are charged |
 | `_mamba_block_aligned_split`, hits within a block | differs for models with states: chunks end at any token |
-| `next_decode_eligible_step` | differs if pp > 1: steps are not planned ahead, so that none has to wait |
+| `next_decode_eligible_step` | differs if pp > 1: steps are not planned ahead, so none has to wait |
 | `throttle_prefills` | differs for MoE ranks, dp > 1: each counts prefill_schedule_interval for itself |
 | one token to compute, and loads, while prefill is held | differs if prefill_schedule_interval > 1: they are held too |
 | `is_prefill_chunk` of a last chunk of one token | differs with drafts: it counts as a decode, so others are padded |
-| `kv_holding_waiting` | differs by priority, or after a preemption: one whose KV has come may wait behind others |
+| `kv_holding_waiting` | differs by priority, or after a preemption: a request whose KV has arrived may wait behind
+others |
 | loads in `get_request_counts` | differs with long_prefill_token_threshold: loads are not counted as waiting |
 | `_spec_decode_step_blocks` | differs with drafts and loads: no room is left for the drafts of others |
-| `defer_block_free` | differs with loads, planned ahead: blocks that a step in flight may write are free at once |
-| `drop_stale_output` | differs for prompts to hand on: output in flight at a preemption is delivered |
-| `num_stale_output_tokens` | differs if pp > 2: a request may resume before its output in flight has come |
+| `defer_block_free` | differs with loads, planned ahead: blocks that a step in flight may write are freed immediately |
+| `drop_stale_output` | differs for prompts to hand off: output in flight at a preemption is delivered |
+| `num_stale_output_tokens` | differs if pp > 2: a request may resume before its output in flight has arrived |
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ from ._vllm_params import VllmParams
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Vllm(Scheduler):
-    """vLLM V1: running first, then waiting, chunked by a token budget; preemption by recomputation."""
+    """vLLM V1 scheduler: running first, then waiting, chunked by a token budget; preemption by recomputation."""
 
     Params: ClassVar[type[Any]] = VllmParams
     paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
@@ -59,10 +61,10 @@ class Vllm(Scheduler):
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
-        self._rules = params  # vLLM's, whatever those of a subclass are
+        self._rules = params  # vLLM's, even in a subclass
         self.lookahead = params.num_lookahead_tokens
         self._by_priority = params.policy == "priority"
-        self._heap: list[tuple[int, int, str, int, Request]] = []  # the waiting queue under "priority"
+        self._heap: list[tuple[int, int, str, int, Request]] = []  # waiting queue for "priority"
         self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
         if params.draft_slots_per_request >= limits.max_num_batched_tokens:
             raise UserError(
@@ -71,8 +73,8 @@ class Vllm(Scheduler):
             )
         self._max_running = params.max_num_active_seqs or limits.max_num_seqs
         self._steps_since_prefill = 0
-        self._drained = True  # whether the last plan that looked at the waiting queue emptied it
-        self._chunks: set[Request] = set()  # running ones whose last step did not reach the end of their prompt
+        self._drained = True  # whether the last plan to look at the waiting queue emptied it
+        self._chunks: set[Request] = set()  # running ones whose last step did not finish their prompt
         self._reserve = int(params.watermark * kv.num_blocks) * kv.block_size
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -87,9 +89,9 @@ class Vllm(Scheduler):
         return ctx.plan
 
     def _plan_running(self, ctx: PlanContext, budget: Budget, threshold: int, hold: bool) -> None:
-        steps = 1 if self._rules.prefill_schedule_interval > 1 else None  # it counts plans
+        steps = 1 if self._rules.prefill_schedule_interval > 1 else None  # counts plans
         queue: Sequence[Request] = self.running
-        if not (hold and self._chunks):  # a last chunk of one token is no decode
+        if not (hold and self._chunks):  # a last one-token chunk is not a decode
             queue = ctx.decode(queue, budget.left - budget.extra * len(queue), steps=steps)
             budget.take(ctx.num_tokens, len(self.running) - len(queue))
         max_len = self.limits.max_model_len
@@ -97,7 +99,7 @@ class Vllm(Scheduler):
             if budget.left <= 0:
                 return
             if request.state is not State.RUNNING:
-                continue  # it gave way to one before it
+                continue  # preempted for an earlier one
             if hold and request in self._chunks:
                 continue
             new, drafts = ctx.due(request), request.num_draft_tokens
@@ -118,8 +120,8 @@ class Vllm(Scheduler):
                 return
 
     def _wanted(self, request: Request, due: int, threshold: int, left: int) -> tuple[int, int]:
-        """Return the tokens that bring a request with `due` tokens up to what is known of it, as far as may be, and how
-        many of them are drafts."""
+        """Return the tokens to schedule so that a request with `due` tokens catches up with its known tokens, as far as
+        the limits allow, and how many of them are drafts."""
         if due <= 0:
             return 0, 0
         new = due + request.num_draft_tokens
@@ -129,7 +131,8 @@ class Vllm(Scheduler):
         return new, max(min(request.num_draft_tokens, new - due), 0)
 
     def _preempt(self, ctx: PlanContext) -> tuple[Request, int]:
-        """Preempt the last comer, or the least urgent; the tokens it had in this very plan come back."""
+        """Preempt the latest arrival, or the least urgent request; return its tokens in the current plan to the
+        budget."""
         if self._by_priority:
             victim = max(self.running, key=lambda r: (r.priority, r.arrival_ns))
             self.running.remove(victim)
@@ -147,7 +150,8 @@ class Vllm(Scheduler):
             self._requeue(request)
 
     def _admit_waiting(self, ctx: PlanContext, budget: Budget, threshold: int, deferred: list[Request]) -> None:
-        """Admit from the front of the queue as far as budget and memory go; those `deferred` are taken out of it."""
+        """Admit requests from the front of the queue as far as budget and memory allow, moving deferred ones to
+        `deferred`."""
         params = self._rules
         uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:
@@ -195,8 +199,8 @@ class Vllm(Scheduler):
             budget.take(new)
 
     def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
-        """Let the head of the queue wait for KV from elsewhere, if there is any. Prompts that have been begun, here or
-        there, keep the blocks they still need."""
+        """Make the head of the queue wait for remote KV, if there is any. Prompts already in progress, locally or
+        remotely, keep the blocks that they still need."""
         size, slots = self.kv.block_size, self.kv.slots
         begun = [r for r in self.running if r.first_token_ns < 0 or r.num_preemptions]
         short = [
@@ -213,7 +217,7 @@ class Vllm(Scheduler):
         )
 
     def _only_decodes(self, plan: Plan) -> bool | None:
-        """Whether the running requests scheduled so far all decode; None: none was scheduled."""
+        """Return whether all running requests scheduled so far are decodes, or None if none was scheduled."""
         if not plan.tokens:
             return None
         return all(n == 1 + plan.drafts.get(r, 0) for r, n in plan.tokens.items())
@@ -257,7 +261,7 @@ class Vllm(Scheduler):
             self.waiting.append(request)
 
     def _take_back(self, request: Request) -> None:
-        """Put a request whose KV has come to the front, behind earlier ones."""
+        """Put a request whose KV has arrived at the front, after earlier ones."""
         at = 0
         for each in self.waiting:
             if not each.num_computed_tokens or (each.arrival_ns, each.row) > (request.arrival_ns, request.row):

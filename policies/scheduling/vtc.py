@@ -1,7 +1,8 @@
-"""Virtual token counter: waiting requests of the tenant that was served least go first (Sheng et al., OSDI 2024).
+"""Virtual token counter: waiting requests of the least-served tenant go first (Sheng et al., OSDI 2024).
 
-The steps are vLLM V1's; only who waits first is VTC's. Requests without a tenant are one tenant together. The paper's
-predicting and weighted variants are left out; a request that computes again after a preemption is not charged again.
+The steps are vLLM V1's; only the order of waiting requests is VTC's. Requests without a tenant together count as one
+tenant. The paper's predicting and weighted variants are not modeled; a request that is recomputed after a preemption is
+not charged again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .vllm import Vllm
 
 @dataclass(frozen=True)
 class VtcParams(SchedulerParams):
-    """vLLM's limits, and what a token counts, by the paper's defaults."""
+    """vLLM's limits, and the weights of tokens, with the paper's defaults."""
 
     input_weight: float = 1.0
     """Weight of a prompt token, charged at admission."""
@@ -34,8 +35,9 @@ class VtcParams(SchedulerParams):
 
 @schedulers.register("vtc")
 class Vtc(Vllm):
-    """Counts what each tenant was served. One that had nothing waiting begins again at the least counter of those that
-    have, or at that of the tenant served last: it cannot save up."""
+    """Scheduler that counts the service each tenant receives. A tenant that had no waiting requests restarts at the
+    lowest counter among those that have some, or at the counter of the tenant served last, so it cannot save up
+    credit."""
 
     Params = VtcParams
     paper = "Sheng et al., Fairness in Serving Large Language Models, OSDI 2024"
@@ -45,15 +47,15 @@ class Vtc(Vllm):
         super().__init__(VllmParams(params.max_num_seqs, params.max_num_batched_tokens), limits, kv)
         self.params = params
         self.counters: dict[str, float] = {}
-        """Weighted tokens by tenant, outputs up to the last plan while any request waits."""
-        self._queues: dict[str, deque[Request]] = {}  # of tenants that have a request waiting
+        """Weighted tokens by tenant; outputs are counted up to the last plan while any request waits."""
+        self._queues: dict[str, deque[Request]] = {}  # for tenants with waiting requests
         self._come: list[Request] = []  # arrived since the last plan
-        self._counted: dict[Request, int] = {}  # output tokens of running requests that are counted
+        self._counted: dict[Request, int] = {}  # counted output tokens of running requests
         self._last = ""  # the tenant served last
 
     def plan(self, ctx: PlanContext) -> Plan:
         if self.num_waiting():
-            _ = ctx.now  # what is counted changes with every token: no plan is skipped
+            _ = ctx.now  # counters change with every token: skip no plan
             for request in self.running:
                 self._count(request)
             for request in self._come:
@@ -79,11 +81,11 @@ class Vtc(Vllm):
         self._queues.setdefault(tenant, deque()).append(request)
 
     def _requeue(self, request: Request) -> None:
-        """Put a request that gave way first in its tenant's queue."""
+        """Put a preempted request first in its tenant's queue."""
         self._queues.setdefault(request.tenant, deque()).appendleft(request)
 
     def _first(self) -> str:
-        """Return the tenant with the least counter; of equal ones that of the request that came first."""
+        """Return the tenant with the lowest counter; ties go to the tenant whose request arrived first."""
         queues = self._queues
         return min(queues, key=lambda t: (self.counters[t], queues[t][0].arrival_ns, queues[t][0].row))
 

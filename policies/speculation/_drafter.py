@@ -1,4 +1,4 @@
-"""The part that built-in methods share: how many tokens they draft after a step."""
+"""Part shared by the built-in methods: how many tokens they draft after a step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from ._length import DraftLength, Fixed, Goodput, SglangAdaptive, Table, parse_t
 
 @dataclass(frozen=True)
 class DrafterParams(SpeculatorParams):
-    """Drafts per step, and what decides on them."""
+    """Number of drafts per step, and how it is chosen."""
 
     adapt: str = "fixed"
-    """fixed: always k. table: by the number of sequences (vLLM's dynamic k). sglang: by acceptance seen, within what
-    the number of sequences allows (SGLang's adaptive slots). goodput: the most expected tokens per second at the price
-    of the cost model and the acceptance seen (SmartSpec/TurboSpec). oracle: the same with the true acceptance rates."""
+    """Choice of the draft length. fixed: always k. table: by the number of sequences (vLLM's dynamic k). sglang: by
+    observed acceptance, within the range that the number of sequences allows (SGLang's adaptive slots). goodput: the
+    most expected tokens per second, by the cost model and the observed acceptance (SmartSpec/TurboSpec). oracle:
+    goodput with the true acceptance rates."""
     scorer: str = "mqa"
-    """mqa: all drafts of a sequence are verified over one reading of its context. batch-expansion: as a sequence each
-    (vLLM before 0.6.4)."""
+    """Verification method. mqa: all drafts of a sequence are verified with one read of its context. batch-expansion:
+    each draft is verified as a separate sequence (vLLM before 0.6.4)."""
     table: str = ""
-    """For adapt=table: from-to:k parts, such as 1-16:3/32-128:2/256-2048:0; gaps carry the k before."""
+    """Table for adapt=table, as from-to:k parts, such as 1-16:3/32-128:2/256-2048:0; gaps use the previous k."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +40,7 @@ class DrafterParams(SpeculatorParams):
 
 
 class Drafter(Speculator):
-    """A method whose draft length is chosen by `adapt`."""
+    """A speculation method whose draft length is chosen by `adapt`."""
 
     Params = DrafterParams
     params: DrafterParams

@@ -1,4 +1,4 @@
-"""Draft lengths: fixed, by batch size, by acceptance, or by what a second brings."""
+"""Draft lengths: fixed, by batch size, by acceptance, or by expected throughput."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
 
 
 class DraftLength:
-    """Decides on k after each step."""
+    """Policy that chooses k after each step."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.most = drafter.max_drafts
 
     def limit(self, batch: Batch) -> int:
-        """Return the drafts per sequence after a step."""
+        """Return the number of drafts per sequence after a step."""
         raise NotImplementedError
 
     def observe(self, verified: Sequence[tuple[int, int]]) -> None:
-        """Learn from (depth, accepted) of the requests whose drafts a step verified."""
+        """Update from the (depth, accepted) pairs of the requests whose drafts a step verified."""
 
 
 class Fixed(DraftLength):
-    """Always the same."""
+    """A constant draft length."""
 
     def limit(self, batch: Batch) -> int:
         return self.most
 
 
 def parse_table(text: str) -> list[tuple[int, int, int]]:
-    """Parse from-to:k parts into (from, to, k), ascending and apart."""
+    """Parse from-to:k parts into (from, to, k) rows, which must be ascending and disjoint."""
     rows: list[tuple[int, int, int]] = []
     for part in text.split("/"):
         sizes, _, k = part.partition(":")
@@ -51,14 +51,14 @@ def parse_table(text: str) -> list[tuple[int, int, int]]:
 
 
 def by_batch_size(table: Sequence[Sequence[int]], batch: int, most: int) -> int:
-    """Return k for a number of sequences by (from, to, k) rows; between rows that of the row before, before the first
-    one its own (vllm/v1/spec_decode/dynamic)."""
+    """Return k for a number of sequences from (from, to, k) rows. Between rows, the previous row applies; before the
+    first row, the first one does (vllm/v1/spec_decode/dynamic)."""
     row = max(0, bisect_right([row[0] for row in table], batch) - 1)
     return min(table[row][2], most)
 
 
 class Table(DraftLength):
-    """Choose by the number of requests scheduled in the step (vLLM 0.33, dynamic speculative decoding)."""
+    """Draft length by the number of requests scheduled in the step (vLLM 0.33, dynamic speculative decoding)."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
@@ -69,10 +69,10 @@ class Table(DraftLength):
 
 
 class SglangAdaptive(DraftLength):
-    """SGLang 0.5.23: each batch size allows some k; acceptance moves up and down among them.
+    """SGLang 0.5.23: each batch size allows certain values of k; acceptance moves k up and down among them.
 
-    The mean of accepted drafts is an exponential average over batches (weight 0.2), looked at every fifth batch once
-    ten were seen.
+    The mean number of accepted drafts is an exponential average over batches (weight 0.2), checked every fifth batch
+    after the first ten.
     """
 
     SLOTS = ((1, (1, 3, 5, 7)), (8, (0, 1, 3)), (32, (0, 1)), (64, (0,)))
@@ -95,7 +95,7 @@ class SglangAdaptive(DraftLength):
         if self._slot not in self._k:
             self._k[self._slot] = max([k for k in allowed if k <= 3], default=allowed[0])
         elif self._k[self._slot] == 0 and len(allowed) > 1:
-            self._k[self._slot] = allowed[1]  # without drafts nothing is learnt: try again
+            self._k[self._slot] = allowed[1]  # no drafts, no observations: try again
         return self._k[self._slot]
 
     def observe(self, verified: Sequence[tuple[int, int]]) -> None:
@@ -115,14 +115,14 @@ class SglangAdaptive(DraftLength):
             self._k[self._slot] = allowed[at + 1]
 
     def _down(self, lower: int) -> float:
-        """Return the hysteresis of a step down."""
+        """Return the hysteresis of a step down to `lower`."""
         return 1.0 if lower == 0 else -0.25 if self._slot == 1 else 0.0
 
 
 class Goodput(DraftLength):
-    """The k with the most expected tokens per second: mean accepted drafts and the target's token, over what verifying
-    and drafting them costs. Rates are those seen, each position averaged over its last verifications (about a
-    hundred batches); an oracle's are the true ones."""
+    """Draft length with the most expected tokens per second: mean accepted drafts plus the target's token, divided by
+    the cost of verifying and drafting them. Rates are observed, averaging each position over its latest verifications
+    (about a hundred batches); an oracle uses the true rates."""
 
     PRIOR, WEIGHT = 0.7, 0.01
 
@@ -161,7 +161,7 @@ class Goodput(DraftLength):
 
 
 def verification(batch: Batch, k: int, drafter: Any) -> Batch:
-    """Return the step that verifies k drafts of each sequence that samples in `batch`, and drafts k more."""
+    """Return the step that verifies k drafts for each sampling sequence in `batch`, and drafts k more."""
     n = batch.sampled
     nodes = drafter.verified(k)
     contexts = batch.sampled_context + n * (1 + nodes)

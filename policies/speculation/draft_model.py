@@ -14,7 +14,7 @@ from ._drafter import Drafter, DrafterParams
 
 @dataclass(frozen=True)
 class DraftModelParams(DrafterParams):
-    """The drafter."""
+    """Settings of the drafter."""
 
     model: str = ""
     """A bundled model or a config.json."""
@@ -22,7 +22,7 @@ class DraftModelParams(DrafterParams):
 
 @speculators.register("draft-model")
 class DraftModelSpeculator(Drafter):
-    """Own weights and KV; k sequential passes, the first over all tokens of the target's batch and one more per
+    """Separate weights and KV; k sequential passes, the first over all tokens of the target's batch and one more per
     sequence. Both models must share a vocabulary."""
 
     Params = DraftModelParams

@@ -1,7 +1,7 @@
 """Draft heads on the target's hidden states: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), MTP (2412.19437).
 
-As in vLLM 0.33: one pass of the head over all tokens of the target's batch, which keeps its KV in step (after prompt
-chunks and without drafts too), then k - 1 passes of one token per sequence; chains of drafts.
+As in vLLM 0.33: one pass of the head over all tokens of the target's batch, which keeps its KV up to date (after prompt
+chunks and without drafts too), then k - 1 passes of one token per sequence. Drafts form chains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ._drafter import Drafter, DrafterParams
 
 
 class _Head(Drafter):
-    """A layer on top of the target, its KV beside the target's."""
+    """A layer on top of the target, with its KV next to the target's."""
 
     hash_lookahead = 1
 
@@ -28,9 +28,9 @@ class _Head(Drafter):
 
 @speculators.register("eagle")
 class Eagle(_Head):
-    """One decoder layer predicts the next hidden state; embedding and LM head are the target's."""
+    """One decoder layer that predicts the next hidden state; embedding and LM head are the target's."""
 
-    # EAGLE with chains of three on code edits (vLLM PR 24344)
+    # EAGLE with chains of three, on code edits (vLLM PR 24344)
     acceptance = "positions:marginal=0.77/0.45/0.24"
 
     def model(self) -> DraftModel:
@@ -39,13 +39,13 @@ class Eagle(_Head):
 
 @dataclass(frozen=True)
 class Eagle3Params(DrafterParams):
-    """The draft head."""
+    """Settings of the draft head."""
 
     draft_vocab: int = 32000
-    """Words of the reduced vocabulary its LM head knows (most published heads: 32000)."""
+    """Size of the LM head's reduced vocabulary (most published heads: 32000)."""
     mlp_width: int = 0
-    """Width of its MLP; 0: the target's, or 6 hidden sizes on a mixture of experts (17280 in the head published for
-    gpt-oss-120b)."""
+    """Width of its MLP; 0: the target's, or 6 times the hidden size for a mixture of experts (17280 in the head
+    published for gpt-oss-120b)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +55,7 @@ class Eagle3Params(DrafterParams):
 
 @speculators.register("eagle3")
 class Eagle3(_Head):
-    """One decoder layer fed with three of the target's hidden states, with a reduced vocabulary."""
+    """One decoder layer with a reduced vocabulary that takes three of the target's hidden states as input."""
 
     Params = Eagle3Params
     params: Eagle3Params
@@ -70,8 +70,8 @@ class Eagle3(_Head):
 
 @speculators.register("mtp")
 class Mtp(_Head):
-    """Multi-token prediction: one more layer of the target's own kind, trained with it; embedding and LM head are
-    the target's. Applied again for each further draft."""
+    """Multi-token prediction: an extra layer of the target's own kind, trained with it; embedding and LM head are the
+    target's. It is applied again for each further draft."""
 
     # Qwen3.5-397B, SPEED-Bench coding (InferenceX golden acceptance lengths 1.92, 2.70, 3.33)
     acceptance = "positions:marginal=0.92/0.78/0.63"

@@ -16,10 +16,10 @@ from ._drafter import Drafter, DrafterParams
 
 @dataclass(frozen=True)
 class EarlyExitParams(DrafterParams):
-    """The layer at which drafting exits."""
+    """Layer at which drafting exits."""
 
     layers: int = 8
-    """Layers of the target that draft."""
+    """Number of the target's layers that draft."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,8 +28,8 @@ class EarlyExitParams(DrafterParams):
 
 @speculators.register("early-exit")
 class EarlyExit(Drafter):
-    """No weights and no KV of its own: the first layers' KV of accepted drafts is the target's. k passes of one token
-    a sequence."""
+    """No separate weights or KV: the first layers' KV of accepted drafts is the target's. k passes of one token per
+    sequence."""
 
     Params = EarlyExitParams
     params: EarlyExitParams

@@ -15,8 +15,8 @@ class MedusaParams(DrafterParams):
     """Depth and breadth of the draft tree."""
 
     width: int = 1
-    """Candidates per position: a full tree of width ** depth leaves. Siblings are taken for independent second
-    guesses, each as good as the first: an upper bound."""
+    """Candidates per position: a full tree of width ** depth leaves. Siblings are modeled as independent guesses, each
+    as good as the first, which is an upper bound."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -26,7 +26,7 @@ class MedusaParams(DrafterParams):
 
 @speculators.register("medusa")
 class Medusa(Drafter):
-    """No draft KV and no passes in sequence: k small heads over the sequences that sample."""
+    """No draft KV and no sequential passes: k small heads over the sampling sequences."""
 
     Params = MedusaParams
     params: MedusaParams

@@ -1,4 +1,4 @@
-"""Prompt lookup: the tokens that followed the same n-gram earlier in the sequence (vLLM 0.33 method "ngram")."""
+"""Prompt lookup: drafts the tokens that followed the same n-gram earlier in the sequence (vLLM 0.33 method "ngram")."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ._drafter import Drafter, DrafterParams
 
 @dataclass(frozen=True)
 class NgramParams(DrafterParams):
-    """The lookup, with vLLM's defaults."""
+    """Lookup settings, with vLLM's defaults."""
 
     k: int = 5
     prompt_lookup_min: int = 5
-    """Shortest run of last tokens that is looked up."""
+    """Minimum number of last tokens that are looked up."""
     prompt_lookup_max: int = 5
-    """Longest run of last tokens that is looked up."""
+    """Maximum number of last tokens that are looked up."""
     host_us_per_sequence: float = 20.0
-    """Time of one lookup on the CPU (stated, not measured)."""
+    """CPU time of one lookup (assumed, not measured)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,7 +35,7 @@ class NgramParams(DrafterParams):
 
 @speculators.register("ngram")
 class Ngram(Drafter):
-    """No GPU time, some host time, no draft KV; may find nothing to propose."""
+    """No GPU time, little host time, and no draft KV; it may find nothing to propose."""
 
     Params = NgramParams
     params: NgramParams
@@ -48,9 +48,8 @@ class Ngram(Drafter):
 
 
 def propose(tokens: Sequence[int], min_n: int, max_n: int, k: int, max_model_len: int | None = None) -> list[int]:
-    """Propose drafts as vLLM does (vllm/v1/spec_decode/ngram_proposer.py): find the longest suffix of `tokens`, of at
-    most `max_n` and at least `min_n` tokens, that occurs earlier, and return up to `k` tokens after its earliest
-    occurrence."""
+    """Propose drafts as vLLM does (vllm/v1/spec_decode/ngram_proposer.py): find the longest suffix of `tokens`, with
+    `min_n` to `max_n` tokens, that occurs earlier, and return up to `k` tokens after its earliest occurrence."""
     total = len(tokens)
     if max_model_len is not None:
         k = min(k, max_model_len - total)

@@ -1,6 +1,7 @@
 """Self-drafting over a sparse KV cache (MagicDec, arXiv 2408.11049): the target drafts for itself.
 
-It reads only sinks and the most recent tokens, so that a draft costs what the weights cost, however long the context.
+It reads only sinks and the most recent tokens, so that a draft costs no more than reading the weights, however long the
+context.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ._drafter import Drafter, DrafterParams
 
 @dataclass(frozen=True)
 class SparseKvParams(DrafterParams):
-    """The draft's view."""
+    """Context available to drafts."""
 
     budget: int = 512
-    """Tokens of context a draft pass reads."""
+    """Tokens of context that a draft pass reads."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,8 +29,8 @@ class SparseKvParams(DrafterParams):
 
 @speculators.register("sparse-kv")
 class SparseKv(Drafter):
-    """k passes of one token per sequence through the whole target. Worth it where contexts are long and batches large:
-    verification then reads KV, and drafting does not."""
+    """k passes of one token per sequence through the whole target. This pays off if contexts are long and batches
+    large: verification then reads KV, and drafting does not."""
 
     Params = SparseKvParams
     params: SparseKvParams

@@ -1,1 +1,1 @@
-"""The explorer: a page on this machine whose controls run simulations as they move."""
+"""Explorer: a local page whose controls run simulations as they move."""

@@ -1,4 +1,5 @@
-"""Where an explorer begins: a scenario, a run or the best variant of a sweep, and what its page says of it."""
+"""Starting point of an explorer (a scenario, a run or the best variant of a sweep) and the text its page shows about
+it."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from servesim.run.setting_names import load_settings
 from servesim.run.setup import set_up
 
 REQUESTS = 2000
-"""Requests of a scenario that does not say how many."""
+"""Default number of requests if the scenario does not set it."""
 SWEEP = "sweep.json"
 ROUNDS = 6
-"""Times a scenario is looked at for what follows from what."""
+"""Maximum number of passes over a scenario to find the settings that follow from others."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Beginning:
 
     settings: dict[str, Any]
     words: list[str]
-    """The same on a command line; empty: the settings as options."""
+    """Same settings as command-line words; if empty, they become options."""
     axes: tuple[tuple[str, dict[str, Any]], ...] = ()
     """Variants of a sweep: name, and value by axis."""
     controls: tuple[Control, ...] = ()
@@ -38,7 +39,8 @@ class Beginning:
 
     @classmethod
     def of(cls, source: Path | None, default: Mapping[str, Any]) -> Beginning:
-        """Return what a file or directory holds, or the default. UserError where that is nothing to explore."""
+        """Return the starting point in a file or directory, or the default; raise UserError if there is nothing to
+        explore."""
         if source is None:
             return cls(dict(default), [])
         if not source.is_dir():
@@ -50,7 +52,7 @@ class Beginning:
         return cls(shortest(load_settings(source / SCENARIO)), [])
 
     def over(self, settings: Mapping[str, Any]) -> Beginning:
-        """Return it with the settings of the command line, checked, and with its controls."""
+        """Return the starting point with the command line's settings, checked, and with its controls."""
         found = dict(settings)
         if found.get("requests") is None:
             found["requests"] = REQUESTS
@@ -70,7 +72,7 @@ class Beginning:
 
     @property
     def page(self) -> dict[str, Any]:
-        """Words of the page: its title, the workload, the variants of a sweep as states."""
+        """Text of the page: its title, the workload, and the variants of a sweep as states."""
         s = Scenario.of(self.settings)
         own = {control.key: control.value for control in self.controls}
         variants = [
@@ -82,8 +84,8 @@ class Beginning:
 
 
 def shortest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a scenario that a run has spelt out, less those that follow from the others: with another
-    GPU, memory, host terms and limits of the scheduler follow from that."""
+    """Return the settings of a scenario that a run has spelled out, without those that follow from the others. With
+    another GPU, memory, host terms and scheduler limits then follow from that GPU."""
     stored = Scenario.of(settings).model_dump(mode="json")
     found = {key: stored[key] for key in ("trace", "requests", "model", "gpu")}
     for _ in range(ROUNDS):
@@ -97,7 +99,7 @@ def shortest(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differing(value: Any, other: Any, found: Any) -> Any:
-    """Return the parts of a value that are not so in another; of a policy, its name and they."""
+    """Return the parts of a value that differ from another value; for a policy, add its name."""
     if not isinstance(value, dict) or not isinstance(other, dict):
         return value
     if value.get("name") != other.get("name"):

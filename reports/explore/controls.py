@@ -1,6 +1,6 @@
-"""The controls of the explorer: settings that its page may change, and nothing else.
+"""Controls of the explorer: the only settings that its page may change.
 
-What a browser sends is untrusted: a choice is one of a list, so that no name leads to a file, and a number is a number
+Input from a browser is untrusted: a choice must be in a list, so that no name leads to a file, and a number must be
 within bounds.
 """
 
@@ -30,30 +30,30 @@ DTYPES = ("bf16", "fp8", "int8", "int4")
 POLICIES = ("scheduler", "kv", "router", "speculation", "acceptance")
 
 State = Mapping[str, str]
-"""Settings that differ from the page's first ones: values as text, by the keys of controls."""
+"""Settings that differ from the page's initial ones: values as text, by control key."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """A control of the page: a choice, or a number that a slider sets."""
+    """Control of the page: a choice, or a number set by a slider."""
 
     key: str
     words: str
     group: str
     value: str
-    """Where it begins; empty: unset."""
+    """Initial value; empty if unset."""
     choices: tuple[str, ...] = ()
     low: float = 0.0
     high: float = 0.0
     whole: bool = False
-    """Whether it is a whole number."""
+    """Whether the value is an integer."""
     unit: str = ""
     logarithmic: bool = True
     yaml: bool = False
-    """Whether its choices are values as YAML has them."""
+    """Whether the choices are YAML values."""
 
     def read(self, text: str) -> Any:
-        """Return a value that the page sent; None: unset. UserError where it is none of this control's."""
+        """Return a value that the page sent, or None if unset; raise UserError if it is not valid for this control."""
         if self.choices:
             if text not in self.choices:
                 raise UserError(f"{self.words}: {shown(text)} is none of its choices{suggest(text, self.choices)}")
@@ -76,8 +76,9 @@ class Control:
 def controls_of(
     settings: Mapping[str, Any], rate: float | None, axes: Mapping[str, Sequence[str]] | None = None
 ) -> list[Control]:
-    """Return the controls of a scenario. `rate`: arrivals per second of its trace as they are; None: unknown. `axes`:
-    the values of a sweep's axes, as text: choices, and for what has no control a choice of its own."""
+    """Return the controls of a scenario. `rate` is the unmodified arrival rate of its trace per second, or None if
+    unknown. `axes` are the values of a sweep's axes as text: they become choices, and an axis without a control gets a
+    new choice control."""
     own = _controls(Scenario.of(settings), rate)
     values = {key: tuple(dict.fromkeys(found)) for key, found in (axes or {}).items()}
     found = [replace(c, choices=(*dict.fromkeys((*c.choices, *values.pop(c.key))),)) if c.choices and c.key in values
@@ -131,13 +132,13 @@ def _limit(limits: Mapping[str, float], name: str) -> str:
 
 
 def _with(choices: Any, own: str) -> tuple[str, ...]:
-    """The choices, and the scenario's own, which may be a file."""
+    """Return the choices plus the scenario's own value, which may be a file."""
     return tuple(dict.fromkeys((*choices, own)))
 
 
 def changes(controls: Sequence[Control], state: State) -> dict[str, Any]:
-    """Return the settings that a state changes, by key, in the order of the controls. UserError for a key or value that
-    no control has."""
+    """Return the settings that a state changes, by key, in the order of the controls. Raise UserError for a key or
+    value that no control has."""
     known = {control.key: control for control in controls}
     if unknown := sorted(set(state) - set(known)):
         raise UserError(f"no control is called {shown(unknown[0])}")
@@ -148,7 +149,7 @@ def changes(controls: Sequence[Control], state: State) -> dict[str, Any]:
 
 
 def changed(settings: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with changes put in."""
+    """Return the settings with the changes applied."""
     result = dict(settings)
     if isinstance(result.get("slo"), str):
         result["slo"], percentiles = split_slo(parse_slo(result["slo"]))
@@ -174,8 +175,8 @@ def changed(settings: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, 
 
 
 def command(words: Sequence[str], found: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the command line of a run: `words` of the scenario it began with, and options for what has changed.
-    `after`: the settings with the changes."""
+    """Return the command line of a run: the `words` of the original scenario, and options for the changes. `after` is
+    the settings with the changes applied."""
     options = []
     whole_slo = any(key.startswith("slo.") and value is None for key, value in found.items())
     for key, value in found.items():
@@ -185,7 +186,7 @@ def command(words: Sequence[str], found: Mapping[str, Any], after: Mapping[str, 
             options += ["--set", f"{key}={'null' if value is None else value}"]
         else:
             options += [f"--{key.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    if whole_slo:  # options stand over --set
+    if whole_slo:  # options override --set
         words = [word for at, word in enumerate(words) if "--slo" not in (word, words[at - 1] if at else "")]
         for key in ("slo", "slo_percentiles"):
             options += ["--set", f"{key}={json.dumps(after.get(key, {}))}"]
@@ -199,7 +200,7 @@ _OPTIONS = frozenset(
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as options of the command line."""
+    """Return settings as command-line options."""
     return [word for key, value in settings.items() for word in _option(key, value)]
 
 

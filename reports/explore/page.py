@@ -1,4 +1,4 @@
-"""The explorer's page: controls, and room for a picture."""
+"""Explorer page: controls, and space for a picture."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from servesim.reports.explore.controls import Control
 from servesim.reports.page import Page
 
 STEPS = 1000
-"""Places of a slider."""
+"""Number of slider positions."""
 AROUND = 20.0
-"""How far a slider of a quantity without bounds of its own goes: from a value over this to as many times the value."""
+"""Range factor of a slider without bounds: it goes from the value divided by this to the value times this."""
 FIRST = {"slo.ttft": 500.0, "slo.tpot": 50.0, "scheduler.max_num_seqs": 256.0, "speculation.k": 3.0}
-"""Where the slider of a value that is unset stands."""
+"""Initial slider positions for unset values."""
 
 
 def explore_page(
     controls: Sequence[Control], title: str, subtitle: str, variants: Sequence[tuple[str, dict[str, str]]] = ()
 ) -> Page:
-    """Return the page. `variants`: those of a sweep, a name and a state each."""
+    """Return the page. `variants` are the variants of a sweep, each a name and a state."""
     groups = [
         (name, [(control, _slider(control)) for control in found])
         for name, found in groupby(controls, lambda control: control.group)
@@ -38,7 +38,7 @@ def explore_page(
 
 
 def _slider(control: Control) -> dict[str, Any] | None:
-    """Return the ends of a control's slider, and where it begins; None for a choice."""
+    """Return the ends of a control's slider and its initial position, or None for a choice."""
     if control.choices:
         return None
     at = float(control.value) if control.value else FIRST.get(control.key, control.low)

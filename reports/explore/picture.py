@@ -1,4 +1,4 @@
-"""The explorer's view of some runs: figures, a table, and the means to repeat the run."""
+"""Explorer's view of several runs: figures, a table, and the means to repeat the run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from servesim.run.setup import Setup
 from servesim.run.simulate import simulate
 
 KEPT = 24
-"""Runs kept in memory, the ones asked for last."""
+"""Number of runs kept in memory, the most recently requested ones."""
 MOST = len(SERIES)
-"""Runs in one picture: one colour each."""
-DRAWING = Lock()  # matplotlib's settings are those of the process
+"""Maximum number of runs in one picture: one color each."""
+DRAWING = Lock()  # matplotlib's settings are process-wide
 
 
 class Overtaken(Exception):
-    """A newer value has come: the answer of this run is not needed any more."""
+    """Exception for a run whose result is no longer needed because a newer value has arrived."""
 
 
 @dataclass(frozen=True)
 class Explored:
-    """A run of the explorer."""
+    """Run of the explorer."""
 
     run: Run
     yaml: str
@@ -43,18 +43,18 @@ class Explored:
 
 
 class Explorer:
-    """Runs of one scenario with changes, the latest ones remembered."""
+    """Runs of one scenario with changes, with the latest ones cached."""
 
     def __init__(self, settings: Mapping[str, Any], controls: Sequence[Control], words: Sequence[str]) -> None:
-        """Build an explorer. `words`: the scenario on a command line."""
+        """Build an explorer. `words` are the scenario as command-line words."""
         self.controls = controls
         self._settings, self._words = dict(settings), words
         self._runs: OrderedDict[tuple[tuple[str, str], ...], Explored] = OrderedDict()
         self._lock = Lock()
 
     def picture(self, states: Sequence[State], overtaken: Callable[[], bool], narrow: bool = False) -> str:
-        """Return the HTML of some runs over one another, the first the page's own. `overtaken` is asked now and then.
-        UserError for a value that no run can have; Overtaken."""
+        """Return the HTML of several overlaid runs, the page's own first. `overtaken` is called periodically. Raise
+        UserError for a value that no run can have, and Overtaken if a newer value has arrived."""
         found = [self._explored(state, overtaken) for state in states[:MOST]]
         if overtaken():
             raise Overtaken
@@ -90,7 +90,7 @@ class Explorer:
         return explored
 
     def _labels(self, states: Sequence[State]) -> list[str]:
-        """Return a name for each run: the values of the controls in which they differ."""
+        """Return a name for each run: the values of the controls that differ between runs."""
         values = [{c.key: state.get(c.key, c.value) for c in self.controls} for state in states]
         differ = [c for c in self.controls if len({own[c.key] for own in values}) > 1]
         if not differ:

@@ -1,7 +1,7 @@
-"""Serves the explorer's page to browsers on this machine, and to no other page or host.
+"""Server of the explorer's page for browsers on this machine, and for no other page or host.
 
-Every answer needs a Host that is this server's address; what runs simulations also needs that the page asking is this
-server's own (its Origin). Each page is a session of its own: a newer value of it ends the simulation before.
+Every request needs a Host that is this server's address; requests that run simulations must also come from this
+server's own page (its Origin). Each page is a separate session: a newer value from it ends the previous simulation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from servesim.reports.explore.picture import MOST, Explorer, Overtaken
 
 HOST = "127.0.0.1"
 MOST_BYTES = 64 * 1024
-"""Longest question of a page."""
+"""Maximum size of a page's query in bytes."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -36,7 +36,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class Sessions:
-    """The simulation that each open page waits for."""
+    """Simulations that open pages are waiting for, one per page."""
 
     def __init__(self) -> None:
         self._current: dict[str, tuple[int, Event]] = {}
@@ -44,7 +44,8 @@ class Sessions:
         self._ended = False
 
     def begin(self, session: str, number: int) -> Event:
-        """Return what is set when the session's question of this number is overtaken by one of a higher number."""
+        """Return the event that is set when a query with a higher number supersedes the session's query with this
+        number."""
         overtaken = Event()
         with self._lock:
             before = self._current.get(session)
@@ -57,13 +58,13 @@ class Sessions:
         return overtaken
 
     def end(self, session: str, overtaken: Event) -> None:
-        """Forget a question that has been answered."""
+        """Remove a query that has been answered."""
         with self._lock:
             if session in self._current and self._current[session][1] is overtaken:
                 del self._current[session]
 
     def end_all(self) -> None:
-        """End every simulation: the server is about to end."""
+        """Stop every simulation because the server is shutting down."""
         with self._lock:
             self._ended = True
             for _, overtaken in self._current.values():
@@ -71,7 +72,7 @@ class Sessions:
 
 
 def application(explorer: Explorer, port: int, page: Mapping[str, Any]) -> tuple[Any, Sessions]:
-    """Return the ASGI application on a port of this machine, and its sessions. `page`: see
+    """Return the ASGI application on a port of this machine, and its sessions. For `page`, see
     servesim.reports.explore.page.explore_page."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -109,7 +110,7 @@ def application(explorer: Explorer, port: int, page: Mapping[str, Any]) -> tuple
 
 
 class Guard:
-    """Lets through what this server's own page asks for, under this server's own name."""
+    """Middleware that admits only requests from this server's own page, under this server's own name."""
 
     def __init__(self, inner: Any, port: int) -> None:
         self._inner = inner
@@ -125,7 +126,7 @@ class Guard:
             headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": b"not for other hosts and pages\n"})
-        else:  # a web socket: there is none
+        else:  # web sockets are not served
             await send({"type": "websocket.close", "code": 1008})
 
     def _own(self, scope: Scope) -> bool:
@@ -136,7 +137,7 @@ class Guard:
         if len(hosts) != 1 or hosts[0] not in self._hosts or len(origins) > 1:
             return False
         if headers.get(b"sec-fetch-site", [b"none"]) not in ([b"none"], [b"same-origin"]):
-            return False  # asked for by another page, or reached over a link on one
+            return False  # sent by another page, or reached through its link
         if not origins:
             return scope["method"] in ("GET", "HEAD")
         return origins[0] == b"http://" + hosts[0] and origins[0] in self._origins
@@ -152,7 +153,7 @@ async def _body(request: Any) -> bytes:
 
 
 def _question(body: bytes) -> tuple[str, int, list[dict[str, str]], bool]:
-    """Return session, number, states and whether the page is narrow; UserError for anything else."""
+    """Return the session, number, states and whether the page is narrow; raise UserError for anything else."""
     try:
         asked = json.loads(body)
         session, number, states, narrow = (asked[key] for key in ("session", "number", "states", "narrow"))
@@ -169,7 +170,7 @@ def _is_state(value: Any) -> bool:
 
 
 def check_installed() -> None:
-    """Raise UserError without the extra `explore`."""
+    """Raise UserError if the extra `explore` is not installed."""
     try:
         import_module("starlette")
         import_module("uvicorn")
@@ -180,7 +181,7 @@ def check_installed() -> None:
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket that listens on a port of this machine (0: a free one). UserError where it cannot."""
+    """Return a socket that listens on a port of this machine (0 for a free one); raise UserError if it cannot."""
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -193,7 +194,7 @@ def listening(port: int) -> socket.socket:
 
 
 def serve(explorer: Explorer, port: int, page: Mapping[str, Any], ready: Callable[[str], None]) -> None:
-    """Serve until interrupted; `ready` is told the address first. UserError for a port that cannot be had."""
+    """Serve until interrupted, and first call `ready` with the address. Raise UserError if the port is unavailable."""
     import uvicorn
 
     sock = listening(port)
@@ -202,7 +203,7 @@ def serve(explorer: Explorer, port: int, page: Mapping[str, Any], ready: Callabl
         app, sessions = application(explorer, taken, page)
 
         class Server(uvicorn.Server):
-            """A server that ends its simulations before it waits for the answers under way."""
+            """Server that ends its simulations before it waits for pending responses."""
 
             def handle_exit(self, sig: int, frame: Any) -> None:
                 sessions.end_all()
@@ -213,6 +214,6 @@ def serve(explorer: Explorer, port: int, page: Mapping[str, Any], ready: Callabl
         try:
             Server(config).run(sockets=[sock])
         except KeyboardInterrupt:
-            pass  # how it is meant to end
+            pass  # the intended end
         finally:
             sessions.end_all()

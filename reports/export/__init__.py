@@ -17,11 +17,11 @@ FORMATS = {
     "csv": "table",
     "markdown": "markdown",
 }
-"""Names on the command line, and the modules here whose `write` does it."""
+"""Names on the command line, mapped to the modules here whose `write` exports the format."""
 
 
 def export(folder: Path, to: str, out: Path) -> None:
-    """Write a result directory as `to`, whole or not at all."""
+    """Write a result directory in the format `to`, either completely or not at all."""
     from servesim.reports.files import refuse_foreign, writing
 
     if to not in FORMATS:
@@ -33,7 +33,7 @@ def export(folder: Path, to: str, out: Path) -> None:
 
 
 def one_run(folder: Path, to: str) -> Result:
-    """Return the run in a directory; UserError where it holds an experiment of many."""
+    """Return the run in a directory; raise UserError if it contains an experiment with many runs."""
     if not (folder / "summary.json").is_file() and (folder / "cells").is_dir():
         raise UserError(f"{folder}: holds an experiment; {to} is for one run, such as one of those in {folder}/cells")
     return Result.load(folder)

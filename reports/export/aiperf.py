@@ -1,7 +1,7 @@
-"""AIPerf's profile_export.jsonl: one record a request, metrics with their units.
+"""AIPerf's profile_export.jsonl: one record per request, metrics with their units.
 
-Names as in AIPerf: its inter-token latency is the TPOT of a request, its inter-chunk latencies the gaps between the
-tokens that arrive together. Time stamps are nanoseconds of the simulated clock.
+The names are AIPerf's: its inter-token latency is the TPOT of a request, and its inter-chunk latencies are the gaps
+between tokens that arrive together. Time stamps are nanoseconds of the simulated clock.
 """
 
 from __future__ import annotations

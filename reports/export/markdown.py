@@ -26,7 +26,8 @@ def write(folder: Path, file: TextIO) -> None:
 
 
 def of_page(page: Page) -> str:
-    """Return warnings, sentences and tables of an experiment's page; what comes after the first section is folded."""
+    """Return warnings, sentences and tables of an experiment's page; everything after the first section is
+    collapsed."""
     lines = [*_head(page.title, page.subtitle, page.chips), *_alerts(page.alerts)]
     first, *others = page.values["sections"]
     lines += _blocks(first)
@@ -62,7 +63,7 @@ def _alerts(alerts: Sequence[Alert]) -> list[str]:
 
 
 def of_run(run: Run) -> str:
-    """Return headline, warnings, key figures and latencies of one run."""
+    """Return the headline, warnings, key figures and latencies of one run."""
     lines = [*_head(title(run), subtitle(run), chips(run)), *_alerts(alerts(run))]
     figures = [(t["name"], f"{t['value']} {t['unit']}".strip(), t["note"]) for t in tiles(run)]
     lines += ["", *rows(Table("", ("figure", "value", ""), figures, (False, True, False)))]
@@ -81,7 +82,7 @@ def rows(table: Table) -> list[str]:
 
 
 def plain(text: object) -> str:
-    """Escape text so that Markdown leaves it as it is."""
+    """Escape text so that Markdown renders it literally."""
     escaped = text.replace(Markup("<small>"), Markup(" <small>")).striptags() if isinstance(text, Markup) else str(text)
     for character in "\\`*_{}[]<>|#":
         escaped = escaped.replace(character, f"\\{character}")

@@ -1,8 +1,9 @@
-"""Chrome trace events (JSON), as ui.perfetto.dev and chrome://tracing open them.
+"""Chrome trace events (JSON) for ui.perfetto.dev and chrome://tracing.
 
-One process per replica: one slice per step, on a track for each overlapping step (pipeline stages); counters of the
-batch and of KV memory; and a process of requests, each an asynchronous track of its phases. Times in microseconds, to
-the nanosecond. Where the run has recorded the requests of its steps (--step-requests), each slice names them.
+Each replica is a process: it has one slice per step, with a separate track for each overlapping step (pipeline stages),
+and counters of the batch and of KV memory. Its requests are another process, in which each request is an asynchronous
+track of its phases. Times are in microseconds, to the nanosecond. If the run recorded the requests of its steps
+(--step-requests), each slice names them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from servesim.reports.tokens import Steps, Tokens
 from servesim.run.result_files import STEP_REQUESTS, reading
 
 MOST_NAMED = 64
-"""Requests named with a step."""
+"""Maximum number of requests named in a step."""
 COUNTS = ("prefill_tokens", "prefill_pieces", "decode_count", "sampled", "drafts", "preempted")
 
 
@@ -51,7 +52,7 @@ def _about(summary: dict[str, Any], exact: bool) -> dict[str, Any]:
 
 
 def _pid(replica: int) -> int:
-    return replica + 1_000  # above all numbers of tracks: one that equals its process would be its main thread
+    return replica + 1_000  # above all track numbers: one equal to its process would be its main thread
 
 
 REQUESTS_PID = 1_000_000
@@ -65,7 +66,7 @@ def _names(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _step_requests(folder: Path) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return (row, tokens) of the requests by replica and step, where the run has recorded them."""
+    """Return (row, tokens) of the requests by replica and step, if the run recorded them."""
     if not (folder / STEP_REQUESTS).is_file():
         return {}
     import pyarrow.parquet as pq
@@ -80,7 +81,7 @@ def _step_requests(folder: Path) -> dict[tuple[int, int], list[tuple[int, int]]]
 
 
 def _named(requests: list[tuple[int, int]]) -> str:
-    """Return the requests of a step in words: rows, with the tokens computed where that is not one."""
+    """Return the requests of a step as text: rows, with the number of computed tokens if it is not one."""
     shown = [f"{row} preempted" if not n else str(row) if n == 1 else f"{row} ({n} tokens)" for row, n in requests]
     more = [f"and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
     return ", ".join([*shown[:MOST_NAMED], *more])
@@ -89,7 +90,7 @@ def _named(requests: list[tuple[int, int]]) -> str:
 def _steps(
     table: dict[str, Any], steps: Steps, of: dict[tuple[int, int], list[tuple[int, int]]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield one complete event per step, and a name for each track when its first one comes."""
+    """Yield one complete event per step, and a name for each track at its first event."""
     free: dict[int, list[int]] = {}
     columns = {name: table[name].tolist() for name in (*COUNTS, "replica", "kv_used", "step", "decode_context")}
     for row, step, begin, end in zip(
@@ -115,7 +116,7 @@ def _steps(
 
 
 def _lane(free: list[int], begin: int, end: int) -> int:
-    """Return the first track that is free at `begin`, from 1."""
+    """Return the first track that is free at `begin`, counted from 1."""
     for i, until in enumerate(free):
         if until <= begin:
             free[i] = end
@@ -125,7 +126,7 @@ def _lane(free: list[int], begin: int, end: int) -> int:
 
 
 def _counters(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield values as of the first step of each row. Viewers name a counter by its event and its argument."""
+    """Yield values from the first step of each row on. Viewers name a counter by its event and argument."""
     for i in range(len(steps["k"])):
         at = {"ph": "C", "pid": _pid(int(steps["replica"][i])), "ts": int(steps["start_ns"][i]) / 1e3}
         sequences = int(steps["decode_count"][i] + steps["prefill_pieces"][i])
@@ -135,13 +136,13 @@ def _counters(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _requests(result: Any) -> Iterator[dict[str, Any]]:
-    """Yield nestable asynchronous events: the request, and in it waiting, prompt and output."""
+    """Yield nestable asynchronous events: the request and, inside it, waiting, prompt and output."""
     frame = result.requests
     names = frame["name"].tolist() if "name" in frame else frame["row"].tolist()
     columns = ["row", "state", "arrival_ns", "scheduled_ns", "first_token_ns", "finished_ns"]
     for name, values in zip(names, zip(*(frame[c].tolist() for c in columns), strict=True), strict=True):
         row, state, arrival, scheduled, first, finished = values
-        # A plain "id" is one for all processes, and the track would stand outside that of the requests.
+        # A plain "id" is shared by all processes, and the track would appear outside the requests' track.
         common = {"cat": "request", "id2": {"local": str(row)}, "pid": REQUESTS_PID, "tid": 1}
         label = f"request {name}" if state == State.FINISHED else f"request {name} ({State(state).name.lower()})"
         marks = [arrival, scheduled, first, finished]

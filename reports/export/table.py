@@ -1,4 +1,4 @@
-"""One line of CSV a request: every recorded column, times in nanoseconds."""
+"""CSV with one line per request: every recorded column, times in nanoseconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from servesim.reports.export import one_run
 
 
 def write(folder: Path, file: TextIO) -> None:
-    """Write the requests; an empty cell: has not happened. Text that a spreadsheet would take for a formula begins with
-    an apostrophe (OWASP, CSV injection); numbers stay numbers."""
+    """Write the requests. An empty cell means that the event has not happened. Text that a spreadsheet would read as a
+    formula begins with an apostrophe (OWASP, CSV injection); numbers stay numbers."""
     frame: Any = one_run(folder, "csv").requests.convert_dtypes()
     texts: list[str] = frame.select_dtypes("string").columns.tolist()
     for name in texts:

@@ -1,9 +1,9 @@
-"""The JSON of `vllm bench serve --save-result --save-detailed`.
+"""JSON of `vllm bench serve --save-result --save-detailed`.
 
-As there: arrays hold every request, failed ones with zeros and a word in `errors`; aggregates are of the completed
-ones; std is that of the population; seconds in arrays, milliseconds in aggregates. `itls` are gaps between tokens,
-those of one speculative step 0 but the first. The clock is the simulated one, so `date` is that of its zero, and
-`start_times` count from there. What a replayed trace has not (burstiness) is null.
+As in vLLM, arrays contain every request, with zeros and a text in `errors` for failed ones. Aggregates cover the
+completed requests, std is the population's, and arrays are in seconds but aggregates in milliseconds. `itls` are gaps
+between tokens; within one speculative step, all but the first are 0. The clock is simulated, so `date` is its zero and
+`start_times` count from there. Values that a replayed trace lacks (burstiness) are null.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def record(result: Result) -> dict[str, Any]:
 
 
 def _rate(starts: Any) -> float | str:
-    """Return the mean rate of the arrivals; "inf" when all come at once."""
+    """Return the mean arrival rate, or "inf" if all requests arrive simultaneously."""
     span = float(starts.max() - starts.min()) if len(starts) else 0.0
     return (len(starts) - 1) / span if span else "inf"
 
@@ -111,7 +111,7 @@ def _aggregates(arrays: dict[str, Any], gaps: list[Any], done: Any) -> dict[str,
 
 
 def _speculation(figures: dict[str, Any] | None) -> dict[str, Any]:
-    """Return counts of speculative decoding; nothing without it, as in vLLM."""
+    """Return the counts of speculative decoding, or nothing without it, as in vLLM."""
     if figures is None:
         return {}
     names = ("acceptance_rate", "acceptance_length", "num_drafts", "draft_tokens", "accepted_tokens")

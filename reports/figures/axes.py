@@ -1,4 +1,4 @@
-"""Shared by axes: units on ticks, clocks, percentiles. The gid of an axis names its unit for the page's script."""
+"""Helpers for axes: units on ticks, clocks, percentiles. The gid of an axis gives its unit to the page's script."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def clock(span_s: float) -> tuple[float, str]:
-    """Return (seconds of a unit, its name) for an axis of `span_s` seconds."""
+    """Return (seconds per unit, unit name) for an axis of `span_s` seconds."""
     return (3600.0, "hours") if span_s > 3 * 3600 else (60.0, "minutes") if span_s > 900 else (1.0, "seconds")
 
 
 def time_ticks(axis: Any, decades: bool = True) -> None:
-    """Write the ticks of an axis in milliseconds with a unit."""
+    """Format the ticks of an axis in milliseconds with a unit."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_gid("ms")
@@ -24,7 +24,7 @@ def time_ticks(axis: Any, decades: bool = True) -> None:
 
 
 def short_time(ms: float) -> str:
-    """Return `10 ms`, `2 s`, `1 min`: for ticks."""
+    """Return a short time such as `10 ms`, `2 s` or `1 min`, for ticks."""
     if ms <= 0:
         return "0"
     if ms < 1:
@@ -35,7 +35,7 @@ def short_time(ms: float) -> str:
 
 
 def thousands(axis: Any) -> None:
-    """Write whole numbers with separators, in thousands from 10,000 on."""
+    """Format integers with separators, in thousands from 10,000 on."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_gid("count")
@@ -44,7 +44,7 @@ def thousands(axis: Any) -> None:
 
 
 def percents(axis: Any) -> None:
-    """Write shares as percentages."""
+    """Format shares as percentages."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_gid("share")
@@ -53,7 +53,7 @@ def percents(axis: Any) -> None:
 
 
 def gap_of(figure: Any, panels: int, edges: float, gap: float) -> float:
-    """Return `hspace` of panels one below the other with `gap` CSS pixels between them, and `edges` above and below
-    together."""
+    """Return the `hspace` of stacked panels with `gap` CSS pixels between them and `edges` pixels above and below in
+    total."""
     each = (float(figure.get_figheight()) * 72 - edges - gap * (panels - 1)) / panels
     return gap / each

@@ -1,4 +1,4 @@
-"""Figures that experiments describe as data: curves, bars, spans of time."""
+"""Figures that experiments describe as data: curves, bars, time spans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Legend = tuple[tuple[str, str], ...]
 
 
 def draw(name: str, figure: Figure) -> Drawing:
-    """Draw a figure under a name that is unique on the page."""
+    """Draw a figure under a name unique to the page."""
     if isinstance(figure, Lines):
         return _lines(name, figure)
     return _bars(name, figure) if isinstance(figure, Bars) else _spans(name, figure)

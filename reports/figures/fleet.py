@@ -1,4 +1,4 @@
-"""Replicas that come, go and fail: arrivals, how many are in which state, and each one's life."""
+"""Replicas that start, stop and fail: arrivals, the number of replicas in each state, and the life of each replica."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STATES = (
     ("crashed", "slate", "crashed, not known yet"),
 )
 EACH = 24
-"""Replicas that are drawn one by one at most."""
+"""Maximum number of replicas drawn one by one."""
 BINS = 240
 Life = list[tuple[float, float, str]]
-"""(from, to, state), in seconds from the first arrival."""
+"""Tuples of (from, to, state), in seconds from the first arrival."""
 
 
 def lives(run: Run) -> list[Life]:
-    """Return the states of each replica, by index; empty where none changed."""
+    """Return the states of each replica by index, or nothing if none changed."""
     found: list[Life] = []
     end = (run.end_ns - run.begin_ns) / SECOND
     for one in run.summary.get("replicas") or []:
@@ -39,7 +39,8 @@ def lives(run: Run) -> list[Life]:
 
 
 def fleet(run: Run) -> Drawing | None:
-    """Draw arrivals, replicas by state, and, of up to `EACH`, each one's life; None where no state changed."""
+    """Draw arrivals, replicas by state, and the life of each replica for up to `EACH`; return None if no state
+    changed."""
     found = lives(run)
     if not found:
         return None
@@ -79,7 +80,7 @@ def fleet(run: Run) -> Drawing | None:
 
 
 def _each(axes: Any, found: list[Life], unit: float) -> None:
-    """Draw a bar a replica, coloured by its states."""
+    """Draw one bar per replica, colored by its states."""
     colours = {state: colour for state, colour, _ in STATES}
     for y, life in enumerate(found):
         for begin, stop, state in life:
@@ -93,7 +94,7 @@ def _each(axes: Any, found: list[Life], unit: float) -> None:
 
 
 def _present(found: list[Life], state: str, edges: Any) -> Any:
-    """Return the mean number in a state in each bin."""
+    """Return the mean number of replicas in a state in each bin."""
     total = np.zeros(len(edges) - 1)
     for life in found:
         for begin, end, what in life:

@@ -21,7 +21,7 @@ PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attai
 
 
 def forest(document: Mapping[str, Any]) -> Drawing | None:
-    """Draw a panel for each metric, a line for each variant: the change from the baseline and its interval."""
+    """Draw a panel for each metric and a line for each variant: the change from the baseline and its interval."""
     chosen = _metrics(document)
     rows = {(r["variant"], r["metric"]): r for r in document["rows"]}
     labels = [v["label"] for v in document["variants"][1:]]
@@ -98,7 +98,7 @@ def _words(row: Mapping[str, Any]) -> str:
 
 
 def _panel(axes: Any, metric: Mapping[str, Any], rows: Sequence[Mapping[str, Any] | None], margin: float) -> None:
-    """Draw relative changes on a logarithmic axis: half as much is as far from no change as twice as much."""
+    """Draw relative changes on a logarithmic axis: half and twice as much are equally far from no change."""
     ratio = metric["scale"] == "ratio"
 
     def place(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Requests as bars: waiting, computing the prompt, producing tokens."""
+"""Requests as bars: waiting, prefill, decode."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PHASES = (("amber", "waiting"), ("violet", "prompt"), ("blue", "output tokens"))
 
 
 def window_of(run: Run) -> tuple[float, float]:
-    """Return seconds from the first arrival: some thirty arrivals around the request that waited longest for its first
-    token."""
+    """Return a window in seconds from the first arrival: `MOST` arrivals around the request with the longest wait for
+    its first token."""
     first = np.where(run.done, run.requests["first_token_ns"] - run.requests["arrival_ns"], -1)
     order = np.argsort(run.requests["arrival_ns"], kind="stable")
     at = int(np.flatnonzero(order == int(first.argmax()))[0])
@@ -34,7 +34,7 @@ def window_of(run: Run) -> tuple[float, float]:
 
 
 def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | None:
-    """Draw requests that arrive in a window, or are still there when it begins; the first `MOST` of them."""
+    """Draw the requests that arrive in a window or are still present when it begins, up to the first `MOST`."""
     if not run.done.any():
         return None
     begin, end = window_s or window_of(run)

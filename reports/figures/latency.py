@@ -1,4 +1,4 @@
-"""Distributions of latency, with the limits that were asked for."""
+"""Latency distributions, with the requested limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POINTS = 160
 
 
 def cdf(run: Run) -> Drawing | None:
-    """Draw cumulative distributions of the four latencies of requests."""
+    """Draw the cumulative distributions of the four request latencies."""
     every = [(key, title, colour, _ms(run, column)) for key, column, title, colour in PANELS]
     panels = [panel for panel in every if len(panel[-1])]
     if not panels:
@@ -80,7 +80,7 @@ def _panel(axes: Any, values: Any, colour: str, limit: float | None, ticks: int)
 
 
 def scale(axes: Any, low: float, high: float, ticks: int) -> None:
-    """Make the axis logarithmic where latencies span more than a decade and a half."""
+    """Make the axis logarithmic if latencies span more than a decade and a half."""
     from matplotlib.ticker import MaxNLocator
 
     if high > 30 * low:
@@ -96,7 +96,7 @@ def scale(axes: Any, low: float, high: float, ticks: int) -> None:
 
 
 def mark_limit(axes: Any, limit: float, within: float | None = None) -> None:
-    """Mark the limit as a dashed line, and beside it the share of requests within, where the curve is not."""
+    """Mark the limit as a dashed line, with the share of requests within it at a place clear of the curve."""
     axes.axvline(limit, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
     if within is None:
         return

@@ -1,4 +1,4 @@
-"""Latency against load, with the knee of each curve; the share of requests within the limits by rate; prices."""
+"""Latency against load, with the knee of each curve; share of requests within the limits, by rate; prices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from servesim.reports.svg import Drawing, half, wide
 
 @dataclass(frozen=True)
 class Curve:
-    """One variant over rates, ascending."""
+    """Curve of one variant over ascending rates."""
 
     label: str
     colour: str
@@ -27,14 +27,14 @@ class Curve:
     """Values by metric."""
     stable: Sequence[bool]
     last_stable: float | None = None
-    """Highest rate whose runs are long enough to say that it is stable."""
+    """Highest rate whose runs are long enough to show that it is stable."""
 
 
 def against_load(
     curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]], limits: Mapping[str, float] | None = None
 ) -> Drawing:
-    """Draw a panel for each metric, a line for each variant; unstable points hollow, knees ringed, `limits` (ms by
-    latency) dashed where they are not far above."""
+    """Draw a panel for each metric and a line for each variant. Unstable points are hollow, knees are ringed, and
+    `limits` (ms by latency) are dashed unless they are far above."""
     marked = {m["name"]: ms for m in metrics if (ms := _limit(curves, m, limits or {})) is not None}
 
     def paint(figure: Any, narrow: bool) -> None:
@@ -81,7 +81,7 @@ def _shown(curves: Sequence[Curve], metric: Mapping[str, Any]) -> list[float]:
 
 
 def _limit(curves: Sequence[Curve], metric: Mapping[str, Any], limits: Mapping[str, float]) -> float | None:
-    """Return the limit of a latency in ms; None where it is so far above all values that it would flatten them."""
+    """Return the limit of a latency in ms, or None if it is so far above all values that it would flatten them."""
     name, values = metric["name"].rpartition("_")[0], _shown(curves, metric)
     return limits[name] if name in limits and values and limits[name] <= 3 * max(values) else None
 
@@ -127,8 +127,8 @@ def attainment(
     points: Mapping[str, Sequence[tuple[float, float]]], palette: Mapping[str, str], target: float, unit: str,
     more: str = "",
 ) -> Drawing:  # fmt: skip
-    """Draw the share of requests within the limits, at every rate (or size) that was tried; sizes in powers of two
-    where they span more than those to 8. `more`: what the caption adds."""
+    """Draw the share of requests within the limits at every rate (or size) that was tried, with sizes in powers of two
+    if they extend beyond 8. `more` is text added to the caption."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     sizes = sorted({x for pairs in points.values() for x, _ in pairs})
@@ -170,25 +170,27 @@ _PRICE = "price per million tokens"
 
 
 class Dot(NamedTuple):
-    """A variant of a Pareto front's figure."""
+    """Variant in the figure of a Pareto front."""
 
     label: str
     colour: str
     price: float
-    """$ per million tokens."""
+    """Price in $ per million tokens."""
     ms: float
-    """p99 end to end."""
+    """End-to-end latency (p99) in ms."""
     flow: float
-    """Output tokens/s."""
+    """Throughput in output tokens/s."""
     front: bool
     bars: tuple[float, float] | None = None
-    """Ends of `ms` by the ratio to the variant it is told apart from least surely."""
+    """Ends of the error bar around `ms`, from the ratio to the variant from which this one is least surely
+    distinguished."""
     doubtful: bool = False
-    """Whether it may be off the front, or a member though it is not among them."""
+    """Whether the variant may be off the front, or may belong to it although it is not listed."""
 
 
 def pareto(rows: Sequence[Dot]) -> Drawing:
-    """Draw price against latency; the area of a dot is its throughput, a bar what the model's error leaves open."""
+    """Draw price against latency; the area of a dot is its throughput, and a bar is the range that the model's error
+    allows."""
     from matplotlib.ticker import MaxNLocator
 
     lows, highs = min(r.price for r in rows), max(r.price for r in rows)
@@ -248,7 +250,7 @@ def _axes_time(axes: Any, values: Sequence[float]) -> None:
 
 
 def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Put labels above points, else below or beside them, where they lie neither on one another nor on a point."""
+    """Place labels above points, or else below or next to them, where they overlap neither each other nor a point."""
     at = [(label, *axes.transData.transform((x, y)), x, y) for label, x, y in points]
     box = axes.get_window_extent()
     taken = [(across - 11, up - 11, across + 11, up + 11) for _, across, up, _, _ in at]

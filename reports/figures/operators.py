@@ -12,7 +12,7 @@ from servesim.reports.words import percent, time_ms
 
 
 def operators(run: Run, priced: Priced) -> Drawing:
-    """Draw shares of the time of each kind of step by family of operators."""
+    """Draw each operator family's share of the time, by kind of step."""
     by_kind = {kind: priced.families(kind) for kind in priced.kinds}
     everything = {key: sum(parts[key] for parts in by_kind.values()) for key, *_ in FAMILIES}
     bars = [("all steps", everything), *((f"{kind} steps", by_kind[kind]) for kind in by_kind)]

@@ -1,4 +1,4 @@
-"""Latency distributions of several variants over one another."""
+"""Overlaid latency distributions of several variants."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from servesim.reports.words import time_ms
 PANELS = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2el", "End to end"))
 
 Latencies = Mapping[str, Mapping[str, Any]]
-"""Milliseconds of all completed requests, ascending, by variant and latency."""
+"""Latencies of all completed requests in ms, ascending, by variant and latency."""
 
 
 def distributions(experiment: Experiment, labels: Sequence[str], more: str) -> Drawing | None:
-    """Draw latencies of all replicates of some variants together. `more`: what the caption adds. UserError where the
-    runs were not kept."""
+    """Draw the latencies of all replicates of several variants together. `more` is text added to the caption. Raise
+    UserError if the runs were not kept."""
     values = {}
     for label in labels:
         runs = [Run.load(experiment.path(address)) for address in experiment.addresses.get(label, [])]
@@ -41,7 +41,7 @@ def _latencies(runs: Sequence[Run], key: str) -> Any:
 def overlay(
     values: Latencies, palette: Mapping[str, str], slo: Mapping[str, float], caption: str, narrow: bool | None = None
 ) -> Drawing | None:
-    """Draw cumulative distributions, one line per variant. `narrow`: as servesim.reports.svg.wide has it."""
+    """Draw cumulative distributions, one line per variant. `narrow` is as in servesim.reports.svg.wide."""
     panels = [(key, title) for key, title in PANELS if any(len(v[key]) for v in values.values())]
     if not panels:
         return None

@@ -1,4 +1,4 @@
-"""Requests that wait, by class of service and by tenant."""
+"""Waiting requests, by class of service and by tenant."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from servesim.reports.words import shortened
 from servesim.run.shown import UNNAMED
 
 MOST = len(SERIES) - 1
-"""Labels with a colour of their own; all others share the last one."""
+"""Maximum number of labels with their own color; all others share the last one."""
 
 
 def queue_by(run: Run, kind: str) -> Drawing | None:
-    """Draw requests waiting over time, stacked by the trace's label `kind` (class or tenant): those that wait longest
-    in all at the bottom. None where there are no two labels, or nothing waited."""
+    """Draw the waiting requests over time, stacked by the trace's label `kind` (class or tenant), with the longest
+    total wait at the bottom. Return None with fewer than two labels, or if no request waited."""
     labels = run.labels.get(kind)
     if labels is None or not run.waiting.any():
         return None

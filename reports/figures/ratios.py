@@ -1,4 +1,4 @@
-"""Simulated over measured times of measured cells, each a dot."""
+"""Ratios of simulated to measured times of measured cells, one dot each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from servesim.reports.ink import INK, SERIES
 from servesim.reports.svg import Drawing, wide
 
 SHOWN = 14
-"""Rows at most: sets with the most cells."""
+"""Maximum number of rows: the sets with the most cells."""
 
 
 def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
-    """Draw each answered cell's ratio of TPOT and of TTFT, a row for each engine, GPU and model."""
+    """Draw each answered cell's ratios of TPOT and TTFT, with one row per engine, GPU and model."""
     groups: dict[str, list[tuple[float, float]]] = {}
     for cell, tpot, ttft in ratios(cells):
         model = cell["model"].rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Replicas of a cluster beside one another: the load of each over time."""
+"""Replicas of a cluster side by side: the load of each over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from servesim.reports.words import percent
 
 
 def by_replica(run: Run) -> Drawing | None:
-    """Draw sequences in a step and KV memory of each replica; of more than there are colours, the busiest."""
+    """Draw the sequences per step and KV memory of each replica; if there are more than colors, draw the busiest
+    ones."""
     steps = run.steps
     found = [int(replica) for replica in np.unique(steps["replica"])]
     if len(found) < 2:
@@ -56,5 +57,5 @@ def by_replica(run: Run) -> Drawing | None:
 
 
 def _of(run: Run, integrals: Column | Series, replica: int) -> Series:
-    """Return the mean over time of one replica."""
+    """Return one replica's mean over time."""
     return run.mean_of(np.where(run.steps["replica"] == replica, integrals, 0))

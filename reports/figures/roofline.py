@@ -16,13 +16,14 @@ from servesim.reports.words import percent
 KIND_COLOURS = {"prefill": "violet", "mixed": "amber", "decode": "blue"}
 
 Point = tuple[str, float, float]
-"""(kind of step, FLOP per byte, FLOP/s of a GPU)."""
+"""Tuple of (kind of step, FLOP per byte, FLOP/s of a GPU)."""
 
 
 def roofline(
     gpu: Gpu, dtype: str, points: Sequence[Point], labels: Sequence[str] = (), across: bool = False
 ) -> Drawing | None:
-    """Draw steps by arithmetic intensity and FLOP/s. `labels`: one per point, or none. `across`: across the page."""
+    """Draw steps by arithmetic intensity and FLOP/s. `labels` are one per point, or none. `across` spans the page
+    width."""
     peak = gpu.flops[COMPUTE_DTYPE[dtype]]
     if not points:
         return None
@@ -80,7 +81,7 @@ def roofline(
 
 
 def _name(axes: Any, points: Sequence[Point], labels: Sequence[str], low: float, high: float) -> None:
-    """Put labels below their points, to the left of those near the right edge."""
+    """Place labels below their points, or to the left of points near the right edge."""
     for label, (_, x, y) in zip(labels, points, strict=False):
         edge = np.log(x / low) > 0.75 * np.log(high / low)
         axes.annotate(

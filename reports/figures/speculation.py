@@ -15,7 +15,7 @@ from servesim.reports.words import number, percent
 
 
 def by_position(figures: Mapping[str, Any]) -> Drawing | None:
-    """Draw how often the draft at each position is accepted."""
+    """Draw the acceptance rate of the draft at each position."""
     rates = figures["per_position_acceptance_rates"]
     if not rates:
         return None
@@ -42,7 +42,7 @@ def by_position(figures: Mapping[str, Any]) -> Drawing | None:
 
 
 def over_time(run: Run) -> Drawing | None:
-    """Draw draft tokens accepted and thrown away, per second."""
+    """Draw accepted and rejected draft tokens per second."""
     drafts, accepted = run.steps["drafts"] * run.steps["k"], run.steps["accepted"] * run.steps["k"]
     if not drafts.any():
         return None

@@ -1,4 +1,4 @@
-"""Every combination of a sweep at a glance: one row each, a dot for every rate."""
+"""Overview of all combinations of a sweep: one row each, with a dot for every rate."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from servesim.reports.words import shortened
 ROWS_AT_MOST = 30
 
 Row = Mapping[str, Any]
-"""label, points: [(series, stable, values by metric)]."""
+"""Mapping with label and points: [(series, stable, values by metric)]."""
 
 
 def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw a panel for each metric, a line of dots for each combination; `series` are the rates, or one."""
+    """Draw a panel for each metric and a line of dots for each combination; `series` are the rates, or a single one."""
     shown = rows[:ROWS_AT_MOST]
 
     def paint(figure: Any, narrow: bool) -> None:

@@ -14,7 +14,7 @@ from servesim.reports.words import percent, seconds
 
 
 def timeline(run: Run) -> Drawing | None:
-    """Draw requests waiting, sequences in a step, preemptions."""
+    """Draw waiting requests, sequences per step and preemptions."""
     if not len(run.steps["k"]):
         return None
     unit, name = clock(float(run.clock_s[-1]))

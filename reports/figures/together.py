@@ -1,4 +1,4 @@
-"""The load of several runs over one another: who waited, how large steps were, how full the KV memory was."""
+"""Overlaid load of several runs: waiting requests, step sizes, and KV memory use."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from servesim.reports.words import percent
 
 
 def together(runs: Mapping[str, Run], palette: Mapping[str, str], narrow: bool | None = None) -> Drawing | None:
-    """Draw waiting requests, sequences in a step and KV memory over time, a line a run. `narrow`: as
-    servesim.reports.svg.wide has it."""
+    """Draw waiting requests, sequences per step and KV memory over time, one line per run. `narrow` is as in
+    servesim.reports.svg.wide."""
     shown = {label: run for label, run in runs.items() if len(run.steps["k"])}
     if not shown:
         return None

@@ -1,4 +1,4 @@
-"""The router's view of replicas beside the truth, where what engines report has an age."""
+"""Router's view of replicas compared with the true state, for engine reports that have an age."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import number
 
 A_BIN, MOST_BINS = 8, 300
-"""Requests that a bin has in the mean at least, and bins."""
+"""Minimum mean number of requests per bin, and maximum number of bins."""
 
 
 def router_view(run: Run) -> Drawing | None:
-    """Draw the load of the replicas that were chosen, as the router saw it and as it was. None where views are live."""
+    """Draw the load of the chosen replicas, as the router saw it and as it was. Return None if views are live."""
     if "load_seen" not in run.requests:
         return None
     sent = run.requests["load_seen"] >= 0

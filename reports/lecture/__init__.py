@@ -1,4 +1,4 @@
-"""Eight figures that explain serving, each simulated for the model and GPU one names.
+"""Eight figures that explain serving, each simulated for the given model and GPU.
 
 for drawing in servesim.lecture("llama-3.1-8b", "h100").values():
     drawing.save(f"{drawing.name}.svg")
@@ -17,13 +17,13 @@ from . import batching, load, memory, phases
 
 
 class Slide(NamedTuple):
-    """A figure of the set."""
+    """Figure of the set."""
 
     name: str
     question: str
-    """Question that it answers, for the heading."""
+    """Question that the figure answers, for the heading."""
     make: Callable[[dict[str, Any]], Figure | Drawing]
-    """Simulates it on a machine: `model` and `gpu`."""
+    """Function that simulates the figure on a machine: `model` and `gpu`."""
 
 
 SLIDES = (
@@ -39,7 +39,7 @@ SLIDES = (
 
 
 def lecture(model: str = "llama-3.1-8b", gpu: str = "h100") -> dict[str, Drawing]:
-    """Return the figures by name, in the order of a lecture; UserError where the model does not fit the GPU."""
+    """Return the figures by name, in lecture order; raise UserError if the model does not fit the GPU."""
     machine = {"model": model, "gpu": gpu}
     return {slide.name: _drawn(slide, machine) for slide in SLIDES}
 

@@ -1,4 +1,4 @@
-"""Places of a batch, and what a long prompt does to the others."""
+"""Slots of a batch, and the effect of a long prompt on the other requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from servesim.run.simulate import simulate
 
 PLACES = 6
 AT_ONCE: dict[str, Any] = {"rate": float("inf"), "host": "none", "conclude": False}
-"""All requests come at once, and the host takes no time: kernels alone."""
+"""Settings under which all requests arrive simultaneously and the host takes no time, so that only kernels count."""
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192)
 
 
 def slots(machine: dict[str, Any]) -> Spans:
-    """Serve the same requests in batches that wait for their longest answer, and in places taken again at once."""
+    """Serve the same requests in static batches that wait for their longest output, and in slots that are reused
+    immediately."""
     trace = "synth:rate=1,prompt=100,output=lognormal(p50=80,p95=320)"
     rows: dict[str, list[tuple[float, float, str]]] = {}
     ends, idle = {}, {}
@@ -47,7 +48,7 @@ def slots(machine: dict[str, Any]) -> Spans:
 
 
 def _places(begin: Any, leave: Any) -> list[int]:
-    """Return the place of each request: the lowest that is free when it begins."""
+    """Return the slot of each request: the lowest that is free when it begins."""
     free_at = [-1.0] * PLACES
     found = [0] * len(begin)
     for i in np.argsort(begin, kind="stable"):
@@ -57,7 +58,7 @@ def _places(begin: Any, leave: Any) -> list[int]:
 
 
 def chunks(machine: dict[str, Any]) -> Lines:
-    """Serve short requests that produce tokens while long prompts come, by the tokens a step may compute."""
+    """Serve short requests that decode while long prompts arrive, for each token budget per step."""
     short = [(0, 64, 400)] * 32
     long = [(int((0.5 + 0.4 * i) * 1e9), 6000, 8) for i in range(6)]
     trace = pd.DataFrame(short + long, columns=["arrival_ns", "prompt_len", "output_len"])

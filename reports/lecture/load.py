@@ -1,4 +1,4 @@
-"""Load, latency and what both cost."""
+"""Load, latency and the price of both."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from servesim.run.simulate import simulate
 
 TRACE = "synth:rate=1,prompt=lognormal(p50=600,p95=2400),output=lognormal(p50=150,p95=500)"
 FIRST, TIMES, MOST = 2.0, 1.35, 24
-"""Rates go from the first by this factor until requests queue, this many at most."""
+"""First rate, the factor between rates, and the maximum number of rates until requests queue."""
 QUEUED = 60
-"""Times the median of an idle server, at which they do."""
+"""Multiple of an idle server's median latency at which requests count as queued."""
 USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WIDE = (1, 2, 4)
 REQUESTS = 4
-"""Requests of each user."""
+"""Number of requests per user."""
 
 
 def knee(machine: dict[str, Any]) -> Lines:
@@ -47,7 +47,7 @@ def knee(machine: dict[str, Any]) -> Lines:
 
 
 def interactivity(machine: dict[str, Any]) -> Lines:
-    """Serve more and more users at once on one, two and four GPUs."""
+    """Serve more and more concurrent users on one, two and four GPUs."""
     curves = []
     for tp in WIDE:
         fast, full = [], []
@@ -68,7 +68,7 @@ def interactivity(machine: dict[str, Any]) -> Lines:
 
 
 def drafts(machine: dict[str, Any]) -> Lines:
-    """Compare served tokens with and without drafts, by users at once."""
+    """Compare served tokens with and without drafts, by concurrent users."""
     curves = []
     for label, speculation in (("2 drafts", 2), ("5 drafts", 5)):
         gains = []
@@ -90,7 +90,7 @@ def drafts(machine: dict[str, Any]) -> Lines:
 
 
 def _closed(machine: dict[str, Any], users: int, **more: Any) -> dict[str, Any]:
-    """Return the summary of a closed loop."""
+    """Return the summary of a closed-loop run."""
     found: dict[str, Any] = simulate(
         **machine,
         trace="synth:rate=1,prompt=512,output=128",

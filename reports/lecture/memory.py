@@ -1,4 +1,4 @@
-"""Where KV memory goes, and what it saves."""
+"""Uses of KV memory, and the savings from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMON = (0, 256, 512, 1024, 1536, 1920)
 
 
 def reservation(machine: dict[str, Any]) -> Bars:
-    """Serve one load under each way to hand out memory: what is filled, held in vain, and lost."""
+    """Serve one load under each memory allocation scheme: memory that is used, reserved but unused, and lost."""
     rows = {}
     batches = {}
     for label, kv in KINDS.items():
@@ -44,7 +44,7 @@ def reservation(machine: dict[str, Any]) -> Bars:
 
 
 def prefixes(machine: dict[str, Any]) -> Lines:
-    """Serve prompts that begin alike, with and without a prefix cache."""
+    """Serve prompts with common prefixes, with and without a prefix cache."""
     curves = []
     for label, kv in (("without a prefix cache", "paged"), ("with one", "prefix-hash")):
         found = []

@@ -1,4 +1,4 @@
-"""Prompts and answers under the roof of the GPU."""
+"""Prompts and outputs under the GPU's roofline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS = (512, 4096)
 
 
 def roofs(machine: dict[str, Any]) -> Drawing:
-    """Draw steps of both kinds: arithmetic intensity against arithmetic done."""
+    """Draw steps of both kinds: arithmetic intensity against achieved FLOP/s."""
     model, gpu = ModelSpec.load(machine["model"]), Gpu.load(machine["gpu"])
     roof = Roof(model, gpu, 1, "bf16", "bf16", build_cost_model(model, gpu, 1, "bf16", kv_dtype="bf16"))
     steps = []

@@ -1,1 +1,1 @@
-"""Random small worlds that policies are checked in: `servesim policies check`, and `--check` of a run."""
+"""Random small worlds in which policies are checked: `servesim policies check`, and `--check` of a run."""

@@ -1,4 +1,4 @@
-"""One run of a world: what came of it, or in one line what went wrong."""
+"""One run of a world: its outcome, or one line that states what went wrong."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from servesim.errors import HeldWhileWaiting, NotForPipelines, PolicyError, User
 from servesim.run.agreement import Outcome
 
 LOST = "are in no queue any more"
-"""Words by which the engine reports requests that a policy has lost."""
+"""Words with which the engine reports requests that a policy has lost."""
 PATIENCE_S = 60
-"""Longest time a run may take, where a world takes a fraction of a second."""
+"""Maximum time in seconds that a run may take; a world normally takes a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,17 @@ class Attempt:
     """A run of a world."""
 
     outcome: Outcome | None
-    """None: the run did not come to its end."""
+    """Outcome of the run, or None if it did not finish."""
     error: str = ""
     unsuited: bool = False
-    """The policies say themselves that they cannot serve this world together."""
+    """Whether the policies report that they cannot serve this world together."""
     again: bool = False
-    """Whether that is since a request was planned again while its last token was in flight through a pipeline."""
+    """Whether the failure is due to a request that was planned again while its last token was in flight in a
+    pipeline."""
 
 
 class CheckedCore(EngineCore):
-    """Notices what the engine itself does not ask: which requests are lost."""
+    """Core that detects what the engine does not check: lost requests."""
 
     def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
         super().__init__(scheduler, kv, check)
@@ -57,29 +58,29 @@ class CheckedCore(EngineCore):
         super().abort(request, now, reason)
 
     def lost(self) -> list[Request]:
-        """Requests that have neither left nor are in a queue; while KV comes from elsewhere, the engine has them."""
+        """Return requests that have not left and are in no queue; the engine holds those whose remote KV is loading."""
         queued = {*self.scheduler.running, *self.scheduler.waiters()}
         staying = [request for request in self._seen if request.state < State.FINISHED]
         return [each for each in staying if each not in queued and each.state is not State.LOADING]
 
     def stuck(self) -> list[str]:
-        """The names of requests that have not left, those that are lost first."""
+        """Return the names of requests that have not left: only the lost ones if there are any."""
         return [request.name for request in self.lost() or self._seen if request.state < State.FINISHED]
 
 
 class CheckedFastCore(CheckedCore, FastCore):
-    """Notices the same in fast mode."""
+    """Core that detects the same in fast mode."""
 
 
 class CheckedWorld(World):
-    """A world of such replicas."""
+    """World whose replicas are such cores."""
 
     core_classes = {"reference": CheckedCore, "fast": CheckedFastCore}  # noqa: RUF012
 
 
 def attempt(world: World, mode: str, *, check: bool = False, seed: int = 0) -> Attempt:
-    """Run a world. `check`: with all invariants checked after every step. `seed`: of the global generators of `random`
-    and `numpy.random`, which must not matter and are put back."""
+    """Run a world. `check` verifies all invariants after every step. `seed` seeds the global generators of `random` and
+    `numpy.random`, which must not matter and are restored."""
     cores: list[CheckedCore] = []
     try:
         with _seeded(seed), _patience():
@@ -89,7 +90,7 @@ def attempt(world: World, mode: str, *, check: bool = False, seed: int = 0) -> A
     except (UserError, HeldWhileWaiting) as error:
         return Attempt(None, str(error), unsuited=True)
     except PolicyError as error:
-        ended = f"{error}".endswith((LOST, "wait"))  # of a run that came to an end without some of its requests
+        ended = f"{error}".endswith((LOST, "wait"))  # run ended without some of its requests
         names = [name for core in cores for name in core.stuck()] if ended else []
         again = isinstance(error, NotForPipelines)
         return Attempt(None, f"{error}{f' ({names[0]})' if names else ''}", again=again)
@@ -113,7 +114,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _patience() -> Iterator[None]:
-    """End a run that does not come to an end, where the system has alarms."""
+    """Stop a run that does not finish, if the system has alarms."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

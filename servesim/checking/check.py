@@ -1,4 +1,4 @@
-"""Check a policy, a connector or a feature in random small worlds."""
+"""Checks of a policy, a connector or a feature in random small worlds."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ CAUSES = {
     "the wall clock": ("by another clock", Conditions(clock=1)),
     "hash() or the order of a set": ("under another PYTHONHASHSEED", Conditions(hash_seed=2)),
 }
-"""Conditions that must not change a run. If the first shows, the others may show as well."""
+"""Conditions that must not change a run. If the first one has an effect, the others may have one as well."""
 KEPT = "what it keeps from one run to the next, in a global or an attribute of its class"
 CLAIMS: dict[str, tuple[Callable[[World], bool], str]] = {
     "async": (lambda world: world.asynchronous, "planned ahead"),
     "speculation": (lambda world: bool(world.speculation), "with drafts"),
 }
-"""Claims of a scheduler, with the worlds that test each and how they do."""
+"""Claims of a scheduler, with the worlds that test each and a phrase that describes them."""
 CHANGES = "changes a run, although it answers by default and does not say acts = True"
-"""Words for a feature that does not declare its effects."""
+"""Message for a feature that does not declare its effects."""
 ENOUGH = 5
-"""Worlds it takes to judge a claim."""
+"""Number of worlds needed to judge a claim."""
 STATE, DRAFTS = REQUEST_COLUMNS.index("state"), STEP_COLUMNS.index("drafts")
 PLANNED, END = STEP_COLUMNS.index("planned_ns"), STEP_COLUMNS.index("end_ns")
 
@@ -53,15 +53,15 @@ class Report:
     """Result of the checks."""
 
     failures: list[str]
-    """One line each."""
+    """Failures, one line each."""
     notes: list[str]
-    """Remarks for the author that are no failures."""
+    """Remarks for the author that are not failures."""
     runs: int
 
 
 def check(subject: Subject, numbers: Sequence[int] = range(WORLDS)) -> Report:
-    """Run the worlds of these numbers: in fast mode and in reference mode, with and without invariants checked, again
-    in this process and in another one."""
+    """Run the worlds with these numbers in fast mode and in reference mode, with and without invariant checks, and
+    repeat them in this process and in another one."""
     return _Checks(subject, numbers).report()
 
 
@@ -75,7 +75,7 @@ class _Checks:
         self._findings = [Finding("settings", told) for told in settings_failures(subject)]
         self._findings += whole_run_findings(subject) if subject.kind == "feature" else ()
         self._findings += [Finding("determinism", told) for told in impurities(subject)]
-        self._unlike: list[Finding] = []  # of worlds that do not repeat
+        self._unlike: list[Finding] = []  # worlds that do not repeat
         self._runs = 0
 
     def report(self) -> Report:
@@ -87,7 +87,7 @@ class _Checks:
         for number, here in self._served.items():
             self._repeats(number, here, others[number], "in another process")
         self._findings += self._causes() if self._unlike else self._claims()
-        if any(each.check == "determinism" for each in self._findings):  # then fast mode differs as well
+        if any(each.check == "determinism" for each in self._findings):  # fast mode then differs too
             self._findings = [each for each in self._findings if each.check != "fast"]
         if self._numbers and len(self._unsuited) == len(self._numbers):
             self._findings.append(Finding("settings", f"no world suits {self._subject.name}: {self._unsuited[0]}"))
@@ -100,7 +100,7 @@ class _Checks:
         if plain.unsuited:
             self._unsuited.append(plain.error)
         elif plain.again:
-            self._served[number] = plain  # noted, and nothing else is asked of it
+            self._served[number] = plain  # noted; no further checks
         elif plain.outcome is None:
             self._findings.append(self._broken(number, plain.error))
         else:
@@ -112,7 +112,7 @@ class _Checks:
                 self._leaves_as_it_is(number, world, plain)
 
     def _leaves_as_it_is(self, number: int, world: World, plain: Attempt) -> None:
-        """See whether a feature that does not say that it acts changes what it was not asked."""
+        """Check whether a feature that does not declare `acts` changes a run beyond its answers."""
         if self._subject.kind != "feature" or self._subject.cls.acts:
             return
         if any(isinstance(maker, Watched) and maker.answered for maker in world.features):
@@ -126,12 +126,12 @@ class _Checks:
         return attempt(world, mode, check=check, seed=seed)
 
     def _broken(self, number: int, error: str, mode: str = "") -> Finding:
-        if self._subject.kind in ABOUT and self._subject.name not in error:  # a policy beside it could not go on
+        if self._subject.kind in ABOUT and self._subject.name not in error:  # another policy in the world failed
             error = f"with {self._subject.name}: {error}"
         return Finding("invariants" if "AssertionError" in error else "contract", f"{mode}{error}", number)
 
     def _agrees(self, number: int, plain: Attempt, fast: Attempt, mode: str) -> bool:
-        """Whether fast mode came to the same as reference mode."""
+        """Return whether fast mode and reference mode have the same outcome."""
         assert plain.outcome is not None
         if fast.outcome is None:
             self._findings.append(self._broken(number, fast.error, f"in {mode} alone: "))
@@ -142,14 +142,14 @@ class _Checks:
         return False
 
     def _repeats(self, number: int, here: Attempt, there: Attempt, elsewhere: str) -> bool:
-        """Whether two attempts at a world came to the same."""
+        """Return whether two attempts at a world have the same outcome."""
         told = _unlike(here, there, elsewhere)
         if told:
             self._unlike.append(Finding("determinism", told, number, "again"))
         return not told
 
     def _causes(self) -> Iterator[Finding]:
-        """Why worlds do not repeat: the same in processes that differ in one thing each."""
+        """Yield why worlds do not repeat: run the same worlds in processes that each differ in one condition."""
         numbers, name = list(self._served), self._subject.name
         with ExitStack() as stack:
             base, *others = (
@@ -171,7 +171,7 @@ class _Checks:
                 yield Finding(finding.check, f"{name} depends on {KEPT}: {finding.told}", finding.world, KEPT)
 
     def _claims(self) -> Iterator[Finding]:
-        """Evidence of the worlds about claims."""
+        """Yield findings about claims that the worlds do not support."""
         outcomes = {n: each.outcome for n, each in self._served.items() if each.outcome is not None}
         supports = getattr(self._subject.cls, "supports", ())
         if len(outcomes) >= ENOUGH and not any(
@@ -190,7 +190,8 @@ class _Checks:
             yield Finding("settings", f"{self._subject.name}: {told}")
 
     def _of_claims(self, findings: list[Finding]) -> list[Finding]:
-        """The findings, those that only come up where the scheduler keeps a claim of `supports` told as such."""
+        """Return the findings, with those that only occur under a claim in `supports` reported as failures of that
+        claim."""
         if self._subject.kind != "scheduler":
             return findings
         told = []
@@ -222,7 +223,7 @@ class _Checks:
 
 
 def _overlap(steps: Rows) -> bool:
-    """Whether a step was planned before the one before it on its replica had ended."""
+    """Return whether a step was planned before the previous step on its replica had ended."""
     before, after = steps[:-1], steps[1:]
     return bool(((after[:, 0] == before[:, 0]) & (after[:, PLANNED] < before[:, END])).any())
 

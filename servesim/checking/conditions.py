@@ -1,5 +1,5 @@
-"""Conditions that must not matter: the same worlds in a process of its own with another seed of `hash`, another clock,
-other global random states and other addresses of objects."""
+"""Conditions that must not matter: the same worlds in a separate process with another seed of `hash`, another clock,
+other global random states and other object addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from servesim.errors import PolicyError
 
 CLOCKS = ((1_000_000_000.0, 1e-6), (2_000_000_001.5, 0.0137))
-"""Where a made-up clock starts, and by how much it goes on each time it is asked (s)."""
+"""Start of a simulated clock and its increment per call, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,15 @@ class Conditions:
     """Index into CLOCKS."""
     random_seed: int = 0
     ballast: int = 0
-    """Requests made before each world, every second of which stays: those of the world lie elsewhere in memory."""
+    """Number of requests created before each world, every second of which is kept, so that the world's own requests
+    have other addresses."""
 
 
 class Elsewhere:
-    """The worlds of a policy, run step by step in a process of its own."""
+    """Worlds of a policy, run step by step in a separate process."""
 
     def __init__(self, spec: str, numbers: Sequence[int], conditions: Conditions) -> None:
-        """Start the process, which goes on by itself."""
+        """Start the process, which runs in the background."""
         self._folder = tempfile.TemporaryDirectory(prefix="servesim-check-")
         self._out = Path(self._folder.name) / "attempts"
         task = {"spec": spec, "numbers": list(numbers), "conditions": asdict(conditions), "out": str(self._out)}
@@ -52,10 +53,10 @@ class Elsewhere:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task))
         self._process.stdin.close()
-        self._process.stdin = None  # communicate() would close it again
+        self._process.stdin = None  # else communicate() closes it
 
     def attempts(self) -> dict[int, Any]:
-        """Return the outcome of each world by its number, when the process has ended. PolicyError if it fails."""
+        """Return the outcome of each world by its number once the process has ended. Raise PolicyError if it fails."""
         try:
             _, said = self._process.communicate()
             if self._process.returncode or not self._out.is_file():
@@ -67,7 +68,7 @@ class Elsewhere:
             self.close()
 
     def close(self) -> None:
-        """End the process, if it still runs, and leave nothing behind."""
+        """End the process if it is still running, and clean up."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
@@ -75,7 +76,7 @@ class Elsewhere:
 
 
 def main() -> None:
-    """Run what standard input says; what `Elsewhere` starts."""
+    """Run the task on standard input. `Elsewhere` starts this function."""
     task = json.load(sys.stdin)
     conditions = Conditions(**task["conditions"])
     from servesim.checking.attempt import attempt
@@ -83,7 +84,7 @@ def main() -> None:
     from servesim.checking.subject import Subject
     from servesim.contracts import Request
 
-    _set_clock(*CLOCKS[conditions.clock])  # before the file of the policy takes functions of it
+    _set_clock(*CLOCKS[conditions.clock])  # before the policy's file imports functions from it
     subject = Subject.of(task["spec"])
     kept, found = [], {}
     for number in task["numbers"]:
@@ -93,7 +94,7 @@ def main() -> None:
 
 
 def _set_clock(start: float, each: float) -> None:
-    """Let the functions of `time` and `datetime` tell a made-up time, the same whenever they are asked as often."""
+    """Make the functions of `time` and `datetime` return a simulated time that depends only on the number of calls."""
     import datetime
     import time
 

@@ -1,7 +1,7 @@
-"""Random small worlds by number: the same number is the same world, whatever else is drawn.
+"""Random small worlds by number: a number always gives the same world, whatever else is drawn.
 
-Few requests, tight and ample memory, bursts and lulls, prompts that share their beginnings, clients that give up,
-requests that follow others, several samples, drafts, one step in flight or two, one replica or several.
+Few requests, tight and ample memory, bursts and lulls, prompts with shared prefixes, clients that give up, requests
+that follow others, several samples, drafts, one or two steps in flight, one or several replicas.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ ACCEPTANCE = ("independent:alpha=0.7", "positions:marginal=0.8/0.4/0.3", "indepe
 
 
 class Draws:
-    """Draws of one world, each by its purpose."""
+    """Random draws for one world, one stream per purpose."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def one(self, purpose: str, options: Sequence[Any]) -> Any:
-        """One of the options."""
+        """Return one of the options."""
         return options[int(uniform_one(0, f"check {purpose}", self._number) * len(options))]
 
     def many(self, purpose: str, count: int, options: Sequence[Any]) -> list[Any]:
-        """`count` of the options, each drawn by itself."""
+        """Return `count` of the options, each drawn independently."""
         shares = uniform(0, f"check {purpose}", self._number, np.arange(count))
         return [options[int(share * len(options))] for share in shares]
 
 
 def draw(number: int, subject: Subject) -> World:
-    """World `number` with the policy in it, and now and then a feature. Low numbers have few requests."""
+    """Return world `number` with the policy in it, and sometimes a feature. Low numbers have few requests."""
     draws, world = Draws(number), plain_world(number, subject)
     feature = draws.one("feature", [*[None] * (1 + len(installed())), *installed()])
     return world if feature is None else with_features(world, [feature], draws)
 
 
 def plain_world(number: int, subject: Subject) -> World:
-    """World `number` without features."""
+    """Return world `number` without features."""
     draws = Draws(number)
     trace = _trace(draws, most=2 + number // 2)
     block_size = draws.one("block size", [16, 16, 16, 4])
@@ -111,7 +111,7 @@ def plain_world(number: int, subject: Subject) -> World:
 
 
 def with_features(world: World, features: Sequence[Feature], draws: Draws) -> World:
-    """Return the world with those of these features that can be in it: not all go together, or with its policies."""
+    """Return the world with those of the given features that are compatible with it, its policies and each other."""
     if "future" in kv_allocators.resolve(world.kv)[0].needs:
         return world
     present = {"samples"} if world.trace.samples is not None else set()
@@ -129,12 +129,12 @@ def with_features(world: World, features: Sequence[Feature], draws: Draws) -> Wo
 
 
 def refused_by(feature: Feature) -> Mapping[str, str]:
-    """Return what a feature cannot be combined with, by default settings."""
+    """Return what a feature cannot be combined with under default settings."""
     return feature.refuses(Scenario.model_construct())
 
 
 def _trace(draws: Draws, most: int) -> Trace:
-    """At most `most` requests, and at most 24."""
+    """Return a trace of at most `most` requests, and at most 24."""
     n = draws.one("requests", range(1, min(most, 24) + 1))
     rate = draws.one("rate", [0, 500, 5_000, 50_000])
     prompts = draws.many("prompts", n, [*range(1, 21), *range(50, 91)])
@@ -168,14 +168,14 @@ def _trace(draws: Draws, most: int) -> Trace:
 
 
 def _ahead(draws: Draws, world: World) -> World:
-    """Steps in flight: planned ahead or, where the scheduler cannot, sometimes those of a pipeline."""
+    """Draw the steps in flight: asynchronous scheduling or, if the scheduler lacks it, sometimes a pipeline."""
     scheduler = schedulers.resolve(world.scheduler)[0]
     if "speculation" not in scheduler.supports:
         world = replace(world, speculation="")
     able = "async" in scheduler.supports
     if world.speculation:
         able = able and "async" in speculators.resolve(world.speculation)[0].supports
-        groups = len(world.windows)  # as at vLLM's start-up: slots for drafts end where memory does
+        groups = len(world.windows)  # as at vLLM's start-up: draft slots are limited by memory
         most = (world.num_blocks - 1) // groups * world.block_size
         world = replace(world, max_model_len=min(world.max_model_len, most))
     depth = draws.one("depth", [1, 2, 2] if able else [1, 1, 1, 2])
@@ -186,7 +186,7 @@ def _ahead(draws: Draws, world: World) -> World:
 
 
 def _clients(draws: Draws, world: World) -> World:
-    """Sometimes requests follow others, and clients give up and try again."""
+    """Sometimes let requests follow others, and clients give up and retry."""
     if "future" in kv_allocators.resolve(world.kv)[0].needs:
         return replace(world, replicas=1)
     if draws.one("social", [True, False, False]):
@@ -210,7 +210,7 @@ def _clients(draws: Draws, world: World) -> World:
 
 
 def _samples(draws: Draws, world: World) -> World:
-    """Sometimes requests of several samples, where the policies can serve them."""
+    """Sometimes add requests with several samples, if the policies can serve them."""
     try:
         core = world.core()
         check_samples(core.scheduler, core.kv)

@@ -1,4 +1,4 @@
-"""Failures of a policy, one line each, however many worlds show it."""
+"""Failures of a policy, one line each, however many worlds show them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from servesim.checking.world import World
 
 LONGEST = 400
-"""Characters of what a failure says; objects that print at length are cut."""
+"""Maximum length of a failure's message in characters; longer ones are cut."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A failure in one world, or in none."""
+    """A failure in a particular world, or independent of any."""
 
     check: str
     told: str
     world: int | None = None
     cause: str = ""
-    """Findings of one check and cause are one failure; empty: what `told` says but for numbers and names."""
+    """Cause of the failure. Findings of the same check and cause are one failure; if empty, `told` without its numbers
+    and names is used."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -29,7 +30,8 @@ class Finding:
 
 
 def lines(findings: Sequence[Finding], worlds: Mapping[int, World], kind: str) -> list[str]:
-    """Return one line for each failure, with the first world that shows it. `kind`: of policy, the one not named."""
+    """Return one line for each failure, with the first world that shows it. `kind` is the kind of policy to leave out
+    of the world's description."""
     failures: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         failures.setdefault(finding.key, []).append(finding)

@@ -1,4 +1,4 @@
-"""Worlds of what no core has by itself: autoscalers, connectors, and features of a run."""
+"""Worlds for subjects that are not part of a core: autoscalers, connectors, and features of a run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from servesim.run.setup import built, options_of
 from servesim.workload.trace_stream import TraceFacts
 
 ANY = ("vllm", "sglang", "least-outstanding", "prefix-hash")
-"""Policies about which worlds are drawn in which the subject stands: each fixes one, and the others vary."""
+"""Policies around which worlds for the subject are drawn: each fixes one, and the others vary."""
 ABOUT = {"scaler": ANY, "feature": ANY, "connector": ("vllm",)}
 ASKED = {"takes": False, "reaches": True, "gives_up": False}
-"""Verbs of a part that are asked, and their answers by default."""
+"""Asked verbs of a part, with their default answers."""
 Maker = Callable[[World, list[Pool]], Part | None]
 
 
 def world_of(number: int, subject: Subject) -> World:
-    """World `number` with the subject in it, whatever it is."""
+    """Return world `number` with the subject in it, whatever its kind."""
     if subject.kind not in ABOUT:
         return draw(number, subject)
     draws, about = Draws(number), ABOUT[subject.kind]
@@ -51,7 +51,7 @@ def world_of(number: int, subject: Subject) -> World:
 
 
 def serving(kind: str) -> Feature:
-    """Return the feature whose runs have policies of a kind; UserError: none is installed."""
+    """Return the feature whose runs have policies of a kind. Raise UserError if none is installed."""
     for feature in installed():
         if kind in feature.serves:
             return feature
@@ -59,7 +59,7 @@ def serving(kind: str) -> Feature:
 
 
 def _suited(world: World, feature: Feature) -> World:
-    """Return the world without what a feature refuses."""
+    """Return the world without the settings that a feature refuses."""
     refused = {*refused_by(feature)}
     if "samples" in refused:
         world = replace(world, trace=replace(world.trace, samples=None))
@@ -69,7 +69,7 @@ def _suited(world: World, feature: Feature) -> World:
 
 
 class Watched:
-    """Makes a part, and takes note of what it answers otherwise than by default in all runs together."""
+    """Maker of a part that records its non-default answers across all runs."""
 
     def __init__(self, maker: Maker) -> None:
         self._maker = maker
@@ -77,7 +77,7 @@ class Watched:
         self.answered: set[str] = set()
 
     def __call__(self, world: World, pools: list[Pool]) -> Part | None:
-        """Make it."""
+        """Make the part."""
         part = self._maker(world, pools)
         if part is not None:
             self.made = True
@@ -95,7 +95,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class SmallPool:
-    """A pool of a small world as a feature sees it when it builds its part."""
+    """A pool of a small world, as a feature sees it when it builds its part."""
 
     scenario: Scenario
     pool: Pool
@@ -134,7 +134,7 @@ def _built(subject: Subject, world: World, pools: list[Pool]) -> Part | None:
 
 
 class Connecting(Part):
-    """Connects each core to a connector of its own."""
+    """Part that connects each core to its own connector."""
 
     def __init__(self, cls: type[Connector]) -> None:
         self._cls = cls
@@ -156,7 +156,7 @@ def _connected(cls: type[Connector], world: World, pools: list[Pool]) -> Part:
 
 
 def checked(connector: Any, cls: type[Connector], now: Callable[[], int]) -> Connector:
-    """Return a connector of a user's own with its answers held to what the contract says of them."""
+    """Return a user's connector with its answers checked against the contract."""
     if not is_own(cls):
         return connector  # type: ignore[no-any-return]
     available, load, ran = connector.available, connector.load, connector.ran

@@ -1,4 +1,4 @@
-"""Checks of a policy's declarations: its parameters, its needs and what it supports."""
+"""Checks of a policy's declarations: parameters, `needs` and `supports`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = {
 
 
 def settings_failures(subject: Subject) -> Iterator[str]:
-    """Yield a line for each thing a policy says of itself that cannot be."""
+    """Yield a line for each invalid declaration of a policy."""
     if not hasattr(subject.cls, "Params"):
         return
     for label, known in WORDS.get(subject.kind, {}).items():
@@ -41,7 +41,7 @@ def settings_failures(subject: Subject) -> Iterator[str]:
 
 
 def _written(subject: Subject) -> Iterator[str]:
-    """Parameters are written into scenario.yaml, and read again."""
+    """Check that parameters survive being written to scenario.yaml and read back."""
     for field in dataclasses.fields(subject.params):
         value = getattr(subject.params, field.name)
         try:
@@ -56,7 +56,7 @@ def _written(subject: Subject) -> Iterator[str]:
 
 
 def _built(subject: Subject, values: dict[str, Any]) -> Any:
-    """Parameters as given, but for `values`."""
+    """Return the given parameters with `values` replaced."""
     given = subject.registry.resolve(subject.spec)[1]
     return build_params(subject.name, subject.cls.Params, {**given, **values})
 

@@ -15,33 +15,35 @@ from servesim.plugins.registry import WrongKind
 from servesim.run.scenario import Scenario
 
 CONNECTORS: Registry[Connector] = Registry("connector", Connector, "")
-"""Connectors have no names of their own: features bring them, and a user's is named by file and class."""
+"""Registry of connectors. They have no registered names: features provide them, and a user's connector is named by file
+and class."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A policy, connector or feature as it is named on the command line, and what that names."""
+    """A policy, connector or feature as named on the command line, with the class it refers to."""
 
     spec: str
     """`name`, `name:key=value,...` or `file.py:Class[:key=value,...]`."""
     registry: Registry[Any]
     cls: type[Any]
     params: Any
-    """Parameters of a policy, settings of a feature; None of a connector, which has none."""
+    """Parameters of a policy or settings of a feature; a connector has none."""
 
     @property
     def kind(self) -> str:
-        """Its kind: scheduler, kv, router, speculation, acceptance, scaler, connector or feature."""
+        """Kind of the subject: scheduler, kv, router, speculation, acceptance, scaler, connector or feature."""
         return self.registry.kind
 
     @property
     def name(self) -> str:
-        """The name of its class, or the one it is registered by."""
+        """Registered name, or the name of the class."""
         return str(self.cls.name)
 
     @classmethod
     def of(cls, spec: str) -> Subject:
-        """Find what is named, of any kind. UserError if there is none, or a parameter or setting is wrong."""
+        """Find the subject that a spec names, of any kind. Raise UserError if there is none, or if a parameter or
+        setting is wrong."""
         registry = registry_of(spec)
         found, values = registry.resolve(spec)
         if registry is CONNECTORS and values:
@@ -55,18 +57,19 @@ class Subject:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of a scenario that has this feature."""
+        """Settings of a scenario that has this feature."""
         place, head = self.cls.place(), self.spec
         own = {"features": [":".join(head.split(":")[:2])]} if ".py:" in head else {}
         return own | ({place: dict(self.params)} if place and self.params else dict(self.params))
 
     def scenario(self, **more: Any) -> Scenario:
-        """Return a scenario that has this feature; UserError if its settings are wrong."""
+        """Return a scenario that has this feature. Raise UserError if its settings are wrong."""
         return Scenario.of({"trace": "synth:", "model": "llama-3.1-8b", "gpu": "h200", **self.settings, **more})
 
 
 def registry_of(spec: str) -> Registry[Any]:
-    """Return the registry of a policy's kind, of features or of connectors. UserError if nothing has that name."""
+    """Return the registry of a policy's kind, of features or of connectors. Raise UserError if nothing has that
+    name."""
     registries = (*REGISTRIES, features, CONNECTORS)
     if ".py:" not in spec:
         name = spec.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Checks of a feature in whole runs: settings, help, figures and rows, on against off, fast against reference mode."""
+"""Checks of a feature in whole runs: settings, help, figures and rows; on versus off, fast versus reference mode."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from servesim.run.simulate import simulate
 RUN = {"model": "llama-3.1-8b", "gpu": "h200", "trace": "synth:rate=60,prompt=uniform(50,900),output=uniform(2,60)",
        "requests": 60}  # fmt: skip
 REFUSED = ("samples", "stream", "jobs", "speculation", "pp", "pools")
-"""Settings that a feature may refuse besides other features."""
+"""Settings that a feature may refuse in addition to other features."""
 RECORDS = ("scenario", "provenance", "notes")
 
 
 def whole_run_findings(subject: Subject) -> Iterator[Finding]:
-    """Yield what is wrong with a feature and its settings, and with whole runs that have it."""
+    """Yield what is wrong with a feature, its settings, and whole runs that have it."""
     yield from _settings(subject)
     try:
         yield from _runs(subject)
@@ -86,13 +86,13 @@ _ACTS = " (say acts = True if it is meant to)"
 
 
 def _run(settings: dict[str, Any]) -> tuple[Result, int]:
-    """Return a run, and how many parts it had."""
+    """Return a run and its number of parts."""
     parts: list[Part] = []
     return simulate(settings, on_ready=lambda setup: parts.extend(setup.parts)), len(parts)
 
 
 def _unlike(run: Result, plain: Result) -> str:
-    """Return what is not as in a run without the feature; empty: nothing."""
+    """Return the difference from a run without the feature, or an empty string if there is none."""
     for name, column in plain.requests.items():
         if not run.requests[name].equals(column):
             return f"{name} of requests is another"
@@ -107,7 +107,7 @@ def _unlike(run: Result, plain: Result) -> str:
 
 
 def _first(ours: Any, theirs: Any, where: str) -> str:
-    """Return in words what differs first in a section."""
+    """Return a description of the first difference in a section."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
         key = next(key for key in ours if ours[key] != theirs[key])
         return _first(ours[key], theirs[key], f"{where}.{key}")

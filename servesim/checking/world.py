@@ -1,4 +1,4 @@
-"""A small world: a trace, policies and a made-up cost model, ready to be simulated."""
+"""A small world: a trace, policies and a synthetic cost model, ready to be simulated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 
 @dataclass
 class ToyCost(CostModel):
-    """Whole nanoseconds: fixed + per token + per token of context, with kinks and host time."""
+    """Cost model in whole nanoseconds: a fixed part, a part per token and a part per token of context, with kinks and
+    host time."""
 
     fixed: int = 1000
     token: int = 100
@@ -81,8 +82,9 @@ def toy_trace(
     labels: dict[str, tuple[str, ...]] | None = None,
     samples: dict[int, list[int]] | None = None,
 ) -> Trace:
-    """A trace of a few rows. `caps`: max_tokens; rows that stay below it end by a stop token. `after`: by row,
-    what it waits for as (row, trigger, delay). `samples`: by row, output tokens of its further samples."""
+    """Return a trace of a few rows. `caps`: max_tokens; rows whose output is shorter end with a stop token. `after`:
+    for each row, its dependencies as (row, trigger, delay). `samples`: for each row, output tokens of its further
+    samples."""
     output = np.array(outputs, dtype=np.int64)
     further = [(samples or {}).get(row, []) for row in range(len(output))]
     most = [max([own, *more]) for own, more in zip(outputs, further, strict=True)]
@@ -119,7 +121,7 @@ def _target() -> ModelSpec:
 
 
 class Share(NamedTuple):
-    """Some of a world's replicas: a pool of their own."""
+    """Some of a world's replicas, in their own pool."""
 
     name: str
     replicas: int
@@ -128,7 +130,7 @@ class Share(NamedTuple):
 
 @dataclass
 class World:
-    """One simulation, described. Policies are `name`, `name:key=value,...` or `file.py:Class`."""
+    """Description of one simulation. Policies are `name`, `name:key=value,...` or `file.py:Class`."""
 
     trace: Trace
     kv: str = "paged"
@@ -145,14 +147,14 @@ class World:
     asynchronous: bool = False
     replicas: int = 1
     split: tuple[Share, ...] = ()
-    """Pools, whose replicas are as many as `replicas`; none: all are one pool."""
+    """Pools, whose replicas add up to `replicas`. If empty, all replicas are in one pool."""
     router: str = "round-robin"
     features: tuple[Callable[[World, list[Pool]], Part | None], ...] = ()
-    """Makers of what is optional, each called with the world and its pools before the cluster is made."""
+    """Makers of optional parts, each called with the world and its pools before the cluster is created."""
     featured: tuple[str, ...] = ()
-    """Their names."""
+    """Names of the features."""
     speculation: str = ""
-    """Heeded where the scheduler can verify drafts; empty: none."""
+    """Speculation method, used if the scheduler can verify drafts; none if empty."""
     acceptance: str = "independent:alpha=0.7"
     cost: CostModel = field(default_factory=ToyCost)
     clients: Clients = field(default_factory=Clients)
@@ -162,7 +164,7 @@ class World:
     core_classes: ClassVar[dict[str, type[EngineCore]]] = {mode: parts.core for mode, parts in MODES.items()}
 
     def told(self, kind: str = "") -> str:
-        """Return what a reader needs to know of it, but for the policy of one kind."""
+        """Return a description of the world for a reader, without the policy of the given kind."""
         named = {
             "scheduler": self.scheduler,
             "kv": self.kv,
@@ -184,7 +186,7 @@ class World:
         return ", ".join(filter(None, parts))
 
     def core(self, check: bool = False, mode: str = "reference") -> EngineCore:
-        """The state machine of one replica."""
+        """Return the state machine of one replica."""
         cls, params, limits = self._scheduler()
         kv_class, kv_params = self._resolve(kv_allocators, self.kv)
         drafting = self._drafting(cls)
@@ -209,7 +211,8 @@ class World:
         return core
 
     def _scheduler(self) -> tuple[type[Scheduler], Any, Limits]:
-        """The class, its parameters with none left open, and its limits: the world's where they say nothing."""
+        """Return the scheduler's class, its parameters with no gaps, and its limits; the world's limits fill in missing
+        ones."""
         cls, params = self._resolve(schedulers, self.scheduler, self.scheduler_params)
         most = {name: getattr(params, name, None) or getattr(self, name) for name in LIMITS}
         known = {each.name for each in fields(params)}
@@ -226,12 +229,12 @@ class World:
         return Speculation.resolve(method, acceptance, 0, _target())
 
     def _resolve(self, registry: Registry[Any], spec: str, more: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-        """The class a policy is named by, and its parameters."""
+        """Return the class that a spec names, and its parameters."""
         cls, values = registry.resolve(spec)
         return cls, build_params(spec, cls.Params, {**values, **(more or {})})
 
     def multiplied(self, by: int) -> World:
-        """Return the world with as many times the replicas, of each pool."""
+        """Return the world with the number of replicas in each pool multiplied by `by`."""
         split = tuple(share._replace(replicas=share.replicas * by) for share in self.split)
         return replace(self, replicas=self.replicas * by, split=split)
 
@@ -241,7 +244,7 @@ class World:
         return replace(self, replicas=sum(share.replicas for share in split), split=split)
 
     def roomy(self) -> World:
-        """Return the world with memory for all requests at once, of whatever length they may be."""
+        """Return the world with enough memory for all requests simultaneously, whatever their lengths."""
         trace = self.trace
         sequences = len(trace) + (len(trace.samples.output_len) if trace.samples is not None else 0)
         longest = min(int((trace.prompt_len + trace.max_tokens).max(initial=1)), self.max_model_len)
@@ -249,13 +252,13 @@ class World:
         return replace(self, num_blocks=max(self.num_blocks, whole), max_model_len=longest)
 
     def make_router(self) -> Router:
-        """Return another router of its kind."""
+        """Return a new router of the world's kind."""
         router: Router = make(*self._resolve(routers, self.router), self.replicas)
         router.output_block = self.block_size
         return router
 
     def pools(self, mode: str, check: bool) -> list[Pool]:
-        """The replicas, by pool."""
+        """Return the replicas, by pool."""
         made = []
         for share in self.split or (Share("default", self.replicas),):
             spawn = partial(self.core, check, mode)
@@ -264,11 +267,11 @@ class World:
         return made
 
     def parts(self, pools: list[Pool]) -> list[Part]:
-        """Parts of optional features."""
+        """Return the parts of optional features."""
         return [part for make_part in self.features if (part := make_part(self, pools)) is not None]
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
-        """The replicas behind their router, ready to run."""
+        """Return the replicas behind their router, ready to run."""
         pools = self.pools(mode, check)
         workload = TraceWorkload(self.trace, clients=self.clients, form=pools[0].cores[0].scheduler.samples)
         recorder = Recorder(out_ns=self.out_ns)
@@ -282,7 +285,7 @@ class World:
         )
 
     def run(self, mode: str = "fast", check: bool = False) -> Cluster:
-        """Run to the end."""
+        """Run the world to the end."""
         cluster = self.cluster(mode, check)
         cluster.run()
         return cluster

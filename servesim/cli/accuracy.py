@@ -1,4 +1,4 @@
-"""`servesim accuracy`: measured servers replayed and scored."""
+"""`servesim accuracy`: replays of measured servers, with scores."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def accuracy(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. [default: one a core]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")] = False,
 ) -> None:
-    """Replay measured serving cells: how true are latencies and decisions?
+    """Replay measured serving cells: how accurate are latencies and decisions?
 
-    Contradictory truth is screened by rules; the score is shown with and without that."""
+    Contradictory measurements are screened by rules; the score is shown with and without screening.
+    """
     import datetime
 
     from servesim.experiments.accuracy import files as written
@@ -100,7 +101,7 @@ def accuracy(
 
 
 def _fields(only: Sequence[str]) -> dict[str, list[str]]:
-    """Values by field of `--only FIELD=VALUE,...`."""
+    """Return the values by field in `--only FIELD=VALUE,...`."""
     fields: dict[str, list[str]] = {}
     for text in only:
         name, equals, values = text.partition("=")
@@ -112,20 +113,20 @@ def _fields(only: Sequence[str]) -> dict[str, list[str]]:
 
 
 class Teller:
-    """Progress by name on stderr: about twenty lines in all."""
+    """Progress by name on stderr: about twenty lines in total."""
 
     def __init__(self) -> None:
         self._told = 0
 
     def __call__(self, done: int, total: int, cell: Cell) -> None:
-        """One more cell is answered."""
+        """Record that one more cell is done."""
         if done == total or done * 20 // total > self._told:
             self._told = done * 20 // total
             typer.echo(f"[{done}/{total}] {cell.name}", err=True)
 
 
 def print_score(document: Mapping[str, Any], out: Path | None) -> None:
-    """Print the cells left out, the scores by engine and by engine, GPU and model, and decisions."""
+    """Print the excluded cells, the scores by engine and by engine, GPU and model, and the decisions."""
     from rich.table import Table
 
     from servesim.cli.console import open_console
@@ -173,7 +174,7 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
 
 
 def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
-    """A sentence or two for each kind of decision."""
+    """Return a sentence or two for each kind of decision."""
     lines = []
     kinds = {
         "sizes": "sizes at equal clients per GPU",
@@ -213,7 +214,7 @@ def _beside(found: Mapping[str, Any]) -> str:
 
 
 def _share(estimate: Mapping[str, float | None]) -> str:
-    """A share with its interval."""
+    """Return a share with its interval."""
     from servesim.metrics.words import percent
 
     if estimate["low"] is None:

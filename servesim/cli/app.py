@@ -1,4 +1,4 @@
-"""The command line. Imports what is heavy only inside commands, so that `--help` is quick."""
+"""The command line. Heavy modules are imported only inside commands, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ app = typer.Typer(
     help="Simulate LLM inference serving: replay a request trace through pluggable policies at measured kernel costs.",
     epilog=ROOT_EXAMPLES,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # defaults in brackets are no markup, nothing is cut, and help is there sooner
+    rich_markup_mode=None,  # brackets in help are not markup, nothing is truncated, and help is faster
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -115,12 +115,12 @@ add_commands({"": app, "calibrate": calibrate_app, "trace": trace_app})
 
 
 def main() -> None:
-    """Entry point. 0: done; 2: bad input; 1: a bug, here or in a policy; 130: interrupted. Errors are one line on
-    stderr, below a traceback where the bug is here."""
+    """Run the command line and return its exit code. 0: done; 2: bad input; 1: a bug in servesim or a policy; 130:
+    interrupted. Errors are one line on stderr, after a traceback if the bug is in servesim."""
     code = _guarded()
     if code == 130:
-        # CPython kills itself by the signal, whatever the exit code, if it came while a string was executed
-        # (as dataclasses do when imported), even though the interrupt was handled.
+        # CPython kills itself with the signal, whatever the exit code, if it arrived while a string was executed (as
+        # when dataclasses are imported), even if the interrupt was handled.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -134,24 +134,24 @@ def _guarded() -> int:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     completing = completion.prepare()
     try:
-        name = "servesim" if completing else None  # whatever it was called by: the variable's name comes of it
+        name = "servesim" if completing else None  # independent of argv[0]: the variable's name depends on it
         words = completion.with_shell(sys.argv)[1:]
         code = _command("" if completing else words[0] if words else "")(words, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        _silence_stdout()  # or leaving would try, and complain, once more
+        _silence_stdout()  # or exiting would try again and complain
         if isinstance(error, BrokenPipeError):
-            return 0  # whoever read the output has had enough
+            return 0  # the reader closed the pipe
         return _complain(UserError(f"cannot write the output: {error.strerror}"), 2)
     except (UserError, typer.TyperException) as error:
         if completing:
-            return 0  # half a command line is no error yet
+            return 0  # a partial command line is no error
         return _complain(error, 2)
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         _silence_stdout()
-        return 0  # the same, met inside a command
+        return 0  # the same, inside a command
     except PolicyError as error:
         return _complain(error, 1)
     except Interrupted as error:
@@ -187,6 +187,6 @@ def _silence_stdout() -> None:
 
 def _complain(error: Exception, code: int) -> int:
     format_message = getattr(error, "format_message", error.__str__)
-    if line := " ".join(format_message().split()):  # nothing where the help was the answer
+    if line := " ".join(format_message().split()):  # empty if help was the answer
         typer.echo(f"error: {line}", err=True)
     return code

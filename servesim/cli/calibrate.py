@@ -1,4 +1,4 @@
-"""`servesim calibrate`: terms and tables from measurements."""
+"""`servesim calibrate`: host terms and kernel tables from measurements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def host(
         list[str] | None, typer.Option(help='Name of a run not to be used ("steps": the step logs); repeatable.')
     ] = None,
 ) -> None:
-    """Fit what an engine adds to its kernels to recorded steps."""
+    """Fit an engine's overhead on top of its kernels to recorded steps."""
     import yaml
 
     from servesim.calibrate.host import fit_host
@@ -82,7 +82,8 @@ def report(
 ) -> None:
     """Make one HTML page of kernel tables.
 
-    Coverage, repeat error, anomalies, and how others of the same GPU differ."""
+    Coverage, repeat error, anomalies, and differences from other tables of the same GPU.
+    """
     from servesim.reports.files import refuse_foreign
     from servesim.reports.table_page import table_html
     from servesim.run.result_files import write_text
@@ -115,7 +116,7 @@ def llmservingsim(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Profile: a folder <GPU>/<model>/tp<N> of CSV files.")],
     out: Annotated[Path, _OUT],
 ) -> None:
-    """Profiles of LLMServingSim."""
+    """Import profiles from LLMServingSim."""
     from servesim.calibrate.importers.llmservingsim import import_llmservingsim
 
     _imported(lambda: import_llmservingsim(folder, out), out)
@@ -128,7 +129,7 @@ def vidur(
     gpu: Annotated[str | None, typer.Option(help="GPU as the profiles call it, such as a100.")] = None,
     network: Annotated[str | None, typer.Option(help="Server of the all-reduce times, such as a100_dgx.")] = None,
 ) -> None:
-    """Profiles of Vidur."""
+    """Import profiles from Vidur."""
     from servesim.calibrate.importers.vidur import import_vidur
 
     _imported(lambda: import_vidur(folder, out, gpu, network), out)
@@ -141,14 +142,14 @@ def aiconfigurator(
     system: Annotated[str, typer.Option(help="GPU as the package calls it, such as h200_sxm.")],
     framework: Annotated[str, typer.Option(help="Engine whose kernels were measured.")] = "vllm",
 ) -> None:
-    """Timings of the aiconfigurator-core package."""
+    """Import timings from the aiconfigurator-core package."""
     from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
 
     _imported(lambda: import_aiconfigurator(package, system, framework, out), out)
 
 
 def _imported(convert: Callable[[], dict[str, int]], out: Path) -> None:
-    """Run an importer and say what it wrote."""
+    """Run an importer and print what it wrote."""
     from servesim.errors import UserError
 
     try:
@@ -175,9 +176,9 @@ def left_out(
     gpu: Annotated[str | None, typer.Option(help="GPU measured; found from the tables when not given.")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON too.")] = None,
 ) -> None:
-    """Leave out rows of kernel tables: how far off are prices?
+    """Hold out rows of kernel tables: how far off are prices?
 
-    Left out are: a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of a curve but
+    Held out are: a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of a curve but
     every second or fourth, and its largest.
     """
     from servesim.calibrate.accuracy import accuracy as errors_of
@@ -200,7 +201,7 @@ calibrate_app.command(
 
 
 def print_errors(errors: list[HeldOut]) -> None:
-    """A line for each operator and split."""
+    """Print a line for each operator and split."""
     from rich.table import Table
 
     from servesim.cli.console import open_console

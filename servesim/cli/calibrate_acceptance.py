@@ -38,9 +38,10 @@ def acceptance(
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
     threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 1,
 ) -> None:
-    """Count which drafts of a small real model are right.
+    """Count how many drafts of a small real model are correct.
 
-    It answers prompts greedily."""
+    It answers prompts greedily.
+    """
     from servesim.calibrate.acceptance import Prompts, record
     from servesim.calibrate.acceptance_table import early_exit, lookup, table
     from servesim.calibrate.greedy import GreedyModel

@@ -1,4 +1,4 @@
-"""`servesim calibrate engine`: a real engine on a trace, logged for `servesim validate`."""
+"""`servesim calibrate engine`: a real engine that serves a trace, logged for `servesim validate`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def engine(
         Path | None, typer.Option(metavar="DIR", help="Profile of this machine: fits host terms to the warm-up.")
     ] = None,
 ) -> None:
-    """Serve a trace by a real engine and log its steps.
+    """Serve a trace with a real engine and log its steps.
 
-    With random weights, open loop; every request is logged as well."""
+    With random weights, open loop; every request is logged as well.
+    """
     from servesim.hardware import ModelSpec
     from servesim.traces import open_trace
 
@@ -99,7 +100,7 @@ def engine(
 
 
 def _host_terms(log: Any, spec: Any, gpu: Any, tables: Path) -> Any:
-    """Fitted to the steps of the warm-up."""
+    """Return host terms fitted to the steps of the warm-up."""
     from servesim.calibrate.engines import fit_step_host
     from servesim.cost import build_cost_model
     from servesim.experiments.recording import server_dtype
@@ -110,7 +111,7 @@ def _host_terms(log: Any, spec: Any, gpu: Any, tables: Path) -> Any:
 
 
 def _profiled(tables: Path) -> tuple[Any, Path | None]:
-    """The device of a profile, and its data sheet if servesim does not know it."""
+    """Return the device of a profile, and its data sheet if servesim does not have one."""
     from servesim.calibrate.journal import SHEET, Journal
     from servesim.hardware import Gpu
 
@@ -135,7 +136,7 @@ def _arguments(assignments: list[str]) -> dict[str, Any]:
 
 
 def model_config(name_or_path: str) -> dict[str, Any]:
-    """The Hugging Face config of a bundled model or a file, as it stands."""
+    """Return the unmodified Hugging Face config of a bundled model or a file."""
     from importlib import resources
 
     path = Path(name_or_path)

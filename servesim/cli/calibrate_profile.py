@@ -1,4 +1,4 @@
-"""`servesim calibrate profile`: kernel tables from the device at hand."""
+"""`servesim calibrate profile`: kernel tables from the local device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def profile(
 ) -> None:
     """Time the kernels of a model on this machine.
 
-    On its GPU or processor; writes kernel tables."""
+    Runs on its GPU or processor and writes kernel tables.
+    """
     from servesim.calibrate.kernels import open_kernels
     from servesim.calibrate.points import Shard
     from servesim.calibrate.profile import Options, profile
@@ -79,7 +80,7 @@ def profile(
 
 
 def positive(**options: float | None) -> None:
-    """UserError for the first that is given and no finite number above 0."""
+    """Raise UserError for the first given value that is not a finite number above 0."""
     for name, value in options.items():
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value:g}, must be above 0")
@@ -101,7 +102,7 @@ def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
 
 
 class Bar:
-    """Points done: a bar on a terminal, else a line a set."""
+    """Progress in points: a bar on a terminal, otherwise one line per set."""
 
     def __init__(self) -> None:
         self._bar: Any = None

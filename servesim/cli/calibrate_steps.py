@@ -1,4 +1,4 @@
-"""`servesim calibrate steps`: whole steps that a profile has not seen."""
+"""`servesim calibrate steps`: whole steps that a profile did not measure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def steps(
 ) -> None:
     """Run whole steps and compare them with a profile.
 
-    Of a model with random weights; with the sum of the kernels."""
+    The model has random weights; the sum of its kernels is compared as well.
+    """
     from servesim.calibrate.kernels import open_kernels
     from servesim.calibrate.timing import open_device
 
@@ -77,7 +78,7 @@ def _one(
     from servesim.run.result_files import to_json, write_text
 
     shard = Shard(ModelSpec.load(name), tp, dtype)
-    half = shard.model.max_position // 2  # of a prompt piece over as much context
+    half = shard.model.max_position // 2  # prefill chunk with equal context
     limits = (min(limits[0], half), min(limits[1], half), limits[2])
     profile = Journal.load(tables)
     gpu = Gpu.load(profile.settings["gpu"] or str(tables / "device.yaml"))
@@ -105,7 +106,7 @@ def _one(
 
 
 def shard_of(shard: Any) -> Any:
-    """The model that one GPU of `tp` runs, as a model of its own: no collectives."""
+    """Return the model shard that one GPU of `tp` runs, as a separate model without collectives."""
     from dataclasses import replace
 
     heads, model = shard.heads, shard.model

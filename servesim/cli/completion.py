@@ -1,7 +1,7 @@
-"""Shell completion: the script for a shell, and values that options take.
+"""Shell completion: the script for a shell, and the values that options accept.
 
-The shell asks by the environment variable `_SERVESIM_COMPLETE`: `complete_bash` as typer's scripts say it,
-`bash_source` as Click's documentation does; both are answered.
+The shell requests completion through the environment variable `_SERVESIM_COMPLETE`. Both forms are supported:
+`complete_bash`, from typer's scripts, and `bash_source`, from Click's documentation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
 
 def prepare() -> bool:
-    """Return whether a shell asks for completion; make ready to answer it then."""
+    """Return whether a shell requests completion, and prepare to answer it."""
     asked = os.environ.get(VARIABLE, "")
     if not asked:
         return False
@@ -32,7 +32,7 @@ def prepare() -> bool:
 
 
 def with_shell(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command; after a bare `--show-completion` the user's own shell."""
+    """Return the words of a command, with the user's own shell after a bare `--show-completion`."""
     words = [*arguments]
     if words[1:] == [OPTION]:
         words.append(Path(os.environ.get("SHELL", "")).name or "bash")
@@ -40,7 +40,7 @@ def with_shell(arguments: Sequence[str]) -> list[str]:
 
 
 def script(shell: str) -> str:
-    """Return what makes a shell complete servesim's commands; UserError for a shell that is not known."""
+    """Return the script that completes servesim's commands in a shell. Raise UserError for an unknown shell."""
     if shell not in SHELLS:
         raise UserError(f"{OPTION}: unknown shell {shell!r}{suggest(shell, SHELLS)}")
     from typer._completion_shared import get_completion_script
@@ -49,8 +49,8 @@ def script(shell: str) -> str:
 
 
 def values_of(key: str, words: Sequence[str] = ()) -> Callable[[str], list[str]] | None:
-    """Return what completes the value of a setting, the last of a list with commas; None where nothing is known.
-    `words`: values its type has."""
+    """Return the completion of a setting's value (of the last value in a comma-separated list), or None if no values
+    are known. `words` are the values of its type."""
     if not words and key not in _KNOWN:
         return None
 

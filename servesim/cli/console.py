@@ -1,4 +1,5 @@
-"""Where commands print to: text as it is, in a window's width or, in a file or a pipe, a line as long as it needs."""
+"""Console of the commands: plain text, wrapped to the window's width; in a file or a pipe, lines are as long as
+needed."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import sys
 from rich.console import Console
 
 UNBOUNDED = 100_000
-"""Columns where no window bounds a line: no cell is cut, no note wrapped."""
+"""Number of columns if no window limits the line, so that no cell is truncated and no note wrapped."""
 
 
 def open_console() -> Console:
-    """stdout. Brackets and colons are no markup: names of files and policies hold them. COLUMNS sets the width."""
+    """Open stdout. Brackets and colons are not markup, since names of files and policies contain them. COLUMNS sets the
+    width."""
     bounded = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return Console(highlight=False, markup=False, emoji=False, width=None if bounded else UNBOUNDED)

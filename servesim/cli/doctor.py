@@ -29,7 +29,8 @@ SELF_TEST: dict[str, Any] = {
     "model": "llama-3.1-8b",
     "gpu": "h200",
 }
-"""A second of simulation, most of it imports: what it prices comes from tables, and both modes must agree."""
+"""Scenario of the self-test. It takes a second, mostly imports; its prices come from tables, and both modes must
+agree."""
 OPTIONAL = ("ray", "optuna", "aiconfigurator-core", "torch", "transformers")
 
 
@@ -47,7 +48,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 def examine() -> dict[str, Any]:
-    """Return what was found: all of it, whatever is wrong."""
+    """Return all findings, whatever is wrong."""
     from servesim.engine import compiled
 
     packages, tables, test = _packages(), _tables(), _self_test()
@@ -71,7 +72,8 @@ def examine() -> dict[str, Any]:
 
 
 def _packages() -> dict[str, dict[str, Any]]:
-    """Each package servesim needs: what is installed, what is needed, and whether that will do."""
+    """Return each package that servesim needs, with the installed and required versions and whether they are
+    compatible."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     found = {}
@@ -100,7 +102,7 @@ def _version(name: str) -> str | None:
 
 
 def _tables() -> dict[str, str]:
-    """Kernel tables of the GPUs that have some, and why they cannot be read; empty where they can."""
+    """Return the GPUs that have kernel tables, and why tables cannot be read (empty if they can)."""
     from servesim.cost import KernelTables
     from servesim.hardware import Gpu, gpu_names
 
@@ -115,7 +117,7 @@ def _tables() -> dict[str, str]:
 
 
 def _self_test() -> dict[str, Any]:
-    """Simulate the same requests in both modes; they must agree."""
+    """Simulate the same requests in both modes, which must agree."""
     from servesim import simulate
 
     began, error, rate = time.perf_counter(), "", 0.0
@@ -126,7 +128,7 @@ def _self_test() -> dict[str, Any]:
         if not fast.requests.equals(plain.requests):
             error = "fast mode and reference mode disagree"
         rate = len(fast.requests) / took
-    except Exception as fault:  # whatever it is, it is the answer
+    except Exception as fault:  # any error is the answer
         error = f"{type(fault).__name__}: {fault}"
     return {"seconds": time.perf_counter() - began, "requests_per_second": rate, "error": error or None}
 

@@ -1,4 +1,4 @@
-"""`servesim engines`: the serving systems that are presets, and what is known about a version of one."""
+"""`servesim engines`: the serving systems with presets, and what is known about a version of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def engines(
     version: Annotated[str | None, typer.Option(help="A version of it; none: the newest known.")] = None,
     gpu: Annotated[str, typer.Option(help="The GPU it runs on.")] = "h100",
 ) -> None:
-    """List the serving systems, or say what is known about a version of one on a GPU, and from what."""
+    """List the serving systems, or show what is known about a version of one on a GPU, with sources."""
     from servesim.hardware import Gpu
     from servesim.run.presets import engine_presets, facts_of, preset_settings
 

@@ -102,9 +102,10 @@ def compare(
         bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
     ] = True,
 ) -> None:
-    """Which policy is better, by how much, and how sure is that?
+    """Compare policies: which is better, by how much, and with what confidence.
 
-    All replay the same draws of the workload."""
+    All variants replay the same draws of the workload.
+    """
     _answer("compare", **locals())
 
 
@@ -132,7 +133,8 @@ def sweep(
 ) -> None:
     """Run every combination of the axes.
 
-    What is in --out already is not run again."""
+    Results already in --out are not rerun.
+    """
     _answer("sweep", **locals())
 
 
@@ -162,7 +164,8 @@ def capacity(
 ) -> None:
     """Find the highest rate within the SLO.
 
-    With --rate: the cheapest deployment that carries it."""
+    With --rate: the cheapest deployment that sustains it.
+    """
     _answer("capacity", **locals())
 
 
@@ -193,9 +196,10 @@ def worth(
         bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
     ] = True,
 ) -> None:
-    """Say what prefix caching, FP8, drafts, TP or a setting is worth.
+    """Show what prefix caching, FP8, drafts, TP or a setting is worth.
 
-    The price within the SLO with it and without, on the same requests."""
+    The price within the SLO with it and without, on the same requests.
+    """
     _answer("worth", **{**locals(), "of": of or []})
 
 
@@ -208,7 +212,7 @@ def _answer(
     require: Sequence[str] | None = None,
     **options: Any,
 ) -> None:
-    """Run an experiment with the options of its command, which are its keywords, and print what came of it."""
+    """Run an experiment with the options of its command as keywords, and print the result."""
     import servesim
     from servesim.cli import tables
     from servesim.cli.progress import Bar
@@ -250,7 +254,7 @@ def _answer(
 
 
 def _register(metrics: str) -> None:
-    """Know the metrics of the user's own by their names, before anything asks for one."""
+    """Register the user's own metrics by name before anything looks them up."""
     from servesim.experiments.metrics import metrics_of
     from servesim.parsing import listed
 
@@ -259,7 +263,7 @@ def _register(metrics: str) -> None:
 
 
 def _check_compared(required: Sequence[Requirement], metrics: str | None, rank_by: str) -> None:
-    """Raise UserError for what is required of a metric that is not compared."""
+    """Raise UserError for a requirement on a metric that is not compared."""
     from servesim.experiments.metrics import DEFAULTS, SLO_DEFAULTS
     from servesim.parsing import listed
 
@@ -271,7 +275,7 @@ def _check_compared(required: Sequence[Requirement], metrics: str | None, rank_b
 
 
 def _check_reported(required: Sequence[Requirement]) -> None:
-    """Raise UserError for what is required of a metric that capacity does not report."""
+    """Raise UserError for a requirement on a metric that capacity does not report."""
     from servesim.experiments.capacity_study import REPORTED
 
     known = (*REPORTED, *CAPACITY_UNITS)
@@ -282,7 +286,7 @@ def _check_reported(required: Sequence[Requirement]) -> None:
 
 @contextmanager
 def kept(out: Path | None) -> Iterator[None]:
-    """An interrupt loses nothing that is in the result directory already."""
+    """Keep everything already in the result directory when an interrupt occurs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -292,7 +296,8 @@ def kept(out: Path | None) -> Iterator[None]:
 
 
 def axes_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by key in the order typed, the last of several --set of a key; an option of its own holds over these."""
+    """Return settings by key in the order typed, the last of several --set of a key. A dedicated option overrides
+    --set."""
     from servesim.run.setting_names import assigned
 
     found: dict[str, Any] = {}

@@ -27,7 +27,7 @@ DEFAULT = {
     "gpu": "h200",
     "slo": "ttft:500,tpot:50",
 }
-"""Settings that are explored by default."""
+"""Settings explored by default."""
 PORT = 8642
 
 
@@ -43,7 +43,8 @@ def explore(
 ) -> None:
     """Serve a page whose sliders run simulations as they move.
 
-    On this machine only: rate, GPUs, policies and limits, several runs over one another, the command to copy."""
+    On this machine only: rate, GPUs, policies and limits, several runs overlaid, the command to copy.
+    """
     from servesim.reports.explore.server import check_installed, serve
 
     check_installed()
@@ -53,8 +54,8 @@ def explore(
 
 
 def opened(source: Path | None, given: dict[str, Any], saved: str | None = None) -> tuple[Explorer, dict[str, Any]]:
-    """Return the explorer of a scenario, of a run's or a sweep's directory, under what the command line says, and the
-    words of its page. UserError where it cannot be explored."""
+    """Return the explorer of a scenario or of a run's or sweep's directory, with the command line's settings applied,
+    and the texts of its page. Raise UserError if it cannot be explored."""
     from servesim.cli.run import settings_over
     from servesim.cli.serving import save, under_commands
     from servesim.reports.explore.beginning import Beginning

@@ -1,4 +1,4 @@
-"""`servesim figures`: what each figure of a run means, and which of them are metrics of comparisons."""
+"""`servesim figures`: the meaning of each figure of a run, and which figures are metrics of comparisons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def figures(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
-    """List every figure of a run: where it stands in summary.json, its unit, its definition."""
+    """List every figure of a run: its place in summary.json, its unit, its definition."""
     from servesim.run.shown import groups_of
 
     groups = groups_of(tuple(features or ()))
@@ -59,7 +59,7 @@ def figures(
 
 
 def every(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
-    """Yield each figure: its place in the summary, unit, definition, and the metrics that it is."""
+    """Yield each figure: its place in the summary, unit, definition, and its metrics."""
     for group in groups:
         of = f"{group.section}{'[]' if group.many else ''}." if group.section else ""
         for path, figure in group.flat():
@@ -79,7 +79,7 @@ def _metrics_text(one: dict[str, Any]) -> str:
 
 
 def as_markdown(groups: Sequence[Group]) -> str:
-    """Return the definitions of all figures as tables: those of docs/metrics.md."""
+    """Return the definitions of all figures as tables, as in docs/metrics.md."""
     parts = []
     for group in groups:
         place = f"`{group.section}`" if group.section else "at the top"

@@ -1,4 +1,4 @@
-"""Gates of scripts: `--require`, `--overwrite` and `--quiet`, as several commands have them."""
+"""Gates for scripts: `--require`, `--overwrite` and `--quiet`, shared by several commands."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def requirements(
     units: Mapping[str, str] | None = None,
     scenarios: Iterable[Mapping[str, Any]] = (),
 ) -> list[Requirement]:
-    """Parse what is required; `units`: of further metrics by name; `scenarios`: settings, whose features may have
-    metrics of their own. UserError for a metric that there is not."""
+    """Parse the requirements. `units`: units of additional metrics by name. `scenarios`: settings, whose features may
+    add metrics. Raise UserError for an unknown metric."""
     if not texts:
         return []
     from servesim.cli.requirements import Requirement
@@ -44,7 +44,7 @@ def requirements(
 
 
 def end_if(lines: Sequence[str]) -> None:
-    """Say what was not fulfilled on stderr, and end with exit code 1 if there is anything."""
+    """Print the unmet requirements on stderr, and exit with code 1 if there are any."""
     for line in lines:
         print(f"failed: {line}", file=sys.stderr)
     if lines:
@@ -52,7 +52,7 @@ def end_if(lines: Sequence[str]) -> None:
 
 
 def comparison_failures(required: Sequence[Requirement], document: Mapping[str, Any]) -> list[str]:
-    """Return what variants of a comparison do not fulfil, each by itself, measured ones left out."""
+    """Return the requirements that each variant of a comparison does not meet; measured variants are skipped."""
     from servesim.cli.requirements import failures
     from servesim.experiments.verdicts import is_unstable
 
@@ -71,11 +71,11 @@ def comparison_failures(required: Sequence[Requirement], document: Mapping[str, 
 
 
 CAPACITY_UNITS = {"rate": "", "replicas": "", "gpus": "", "usd_per_hour": "", "attainment": "share"}
-"""Units of what is known of a deployment besides its metrics."""
+"""Units of a deployment's values besides its metrics."""
 
 
 def capacity_failures(required: Sequence[Requirement], document: Mapping[str, Any]) -> list[str]:
-    """Return why no deployment fulfils everything; nothing where one does."""
+    """Return why no deployment meets all requirements; empty if one does."""
     from servesim.cli.requirements import failures
 
     lines = []

@@ -1,4 +1,4 @@
-"""`servesim settings`, `models` and `gpus`: what can be said, and of what."""
+"""`servesim settings`, `models` and `gpus`: the available settings, models and GPUs."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document as every command does."""
+    """Print a document in the JSON format that all commands share."""
     from servesim.run.result_files import to_json
 
     sys.stdout.write(to_json(document))
 
 
 def settings(words: Words = None, as_json: Json = False) -> None:
-    """List every setting of a run: where it lives, what it does, its default."""
+    """List every setting of a run: its place, effect and default."""
     found = matching(list(all_settings()), words or ())
     if not found:
         raise UserError(f"no setting has {' and '.join(words or ())} in its name or its description")
@@ -99,7 +99,8 @@ def _of_model(model: type[BaseModel], section: str, prefix: str) -> Iterator[dic
 
 
 def _of_policies() -> Iterator[dict[str, Any]]:
-    """Parameters of policies; one that several have alike is told once. Kinds that no feature here serves have none."""
+    """Return the parameters of policies; one that several policies share is listed once. Kinds that no feature here
+    serves have none."""
     from servesim.cli.parameters import field_docs
     from servesim.contracts import REGISTRIES
     from servesim.run.scenario import Scenario
@@ -126,14 +127,14 @@ def _of_policies() -> Iterator[dict[str, Any]]:
 
 
 def _shown(default: Any) -> str | None:
-    """A default as it is written in YAML; None where there is none."""
+    """Return a default as written in YAML, or None if there is none."""
     if default is None or default in ({}, []):
         return None
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def matching(found: Sequence[dict[str, Any]], words: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what has all the words in its key; where nothing has, in its key or description."""
+    """Return the settings whose key has all the words or, if there are none, whose key or description does."""
     wanted = [word.lower().lstrip("-").replace("-", "_") for word in words]
 
     def has(one: Mapping[str, Any], *fields: str) -> bool:
@@ -148,7 +149,7 @@ def models(
     as_json: Json = False,
     matrix: Annotated[bool, typer.Option("--matrix", help="How much is measured, by GPU, engine and weights.")] = False,
 ) -> None:
-    """List the bundled models: size, KV cache, context; or what can be priced of them."""
+    """List the bundled models (size, KV cache, context), or which of them can be priced."""
     from servesim.hardware import ModelSpec, bundled_models
 
     wanted = [word.lower() for word in words or ()]
@@ -202,7 +203,7 @@ def _support(wanted: Sequence[str], as_json: bool) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs with a data sheet, and which kernel tables price them."""
+    """List the GPUs with a data sheet, and the kernel tables that price them."""
     from servesim.hardware import Gpu, gpu_names
 
     found = [dataclasses.asdict(Gpu.load(name)) for name in gpu_names()]

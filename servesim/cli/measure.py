@@ -1,4 +1,4 @@
-"""`servesim measure`: a running server, as a cell file and recorded runs."""
+"""`servesim measure`: measurements of a running server, as a cell file and recorded runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def measure(
 ) -> None:
     """Measure a running server: TTFT and TPOT, idle and under load.
 
-    The files are what accuracy, validate and calibrate host take."""
+    The files are inputs of accuracy, validate and calibrate host.
+    """
     import asyncio
     import datetime
 
@@ -151,7 +152,7 @@ def _lengths(option: str, text: str) -> tuple[int, ...]:
 
 
 def _weights(model: str, facts: dict[str, Any]) -> str:
-    """Format of the weights by what quantizes them, else by the model's name."""
+    """Return the format of the weights according to the quantization setting, else to the model's name."""
     told = f"{facts.get('quantization', '')} {model}".lower()
     if any(word in told for word in ("awq", "gptq", "int4", "w4a16")):
         return "int4"
@@ -170,7 +171,7 @@ class Teller:
         self._done = 0
 
     def __call__(self, run: Measured, total: int) -> None:
-        """One more loop is done."""
+        """Record that one more loop is done."""
         from servesim.experiments.measure.loops import means
 
         self._done += 1

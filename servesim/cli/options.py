@@ -1,7 +1,8 @@
-"""The options of a scenario, which `run`, `compare`, `sweep` and `capacity` share: made from its fields and docstrings.
+"""The options of a scenario, which `run`, `compare`, `sweep` and `capacity` share, generated from its fields and
+docstrings.
 
-A field `engine.block_size` is `--engine.block-size`; parameters of policies and limits, which the policies and the
-trace know, are options too (`--scheduler.max-num-seqs 64`). Hyphen and underscore are alike.
+A field `engine.block_size` is `--engine.block-size`. Parameters of policies and limits, which the policies and the
+trace define, are options too (`--scheduler.max-num-seqs 64`). Hyphens and underscores are interchangeable.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OTHER_NAMES = {
     "clients.max_concurrency": ("--max-concurrency", "--clients.max-concurrency"),
     "engine.ignore_memory": ("--ignore-memory", "--engine.ignore-memory"),
 }
-"""Options that are not called as their field is, or not only so; the first is what help begins with."""
+"""Options whose name differs from their field's, or that have further names; help shows the first."""
 SET = (
     "Set any key of the scenario; repeatable. Parameters of policies, and limits, are options too: "
     "--scheduler.max-num-seqs 64, --slo.ttft 500, --slo-classes.CLASS ttft:300,tpot:50."
@@ -53,40 +54,40 @@ class Setting:
     """One option of a scenario."""
 
     key: str
-    """Its key in the scenario, such as `engine.block_size`."""
+    """Key in the scenario, such as `engine.block_size`."""
     section: str
-    """Heading of the help it stands under."""
+    """Heading in the help under which the option is listed."""
     help: str
     type: Any = str
     """Type of a single value: int, float, str or list[str]."""
     shown: str = ""
     """Placeholder of the value in the help; empty for a switch."""
     words: tuple[str, ...] = ()
-    """Values a switch may be followed by; without one it is given `on`."""
+    """Values that may follow a switch; a switch without one is set to `on`."""
     on: str = "true"
     open: bool = False
     """Whether it has parts that no field declares: parameters of a policy, limits, parts of a data sheet or config."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """How it is typed, hyphens for underscores in the fields' names."""
+        """Names on the command line, with hyphens for underscores in the fields' names."""
         outer, dot, inner = self.key.partition(".")
         inner = inner if outer == "slo_classes" else inner.replace("_", "-")
         return OTHER_NAMES.get(self.key, (f"--{outer.replace('_', '-')}{dot}{inner}",))
 
 
 class ScenarioCommand(TyperCommand):
-    """A command with every option of a scenario. Finds in `context.obj` what was given: values by key, in the order
-    typed, and the texts of `--set` under `set`. The options are made when first asked for, since they take pydantic."""
+    """Command with every option of a scenario. `context.obj` holds the given settings: values by key, in the order
+    typed, and the texts of `--set` under `set`. The options are created on first use, since they require pydantic."""
 
     several = False
-    """Whether values are lists with commas between: texts then, which are not converted."""
+    """Whether values are comma-separated lists, which are kept as unconverted text."""
     _params: list[Any]
     _whole: bool
 
     @property
     def params(self) -> list[Any]:
-        """Its own ones, and one of each setting from the first time on that it is asked."""
+        """The command's own parameters and, from the first access on, one option per setting."""
         if not self._whole:
             self._whole = True
             self._params += [option for option, _ in _options(_settings(), self.several)]
@@ -112,7 +113,7 @@ class ScenarioCommand(TyperCommand):
         return super().invoke(ctx)
 
     def given(self, ctx: Any, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return what the command finds in `context.obj`. `settings`: those typed."""
+        """Return the object that the command finds in `context.obj`. `settings` are those typed."""
         return settings
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -129,11 +130,11 @@ class ScenarioCommand(TyperCommand):
 
 
 class RunCommand(ScenarioCommand):
-    """A command with the options of features, too, which it finds in `context.obj` under OPTIONS."""
+    """Command that also has the options of features and finds them in `context.obj` under OPTIONS."""
 
     @property
     def params(self) -> list[Any]:
-        """Those of a scenario, and one of each option."""
+        """The parameters of ScenarioCommand, and one option per feature option."""
         new = not self._whole
         found = super().params
         if new:
@@ -153,14 +154,14 @@ class RunCommand(ScenarioCommand):
 
 
 class ListingCommand(ScenarioCommand):
-    """The same with lists of values."""
+    """Command of the same kind whose values are lists."""
 
     several = True
 
 
 @cache
 def _settings() -> tuple[Setting, ...]:
-    """Every setting that a field of the scenario is, and `--set`."""
+    """Return every setting that is a field of the scenario, and `--set`."""
     from servesim.run.scenario import Scenario
 
     found = [
@@ -174,7 +175,7 @@ def _settings() -> tuple[Setting, ...]:
 
 
 def _settings_of_own(own: tuple[str, ...]) -> tuple[Setting, ...]:
-    """Return the settings of features of a user's own."""
+    """Return the settings of the user's own features."""
     from servesim.run.scenario import scenario_class
 
     known = {setting.key for setting in _settings()}
@@ -182,7 +183,7 @@ def _settings_of_own(own: tuple[str, ...]) -> tuple[Setting, ...]:
 
 
 def own_features_in(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the features of a user's own that a command line names."""
+    """Return the user's own features that a command line names."""
     found: list[str] = []
     for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, value = word.partition("=")
@@ -192,8 +193,8 @@ def own_features_in(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def own_features_of_files(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the features of a user's own that scenario files on a command line name; none of a file that cannot be
-    read, which the command itself complains of."""
+    """Return the user's own features named in the scenario files on a command line. Unreadable files are skipped, since
+    the command itself reports them."""
     from servesim.run.scenario import own_features
     from servesim.run.setting_names import load_settings
 
@@ -215,7 +216,7 @@ def _of(model: type[BaseModel], section: str = "Scenario", prefix: str = "") -> 
 
 
 def _setting(key: str, section: str, field: FieldInfo) -> Setting:
-    """A field as an option: its docstring and default for help, its annotation for the type."""
+    """Return a field as an option: its docstring and default give the help, its annotation the type."""
     help = " ".join([*(field.description or "").replace("`", "").split(), *_default(field.default)])
     kinds = _kinds(field.annotation)
     if bool in kinds:
@@ -232,7 +233,8 @@ def _setting(key: str, section: str, field: FieldInfo) -> Setting:
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """The types and literals of an annotation, without None: `int | Literal["auto"] | None` is [int, "auto"]."""
+    """Return the types and literals of an annotation, without None: [int, "auto"] for `int | Literal["auto"] |
+    None`."""
     if get_origin(annotation) is Annotated:
         return _kinds(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
@@ -243,7 +245,7 @@ def _kinds(annotation: Any) -> list[Any]:
 
 
 def type_name(annotation: Any) -> str:
-    """Return the type of a field in a word or some: `int|auto`."""
+    """Return the name of a field's type, such as `int|auto`."""
     return "|".join(kind if isinstance(kind, str) else kind.__name__ for kind in _kinds(annotation))
 
 
@@ -256,7 +258,7 @@ def _default(value: Any) -> tuple[str, ...]:
 
 @cache
 def _feature_options() -> list[tuple[Any, str]]:
-    """Return an option of the command line for each option of a feature, and its name."""
+    """Return a command-line option for each option of a feature, with its name."""
     from servesim.contracts.feature import installed
 
     fields = {name: field for feature in installed() for name, field in feature.Options.model_fields.items()}
@@ -276,7 +278,7 @@ def _feature_options() -> list[tuple[Any, str]]:
 
 @cache
 def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Setting]]:
-    """An option of the command line for each setting."""
+    """Return a command-line option for each setting."""
     parameters = []
     for i, s in enumerate(settings):
         kind = s.type if s.type == list[str] or not several else str
@@ -294,10 +296,10 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
 
 
 def _made(parameters: list[inspect.Parameter]) -> list[Any]:
-    """Return the options that parameters with typer's annotations are."""
+    """Return the options defined by parameters with typer's annotations."""
 
     def command() -> None:
-        """Have the options."""
+        """Hold the options."""
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -309,10 +311,10 @@ def _made(parameters: list[inspect.Parameter]) -> list[Any]:
 def canonical(
     arguments: Sequence[str], own: Collection[str] = (), more: tuple[Setting, ...] = ()
 ) -> tuple[list[str], tuple[Setting, ...]]:
-    """The words with options spelt as they are declared and a value after each switch; and the parts of policies and
-    limits among them, which no field declares. UserError for a part that no setting has. A part may go by its own name
-    (`--max-num-seqs`) if the command has no option (`own`) of that name. `more`: settings beside those of every
-    scenario."""
+    """Return the words with options in their declared spelling and a value after each switch, and the parts of policies
+    and limits among them, which no field declares. Raise UserError for a part that no setting has. A part may be given
+    by its bare name (`--max-num-seqs`) if the command has no option (`own`) of that name. `more`: settings in addition
+    to those of every scenario."""
     known = {name[2:].replace("-", "_"): s for s in (*_settings(), *more) for name in s.names}
     words, parts, rest = [], {}, list(arguments)
     while rest and rest[0] != "--":
@@ -344,7 +346,7 @@ def _all_of(words: Sequence[str], text: str) -> bool:
 
 
 def _part(option: str, outer: str, inner: str, more: tuple[Setting, ...] = ()) -> Setting:
-    """A parameter of a policy or a limit; UserError where `outer` has no part of this name."""
+    """Return a parameter of a policy or a limit. Raise UserError if `outer` has no part of this name."""
     known = (*_settings(), *more)
     opened = [setting.key for setting in known if setting.open]
     if outer in opened and inner:

@@ -1,5 +1,5 @@
-"""Commands that other packages add, by the entry-point group `servesim.commands`; those of the laboratory say where
-they are if it is not installed."""
+"""Commands that other packages add through the entry-point group `servesim.commands`. If the laboratory is not
+installed, its commands tell the user where to find it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LABORATORY = {("", "reproduce"): "Run published claims again.", ("calibrate", "i
 
 
 def add_commands(groups: Mapping[str, typer.Typer]) -> None:
-    """Add what is installed. `groups`: commands by the word before theirs, which is empty for those of the root. An
-    entry point is a function of these groups; it returns nothing."""
+    """Add the commands of installed packages. `groups`: Typer apps by the word before their commands, empty for the
+    root. An entry point is a function that takes these groups and returns nothing."""
     for entry in sorted(entry_points(group="servesim.commands"), key=lambda entry: entry.name):
         try:
             entry.load()(groups)
-        except Exception as error:  # of a package that does not fit this servesim: the other commands go on
+        except Exception as error:  # package incompatible with this servesim: other commands still work
             typer.echo(f"note: no commands of {entry.value}: {type(error).__name__}: {error}", err=True)
     for (group, name), help_ in LABORATORY.items():
         known = {each.name or getattr(each.callback, "__name__", "") for each in groups[group].registered_commands}

@@ -15,12 +15,12 @@ class Parameter(NamedTuple):
     name: str
     type: str
     default: Any
-    """MISSING of dataclasses: it must be given."""
+    """Default value, or dataclasses.MISSING if the parameter is required."""
     doc: str
 
 
 def parameters(cls: type[Any]) -> list[Parameter]:
-    """Return the parameters of a policy or the settings of a feature; a connector has none."""
+    """Return the parameters of a policy or the settings of a feature; empty for a connector."""
     if hasattr(cls, "Params"):
         told = field_docs(cls.Params)
         fields = dataclasses.fields(cls.Params)
@@ -41,7 +41,7 @@ def parameters(cls: type[Any]) -> list[Parameter]:
 
 
 def field_docs(params: type[Any]) -> dict[str, str]:
-    """Docstrings that stand under the fields of a dataclass and its bases."""
+    """Return the docstrings below the fields of a dataclass and its bases."""
     docs: dict[str, str] = {}
     for cls in reversed(params.__mro__):
         try:

@@ -1,4 +1,4 @@
-"""`servesim play`: KV memory of a small run, block by block."""
+"""`servesim play`: playback of a small run's KV memory, block by block."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def play(
 ) -> None:
     """Play back KV memory, block by block.
 
-    A page with a grid of blocks, coloured by the request that holds them, the tree of a prefix cache as it grows, and
-    which request ran beside which: paged beside contiguous, static beside continuous. For small runs: up to 2,048
-    blocks, 400 requests and 3,000 steps."""
+    A page with a grid of blocks, colored by the request that holds them, the tree of a prefix cache as it grows, and
+    which requests ran together: paged next to contiguous, static next to continuous. For small runs: up to 2,048
+    blocks, 400 requests and 3,000 steps.
+    """
     from servesim.cli.experiments import axes_of
     from servesim.cli.report import page_file
     from servesim.cli.serving import prepared

@@ -1,4 +1,4 @@
-"""`servesim policies`: what can be plugged together, and what each policy is."""
+"""`servesim policies`: the available policies and features, with a description of each."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ def policies(
 ) -> None:
     """List the policies, or show or check one.
 
-    Shown are its idea, parameters with defaults, what it needs, and the paper. `check` runs random small worlds: fast
-    mode against reference mode, invariants, determinism, contract and settings; one line a failure, exit code 1."""
+    Shows its idea, its parameters with defaults, its needs, and the paper. `check` runs random small worlds: fast mode
+    against reference mode, invariants, determinism, contract and settings. It prints one line per failure and exits
+    with code 1 if there are any.
+    """
     if name == "check":
         if target is None:
             raise UserError("policies check: name the policy, such as my_policy.py:MyScheduler")
@@ -81,7 +83,7 @@ def _all() -> list[dict[str, Any]]:
 
 
 def _write(out: Path, name: str | None) -> None:
-    """Write the page of all policies, or of one."""
+    """Write the page of all policies or of one policy."""
     from servesim.checking.subject import registry_of
     from servesim.cli.report import page_file
     from servesim.reports.files import writing
@@ -99,7 +101,7 @@ def _write(out: Path, name: str | None) -> None:
 
 
 def described(kind: str, name: str, cls: type[Any]) -> dict[str, Any]:
-    """Return what is known of a policy, as JSON has it."""
+    """Return what is known of a policy, in a form suitable for JSON."""
     return {
         "kind": kind,
         "name": name,
@@ -122,7 +124,7 @@ def described(kind: str, name: str, cls: type[Any]) -> dict[str, Any]:
 
 
 def _check(target: str, numbers: range, as_json: bool) -> None:
-    """Check a policy in the worlds of these numbers. Exit code 1 where something failed."""
+    """Check a policy in the worlds with these numbers. Exit with code 1 if a check failed."""
     from servesim.checking.check import check
     from servesim.checking.subject import Subject
 
@@ -153,7 +155,7 @@ def _show(kind: str, name: str, cls: type[Any]) -> None:
         typer.echo(f"cannot: {what} ({reason})")
     if getattr(cls, "samples", ""):
         typer.echo(f"samples (n > 1): {cls.samples}" * ("samples" not in cls.cannot))
-    if paper := vars(cls).get("paper"):  # what is derived from a policy is another idea
+    if paper := vars(cls).get("paper"):  # subclasses do not inherit the paper
         typer.echo(f"paper: {paper}")
     found = parameters(cls)
     if not found:
@@ -167,7 +169,7 @@ def _show(kind: str, name: str, cls: type[Any]) -> None:
 
 
 def idea(cls: type[Any]) -> str:
-    """The docstrings of a policy's module and class."""
+    """Return the docstrings of a policy's module and class."""
     module = inspect.getmodule(cls)
     told = (module.__doc__ if module else None, cls.__doc__)
     if module is not None and not any(told) and module.__file__:
@@ -176,7 +178,7 @@ def idea(cls: type[Any]) -> str:
 
 
 def _source_docs(extension: Path, name: str) -> tuple[str | None, str | None]:
-    """The docstrings of a compiled module and a class in it, which only the source beside it has."""
+    """Return the docstrings of a compiled module and a class in it, read from the source file next to it."""
     import ast
 
     source = extension.with_name(f"{extension.name.partition('.')[0]}.py")

@@ -1,4 +1,5 @@
-"""Progress of experiments on stderr: a bar with the name of what has just ended, plain lines now and then in a pipe."""
+"""Progress of experiments on stderr: a bar with the name of the latest finished run, or occasional plain lines in a
+pipe."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from rich.progress import Progress as RichProgress
 from servesim.experiments.runner import Progress
 
 FIRST_S, EVERY_S = 5.0, 15.0
-"""Seconds until the first plain line, and between them."""
+"""Seconds until the first plain line, and between later ones."""
 
 
 class Bar:
-    """Runs done, what they are, the best so far, and the time that is probably left."""
+    """Progress bar with the number of finished runs, the latest one, the best so far, and the estimated remaining
+    time."""
 
     def __init__(self, command: str, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._command, self._quiet, self._clock = command, quiet, clock
@@ -72,7 +74,7 @@ class Bar:
             print(f"{self._command}: {done} of {about}{total} runs: {said}", file=sys.stderr, flush=True)
 
     def _left(self, done: int, total: int, guessed: bool) -> str:
-        """Return the time that is probably left, from the mean of the runs computed so far."""
+        """Return the estimated remaining time, from the mean of the runs computed so far."""
         if not self._computed or done >= total:
             return ""
         each = (self._clock() - self._began) / self._computed

@@ -1,4 +1,4 @@
-"""`servesim report`: what a result directory holds, as a page."""
+"""`servesim report`: the contents of a result directory as a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Examples:
 
 
 def page_file(out: Path) -> None:
-    """Raise UserError where a page cannot be written: a name that is not a page's, or a file that is not ours."""
+    """Raise UserError if a page cannot be written: the file name is not a page's, or an existing file was not written
+    by servesim."""
     from servesim.reports.files import refuse_foreign
 
     if out.suffix not in (".html", ".htm"):
@@ -69,7 +70,7 @@ def export(
 
 
 def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, float] | None = None) -> Path:
-    """Write the page of a result directory, into it unless told otherwise."""
+    """Write the page of a result directory, by default into that directory."""
     from servesim.reports.files import writing
     from servesim.reports.report import report as build
     from servesim.run.result_files import REPORT
@@ -87,8 +88,8 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
 
 @contextmanager
 def undamaged(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong with figures that are not what servesim wrote (null, text, a part missing) into a
-    UserError that names their folder. With files that are as they were written it is a bug, and stays one."""
+    """Turn errors caused by damaged figures (null, text, a missing part) into a UserError that names their folder. If
+    the files are unmodified, the error is a bug and is raised unchanged."""
     from servesim.run.provenance import as_written
     from servesim.run.result_files import TIMING
 

@@ -1,4 +1,5 @@
-"""Requirements that decide whether a run or an experiment succeeds: `ttft_p99<=300`, `slo_attainment>=0.99`, ...."""
+"""Requirements that decide whether a run or an experiment succeeds, such as `ttft_p99<=300` and
+`slo_attainment>=0.99`."""
 
 from __future__ import annotations
 
@@ -26,21 +27,21 @@ _SCALES = {
 
 
 class Requirement(NamedTuple):
-    """One of them."""
+    """A requirement on one metric."""
 
     text: str
     """The requirement as typed."""
     name: str
     sign: str
     bound: float
-    """In the metric's unit."""
+    """Bound in the metric's unit."""
     unit: str = ""
     """Unit of the metric."""
 
     @classmethod
     def of(cls, text: str, units: Mapping[str, str]) -> Requirement:
-        """Parse `METRIC>=VALUE`, the value in ms for latencies and a share of 1 for shares, or with s, ms or %.
-        `units`: unit by name of each metric there is."""
+        """Parse `METRIC>=VALUE`, with the value in ms for latencies and as a fraction of 1 for shares, or with s, ms or
+        %. `units`: the unit of each known metric by name."""
         found = _FORM.fullmatch(text)
         if found is None:
             raise UserError(
@@ -61,7 +62,7 @@ class Requirement(NamedTuple):
         return cls(text, name, found["sign"], bound, units[name])
 
     def holds(self, value: float | None) -> bool:
-        """Return whether a value fulfils it; one that is missing does not."""
+        """Return whether a value meets the requirement; a missing value does not."""
         return value is not None and _SIGNS[self.sign](value, self.bound)
 
     def amount(self, value: float) -> str:
@@ -72,7 +73,7 @@ class Requirement(NamedTuple):
 
 
 def failures(requirements: Iterable[Requirement], values: Mapping[str, Any], who: str = "") -> list[str]:
-    """Return in a line each what is not fulfilled. `values`: by metric."""
+    """Return the unmet requirements, one line each. `values`: values by metric."""
     lines = []
     for one in requirements:
         value = values.get(one.name)

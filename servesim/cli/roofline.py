@@ -1,4 +1,4 @@
-"""`servesim roofline`: where steps lie under a GPU's roofline."""
+"""`servesim roofline`: steps placed under a GPU's roofline."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def roofline(
     """Show where steps lie under a GPU's roofline.
 
     Arithmetic intensity, bound, and time by roofline and by kernels, by step and operator. Batches are described by
-    options, or are the recorded steps of a run. The roof is the data sheet's: the larger of FLOPs over peak and bytes
-    over bandwidth. Kernels are measured where tables have them."""
+    options, or are the recorded steps of a run. The roofline is from the data sheet: the larger of FLOPs over peak and
+    bytes over bandwidth. Kernel times are measured if tables have them.
+    """
     from servesim.run.result_files import to_json
 
     if out is not None:
@@ -119,7 +120,7 @@ def _described(roof: Roof, decodes: list[tuple[int, int]], prompts: list[int]) -
 
 
 def _too_large(roof: Roof, decodes: list[tuple[int, int]]) -> Iterator[str]:
-    """Notes on steps that do not fit the GPUs' memory; they are priced all the same."""
+    """Return notes on steps that do not fit in the GPUs' memory; they are priced anyway."""
     from servesim.hardware.footprint import Load, fit
 
     gpus = f"{roof.tp} x {roof.gpu.name}"
@@ -150,7 +151,7 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """Those listed; none, where an option is empty, leaves its kind of step out."""
+    """Return the listed numbers. An empty option gives none, which leaves out its kind of step."""
     return whole_numbers(option, text) if text else []
 
 
@@ -215,7 +216,7 @@ def _percent(share: float) -> str:
 
 
 def milliseconds(ns: float) -> str:
-    """Three figures, and no more than three decimals."""
+    """Return a time in ms with three digits and at most three decimals."""
     ms = ns / 1e6
     return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
 

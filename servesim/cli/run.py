@@ -1,4 +1,4 @@
-"""`servesim run`: a trace through one deployment."""
+"""`servesim run`: replay of a trace through one deployment."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _page(folder: Path) -> None:
 
 
 def settings_over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return settings under what the command line says: a preset and features, then --set, then options, parts after
-    wholes."""
+    """Return settings overridden by the command line: a preset and features first, then --set, then options, parts
+    after wholes."""
     from servesim.run.setting_names import assigned, override
 
     whole = {key: value for key, value in given.items() if "." not in key and key != "set"}
@@ -116,7 +116,7 @@ def settings_over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, 
 
 
 def _progress(quiet: bool) -> Any:
-    """A progress bar in simulated time, on a terminal only."""
+    """Return a progress bar in simulated time, shown only on a terminal."""
     if quiet or not sys.stderr.isatty():
         return nullcontext()
     from servesim.cli.summary import ProgressBar

@@ -1,6 +1,6 @@
-"""`servesim schema`: what a scenario may hold, and what each `--json` prints, as JSON schemas.
+"""`servesim schema`: JSON schemas of scenarios and of the output of each `--json`.
 
-Objects may have more keys than their schema says; those it says are there, of the types it says.
+Objects may have more keys than their schema lists. Listed keys are always present, with the types given.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def schema(
         typer.Option(metavar="FILE.py:CLASS", help="A feature of your own that a run has; repeatable."),
     ] = None,
 ) -> None:
-    """Print JSON schemas: of scenarios, and of what each --json prints."""
+    """Print JSON schemas: of scenarios, and of the output of each --json."""
     from servesim.cli.known import print_json
 
     own = tuple(features or ())
@@ -64,23 +64,23 @@ def schema(
 
 
 def names() -> list[str]:
-    """Return every name there is a schema of: `scenario`, and commands as they are typed."""
+    """Return every name that has a schema: `scenario`, and commands as they are typed."""
     return ["scenario", *sorted(_outputs())]
 
 
 @cache
 def _outputs() -> dict[str, Callable[[], Schema]]:
-    """Return the schemas of what commands print with `--json`, those of other packages too (entry points
+    """Return the schemas of the commands' `--json` output, including commands of other packages (entry points
     `servesim.schema`)."""
     found = dict(_OUTPUTS)
     for entry in entry_points(group="servesim.schema"):
-        with suppress(ImportError, AttributeError):  # of a package that does not fit: its commands say so
+        with suppress(ImportError, AttributeError):  # incompatible package: its commands report the error
             found[entry.name] = entry.load()
     return found
 
 
 def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
-    """Return a schema by name; UserError if there is none. `own`: names of a user's features."""
+    """Return a schema by name. Raise UserError if there is none. `own`: names of a user's features."""
     from servesim.run.scenario import scenario_class
     from servesim.run.shown import groups_of
 
@@ -98,7 +98,7 @@ def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
 
 
 def _run() -> Schema:
-    """Return the schema of a run's summary; `schema_of` adds the sections of features, which a run need not have."""
+    """Return the schema of a run's summary. `schema_of` adds the sections of features, which are optional."""
     from servesim.metrics.figures import GROUPS, OF_A_RUN
 
     must: Schema = {}
@@ -118,7 +118,7 @@ def _run() -> Schema:
 
 
 def _experiment(**fields: Schema) -> Schema:
-    """A document of compare, sweep or capacity."""
+    """Return the schema of a document of compare, sweep or capacity."""
     workload = an_object(trace=ANY, model=ANY, gpu=ANY, requests=ANY)
     return an_object(
         schema=TEXT, workload=workload, replicates=an_object(count=COUNT, kind=TEXT), notes=a_list(TEXT)

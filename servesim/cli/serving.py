@@ -1,4 +1,4 @@
-"""`--serve`, `--save-scenario` and `--trace -`: what becomes of them before a command runs."""
+"""`--serve`, `--save-scenario` and `--trace -`: processing before a command runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from servesim.errors import UserError
 
 
 def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], command: str) -> list[dict[str, Any]]:
-    """The scenarios with the settings of the commands that --serve names, which is taken out of `given`: one command
-    for all, or several for `compare` without a scenario. Flags without a meaning are named on stderr."""
+    """Return the scenarios with the settings of the commands in --serve, which is removed from `given`: one command for
+    all, or several for `compare` without a scenario. Flags without a meaning are listed on stderr."""
     from servesim.run.serve_command import merged, served
 
     commands = [(text, served(text)) for text in given.pop("serve", ())]
@@ -32,8 +32,8 @@ def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], c
 def prepared(
     command: str, files: Sequence[str], given: dict[str, Any], axes_of: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The scenarios and axes of an experiment: commands put into the scenarios, standard input read, once and here
-    since the runs are other processes, and the scenario saved."""
+    """Return the scenarios and axes of an experiment. Commands are merged into the scenarios, the scenario is saved,
+    and standard input is read once, here, since the runs are other processes."""
     from servesim.experiments.axes import load_grid
     from servesim.run.setting_names import load_settings
     from servesim.traces import load_trace
@@ -52,7 +52,7 @@ def prepared(
 
 
 def save(grids: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], file: str | None) -> None:
-    """Write the one scenario of settings and axes, or the grid that they are; nothing without a file."""
+    """Write settings and axes as one scenario or as a grid. Do nothing without a file."""
     if file is None:
         return
     import yaml

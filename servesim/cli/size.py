@@ -1,4 +1,4 @@
-"""`servesim size`: what a model takes, and where it fits."""
+"""`servesim size`: the memory that a model needs, and the GPUs that hold it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def size(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, bytes unrounded.")] = False,
 ) -> None:
-    """Show what a model takes, and which GPUs hold it.
+    """Show the memory that a model needs, and which GPUs hold it.
 
-    KV bytes by token and layer, weights by format, and what else a GPU holds beside them. Memory is divided as vLLM
-    does at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in what is left of each GPU's
-    share."""
+    KV bytes by token and layer, weights by format, and everything else in a GPU's memory. Memory is divided as vLLM
+    does at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest of each GPU's share.
+    """
     from servesim.hardware import Gpu, gpu_names
     from servesim.hardware.footprint import Load, changed, footprint
     from servesim.run.result_files import to_json
@@ -160,7 +160,7 @@ def _right(console: Any, table: Any) -> None:
 
 
 def _kinds(kinds: list[Mapping[str, Any]]) -> str:
-    """Describe layers that are not all alike."""
+    """Describe layers that are not all of the same kind."""
     parts = []
     for kind in kinds:
         if not kind["keeps"]:
@@ -171,5 +171,5 @@ def _kinds(kinds: list[Mapping[str, Any]]) -> str:
 
 
 def gigabytes(size: float) -> str:
-    """10^9 bytes, with four figures."""
+    """Return a size in units of 10^9 bytes, with four digits."""
     return f"{size / 1e9:#.4g} GB" if size < 1e12 else f"{size / 1e9:,.0f} GB"

@@ -50,7 +50,7 @@ class ProgressBar:
 
 
 def print_summary(result: Result, out: Path | None) -> None:
-    """The figures of a run on stdout."""
+    """Print the figures of a run to stdout."""
     console, summary = open_console(), result.summary
     console.print(_title(summary), style="bold")
     console.print(_latency_table(summary["latency_ms"]))
@@ -76,7 +76,7 @@ def print_summary(result: Result, out: Path | None) -> None:
 
 
 def _checked(result: Result) -> str:
-    """Return what `--check` has confirmed: it ends the run if anything is wrong."""
+    """Return the statement of what `--check` confirmed; a failed check would have ended the run."""
     told = "checked: scheduler and memory kept their invariants after every step"
     if result.scenario.mode == "reference":
         return told
@@ -149,7 +149,7 @@ def _measurements(summary: dict[str, Any]) -> str:
 
 
 def print_trace(summary: Any) -> None:
-    """The figures of a trace (a servesim.traces TraceSummary) on stdout."""
+    """Print the figures of a trace (a servesim.traces TraceSummary) to stdout."""
     console = open_console()
     console.print(summary.name, style="bold")
     grid = Table.grid(padding=(0, 2))
@@ -185,7 +185,7 @@ def print_trace(summary: Any) -> None:
 
 
 def _session_rows(grid: Table, s: Any) -> None:
-    """Conversations: turns, pauses between them, and what their prompts repeat."""
+    """Return the rows on conversations: turns, pauses between them, and the shared parts of their prompts."""
     turns = s.turns
     grid.add_row(
         "sessions",

@@ -1,4 +1,4 @@
-"""Terminal output of experiments: tables that a reader in a hurry understands."""
+"""Terminal output of experiments: tables that are quick to read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOURS |= {"too fast": "red", "too slow": "red"}
 
 
 def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
-    """The headline, a table by metric, and where policies part."""
+    """Print the headline, a table by metric, and where policies differ."""
     console = open_console()
     workload, repeats, how = document["workload"], document["replicates"], document["settings"]
     console.print(_workload(workload), style="bold")
@@ -91,13 +91,13 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
 
 
 def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
-    """A row a variant, the best marked, those that failed named."""
+    """Print one row per variant, with the best marked and the failed ones named."""
     console = open_console()
     console.print(_workload(document["workload"]), style="bold")
     axes, metrics = list(document["axes"]), document["metrics"]
     names = [m["name"] for m in metrics]
     metrics = [m for m in metrics if m["name"].replace("_mean", "_p99") not in names or "_mean" not in m["name"]]
-    metrics.sort(key=lambda m: m["name"] not in document["settings"]["best_by"])  # those of the best come first
+    metrics.sort(key=lambda m: m["name"] not in document["settings"]["best_by"])  # put best_by metrics first
     columns = [[axis, *(str(v["axes"].get(axis, "")) for v in document["variants"])] for axis in axes]
     entries = entries_of(document)
     columns.append(["", *(_state(v, entries.get(v["label"])) for v in document["variants"])])
@@ -133,7 +133,8 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
 
 
 def _metric_column(metric: Mapping[str, Any], values: Sequence[float | None]) -> list[str]:
-    """Its label with the unit below it, and its values; the units of prices and shares stand with each value."""
+    """Return the metric's label with the unit below it, and its values; prices and shares carry their unit in each
+    value."""
     own = metric["unit"] in ("$", "share")
     head = metric_label(metric["name"]) + ("" if own else f"\n{metric['unit']}")
     texts = [value_text(value, metric["unit"] if own else "") for value in values]
@@ -141,7 +142,7 @@ def _metric_column(metric: Mapping[str, Any], values: Sequence[float | None]) ->
 
 
 def _fitting(columns: Sequence[Sequence[str]], more: Sequence[Sequence[str]], room: int) -> int:
-    """How many of `more` columns do not fit beside the others; at least one is shown."""
+    """Return how many of the `more` columns do not fit next to the others; at least one is shown."""
 
     def width(column: Sequence[str]) -> int:
         return 2 + max(len(line) for text in column for line in text.splitlines() or [""])
@@ -169,8 +170,8 @@ def _coloured(state: str) -> Text:
 
 
 def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
-    """The answer in one sentence, and a row a deployment: what it carries, at what price, or its best share and why it
-    is no better."""
+    """Print the answer in one sentence, and a row for each deployment: its capacity and price, or its best share and
+    the reason it is no better."""
     console = open_console()
     how, repeats = document["settings"], document["replicates"]
     console.print(_workload(document["workload"]), style="bold")
@@ -201,7 +202,7 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
 
 
 print_worth = print_capacity
-"""Print what each thing is worth: the answer to a capacity question."""
+"""Print the worth of each item: the answer to a capacity question."""
 
 
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:
@@ -236,7 +237,7 @@ def _change(row: Mapping[str, Any], change: float, unit: bool = True) -> str:
 
 
 def value_text(value: float | None, unit: str) -> str:
-    """A value with its unit."""
+    """Return a value with its unit."""
     if value is None:
         return "-"
     if unit == "share":

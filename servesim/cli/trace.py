@@ -1,4 +1,4 @@
-"""`servesim trace`: look at trace files and convert them."""
+"""`servesim trace`: inspection and conversion of trace files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Columns = Annotated[
 
 @trace_app.callback(invoke_without_command=True)
 def help_alone(context: typer.Context) -> None:
-    """Without a command, the help is the answer."""
+    """Print the help if no command is given."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -56,7 +56,8 @@ def inspect(
 ) -> None:
     """Show rate, burstiness, lengths and sessions of a trace.
 
-    And the hit rate an infinite prefix cache would have."""
+    Also the hit rate of an infinite prefix cache.
+    """
     from servesim.traces.inspect import inspect as inspect_trace
 
     summary = inspect_trace(_opened(trace, requests, seed, sort, timing, columns, shape), block_size=block_size)
@@ -135,7 +136,8 @@ def fetch(
 ) -> None:
     """Download and verify a public trace.
 
-    Says where it is, under what licence, its size and checksum."""
+    Prints its location, license, size and checksum.
+    """
     from servesim.traces.catalogue import entry_of
     from servesim.traces.catalogue import fetch as download
 

@@ -1,4 +1,4 @@
-"""`servesim validate`: recorded servers against simulated ones."""
+"""`servesim validate`: comparison of recorded servers with simulated ones."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def validate(
         Path | None, typer.Option(help="Folder of kernel tables instead of the shipped ones.")
     ] = None,
 ) -> None:
-    """Replay recorded runs of real servers: how far is it off?
+    """Replay recorded runs of real servers: how large is the error?
 
-    One table a run: measured and simulated, with host terms and from kernels alone."""
+    One table per run: measured and simulated, with host terms and from kernels alone.
+    """
     from servesim.cost.host import HostTerms
     from servesim.experiments.validate import validate as run_all
 
@@ -42,7 +43,7 @@ def validate(
 
 
 def print_comparisons(found: list[Comparison]) -> None:
-    """One table a run: measured, simulated with host terms and from kernels alone, errors, noise of repeats."""
+    """Print one table per run: measured, simulated with host terms and from kernels alone, errors, noise of repeats."""
     from rich.table import Table
 
     from servesim.cli.console import open_console
@@ -50,7 +51,7 @@ def print_comparisons(found: list[Comparison]) -> None:
     console = open_console()
     for c in found:
         server = c.run.server
-        gpu = Path(server.gpu).name if server.gpu else None  # of a data sheet, its file
+        gpu = Path(server.gpu).name if server.gpu else None  # a data sheet's file name
         console.print(
             f"{c.run.name}: {server.model} on {server.tp} x {gpu}, {server.engine}, {len(c.run)} requests; "
             f"host terms: {c.host or 'none known'}",
@@ -70,7 +71,7 @@ def print_comparisons(found: list[Comparison]) -> None:
 
 
 def _rows(c: Comparison) -> list[list[str]]:
-    """Label, measured, simulated, error, zero-shot, its error, noise."""
+    """Return rows of label, measured, simulated, error, zero-shot, its error, noise."""
     zero = c.zero_shot or {}
     rows = []
     for metric in ("ttft", "tpot", "e2el"):

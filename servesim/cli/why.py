@@ -1,4 +1,4 @@
-"""`servesim why`: what happened to one request of a run."""
+"""`servesim why`: the history of one request of a run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def why(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The figure: .svg, .png, .pdf.")
     ] = None,
 ) -> None:
-    """Tell the story of one request.
+    """Explain what happened to one request.
 
-    How long it waited and for what, what ran beside it, preemptions, what was found in the cache."""
+    How long it waited and for what, what ran concurrently, preemptions, and cache hits.
+    """
     from servesim.cli.report import undamaged
     from servesim.errors import UserError
     from servesim.reports.why import Story

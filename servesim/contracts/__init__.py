@@ -1,6 +1,6 @@
 """Contracts for policy authors, and the registries that find policies by name.
 
-Names are imported from their modules when they are first asked for: help and settings need none of them.
+Names are imported from their modules on first use, since help and settings need none of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MODULES = {
     "servesim.plugins.registry": "Registry build_params",
     "servesim.plugins.user_policies": "make",
 }
-"""Names by the module that they are from."""
+"""Names by the module that defines them."""
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
@@ -100,7 +100,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "REGISTRIES":  # everything that can be plugged in, by kind
+    if name == "REGISTRIES":  # everything pluggable, by kind
         found: Any = tuple(__getattr__(kind) for kind in KINDS)
     elif name in _MODULE_OF:
         found = getattr(import_module(_MODULE_OF[name]), name)

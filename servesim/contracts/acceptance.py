@@ -1,4 +1,5 @@
-"""Contract of acceptance models: which drafts turn out right. Part of the workload, not of any policy."""
+"""Contract of acceptance models, which determine the drafts that are accepted. They are part of the workload, not of
+any policy."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from servesim.plugins.registry import Registry
 
 
 class AcceptanceModel(ABC):
-    """The truth both sides of a comparison share. Pure in (row, position): two policies that draft for the same
-    output token meet the same luck, whatever they did before.
+    """The ground truth that both sides of a comparison share. Pure in (row, position): two policies that draft for the
+    same output token get the same result, whatever they did before.
 
     A position is an output token's index within its request, from 0.
     """
@@ -31,7 +32,7 @@ class AcceptanceModel(ABC):
 
     @abstractmethod
     def rates(self, k: int) -> list[float]:
-        """Return the mean chance that draft positions 1 to k are accepted (marginal: all before it accepted too).
+        """Return the mean probability that draft positions 1 to k are accepted (marginal: all before it accepted too).
         Acceptance length is 1 + their sum."""
 
     def walk(self, request: Request, position: int, until: int, drafts: int, width: int = 1) -> list[int]:
@@ -45,7 +46,7 @@ class AcceptanceModel(ABC):
         return gains
 
     def available(self, request: Request, position: int, k: int) -> int:
-        """Return how many drafts there are to propose at a position, at most k. Default: k; n-gram lookup often finds
+        """Return how many drafts can be proposed at a position, at most k. Default: k; n-gram lookup often finds
         none."""
         return k
 

@@ -1,14 +1,14 @@
-"""Contract of connectors: where KV that was computed elsewhere comes from (vLLM's KV connectors).
+"""Contract of connectors: sources of KV that was computed remotely (vLLM's KV connectors).
 
-A waiting request whose KV a connector has is given memory at once and waits outside of the scheduler's queues,
-whatever runs meanwhile (vLLM's WAITING_FOR_REMOTE_KVS). When the transfer is over it can be scheduled like one that has
-computed those tokens itself; the last token of all it knows is computed here in any case.
+A waiting request whose KV a connector has is given memory immediately and waits outside the scheduler's queues,
+whatever runs meanwhile (vLLM's WAITING_FOR_REMOTE_KVS). After the transfer it can be scheduled like a request that
+computed those tokens itself; its last known token is always computed locally.
 
-Where a connector loads `in_step`, the request is admitted at once instead, and the step that computes its rest begins
-by loading (vLLM's load_kv_async false, SGLang's HiCache).
+If a connector loads `in_step`, the request is admitted immediately instead, and the step that computes the remaining
+tokens begins with the load (vLLM's load_kv_async false, SGLang's HiCache).
 
-A connector may keep KV too: it is told of each step, and copies what that computes from memory which it has kept
-(`Request.being_read`) until the copy is done, or lets the step end later.
+A connector may also store KV: it is notified of each step and copies the computed KV from memory that it retains
+(`Request.being_read`) until the copy is done, or makes the step end later.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any, Final, NamedTuple
 from servesim.contracts.request import Request, State
 
 LATER: Final = 1 << 62
-"""Answer of `Connector.load`: the end is not known yet; the replica is told when it has come (`Replica.loaded`)."""
+"""Return value of `Connector.load`: the end is not known yet; the replica is notified of it later
+(`Replica.loaded`)."""
 DEFER: Final = -LATER
-"""Answer of `Connector.available`: not known yet; the request waits, and those behind it may go ahead."""
+"""Return value of `Connector.available`: not known yet. The request waits, and those behind it may be admitted
+first."""
 
 
 class Connector(ABC):
@@ -30,7 +32,8 @@ class Connector(ABC):
     its `being_read`. Whatever a connector raises ends the run with a PolicyError that names its class and line."""
 
     in_step: bool = False
-    """Whether KV is loaded within the step that computes the rest: `load` answers `now`, `ran` when the step ends."""
+    """Whether KV is loaded within the step that computes the remaining tokens: `load` returns `now`, `ran` the end of
+    the step."""
 
     @abstractmethod
     def available(self, request: Request, num_tokens: int) -> int:
@@ -44,27 +47,27 @@ class Connector(ABC):
         ns, not before `now` (else the context raises PolicyError); or LATER."""
 
     def join(self, replica: Any) -> None:  # noqa: B027
-        """Serve this Replica; called once, before its first step. Default: nothing to note."""
+        """Attach to this Replica; called once, before its first step. Default: do nothing."""
 
     def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:
-        """Called for a step that computes tokens of `requests`, up to their `num_computed_tokens`, from `begin_ns` to
-        `end_ns`; return when it ends, loads and stores included, not before `end_ns`. Default: nothing is kept, nor
-        waited for."""
+        """Handle a step that computes tokens of `requests`, up to their `num_computed_tokens`, from `begin_ns` to
+        `end_ns`. Return the step's end, loads and stores included, not before `end_ns`. Default: store nothing and wait
+        for nothing."""
         return end_ns
 
     def preempted(self, requests: Iterable[Request]) -> int:
-        """Return the time in ns before which no step may write to memory that these requests, just preempted, held.
-        Default: 0, any may."""
+        """Return the time in ns before which no step may write to memory that these just preempted requests held.
+        Default: 0, no restriction."""
         return 0
 
 
 class Load(NamedTuple):
-    """KV on its way to a request, or there and not used yet."""
+    """KV in transfer to a request, or arrived and not used yet."""
 
     start: int
-    """Tokens that were here before."""
+    """Number of tokens that were local before."""
     stop: int
-    """Tokens that are here once it is over."""
+    """Number of tokens that are local afterwards."""
     end_ns: int
     state: State
-    """State of the request before."""
+    """State of the request before the transfer."""

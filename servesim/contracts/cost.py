@@ -1,4 +1,4 @@
-"""A step as the cost model sees it: the composition of one batch, and its price."""
+"""A step from the cost model's point of view: the composition of one batch, and its price."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 class Batch:
     """Composition of one engine step, as far as its duration depends on it.
 
-    All tokens of the step go through the linear layers in one pass, so a mixed step is one batch, never
-    the sum of a prefill step and a decode step. Decoding sequences appear as moments of their contexts,
-    which advance in O(1) from one step to the next.
+    All tokens of the step go through the linear layers in one pass, so a mixed step is one batch, never the sum of a
+    prefill step and a decode step. Decoding sequences are represented by moments of their contexts, which advance in
+    O(1) from one step to the next.
     """
 
     linear_tokens: int
@@ -38,7 +38,7 @@ class Batch:
     sampled: int
     """Sequences that sample in this step: rows of the LM head and of the sampler."""
     padded_tokens: int
-    """Padding tokens computed besides (static batching, CUDA-graph sizes)."""
+    """Number of padding tokens computed in addition (static batching, CUDA-graph sizes)."""
     bytes_moved: int
     """Bytes over PCIe in this step (swap)."""
     attention: str
@@ -46,16 +46,16 @@ class Batch:
     bytes_copied: int
     """Bytes copied within the GPU's memory (compaction, copy-on-write)."""
     drafts: int
-    """Draft tokens among the linear tokens, to be verified: each is one more row of the LM head."""
+    """Draft tokens among the linear tokens, to be verified: each adds one row of the LM head."""
     draft_k: int
     """Draft tokens proposed for each sequence that samples, after this step."""
     sampled_context: int
     """Sum of the contexts of the sequences that sample, their new tokens included."""
     prompts: list[tuple[int, int, int, int]]
-    """(new tokens, tokens computed before them, length of the prompt, tokens known) of each request that does not just
-    decode its latest token: its prompt is under way, or it computes again what it lost."""
+    """(new tokens, tokens computed before them, length of the prompt, known tokens) of each request that does not just
+    decode its latest token: its prompt is being prefilled, or it recomputes lost tokens."""
 
-    def __init__(  # written out, that a compiled build compiles it
+    def __init__(  # explicit, so that compiled builds compile it
         self,
         linear_tokens: int,
         prefill: list[tuple[int, int]] | None = None,
@@ -134,11 +134,11 @@ class Host(NamedTuple):
     """Host time of a step, in ns."""
 
     overlapped: int = 0
-    """Work that hides behind the GPU under asynchronous scheduling: planning, preparing inputs."""
+    """Work that overlaps with the GPU under asynchronous scheduling: planning, preparing inputs."""
     exposed: int = 0
-    """Work that the GPU waits for in either mode: launches, sampled tokens on their way back."""
+    """Work that the GPU waits for in either mode: launches, the return of sampled tokens."""
     launching: int = 0
-    """Launching the step's kernels one by one: hides behind the GPU in either mode, as far as that takes longer."""
+    """Launching the step's kernels one by one, hidden in either mode up to the GPU's own time."""
 
 
 NO_HOST = Host()
@@ -147,38 +147,38 @@ Sources = tuple[int, int, int, int]
 
 
 class Price(NamedTuple):
-    """The price of a step. `ns` is what the clock advances by; the rest says what it is made of."""
+    """Price of a step. The clock advances by `ns`; the other fields break it down."""
 
     ns: int
     """Duration of the step in nanoseconds."""
     gpu_ns: int
-    """Time the GPU computes within it, rounded once."""
+    """GPU time within the step, rounded once."""
     host: Host
     """Host time of the step, hidden behind the GPU or not."""
     sources: Sources = (0, 0, 0, 0)
-    """The ns of `gpu_ns` from measured points, interpolation, extrapolation, roofline formula. What a lowered clock
-    adds is in none of them."""
+    """Nanoseconds of `gpu_ns` from measured points, interpolation, extrapolation and roofline formula. They do not
+    include the time added by a lowered clock."""
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """Fractions of what `sources` sum to; all of it is formula where that is nothing."""
+        """Return the fractions of the sum of `sources`; if the sum is 0, all of it counts as formula."""
         a, b, c, d = self.sources
         whole = a + b + c + d
         return (a / whole, b / whole, c / whole, d / whole) if whole else (0.0, 0.0, 0.0, 1.0)
 
 
 def by_source(gpu_ns: int, shares: tuple[float, float, float, float]) -> Sources:
-    """Return whole nanoseconds by source, of fractions of `gpu_ns`; they sum to it."""
+    """Return whole nanoseconds by source from fractions of `gpu_ns`; they add up to it."""
     a, b, c = [int(gpu_ns * share + 0.5) for share in shares[:3]]
     return a, b, c, gpu_ns - a - b - c
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RunSources:
-    """GPU time by source of the steps of a run, asked for those that are recorded."""
+    """GPU time by source of the steps of a run, read for the recorded steps."""
 
     def of(self, first: int, stop: int) -> Sources:
-        """Return the sums over the steps from the `first` (0: the run's first) to that before `stop`."""
+        """Return the sums over the steps from `first` (0: the run's first) up to but not including `stop`."""
         return (0, 0, 0, 0)
 
 
@@ -194,7 +194,8 @@ class CostModel(ABC):
     """
 
     asynchronous: bool = False
-    """True: overlapped host work and GPU take the longer of the two. False: they add."""
+    """Whether host work overlaps with the GPU. If true, the step takes the longer of overlapped host work and GPU; if
+    false, they add."""
 
     @abstractmethod
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
@@ -202,7 +203,7 @@ class CostModel(ABC):
         `batch.advance(1)` to `batch.advance(k - 1)`."""
 
     num_stages: int = 1
-    """Pipeline stages a step passes one after the other."""
+    """Number of pipeline stages that a step passes through in order."""
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """Return the GPU ns of a step on each of `num_stages` stages; their sum is `gpu_run` of that step. Asked
@@ -210,7 +211,7 @@ class CostModel(ABC):
         return (int(self.gpu_run(batch, 1)[0]),)
 
     def host(self, batch: Batch) -> Host:
-        """Return the host time of a step; depends on counts of the batch alone, never on contexts. Default: none."""
+        """Return the host time of a step; depends only on counts of the batch, never on contexts. Default: none."""
         return NO_HOST
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -224,20 +225,20 @@ class CostModel(ABC):
         return Price(self.step_ns(gpu, host), gpu, host, by_source(gpu, self.shares(batch)))
 
     def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
-        """Return the prices of one step of data-parallel ranks that wait for each other (None: a rank without work),
-        each as if no other were slower. Default: each by itself, a rank without work taking no time."""
+        """Return the prices of one step of data-parallel ranks that wait for each other (None for a rank without work),
+        each as if no other rank were slower. Default: each priced separately; a rank without work takes no time."""
         return [self.price(batch) if batch is not None else Price(1, 0, NO_HOST) for batch in batches]
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """Combine GPU and host time into the duration of a step."""
         gpu_ns = max(gpu_ns, host.launching)
-        own: Any = self  # read through Any: mypyc would bind the class attribute
+        own: Any = self  # Any: mypyc would bind the class attribute
         if own.asynchronous:
             return max(gpu_ns, host.overlapped) + host.exposed
         return gpu_ns + host.overlapped + host.exposed
 
     def price_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
-        """Return `ns` of k successive steps of a pure decode batch."""
+        """Return the `ns` of k successive steps of a pure decode batch."""
         return self.run_ns(self.gpu_run(batch, k), self.host(batch))
 
     def run_ns(self, gpu_ns: NDArray[np.int64], host: Host) -> NDArray[np.int64]:

@@ -1,8 +1,8 @@
-"""Contract of features: what is optional in a run. A feature declares its settings and what it cannot be combined with,
+"""Contract of features: optional parts of a run. A feature declares its settings and what it cannot be combined with,
 and builds the part of a run (servesim.contracts.part), or none if it is off.
 
-A built-in feature is a folder of servesim/features, found by its name; a package may add one through the entry-point
-group `servesim.feature`; a user's own is named `path/to/file.py:Class` in the scenario's `features`.
+A built-in feature is a folder of servesim/features, found by its name. A package may add one through the entry-point
+group `servesim.feature`. A user's own is named `path/to/file.py:Class` in the scenario's `features`.
 """
 
 from __future__ import annotations
@@ -27,34 +27,35 @@ class Feature:
 
     name: ClassVar[str] = "?"
     rank: ClassVar[int] = 1000
-    """Order of parts, and of settings: those of lower rank come first."""
+    """Order of parts and of settings; lower ranks come first."""
     Settings: ClassVar[type[Section]] = Section
-    """Keys of the scenario, with their defaults; options, help and documentation follow."""
+    """Keys of the scenario with their defaults, from which options, help and documentation are generated."""
     section: ClassVar[str | None] = None
-    """Section of the scenario in which its keys stand; "": in none. None: its name in lower case."""
+    """Section of the scenario that contains its keys; "" for the top level, None for its name in lower case."""
     of_pool: ClassVar[tuple[str, ...]] = ()
-    """Its keys that pools may have of their own."""
+    """Keys for which each pool may have its own value."""
     claims: ClassVar[tuple[str, ...]] = ()
-    """Keys declared elsewhere that have no effect without it; a scenario that sets one no feature claims is refused."""
+    """Keys declared elsewhere that have no effect without it. A scenario that sets such a key is refused if no feature
+    claims it."""
     Options: ClassVar[type[Section]] = Section
-    """Keywords of servesim.simulate that change what is worked out, not what is run; attributes of Setup.options.
-    `on_command_line` in a field's json_schema_extra: its default as an option of `servesim run`."""
+    """Keywords of servesim.simulate that change the analysis, not the run; attributes of Setup.options.
+    `on_command_line` in a field's json_schema_extra is its default as an option of `servesim run`."""
 
     acts: ClassVar[bool] = False
-    """Whether its part may change a run by more than its answers to what it is asked: by events, views, memory. One
-    that does not say so leaves all records as they are (`servesim policies check`)."""
+    """Whether its part may change a run other than by its answers: through events, views or memory. A feature that does
+    not declare this leaves all records unchanged (`servesim policies check`)."""
     serves: ClassVar[tuple[str, ...]] = ()
-    """Kinds of policies that only a run with it has, such as `scaler`."""
+    """Kinds of policies that only runs with the feature have, such as `scaler`."""
 
     def is_on(self, scenario: Any) -> bool:
-        """Return whether a scenario asks for it. Default: one of its keys, or of those it claims, is not as by
-        default; one of a user's own is asked for by its name."""
+        """Return whether a scenario enables it. Default: one of its own or claimed keys differs from the default; a
+        user's own feature is enabled by its name."""
         of: Any = type(scenario)
         named = any(name.endswith(f".py:{self.name}") for name in scenario.features)
         return named or any(_at(scenario, key) != _at(_plain(of), key) for key in (*self.keys(), *self.claims))
 
     def fleet_varies(self, scenario: Any) -> bool:
-        """Return whether it makes replicas come and go. Default: no."""
+        """Return whether it adds and removes replicas during the run. Default: no."""
         return False
 
     def spell_out(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -68,52 +69,54 @@ class Feature:
         return settings
 
     def resolved(self, scenario: Any) -> dict[str, Any]:
-        """Return its top-level keys, with nothing left open, for the record of the run. Default: as they are."""
+        """Return its top-level keys, fully resolved, for the record of the run. Default: unchanged."""
         return {}
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
-        """Return what it cannot be combined with, and the error that says so: names of features, and `samples` (n > 1),
-        `stream`, `jobs`, `speculation`, `pp`, `pools`."""
+        """Return what it cannot be combined with, and the error message for each: names of features, and `samples` (n >
+        1), `stream`, `jobs`, `speculation`, `pp`, `pools`."""
         return {}
 
     def build(self, setup: Any) -> Part | None:
-        """Return the part of a run (servesim.run.setup.Setup); None: the feature is off. UserError if its settings do
-        not fit the run."""
+        """Return the part of a run (servesim.run.setup.Setup), or None if the feature is off. Raise UserError if its
+        settings do not fit the run."""
         return None
 
     def groups(self) -> tuple[Group, ...]:
-        """Return its figures (servesim.contracts.figures), a group for each section of the summary. Default: none."""
+        """Return its figures (servesim.contracts.figures), with one group per section of the summary. Default: none."""
         return ()
 
     def from_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Return sections that follow from a summary in which they were left out, by key. Default: none."""
+        """Return sections, by key, that are omitted from a summary but follow from it. Default: none."""
         return {}
 
     def in_world(self, world: Any, draws: Any) -> Any:
         """Return a small world (servesim.checking.world.World) with this feature in it, for `policies check` and tests.
-        `draws`: servesim.checking.draw.Draws. Default: as it is, for a feature that a run of made-up costs has not."""
+        `draws`: servesim.checking.draw.Draws. Default: unchanged, for a feature that does not apply to runs with
+        synthetic costs."""
         return world
 
     def in_world_with(self, world: Any, draws: Any, cls: type[Any], params: Any) -> Any:
-        """Return a small world with this policy, of a kind that it serves, in it. Only if it serves any."""
+        """Return a small world that contains this policy, of a kind that the feature serves. Only for features that
+        serve a kind."""
         raise NotImplementedError
 
     @classmethod
     def place(cls) -> str:
-        """Return the section of its keys; empty: they stand at the top, or there are none."""
+        """Return the section of its keys, or an empty string if they are at the top level or there are none."""
         if not cls.Settings.model_fields:
             return ""
         return cls.name.lower() if cls.section is None else cls.section
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
-        """Return its keys as a scenario has them, such as `cluster.failures`."""
+        """Return its keys as written in a scenario, such as `cluster.failures`."""
         place = cls.place()
         return tuple(f"{place}.{name}" if place else name for name in cls.Settings.model_fields)
 
     @classmethod
     def settings(cls, scenario: Any) -> Any:
-        """Return its settings in a scenario: an object of its `Settings`."""
+        """Return its settings in a scenario as an object of its `Settings`."""
         if not cls.Settings.model_fields:
             return cls.Settings()
         found = getattr(scenario, cls.place()) if cls.place() else scenario
@@ -132,17 +135,17 @@ features: Registry[Feature] = Registry("feature", Feature, "servesim.features")
 
 @cache
 def installed() -> tuple[Feature, ...]:
-    """Return all features that are found by name, by rank."""
+    """Return all features found by name, sorted by rank."""
     return by_rank(features.resolve(name)[0]() for name in features.names())
 
 
 def of_user(names: Iterable[str]) -> tuple[Feature, ...]:
-    """Return the features that are named by file and class, by rank; UserError if one is not there."""
+    """Return the features named by file and class, sorted by rank. Raise UserError if one does not exist."""
     return by_rank(features.resolve(name)[0]() for name in names)
 
 
 def by_rank(found: Iterable[Feature]) -> tuple[Feature, ...]:
-    """Return features in the order of their ranks, then of their names."""
+    """Return features sorted by rank, then by name."""
     return tuple(sorted(found, key=lambda feature: (feature.rank, feature.name)))
 
 
@@ -155,5 +158,5 @@ def _at(scenario: Any, key: str) -> Any:
 
 @cache
 def _plain(kind: Any) -> Any:
-    """Return a scenario of this class in which nothing is set."""
+    """Return a scenario of this class with no settings."""
     return kind.model_construct()

@@ -1,8 +1,8 @@
-"""Contract of figures: what the summary of a run says, each figure declared once.
+"""Contract of figures: the contents of a run's summary, with each figure declared once.
 
-A group of figures is a section of summary.json. From its declaration follow that section and its JSON schema, the rows
-of the terminal and the page, the tiles of the page, the metrics of compare, sweep and `--require`, and the definitions
-of `servesim figures` and docs/metrics.md. Built-in groups are in servesim.metrics.figures; features add theirs.
+A group of figures is a section of summary.json. Its declaration defines that section and its JSON schema, the rows of
+the terminal and the page, the tiles of the page, the metrics of compare, sweep and `--require`, and the definitions in
+`servesim figures` and docs/metrics.md. Built-in groups are in servesim.metrics.figures; features add theirs.
 """
 
 from __future__ import annotations
@@ -16,39 +16,40 @@ from servesim.schemas import DISTRIBUTION, FIGURE, Schema, a_map, an_object, or_
 
 Summary = Mapping[str, Any]
 Rows = list[tuple[str, str]]
-"""Rows of a table: what a figure is called, and the figure in words."""
+"""Rows of a table: the label of a figure, and the figure as text."""
 Words = str | Callable[[Summary], str | None]
-"""Text with figures in braces, `{hit_rate}` of its group and `{engine.steps}` of another; or a function that returns
-such text of the whole summary, or None if there is nothing to show. Other braces are written twice (`literal`)."""
+"""Text with figures in braces, `{hit_rate}` from its group and `{engine.steps}` from another; or a function that
+returns such text from the whole summary, or None if there is nothing to show. Other braces are doubled (`literal`)."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure."""
+    """A figure of the summary."""
 
     name: str
-    """Its key in the section."""
+    """Key in the section."""
     doc: str
-    """Its definition, in Markdown."""
+    """Definition, in Markdown."""
     of: Callable[[Any], Any]
-    """Returns its value, of what its group is made from; None if there is nothing it could be of."""
+    """Function that returns the figure's value from its group's source, or None if it is undefined."""
     unit: str = ""
-    """ms, s, requests/s, tokens/s, share (0 to 1), $ or another; empty: a count, or no number."""
+    """Unit: ms, s, requests/s, tokens/s, share (0 to 1), $ or another; empty for a count or a non-number."""
     schema: Schema | None = None
-    """JSON schema of its value, by default a number or null."""
+    """JSON schema of its value; by default a number or null."""
     better: str = ""
-    """lower or higher: comparisons and `--require` know it as a metric, of a distribution the mean and percentiles."""
+    """Better direction, lower or higher, which makes it a metric of comparisons and `--require`; for a distribution,
+    the mean and percentiles."""
     scale: str = "ratio"
-    """How a metric changes. ratio: relatively; difference: absolutely, as shares and counts, which may be 0."""
+    """Scale of a metric's changes. ratio: relative; difference: absolute, for shares and counts, which may be 0."""
     label: str = ""
-    """Its name in tables and sentences, by default its key with blanks."""
+    """Name in tables and sentences; by default its key with spaces."""
     latency: bool = False
-    """Grows without end in an unstable run."""
+    """Whether it grows without bound in an unstable run."""
     optional: bool = False
-    """Left out where its value is None."""
+    """Whether it is omitted if its value is None."""
     stretched: str = ""
-    """Rule of a metric where all times of the servers are f times as long, and requests arrive as much more rarely:
-    longer (times f), rarer (over f) or same; empty: longer if it is a latency, else not known."""
+    """Effect on a metric if all server times are f times as long and requests arrive at 1/f of the rate: longer (times
+    f), rarer (divided by f) or same. If empty: longer for a latency, else unknown."""
     inside: Group | None = None
     """Figures of each object in its value, which is a map by name (a_map)."""
 
@@ -66,19 +67,19 @@ class Figure:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that it is: of a distribution one for each of STATISTICS."""
+        """Names of its metrics; a distribution has one for each of STATISTICS."""
         if not self.better:
             return ()
         return tuple(f"{self.name}_{of}" for of in STATISTICS) if self.distributed else (self.name,)
 
     @property
     def becomes(self) -> str:
-        """Rule where all times are longer, as `stretched`."""
+        """Effect of longer server times, as in `stretched`."""
         return self.stretched or ("longer" if self.latency else "")
 
     @property
     def words(self) -> str:
-        """Its name in tables and sentences."""
+        """Name in tables and sentences."""
         return self.label or self.name.replace("_", " ")
 
     @property
@@ -94,11 +95,11 @@ class Figure:
 
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-"""Statistics of a distribution that are metrics."""
+"""Statistics of a distribution that serve as metrics."""
 
 
 def literal(text: str) -> str:
-    """Return words that say this text, whatever braces it has."""
+    """Return the text with its braces doubled, so that it is displayed literally."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -107,13 +108,13 @@ def _is_words(words: Any) -> bool:
 
 
 class Tile(NamedTuple):
-    """A key figure at the top of the page: what it is called, its value, and a line below it."""
+    """Key figure at the top of the page: its name, its value, and a line below it."""
 
     name: str
     value: Words
     note: Words
     bad: Callable[[Summary], bool] = lambda summary: False
-    """Returns whether it is a warning."""
+    """Function that returns whether the tile is a warning."""
 
 
 @dataclass(frozen=True)
@@ -121,30 +122,30 @@ class Group:
     """Figures of one section of the summary."""
 
     section: str
-    """Its key in the summary; empty: its figures are at the top."""
+    """Key in the summary; if empty, the figures are at the top level."""
     words: str
-    """Its name in tables and headings."""
+    """Name in tables and headings."""
     figures: tuple[Figure, ...]
     doc: str = ""
-    """Sentences above its definitions, in Markdown."""
+    """Text above its definitions, in Markdown."""
     rows: tuple[tuple[str, Words], ...] | Callable[[Summary], Rows] | None = None
-    """Label and words of its rows in the terminal and on the page, or a function that returns them; None: one row with
+    """Label and text of its rows in the terminal and on the page, or a function that returns them. None: one row with
     all figures."""
     after: tuple[str, ...] = ()
-    """Labels of rows after which its own stand: after the first that is there, else after all."""
+    """Labels of rows after which its own rows are placed: after the first that is present, else after all rows."""
     tiles: tuple[Tile, ...] = ()
     source: Callable[[Any], Any] = lambda measured: measured
-    """Returns what its figures are made from, of a run that was measured (servesim.metrics.measured.Measured; of a
-    feature, whatever its part passes to `of`); None: the section is null."""
+    """Function that returns the input of its figures, given a measured run (servesim.metrics.measured.Measured; for a
+    feature, whatever its part passes to `of`). None: the section is null."""
     many: Callable[[Schema], Schema] | None = None
     """Its section has several such objects: a_list or a_map (servesim.schemas)."""
     null: bool = False
-    """Whether its section may be null; it then has no rows and no tiles, but for `if_null`."""
+    """Whether its section may be null; it then has no rows or tiles except `if_null`."""
     if_null: str = ""
-    """Words of the row of a section that is null; empty: no row."""
+    """Text of the row of a section that is null; no row if empty."""
     windowed: bool = False
-    """Whether its metrics can be computed for a part of a run, too: `of` takes servesim.experiments.run_metrics.Slice.
-    Else a comparison takes them of whole runs, and knows no interval where there is one run."""
+    """Whether its metrics can also be computed for part of a run: `of` takes servesim.experiments.run_metrics.Slice.
+    Otherwise a comparison uses whole runs, and has no interval if there is only one run."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.figures, tuple) or not all(isinstance(figure, Figure) for figure in self.figures):
@@ -164,7 +165,7 @@ class Group:
             )
 
     def flat(self) -> Iterator[tuple[str, Figure]]:
-        """Yield each figure with its path from the section, those inside others too."""
+        """Yield each figure with its path from the section, including nested ones."""
         for figure in self.figures:
             yield figure.name, figure
             if figure.inside is not None:
@@ -176,7 +177,7 @@ class Group:
         return None if found is None else self.values(found)
 
     def values(self, found: Any) -> dict[str, Any]:
-        """Return its figures by name, of what they are made from."""
+        """Return its figures by name, computed from their input."""
         values = {figure.name: figure.of(found) for figure in self.figures}
         for figure in self.figures:
             if figure.optional and values[figure.name] is None:
@@ -184,7 +185,7 @@ class Group:
         return values
 
     def within(self, summary: Summary) -> Any:
-        """Return the section in a summary; None if it is null or missing."""
+        """Return the section in a summary, or None if it is null or missing."""
         return summary.get(self.section) if self.section else summary
 
     def schema(self) -> Schema:

@@ -18,12 +18,12 @@ from servesim.plugins.user_policies import settles
 
 
 class Hit(NamedTuple):
-    """The result of a lookup in the prefix cache."""
+    """Result of a lookup in the prefix cache."""
 
     num_tokens: int
-    """Tokens from the start of the request whose KV is there (less than its num_tokens)."""
+    """Number of tokens from the start of the request whose KV is cached (less than its num_tokens)."""
     blocks: tuple[Any, ...] = ()
-    """The blocks (or tree node) that hold them; meaningful to their allocator alone."""
+    """Blocks (or tree node) that hold them; meaningful only to their allocator."""
 
 
 MISS = Hit(0)
@@ -33,18 +33,18 @@ class Usage(NamedTuple):
     """Memory in use, in tokens. used + internal + external + free == capacity."""
 
     used: int
-    """Token states that running requests hold, shared ones counted once."""
+    """Tokens held by running requests, with shared ones counted once."""
     internal: int
-    """Allocated to a request and not filled: tails of blocks, reservations, lookahead."""
+    """Tokens allocated to a request but not filled: tails of blocks, reservations, lookahead."""
     external: int
-    """Free but unusable because of fragmentation."""
+    """Tokens that are free but unusable because of fragmentation."""
     free: int
-    """Available, cached prefixes that may be evicted included."""
+    """Available tokens, including cached prefixes that may be evicted."""
 
 
 @dataclass(frozen=True)
 class KVMemory:
-    """The memory of one replica that an allocator hands out."""
+    """Memory of one replica, which an allocator hands out."""
 
     num_blocks: int
     """Blocks as the engine counts them (vLLM: the null block included)."""
@@ -55,15 +55,15 @@ class KVMemory:
     host_blocks: int = 0
     """Blocks of host memory for swapping."""
     bytes_per_token: int = 0
-    """KV bytes of one token on one GPU of each stage: what a copy of it moves."""
+    """KV bytes of one token on one GPU of each stage: the bytes that copying it moves."""
     windows: tuple[int | None, ...] = (None,)
-    """Sliding window in tokens of each group of layers (None: full attention; STATE_WINDOW: a state). Groups hold
-    tables of their own, in blocks of equal bytes from one pool."""
+    """Sliding window in tokens of each group of layers (None: full attention; STATE_WINDOW: a state). Groups have
+    separate block tables, in blocks of equal bytes from one pool."""
     in_flight_tokens: int = 0
-    """Tokens that may be computed before memory behind a window is given back: of all steps in flight (0: of a whole
+    """Tokens that may be computed before memory behind a window is released, over all steps in flight (0: a whole
     request)."""
     overrun_tokens: int = 0
-    """Tokens a request may have computed beyond its last one: drafts, and steps in flight when it ends."""
+    """Tokens that a request may have computed beyond its last one: drafts, and steps in flight when it ends."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -82,39 +82,39 @@ class KVAllocator(ABC):
 
     name: ClassVar[str] = "?"
     paper: ClassVar[str] = ""
-    """Where the idea is described."""
+    """Reference that describes the idea."""
     Params: ClassVar[type[Any]] = NoParams
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Oracle knowledge (of the class, or of one object by its parameters). "output_len": it may ask
-    `self.output_len(request)`; "future": it is told of all requests before the first one arrives (`foresee`)."""
+    """Oracle knowledge (of the class, or of one object by its parameters). "output_len": it may call
+    `self.output_len(request)`; "future": it receives all requests before the first one arrives (`foresee`)."""
     supports: ClassVar[frozenset[str]] = frozenset()
-    """"fork": samples of a request can share its memory. "events": it calls `on_event` for each block of known
-    content when it can be found, and when it no longer can (servesim.contracts.kv_events). "remote_kv": what a request
-    in State.LOADING is admitted with is not found by others before it is published; of allocators that share nothing
-    this is true anyhow."""
+    """"fork": samples of a request can share its memory. "events": it calls `on_event` for each block of known content
+    when it can be found, and when it no longer can (servesim.contracts.kv_events). "remote_kv": the KV that a request
+    in State.LOADING is admitted with is not visible to others before it is published, which is always true of
+    allocators without sharing."""
     output_len: Callable[[Request], int]
     """True output length; set by the engine for declared oracles only."""
     shares: ClassVar[bool] = False
-    """Whether `lookup` may ever find anything (a prefix cache that is on)."""
+    """Whether `lookup` can ever find anything (a prefix cache that is on)."""
     reserves: ClassVar[bool] = False
-    """Whether admission sets aside all the memory a request may come to need, so that no growth fails."""
+    """Whether admission reserves all the memory that a request may need, so that no growth fails."""
     grouped: ClassVar[bool] = False
-    """Whether it keeps a table for each group of layers (KVMemory.windows)."""
+    """Whether it keeps a block table for each group of layers (KVMemory.windows)."""
 
     params: Any
     memory: KVMemory
     max_model_len: int
     num_blocks: int
-    """Allocation units there are, unusable ones included."""
+    """Total number of allocation units, unusable ones included."""
     block_size: int
     """Tokens per allocation unit (1: token by token)."""
     capacity_tokens: int
-    """Tokens that can be held at most."""
+    """Maximum number of tokens that can be held."""
     on_event: Callable[[KVEvent], None] | None
-    """Called for the blocks that a prefix cache stores and removes, at once; None: for none."""
+    """Callback, called immediately for the blocks that a prefix cache stores and removes; None for no callback."""
 
     held_tokens: int = 0
-    """Sum of `num_computed_tokens` over the requests that hold memory; written by the engine's ledger alone."""
+    """Sum of `num_computed_tokens` over the requests that hold memory; written only by the engine's ledger."""
     copied_tokens: int = 0
     """Tokens copied within the GPU's memory (compaction, copy-on-write) so far; the allocator adds to it. The engine
     charges each to the step that was being planned."""
@@ -130,7 +130,7 @@ class KVAllocator(ABC):
         self._host: dict[Request, int] = {}  # blocks in host memory
         self._host_free = memory.host_blocks
 
-    # Six that every allocator has; the others have defaults.
+    # Six methods that every allocator implements; the others have defaults.
 
     @abstractmethod
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
@@ -183,13 +183,13 @@ class KVAllocator(ABC):
         return 0
 
     def publish(self, request: Request, upto: int) -> None:
-        """Make tokens before `upto` final, so that they may be shared. The engine calls this for every request that got
-        tokens in a step, once the step is done. Default: nothing is shared."""
+        """Make tokens before `upto` final, so that they may be shared. The engine calls this for every request that
+        received tokens in a step, once the step is done. Default: nothing is shared."""
         return None
 
     def evict(self, num_tokens: int) -> None:
-        """Drop at least `num_tokens` tokens of cached prefixes that no request holds, or all there are. They count as
-        free before and after. Default: none are kept."""
+        """Evict at least `num_tokens` tokens of cached prefixes that no request holds, or all of them if there are
+        fewer. They count as free before and after. Default: nothing is cached."""
         return None
 
     def sharing(self) -> tuple[int, int]:
@@ -198,8 +198,7 @@ class KVAllocator(ABC):
         return self._blocks(self.usage().used + self.usage().internal), 0
 
     def foresee(self, requests: Sequence[Request]) -> None:
-        """Take note of all requests to come, in order of arrival; only for allocators that declare needs =
-        {"future"}."""
+        """Receive all future requests, in order of arrival; only for allocators that declare needs = {"future"}."""
         return None
 
     # Swapping: works with every allocator as it is.
@@ -210,8 +209,8 @@ class KVAllocator(ABC):
         return self._host_blocks(request, samples) <= self._host_free
 
     def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> int:
-        """Move the KV of a request and of `samples` to host memory, shared blocks once; return the tokens moved. Only
-        after `can_swap_out`."""
+        """Move the KV of a request and of `samples` to host memory, shared blocks once. Return the number of tokens
+        moved. Call only after `can_swap_out`."""
         blocks = self._host[request] = self._host_blocks(request, samples)
         self._host_free -= blocks
         for sample in samples:
@@ -226,8 +225,8 @@ class KVAllocator(ABC):
         return self.can_admit(request, MISS, request.num_computed_tokens + num_tokens, 0, reserve)
 
     def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
-        """Bring the KV of a swapped request back, with memory for `num_tokens` more (each); return the tokens moved.
-        Only after `can_swap_in`."""
+        """Bring the KV of a swapped request back, with memory for `num_tokens` more (each). Return the number of tokens
+        moved. Call only after `can_swap_in`."""
         self.admit(request, MISS, request.num_computed_tokens + num_tokens, lookahead)
         return self.drop_swapped(request) * self.memory.block_size
 
@@ -252,7 +251,7 @@ class KVAllocator(ABC):
         out of memory. NotImplementedError unless `can_fork`."""
         raise NotImplementedError(f"{self.name}: its memory cannot be shared between samples of a request")
 
-    # Limits, drafts that were wrong, checks.
+    # Limits, rejected drafts, checks.
 
     def fits(self, request: Request) -> bool:
         """Return whether a request alone can ever be held up to its length cap; the engine rejects it if not. Changes

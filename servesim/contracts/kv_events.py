@@ -1,10 +1,10 @@
-"""Events of a prefix cache: which blocks can be found from now on, and which no longer (vLLM's KV events,
+"""Events of a prefix cache: which blocks become findable, and which no longer are (vLLM's KV events,
 vllm/distributed/kv_events.py).
 
-A block is known by its key, the identity of everything up to its end: `request.content.prefix_key(end)`, or
-`(request.salt, key)` where the request has a salt (with hash_lookahead_tokens=L, that of L tokens more). So a
-listener finds the blocks of a prompt without asking the cache. Several copies of a block may be stored; as in vLLM each
-is told of, and removed, on its own. Prompts of unknown content are not told of: no other request can find them.
+A block is identified by its key, the identity of everything up to its end: `request.content.prefix_key(end)`, or
+`(request.salt, key)` if the request has a salt (with hash_lookahead_tokens=L, the key of L tokens more). A listener can
+thus find the blocks of a prompt without querying the cache. Several copies of a block may be stored; as in vLLM, each
+copy has its own events. Prompts of unknown content have no events, since no other request can find them.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import NamedTuple
 
 
 class BlockStored(NamedTuple):
-    """Blocks that can be found from now on, one behind the other."""
+    """Blocks that become findable, in order."""
 
     keys: tuple[Hashable, ...]
     parent: Hashable | None
-    """Key of the block before the first; None: they begin the prompt."""
+    """Key of the block before the first, or None if they start the prompt."""
     block_size: int
-    """Tokens of each."""
+    """Tokens per block."""
 
 
 class BlockRemoved(NamedTuple):
-    """Blocks that are given up, first to last."""
+    """Blocks that are removed, first to last."""
 
     keys: tuple[Hashable, ...]
 
 
 class AllBlocksCleared(NamedTuple):
-    """No block can be found any more."""
+    """Removal of all blocks."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def key_of(content_key: Hashable, salt: str) -> Hashable:
-    """Return the key of a block from the identity of its content; prompts of different salts share nothing."""
+    """Return the key of a block from the identity of its content; prompts with different salts share nothing."""
     return (salt, content_key) if salt else content_key

@@ -1,4 +1,4 @@
-"""Counts in one place the tokens whose KV requests hold."""
+"""Count of the tokens whose KV requests hold, kept in one place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """Writes `KVAllocator.held_tokens`, the sum of `num_computed_tokens` over the requests that hold memory: whatever
-    changes a term of that sum says so here, and nothing else writes it."""
+    """The only writer of `KVAllocator.held_tokens`, the sum of `num_computed_tokens` over the requests that hold
+    memory. Any code that changes a term of that sum must report it here."""
 
     __slots__ = ("_kv",)
 
@@ -18,9 +18,9 @@ class Ledger:
         self._kv = kv
 
     def hold(self, num_tokens: int) -> None:
-        """Count tokens whose KV is computed, found in the prefix cache or brought back."""
+        """Count tokens whose KV is computed, found in the prefix cache or swapped in."""
         self._kv.held_tokens += num_tokens
 
     def release(self, num_tokens: int) -> None:
-        """Count tokens whose KV is freed, moved to the host or void."""
+        """Subtract tokens whose KV is freed, moved to the host or discarded."""
         self._kv.held_tokens -= num_tokens

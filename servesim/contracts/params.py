@@ -1,4 +1,4 @@
-"""Parameters that policies share: frozen dataclasses, which pydantic checks and no build compiles."""
+"""Parameters shared by policies: frozen dataclasses, which pydantic checks and no build compiles."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 def _short(value: float) -> str:
     try:
         return f"{value:g}"
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer of hundreds of digits
         return "a number too large to show"
 
 
 def check_share(name: str, value: float) -> None:
-    """Raise ValueError unless a parameter is a share of something: at least 0, less than 1."""
+    """Raise ValueError unless a parameter is a share: at least 0, less than 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} is {_short(value)}, must be at least 0 and less than 1")
 
 
 def check_least(params: Any, least: int, *names: str) -> None:
-    """Raise ValueError unless each parameter named is at least `least`, or None."""
+    """Raise ValueError unless each named parameter is at least `least` or None."""
     for name in names:
         value = getattr(params, name)
         if value is not None and value < least:
@@ -28,7 +28,7 @@ def check_least(params: Any, least: int, *names: str) -> None:
 
 
 def check_most(params: Any, most: float, *names: str) -> None:
-    """Raise ValueError unless each parameter named is at most `most`, or None."""
+    """Raise ValueError unless each named parameter is at most `most` or None."""
     for name in names:
         value = getattr(params, name)
         if value is not None and value > most:
@@ -37,17 +37,17 @@ def check_most(params: Any, most: float, *names: str) -> None:
 
 @dataclass(frozen=True)
 class NoParams:
-    """Parameters of a policy that has none."""
+    """Parameters of a policy without parameters."""
 
 
 @dataclass(frozen=True)
 class SchedulerParams:
-    """Limits nearly every engine has. None: the engine's default for the GPU at hand."""
+    """Limits of nearly every engine. None means the engine's default for the GPU in use."""
 
     max_num_seqs: int | None = None
-    """Requests running at once."""
+    """Maximum number of running requests."""
     max_num_batched_tokens: int | None = None
-    """Tokens of a step, of prompts and decodes together."""
+    """Maximum number of tokens in a step, prefill and decode together."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_num_seqs", "max_num_batched_tokens")

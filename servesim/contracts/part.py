@@ -1,9 +1,9 @@
-"""Contract of parts: what an optional feature does during one run, and what it says when the run is over.
+"""Contract of parts: the work of an optional feature during one run, and its results after the run.
 
-The cluster calls the verbs that the class of a part overrides, and no others, so that a feature that is off costs no
-call. There are two kinds of verbs. *Told*: all parts are told, in the order of their features' ranks. *Asked*: parts
-are asked in that order until one answers otherwise than by default; that part has then dealt with the matter. A part
-that answers by default changes nothing, so parts need not know of each other.
+The cluster calls only the verbs that the class of a part overrides, so that a feature that is off costs no call. There
+are two kinds of verbs. *Told*: all parts are called, in the order of their features' ranks. *Asked*: parts are called
+in that order until one returns a non-default answer; that part has then handled the matter. A part with the default
+answer changes nothing, so parts need not be aware of each other.
 """
 
 from __future__ import annotations
@@ -18,45 +18,46 @@ from servesim.contracts.router import ReplicaState, Router
 
 
 class ClusterView(Protocol):
-    """The members of a cluster that a part may use."""
+    """Members of a cluster that a part may use."""
 
     clock: Any
-    """servesim.engine.clock.Clock: `ns`; `at(ns, order, call)`; `background`, events that keep no run going."""
+    """servesim.engine.clock.Clock: `ns`; `at(ns, order, call)`; `background`, events that do not keep a run alive."""
     fleet: Any
     """servesim.engine.fleet.Fleet: `pools`, `pool_of` by replica, `views`, `add(core, pool)`, `note(index, state)`."""
     replicas: Any
     """List of servesim.engine.replica.Replica, by index; it grows."""
     waiting: Any
-    """servesim.engine.waiting.Waiting: `recall()` asks the router again for what waits in it; `num_for(serves)`."""
+    """servesim.engine.waiting.Waiting: `recall()` calls the router again for the requests waiting in it;
+    `num_for(serves)`."""
     telling: Any
-    """servesim.engine.telling.Telling: `finish(request)` tells the router that a request has left its replica."""
+    """servesim.engine.telling.Telling: `finish(request)` notifies the router that a request has left its replica."""
     router: Router
 
     @property
     def busy(self) -> bool:
-        """Whether a request has not left yet or may still come."""
+        """Whether any request has not left yet or may still arrive."""
 
     def place(self, request: Request, output_len: int) -> None:
-        """Ask the router where a request goes, and send it there."""
+        """Get the router's decision for a request, and send it there."""
 
     def tell_sent(self, request: Request, output_len: int, index: int) -> None:
-        """Tell all parts that a request goes to a replica."""
+        """Notify all parts that a request goes to a replica."""
 
     def new_core(self, replica: Any) -> None:
-        """Tell all parts that a core begins at a replica."""
+        """Notify all parts that a core starts at a replica."""
 
     def set_state(self, index: int, state: ReplicaState) -> None:
-        """Change the state of a replica that routers know."""
+        """Change the state of a replica that is visible to routers."""
 
     def end(self, request: Request, state: State, reason: str) -> None:
-        """End a request that is with no replica."""
+        """End a request that is not at any replica."""
 
     def gone(self, request: Request) -> None:
-        """Take a request that has left its replica out of the run."""
+        """Remove a request that has left its replica from the run."""
 
 
 class Served(NamedTuple):
-    """Requests that more than one replica served, and what each replica did for them."""
+    """Requests served by more than one replica, with each replica's contribution."""
 
     rows: Iterable[int]
     sums: Iterable[tuple[Any, Mapping[str, Any]]]
@@ -64,21 +65,21 @@ class Served(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A run that is over, as parts see it."""
+    """A finished run, as seen by parts."""
 
     requests: Any
-    """servesim.metrics.requests.RequestColumns: arrays by request; of a streamed run, StreamedRequests (sums)."""
+    """servesim.metrics.requests.RequestColumns: arrays by request; for a streamed run, StreamedRequests (sums)."""
     records: Any
     """servesim.run.records.Records: `table` (requests.parquet), `totals` of steps, `groups` by label."""
     again: Callable[[Mapping[str, Any]], Any]
-    """Simulates the scenario with changed settings and returns a servesim.Result: one more run."""
+    """Function that simulates the scenario with changed settings in another run and returns a servesim.Result."""
 
 
 RUN_VERBS = (
     *("join", "core_made", "start", "sent", "state_changed", "left"),
     *("takes", "reaches", "gives_up", "held"),
 )
-"""Verbs that are called while a run goes on."""
+"""Verbs called during a run."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -90,22 +91,22 @@ class Part:
     # Told.
 
     def join(self, cluster: ClusterView) -> None:
-        """Serve this cluster, whose replicas exist; called once, before the first event."""
+        """Join this cluster, whose replicas exist; called once, before the first event."""
 
     def core_made(self, replica: Any) -> None:
-        """Called when a core begins at a replica: before the first event, after a crash, in a new replica."""
+        """Handle the start of a core at a replica: before the first event, after a crash, in a new replica."""
 
     def start(self) -> None:
-        """Schedule the first events: the clock is about to run."""
+        """Schedule the first events; the clock is about to start."""
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
-        """Called when a request goes to a replica; `reaches` decides whether it gets there."""
+        """Handle a request that is sent to a replica; `reaches` decides whether it arrives."""
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
-        """Called when the state of a replica that routers know has changed."""
+        """Handle a change in a replica's state that is visible to routers."""
 
     def left(self, request: Request) -> None:
-        """Called when a request has left the run, before the workload sends what waits for it."""
+        """Handle a request that has left the run, before the workload sends requests that depend on it."""
 
     # Asked.
 
@@ -114,7 +115,7 @@ class Part:
         return False
 
     def reaches(self, request: Request, index: int) -> bool:
-        """Return whether a request that was sent gets to its replica; if not, this part deals with it. Default: yes."""
+        """Return whether a sent request reaches its replica; if not, this part handles it. Default: yes."""
         return True
 
     def gives_up(self, request: Request, deadline: Deadline) -> bool:
@@ -129,11 +130,11 @@ class Part:
     # After the run, whose records none of these changes.
 
     def columns(self, rows: Any) -> dict[str, Any]:
-        """Return columns of integers for requests.parquet. `rows`: row numbers of its requests, in order."""
+        """Return integer columns for requests.parquet. `rows`: row numbers of its requests, in order."""
         return {}
 
     def served(self) -> Served | None:
-        """Return what was served by more than one replica. Default: nothing."""
+        """Return the requests that more than one replica served. Default: nothing."""
         return None
 
     def figures(self, finished: Finished) -> dict[str, Any]:
@@ -141,18 +142,19 @@ class Part:
         return {}
 
     def conclusions(self, summary: Mapping[str, Any], finished: Finished) -> dict[str, Any]:
-        """Return sections that follow from the whole summary, which has the scenario and provenance, too."""
+        """Return sections that follow from the whole summary, which includes the scenario and provenance."""
         return {}
 
     def notes(self, summary: Mapping[str, Any]) -> list[str]:
-        """Return what a reader must know of this run."""
+        """Return notes that a reader of this run needs."""
         return []
 
     def wants(self, verb: str) -> bool:
-        """Return whether a verb is to be called; asked once, when the part joins. Default: if the class has its own."""
+        """Return whether a verb is to be called; called once, when the part joins. Default: whether the class overrides
+        it."""
         return getattr(type(self), verb) is not getattr(Part, verb)
 
 
 def verbs(parts: Sequence[Part], verb: str) -> tuple[Callable[..., Any], ...]:
-    """Return a verb of those parts that want it, bound."""
+    """Return the bound verb of each part that wants it."""
     return tuple(getattr(part, verb) for part in parts if part.wants(verb))

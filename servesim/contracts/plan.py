@@ -1,4 +1,4 @@
-"""A scheduler's decision for one step, and the transaction in which it makes it."""
+"""A scheduler's decision for one step, and the transaction that builds it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 NO_END = 1 << 60
-"""More steps than any run has."""
+"""A number of steps larger than in any run."""
 
 
 def _not_ints(*numbers: Any) -> TypeError:
-    """Return the error a compiled build raises for a number that is not an int."""
+    """Return the error that a compiled build raises for a number that is not an int."""
     kind = next(type(number) for number in numbers if not isinstance(number, int))
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return TypeError(f"int object expected; got {module}{kind.__qualname__}")
@@ -32,7 +32,7 @@ def _not_ints(*numbers: Any) -> TypeError:
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True)
 class Plan:
-    """One step: the tokens each request computes, and what happened to the queues meanwhile."""
+    """One step: the tokens that each request computes, and the changes to the queues."""
 
     step_id: int
     _tokens: dict[Request, int] = field(default_factory=dict)
@@ -43,42 +43,42 @@ class Plan:
     preempted: list[Request] = field(default_factory=list)
     rejected: list[Request] = field(default_factory=list)
     loading: list[Request] = field(default_factory=list)
-    """Those that began to wait for KV from elsewhere."""
+    """Requests that started to wait for remote KV."""
     attention: str = "fused"
     """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
     layout: str = "mixed"
-    """"mixed": what is new of each request, all tokens in one flat row. "padded": a rectangle; every request and
-    `padded_rows` more rows are computed as if they were `padded_len` long. "recompute": every request is computed
-    again from its first token."""
+    """"mixed": the new tokens of all requests in one flat row. "padded": a rectangle; every request and `padded_rows`
+    more rows are computed as if they were `padded_len` long. "recompute": every request is computed again from its
+    first token."""
     padded_rows: int = 0
     padded_len: int = 0
     """Tokens of each row once step `padded_at` is done; each step after that adds one."""
     padded_at: int = -1
-    """Step id; negative: this step."""
+    """Step id, or a negative number for this step."""
     bytes_moved: int = 0
-    """Over PCIe: KV swapped out or in."""
+    """Bytes over PCIe: KV swapped out or in."""
 
     @property
     def tokens(self) -> dict[Request, int]:
-        """New tokens per request, drafts included; insertion order is batch order."""
+        """New tokens per request, drafts included; the insertion order is the batch order."""
         return self._tokens
 
     @property
     def row_len(self) -> int:
-        """Tokens of each row of a padded batch once this step is done."""
+        """Tokens in each row of a padded batch once this step is done."""
         return self.padded_len + (self.step_id - self.padded_at if self.padded_at >= 0 else 0)
 
     @property
     def changes_queues(self) -> bool:
-        """Whether a request entered or left the running set, or the queues, while this plan was made."""
+        """Whether a request entered or left the running set or the queues while this plan was made."""
         return bool(self.admitted or self.resumed or self.preempted or self.rejected or self.loading)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PlanContext:
-    """The transaction handed to `Scheduler.plan`: verbs that act at once, on allocator and plan together.
+    """The transaction passed to `Scheduler.plan`: verbs that act immediately on allocator and plan together.
 
-    Use them in the very order in which the real engine does; the engine verifies the outcome.
+    Call them in exactly the order of the real engine; the engine verifies the outcome.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class PlanContext:
         self._asynchronous = asynchronous
         self._oracle = oracle
         self.connector = connector
-        """Where KV computed elsewhere comes from; None: from nowhere."""
+        """Source of remote KV; None if there is none."""
         self.fetched: dict[Request, Load] = fetched if fetched is not None else {}
-        """Requests that hold memory and do not run: their KV comes from elsewhere, or has come."""
-        self._available: tuple[Request, int, Any] | None = None  # what the connector has just said, of which hit
+        """Requests that hold memory and do not run: their remote KV is loading or has arrived."""
+        self._available: tuple[Request, int, Any] | None = None  # connector's latest answer, and its hit
 
     @property
     def now(self) -> int:
@@ -113,13 +113,13 @@ class PlanContext:
 
     @property
     def step_id(self) -> int:
-        """The number of the step being planned, from 0. Count steps by it: a plan that cannot differ from the one
-        before may be made without asking the scheduler."""
+        """Number of the step being planned, from 0. Use it to count steps: a plan that cannot differ from the previous
+        one may be made without calling the scheduler."""
         return self.plan.step_id
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the plan so far, those of `decode` included."""
+        """Number of tokens in the plan so far, including those from `decode`."""
         return sum(self.plan._tokens.values())
 
     def decode(
@@ -131,21 +131,21 @@ class PlanContext:
         steps: int | None = None,
         overrun: bool = False,
     ) -> Sequence[Request]:
-        """Serve the front of `running` in bulk: every request there that needs just its next token gets it, with the
-        drafts attached to it, `most` tokens in all at most. Return the rest, for the caller to extend one by one.
+        """Serve the front of `running` in bulk: every request there that needs only its next token gets it, with the
+        drafts attached to it, up to `most` tokens in total. Return the rest, for the caller to extend one by one.
 
-        Optional, and never changes the plan: whatever is served here would get the same from the caller's loop, and in
-        reference mode all are returned. So what the caller asks of its loop beyond `due` is told here, too. `free`:
-        nothing is served unless `free` tokens of memory are free before. `steps`: the plan depends on a state of
-        the scheduler's own, which may change it after N steps, or when a request ends: it is asked again then, even if
-        nothing arrives or runs short. `overrun`: a request whose last token by its length cap is still in flight gets
-        one more (SGLang), which is thrown away.
+        Optional, and never changes the plan: requests served here would get the same from the caller's loop, and in
+        reference mode all are returned. Conditions of the caller's loop beyond `due` must therefore be passed here,
+        too. `free`: nothing is served unless `free` tokens of memory are free before. `steps`: the plan depends on the
+        scheduler's own state, which may change it after N steps, or when a request ends; the scheduler is called again
+        then, even if nothing arrives or runs short. `overrun`: a request whose last token by its length cap is still in
+        flight gets one more (SGLang), which is discarded.
         """
         return running
 
     def due(self, request: Request) -> int:
-        """Return the tokens of a running request that are known, or will be once the steps in flight are done, and
-        not computed: 1 in decode, 0 where the tokens in flight reach its length cap. Drafts are not counted."""
+        """Return the tokens of a running request that are known, or will be once the steps in flight are done, and not
+        computed: 1 in decode, 0 if the tokens in flight reach its length cap. Drafts are not counted."""
         if request._keeper is not None:
             request._keeper.settle(request)
         computed, known = request._num_computed_tokens, request._num_tokens
@@ -157,20 +157,20 @@ class PlanContext:
         return known - computed
 
     def tokens_left(self, requests: Sequence[Request], most: int) -> int:
-        """Return how many tokens these requests may still generate by their length caps, in all; of each, `most` are
-        counted at most."""
+        """Return how many tokens these requests may still generate by their length caps, in total, with at most `most`
+        counted for each."""
         return sum([min(request.max_tokens - request.num_output_tokens, most) for request in requests])
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest cached prefix of a waiting request that is about to be admitted; what has come from
-        elsewhere, if it has."""
+        """Return the longest cached prefix of a waiting request that is about to be admitted, or its remote KV if that
+        has arrived."""
         if request in self.fetched:
             return Hit(request._num_computed_tokens)
         return self.kv.lookup(request)
 
     def deferred(self, request: Request, hit: Hit) -> bool:
-        """Return whether a waiting request has to be asked for again: KV that it could have is on its way to another,
-        whose prefix it will find. The caller goes on with those behind it."""
+        """Return whether a waiting request must be retried later: KV that it could use is being transferred for another
+        request, whose prefix it will find. The caller continues with the requests behind it."""
         connector: Any = self.connector  # as in `fetch`
         if connector is None or connector.in_step or request in self.fetched:
             return False
@@ -179,8 +179,8 @@ class PlanContext:
         return bool(tokens == DEFER)
 
     def external(self, request: Request, hit: Hit) -> int:
-        """Return for how many tokens of a waiting request, behind the hit, there is KV elsewhere that the very step
-        which admits it can load: to be told to `admit`. The last token it knows is always computed."""
+        """Return the number of tokens of a waiting request, after the hit, whose remote KV the same step that admits it
+        can load; pass it to `admit`. The last known token is always computed."""
         connector: Any = self.connector  # as in `fetch`
         if connector is None or not connector.in_step:
             return 0
@@ -192,12 +192,12 @@ class PlanContext:
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
     ) -> bool | None:
-        """Let a waiting request wait for KV computed elsewhere, behind the hit, if there is any; it has memory for it.
-        True: the caller takes it out of its queue, and has it back by `Scheduler.on_arrival`. False (nothing done): the
-        allocator cannot. None: there is no such KV, or it has come; the request can be admitted. `full_tokens` and
-        `reserve` as in `admit`; `owed` tokens must be free beside: what others need that have begun their prompts. Not
-        to be called for one that is `deferred`."""
-        connector: Any = self.connector  # read through Any: mypyc would ask for ints before they can be refused
+        """Make a waiting request wait for remote KV after the hit, if there is any, and allocate its memory. True: the
+        caller takes it out of its queue, and gets it back through `Scheduler.on_arrival`. False (nothing done): the
+        allocator has no room. None: there is no such KV, or it has arrived; the request can be admitted. `full_tokens`
+        and `reserve` as in `admit`; `owed` tokens must be free in addition, for requests that have started their
+        prompts. Do not call it for a `deferred` request."""
+        connector: Any = self.connector  # Any: mypyc would require ints before they can be refused
         kv = self.kv
         if connector is None or connector.in_step or request in self.fetched:
             return None
@@ -237,11 +237,11 @@ class PlanContext:
         drafts: int = 0,
         external: int = 0,
     ) -> bool:
-        """Give a waiting request memory and `num_tokens` tokens in this step; False (and nothing done) if
-        the allocator cannot. `hit` is what `kv.lookup` found: those tokens need no computing, nor do the `external`
-        ones behind them, which the step loads. `full_tokens` must fit beside the hit although only `num_tokens` are
-        allocated; `reserve` tokens stay free. The caller moves the request from its waiting queue to its running
-        ones."""
+        """Give a waiting request memory and `num_tokens` tokens in this step. Return False (and do nothing) if the
+        allocator has no room. `hit` is the result of `kv.lookup`: those tokens need no computing, nor do the `external`
+        ones after them, which the step loads. `full_tokens` must fit in addition to the hit although only `num_tokens`
+        are allocated; `reserve` tokens stay free. The caller moves the request from its waiting queue to its running
+        queue."""
         if type(num_tokens + full_tokens + reserve + lookahead + drafts + external) is not int:
             raise _not_ints(num_tokens, full_tokens, reserve, lookahead, drafts, external)
         hit = hit if hit is not None else self.lookup(request)
@@ -272,7 +272,7 @@ class PlanContext:
         return True
 
     def _grow_fetched(self, request: Request, num_tokens: int, full_tokens: int, reserve: int, lookahead: int) -> bool:
-        """Give a request whose KV has come the rest of the memory it is admitted with; False: out of memory."""
+        """Give a request whose KV has arrived the rest of its memory for admission. Return False if out of memory."""
         kv, size = self.kv, self.kv.block_size
         end = min(max(full_tokens, request._num_computed_tokens + num_tokens + lookahead), kv.max_model_len)
         short = -(-(end - kv.slots(request)) // size) * size
@@ -282,7 +282,7 @@ class PlanContext:
         return True
 
     def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
-        """Give a running request `num_tokens` tokens in this step; False (nothing done) if out of memory."""
+        """Give a running request `num_tokens` tokens in this step. Return False (nothing done) if out of memory."""
         if type(num_tokens + lookahead + drafts) is not int:
             raise _not_ints(num_tokens, lookahead, drafts)
         if not self.kv.grow(request, num_tokens, lookahead):
@@ -293,18 +293,18 @@ class PlanContext:
         return True
 
     def schedule(self, request: Request, num_tokens: int, drafts: int = 0) -> None:
-        """Enter a request whose memory is already there."""
+        """Add a request that already has its memory to the plan."""
         self.plan._tokens[request] = num_tokens
         if drafts:
             self.plan.drafts[request] = drafts
 
     def unschedule(self, request: Request) -> int:
-        """Take a request out of this plan again; return the tokens it had (0 if none)."""
+        """Remove a request from this plan; return the tokens it had (0 if none)."""
         self.plan.drafts.pop(request, None)
         return self.plan._tokens.pop(request, 0)
 
     def preempt(self, request: Request) -> None:
-        """Free everything a running request holds; it computes again from its first uncached token when resumed. The
+        """Free everything a running request holds; when resumed, it recomputes from its first uncached token. The
         caller removes it from its running list and queues it again."""
         self._stop(request)
         request.state = State.PREEMPTED
@@ -313,9 +313,9 @@ class PlanContext:
         request._num_computed_tokens = 0
 
     def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
-        """Preempt a running request, and running samples forked off with it, by moving their KV to host memory; False
-        (nothing done) if there is no room. The caller moves them from its running list to a queue of those to swap in,
-        together."""
+        """Preempt a running request, and running samples forked from it, by moving their KV to host memory. Return
+        False (nothing done) if there is no room. The caller moves them together from its running list to a queue of
+        requests to swap in."""
         if not self.kv.can_swap_out(request, samples):
             return False
         for each in (request, *samples):
@@ -334,9 +334,9 @@ class PlanContext:
         lookahead: int = 0,
         drafts: int = 0,
     ) -> bool:
-        """Bring a swapped request back, with the samples that went with it, and give (each) `num_tokens` tokens in this
-        step; False (nothing done) if its KV and those do not fit beside `reserve` free tokens. The caller moves it to
-        its running list."""
+        """Swap in a request, with the samples that were swapped out with it, and give (each) `num_tokens` tokens in
+        this step. Return False (nothing done) if its KV and those tokens do not fit with `reserve` tokens left free.
+        The caller moves it to its running list."""
         if request.state is not State.SWAPPED:
             raise PolicyError(f"{self.policy} at {self._now} ns: swaps in {request}, which is not swapped out")
         if type(num_tokens + reserve + lookahead + drafts) is not int:
@@ -363,7 +363,7 @@ class PlanContext:
         self.plan.bytes_moved += num_tokens * self.kv.memory.bytes_per_token
 
     def reject(self, request: Request, reason: str) -> None:
-        """Refuse a waiting request for good; the caller drops it from its queue."""
+        """Reject a waiting request permanently; the caller drops it from its queue."""
         request.reason = reason
         self.plan.rejected.append(request)
 

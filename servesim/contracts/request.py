@@ -1,4 +1,4 @@
-"""One request on its way through a replica."""
+"""One request as it passes through a replica."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from mypy_extensions import mypyc_attr
 
 LAST = 1 << 62
 SampleForm = Literal["children", "prefix-first", "fork"]
-"""Ways an engine serves requests for several samples (`servesim.workload.samples`)."""
+"""Ways in which an engine serves requests with several samples (`servesim.workload.samples`)."""
 
 
 class State(IntEnum):
-    """The place of a request in its life."""
+    """Stage of a request's life."""
 
     LOADING = -1
-    """Waits, outside of all queues, for KV that comes from elsewhere into memory it holds."""
+    """Waiting, outside of all queues, for remote KV to be loaded into memory that it holds."""
     WAITING = 0
     RUNNING = 1
     PREEMPTED = 2
     SWAPPED = 3
-    """Waits, with its KV in host memory."""
+    """Waiting, with its KV in host memory."""
     FINISHED = 4
     REJECTED = 5
     ABORTED = 6
 
 
 class PrefixIdentity(Protocol):
-    """Which prefixes of prompts are the same."""
+    """Identity of prompt prefixes: which ones are equal."""
 
     def prefix_key(self, stop: int) -> Hashable:
-        """Return a value equal for two requests exactly when their first `stop` tokens are equal. Compare it and look
-        it up, no more: which value it is depends on what was asked before."""
+        """Return a value equal for two requests exactly when their first `stop` tokens are equal. Use it only for
+        comparison and lookup: the value depends on earlier calls."""
 
 
 class PromptContent(PrefixIdentity, Protocol):
     """The identity of one request's tokens, as far as prefix sharing needs it."""
 
     def fingerprint(self, stop: int) -> str:
-        """Return a text equal for two requests exactly when their first `stop` tokens are equal. It depends on nothing
-        but these tokens: hash this, or sort by it."""
+        """Return a text equal for two requests exactly when their first `stop` tokens are equal. It depends only on
+        these tokens, so use it for hashing or sorting."""
 
 
 class Deadline(NamedTuple):
-    """The time at which a client's patience ends, as the engine hears of it."""
+    """Time at which a client's patience ends, as the engine receives it."""
 
     ns: int
     first_token: bool
-    """Only for the first token: once that has come the deadline is void."""
+    """Whether it applies only to the first token; once that has been delivered, the deadline is void."""
     reason: str
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CounterKeeper:
-    """Counts for requests whose counters all move alike, and writes them when one is read."""
+    """Keeper of the counters of requests that all advance alike, which writes them when one is read."""
 
     def settle(self, request: Request) -> None:
-        """Bring the counters of a request up to date, or of all that this keeper counts for."""
+        """Update the counters of a request, or of all requests of this keeper."""
         raise NotImplementedError
 
 
@@ -67,8 +67,8 @@ class CounterKeeper:
 class Request:
     """Identity, lengths and progress of one request. Compared by identity, ordered by `row`.
 
-    The true output length is the engine's secret (`_end_tokens`); a policy that declares
-    `needs = {"output_len"}` asks its context for it. Progress is written by the engine, through underscored fields.
+    The true output length is private to the engine (`_end_tokens`); a policy that declares `needs = {"output_len"}`
+    gets it from its context. Progress is written by the engine, through underscored fields.
     """
 
     row: int
@@ -80,31 +80,31 @@ class Request:
     salt: str = ""
     content: PromptContent | None = None
     session: str = ""
-    """Conversation or agent it belongs to; empty: stands alone."""
+    """Conversation or agent that it belongs to; empty if it stands alone."""
     tenant: str = ""
-    """Whose it is, for fairness."""
+    """Tenant that owns it, for fairness."""
     slo_class: str = ""
     """Class of service, for goodput."""
     predicted_output_len: int = 0
-    """Output tokens as a predictor of stated error sees them; filled by the workload (0: no prediction)."""
+    """Output tokens according to a predictor with a stated error; set by the workload (0: no prediction)."""
     deadlines: tuple[Deadline, ...] = ()
-    """When its client gives up."""
-    _stops: bool = False  # the engine's: its last token is a stop token, also where that is the last allowed
+    """Times at which its client gives up."""
+    _stops: bool = False  # engine only: its last token is a stop token, even if it is the last one allowed
     owner: Request | None = None
-    """The request whose prompt this one computes, on a replica of prompts; its memory there is kept when it has
-    finished, until the KV has been read (servesim.features.handoff.part)."""
+    """Request whose prompt this one computes on a prefill replica. Its memory there is kept after it finishes until the
+    KV has been read (servesim.features.handoff.part)."""
     leg: Request | None = None
-    """The request that computes its prompt on another replica, if any does."""
+    """Request that computes its prompt on another replica, if any."""
     parent: ParentRequest | None = None
-    """The parent of one sample of several (n > 1)."""
+    """Parent of one of several samples (n > 1)."""
     sample: int = 0
-    """0: the only one; from 1: which of several; -1: computes their prompt for the prefix cache and nothing else."""
+    """Sample number. 0: the only one; from 1: one of several; -1: only computes their prompt for the prefix cache."""
 
     state: State = State.WAITING
-    _end_tokens: int = 0  # the engine's: num_tokens at which it ends
-    _order: int = LAST  # the engine's: its place in the batch among those its keeper counts for
-    _walk: Any = None  # the engine's: the steps it will take
-    _keeper: CounterKeeper | None = None  # counts for it, until it stands for itself again
+    _end_tokens: int = 0  # engine only: num_tokens at its end
+    _order: int = LAST  # engine only: its place in the batch among its keeper's requests
+    _walk: Any = None  # engine only: its future steps
+    _keeper: CounterKeeper | None = None  # its keeper, until it counts for itself again
     _num_tokens: int = field(init=False)
     _num_computed_tokens: int = field(default=0, init=False)
     _num_output_placeholders: int = field(default=0, init=False)
@@ -114,33 +114,33 @@ class Request:
     num_preemptions: int = 0
 
     replica: int = -1
-    """The replica it was sent to last; -1: none, or its samples were forked off another that was."""
+    """Replica it was last sent to; -1 if none, or if its samples were forked from another request."""
 
-    # Record of its life, filled in by the engine; -1: has not happened.
+    # History of the request, filled in by the engine; -1 means that the event has not happened.
     scheduled_ns: int = -1
     first_token_ns: int = -1
     finished_ns: int = -1
     hit_tokens: int = 0
-    """Prefix tokens found in the cache when first admitted."""
+    """Number of prefix tokens found in the cache at its first admission."""
     loaded_tokens: int = 0
-    """Tokens whose KV came from elsewhere, in all."""
+    """Total number of tokens whose KV was loaded from a remote source."""
     being_read: int = 0
-    """Copies of its KV to elsewhere that are planned or under way: its memory is kept until they are done."""
+    """Number of planned or running copies of its KV to remote targets; its memory is kept until they are done."""
     recomputed_tokens: int = 0
-    """Tokens computed again because a preemption threw their KV away."""
+    """Number of tokens recomputed because a preemption discarded their KV."""
     lost_tokens: int = 0
-    """Tokens computed when it was preempted, until it is resumed."""
+    """Number of tokens that were computed when it was preempted, until it resumes."""
     reason: str = ""
-    """Finish reason (length, stop), or why it was rejected or aborted."""
+    """Finish reason (length, stop), or the reason for its rejection or abort."""
     model: str = ""
-    """The model it asks for, where pools serve several; empty: any."""
+    """Requested model, if pools serve several; empty for any."""
 
     def __post_init__(self) -> None:
         self._num_tokens = self.prompt_len
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens plus output tokens delivered so far: all that the scheduler knows of."""
+        """Prompt tokens plus output tokens delivered so far: all tokens visible to the scheduler."""
         if self._keeper is not None:
             self._keeper.settle(self)
         return self._num_tokens
@@ -151,8 +151,8 @@ class Request:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose KV exists (in host memory, if swapped) or is being computed by a step in flight (advanced when
-        scheduled)."""
+        """Number of tokens whose KV exists (in host memory, if swapped) or is being computed by a step in flight
+        (advanced when scheduled)."""
         if self._keeper is not None:
             self._keeper.settle(self)
         return self._num_computed_tokens
@@ -163,7 +163,7 @@ class Request:
 
     @property
     def num_output_placeholders(self) -> int:
-        """Output tokens, drafts included, that steps in flight may still deliver."""
+        """Number of output tokens, drafts included, that steps in flight may still deliver."""
         if self._keeper is not None:
             self._keeper.settle(self)
         return self._num_output_placeholders
@@ -174,7 +174,7 @@ class Request:
 
     @property
     def last_token_ns(self) -> int:
-        """Time of its latest token; -1 if it has none."""
+        """Time of its latest token, or -1 if it has none."""
         if self._keeper is not None:
             self._keeper.settle(self)
         return self._last_token_ns
@@ -185,14 +185,15 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens delivered so far."""
+        """Number of output tokens delivered so far."""
         if self._keeper is not None:
             self._keeper.settle(self)
         return self._num_tokens - self.prompt_len
 
     @property
     def num_sequences(self) -> int:
-        """Sequences it is or will become: several where samples are forked off it once its prompt is computed."""
+        """Number of sequences it is or will become: several if samples are forked from it once its prompt is
+        computed."""
         return 1 + self.parent.unforked if self.parent is not None else 1
 
     def __repr__(self) -> str:
@@ -204,33 +205,33 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class ParentRequest:
-    """The state that samples of one request share; each sample is itself a Request."""
+    """State shared by the samples of one request; each sample is itself a Request."""
 
     number: int
-    """Number of the request, in all records."""
+    """Number of the request, used in all records."""
     members: list[Request] = field(default_factory=list)
-    """The samples, first to last."""
+    """Samples, first to last."""
     outputs: list[int] = field(default_factory=list)
-    """Their true output lengths: the engine's secret."""
+    """True output lengths of the samples, private to the engine."""
     unforked: int = 0
-    """Number of them, at the end, that come to be when the prompt of the first has been computed."""
+    """Number of members, at the end of the list, that are created once the prompt of the first has been computed."""
     replica: int = -1
-    """The replica that serves it: samples share a prompt only there."""
+    """Replica that serves it; samples can share a prompt only there."""
     tokenized: bool = False
-    """Whether the front end has read its prompt, which it does once."""
+    """Whether the front end has tokenized its prompt, which happens once."""
     num_gone: int = 0
-    """Samples that have left."""
+    """Number of samples that have left."""
     reason: str = ""
-    """Why the first that failed did."""
+    """Failure reason of the first sample that failed."""
 
     @property
     def sent(self) -> list[Request]:
-        """The samples that are with the engine, or were."""
+        """Samples that are or were with the engine."""
         return self.members[: len(self.members) - self.unforked]
 
     def leave(self, request: Request) -> bool:
-        """Note that a sample (or the request that computes the prompt for all) has left; return whether the whole
-        request has."""
+        """Record that a sample (or the request that computes the prompt for all) has left; return whether the whole
+        request has left."""
         failed = request.state is not State.FINISHED
         if failed and not self.reason:
             self.reason = request.reason
@@ -241,5 +242,5 @@ class ParentRequest:
 
     @property
     def first_token_ns(self) -> int:
-        """Time of the first token of any sample; -1 if there is none yet."""
+        """Time of the first token of any sample, or -1 if there is none yet."""
         return min((r.first_token_ns for r in self.members if r.first_token_ns >= 0), default=-1)

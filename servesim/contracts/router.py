@@ -1,4 +1,4 @@
-"""Contract of routers: which replica serves a request, and what a router hears of it afterwards."""
+"""Contract of routers: which replica serves a request, and which notifications a router receives afterwards."""
 
 from __future__ import annotations
 
@@ -15,117 +15,117 @@ from servesim.plugins.registry import Registry
 from servesim.plugins.user_policies import settles
 
 ReplicaState = Literal["starting", "ready", "draining", "gone", "failed"]
-"""Life of a replica. Requests are sent to ready ones alone; a draining one finishes what it has; a failed one may start
-again with a cold cache, under its old index; one that is gone never comes back, and its index is not used again."""
+"""States of a replica. Requests are sent only to ready ones. A draining one finishes its requests. A failed one may
+restart with a cold cache under its old index. One that is gone never returns, and its index is not reused."""
 Role = Literal["both", "prefill", "decode"]
-"""The work of a replica: whole requests; prompts alone, whose KV another one reads; answers to such prompts."""
+"""Work of a replica: whole requests; prompts only, whose KV another replica reads; or answers to such prompts."""
 FinishStatus = Literal["finished", "cancelled", "failed"]
-"""How a request left a replica: with its last token; given up by its client; or lost with the replica, or refused by
+"""How a request left a replica: with its last token; cancelled by its client; or lost with the replica or refused by
 its engine."""
 T = TypeVar("T")
 
 
 class Pair(NamedTuple):
-    """A decision: one replica computes the prompt, another the answer."""
+    """Decision: one replica computes the prompt, another the answer."""
 
     prefill: int
     decode: int
 
 
 class Reject(NamedTuple):
-    """A decision: the request is refused, and goodput counts it as a miss."""
+    """Decision: the request is refused, and goodput counts it as a miss."""
 
     status: int = 503
-    """HTTP status its client gets: 408, 429 or 503."""
+    """HTTP status that its client gets: 408, 429 or 503."""
 
 
 class Wait(NamedTuple):
-    """A decision: the request waits in the router. See `Router.route`."""
+    """Decision: the request waits in the router. See `Router.route`."""
 
     most_ns: int | None = None
-    """Time after which it is refused if it still waits, as the decision with which its wait began has it."""
+    """Time after which it is refused if it still waits, as set by the decision that started its wait."""
     status: int = 503
-    """HTTP status its client gets then."""
+    """HTTP status that its client gets in that case."""
     again_ns: int | None = None
-    """Time, from 1 ns, after which the router is asked again even if it hears of nothing."""
+    """Time, at least 1 ns, after which the router is called again even without any notification."""
 
 
 WAIT: Final = Wait()
-"""The decision to wait without end."""
+"""Decision to wait indefinitely."""
 
 Decision = int | Pair | Reject | Wait
-"""The index of a replica, or one of the above."""
+"""Index of a replica, or one of the above."""
 
 
 class Report(NamedTuple):
     """Metrics of a replica at one instant, as its engine exports them."""
 
     num_waiting: int
-    """Requests that its scheduler left waiting when it last planned."""
+    """Number of requests left waiting by its scheduler's latest plan."""
     num_running: int
-    """Requests that hold a slot there."""
+    """Number of requests that hold a slot there."""
     kv_usage: float
-    """Share of its KV memory that is in use, 0 to 1."""
+    """Fraction of its KV memory in use, 0 to 1."""
     at_ns: int
-    """The instant."""
+    """Time of the report."""
 
 
 class ReplicaView(Protocol):
-    """A replica as its engine last reported it: now, or as old as
-    `cluster.report_every_s` and `cluster.report_lag_s` have it."""
+    """A replica as its engine last reported it: now, or with the age set by `cluster.report_every_s` and
+    `cluster.report_lag_s`."""
 
     @property
     def index(self) -> int:
-        """Its place in `views`."""
+        """Index in `views`."""
 
     @property
     def state(self) -> ReplicaState:
-        """Its state as the router knows it, which has no age."""
+        """Current state as known to the router, which is never outdated."""
 
     @property
     def pool(self) -> str:
-        """The name of its pool."""
+        """Name of its pool."""
 
     @property
     def role(self) -> Role:
-        """Its work. Only replicas of role both and prefill are ready where a request is routed."""
+        """Role of the replica. Only replicas with role both or prefill are ready when a request is routed."""
 
     @property
     def model(self) -> str:
-        """The model it serves, where pools serve several; else empty. Only replicas that serve what a request asks
-        for are ready where it is routed."""
+        """Model it serves if pools serve several; else empty. Only replicas that serve the requested model are ready
+        when a request is routed."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests that its scheduler left waiting when it last planned: an engine does not count those that came while
-        a step runs before it looks at them (vLLM counts after each step, before it reads what came)."""
+        """Number of requests left waiting by its scheduler's latest plan. An engine does not count requests that arrive
+        during a step until it reads them (vLLM counts after each step, before it reads new arrivals)."""
 
     @property
     def num_unread(self) -> int:
-        """Requests that came since then. No engine reports them: 0 where views have an age."""
+        """Number of requests that have arrived since then. No engine reports them: 0 if views are delayed."""
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a slot there."""
+        """Number of requests that hold a slot there."""
 
     @property
     def kv_usage(self) -> float:
-        """Share of its KV memory that is in use, 0 to 1."""
+        """Fraction of its KV memory in use, 0 to 1."""
 
     @property
     def at_ns(self) -> int:
-        """The time of which these figures are."""
+        """Time of these figures."""
 
 
 class Views(list[ReplicaView]):
-    """All replicas in order of their indices, whatever their states."""
+    """All replicas in order of index, whatever their states."""
 
     ready: Sequence[int] = ()
-    """Indices of those that may be chosen, ascending."""
+    """Indices of the replicas that may be chosen, ascending."""
 
 
 def ready(views: Sequence[ReplicaView]) -> Sequence[int]:
-    """Return the indices of the replicas that may be chosen, ascending; not to be changed."""
+    """Return the indices of the replicas that may be chosen, ascending; do not modify them."""
     return views.ready if isinstance(views, Views) else [i for i, view in enumerate(views) if view.state == "ready"]
 
 
@@ -145,16 +145,17 @@ class Router(ABC):
 
     name: ClassVar[str] = "?"
     paper: ClassVar[str] = ""
-    """Where the idea is described."""
+    """Reference that describes the idea."""
     Params: ClassVar[type[Any]] = NoParams
     blind: ClassVar[bool] = False
-    """Routes without looking at the replicas, which then do not depend on each other; has no life."""
+    """Whether it routes without looking at the replicas, which then do not depend on each other; such a router has no
+    notification verbs."""
     seed = 0
-    """Seed of its draws: the scenario's, from before the first request."""
+    """Seed of its random draws: the scenario's, set before the first request."""
     output_block = 16
-    """Tokens between two calls of `on_output_block`: the engine's block size, from before the first request."""
+    """Tokens between two calls of `on_output_block`: the engine's block size, set before the first request."""
     role: Role = "both"
-    """The side it chooses replicas for if prompts and answers are computed apart: two routers of one class then
+    """Side for which it chooses replicas if prompts and answers are computed separately; two routers of one class then
     choose."""
     _drawn = 0
 
@@ -162,7 +163,7 @@ class Router(ABC):
         self.params = params
         self.num_replicas = num_replicas
         self.clock: Callable[[], int] = lambda: 0
-        """Called for the time, in ns; the engine's own from before the first request."""
+        """Function that returns the time in ns; the engine's own, set before the first request."""
 
     @abstractmethod
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
@@ -181,48 +182,49 @@ class Router(ABC):
         return 0
 
     def on_sent(self, request: Request, replica: int) -> None:  # noqa: B027
-        """Note that a request goes to a replica: right after the decision, each retry again. Samples of one request
-        (n > 1) follow the first without a decision; here each is told of that is sent by itself."""
+        """Record that a request goes to a replica: right after the decision, and again for each retry. Samples of one
+        request (n > 1) follow the first without a decision; this is called for each one that is sent separately."""
 
     def on_prefill_done(self, request: Request, replica: int) -> None:  # noqa: B027
-        """Note that a request's first token has come, with which its prompt is computed."""
+        """Record that a request's first token is out, so its prompt has been computed."""
 
     def on_output_block(self, request: Request, replica: int) -> None:  # noqa: B027
-        """Note that prompt and answer of a request have grown into one more block of `output_block` tokens (once for
-        each block begun after those of the prompt)."""
+        """Record that prompt and answer of a request have grown into one more block of `output_block` tokens (once for
+        each block started after the prompt's)."""
 
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:  # noqa: B027
-        """Note that a request has left its replica. Of samples that are forked off one, the first is told of when all
-        have left."""
+        """Record that a request has left its replica. For samples forked from a request, this is called once, for the
+        first, when all have left."""
 
     def on_dropped(self, request: Request) -> None:  # noqa: B027
-        """Note that a request has left the router's queue without being sent: it waited too long, was refused at last,
-        or its client gave up."""
+        """Record that a request has left the router's queue without being sent: it waited too long, was finally
+        refused, or its client gave up."""
 
     def on_kv_events(self, replica: int, events: Sequence[KVEvent]) -> None:  # noqa: B027
-        """Note which blocks a replica's prefix cache can find from now on and which no longer, in order. After a crash
-        its cache is empty, which `on_replica` says and not this."""
+        """Record which blocks a replica's prefix cache can find from now on and which it no longer can, in order. After
+        a crash its cache is empty, which `on_replica` reports instead."""
 
     def on_report(self, replica: int, report: Report) -> None:  # noqa: B027
-        """Note what an engine reports; only where `cluster.report_every_s` is not 0. `report.at_ns` is the time of
-        which it is, and views show it from now on."""
+        """Record an engine's report; only if `cluster.report_every_s` is not 0. `report.at_ns` is the time of its
+        figures, and views show it from now on."""
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:  # noqa: B027
-        """Note that a replica's state is another one. Replicas that are ready from the beginning are not told of; a new
-        one has the next index, and is told of first as starting."""
+        """Record that a replica's state has changed. It is not called for replicas that are ready from the beginning; a
+        new one has the next index, and its first reported state is starting."""
 
     def uniform(self) -> float:
-        """Return the router's next draw, uniform between 0 and 1, both excluded: keyed by seed, name and count."""
+        """Return the router's next random draw, uniform between 0 and 1, both excluded, keyed by seed, name and
+        count."""
         self._drawn += 1
         return draws.uniform_one(self.seed, f"router {self.name}", self._drawn - 1)
 
     def pick(self, options: Sequence[T]) -> T:
-        """Return one of the options, all equally likely, by the next draw; the only one without a draw."""
+        """Return one of the options, all equally likely, by the next draw; a single option needs no draw."""
         return options[int(self.uniform() * len(options))] if len(options) > 1 else options[0]
 
 
 def life(router: Router) -> frozenset[str]:
-    """Return the verbs of a router's life that its class overrides."""
+    """Return the notification verbs that the router's class overrides."""
     verbs = [verb for verb in vars(Router) if verb.startswith("on_")]
     return frozenset(verb for verb in verbs if getattr(type(router), verb) is not getattr(Router, verb))
 

@@ -1,4 +1,4 @@
-"""Contract of autoscalers: how many replicas of a pool are wanted, asked again and again."""
+"""Contract of autoscalers: the desired number of replicas of a pool, requested periodically."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from servesim.plugins.registry import Registry
 
 
 class Profile(Protocol):
-    """The capability of one replica of the pool, by the cost of its steps; times in seconds."""
+    """Performance of one replica of the pool, from the cost of its steps; times in seconds."""
 
     def prefill_s(self, tokens: int) -> float:
-        """Return the time of a step that computes a prompt of `tokens` tokens alone."""
+        """Return the time of a step that only computes a prompt of `tokens` tokens."""
 
     def decode_s(self, sequences: int, context: int) -> float:
-        """Return the time of a step in which sequences of that context each get a token."""
+        """Return the time of a step in which each sequence with that context gets a token."""
 
 
 class PoolLoad(NamedTuple):
@@ -27,23 +27,23 @@ class PoolLoad(NamedTuple):
 
     at_ns: int
     ready: Mapping[int, Report]
-    """Metrics of the replicas that take requests, by index: as they are now."""
+    """Current metrics of the replicas that accept requests, by index."""
     num_starting: int
     num_draining: int
     num_held: int
-    """Requests that wait in the router and may be sent here."""
+    """Number of requests that wait in the router and may be sent here."""
     arrived: int
-    """Requests that came here since the last time, further tries included."""
+    """Number of requests that arrived here since the last call, retries included."""
     prompt_tokens: int
-    """Tokens of their prompts."""
+    """Number of prompt tokens of these requests."""
     finished: int
-    """Requests that finished here since the last time."""
+    """Number of requests that finished here since the last call."""
     output_tokens: int
-    """Tokens of their answers."""
+    """Number of output tokens of these requests."""
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that are ready or will be."""
+        """Number of replicas that are ready or will be."""
         return len(self.ready) + self.num_starting
 
     @property
@@ -57,25 +57,25 @@ class ScalerParams:
     """Bounds of every autoscaler."""
 
     min: int = 1
-    """Fewest replicas; 0: none while nothing comes, where the autoscaler can start from there."""
+    """Minimum number of replicas; 0 allows none while there are no requests, if the autoscaler can start from there."""
     max: int = 8
-    """Most replicas."""
+    """Maximum number of replicas."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "min")
         check_least(self, 1, "max")
-        check_most(self, 4096, "max")  # as many replicas as a scenario may have
+        check_most(self, 4096, "max")  # a scenario's maximum
         if self.min > self.max:
             raise ValueError(f"min is {self.min}, must be at most max ({self.max})")
 
 
 class Scaler(ABC):
-    """Says how many replicas a pool should have. Decisions are the pool's: a replica more takes its time to start, one
-    fewer is drained (servesim.features.scaling.part)."""
+    """Policy for the number of replicas of a pool. The pool carries out its decisions: an added replica takes time to
+    start, a removed one is drained (servesim.features.scaling.part)."""
 
     name: ClassVar[str] = "?"
     paper: ClassVar[str] = ""
-    """Where the rule is described."""
+    """Reference that describes the rule."""
     Params: ClassVar[type[Any]] = ScalerParams
     params: Any
     profile: Profile
@@ -87,11 +87,11 @@ class Scaler(ABC):
     @property
     @abstractmethod
     def every_s(self) -> float:
-        """Seconds between two questions."""
+        """Seconds between two calls."""
 
     @abstractmethod
     def wanted(self, load: PoolLoad) -> int:
-        """Return the replicas wanted, those that are starting included; held within `min` and `max` by the engine."""
+        """Return the desired number of replicas, including starting ones; the engine clamps it to `min` and `max`."""
 
 
 scalers: Registry[Scaler] = Registry("scaler", Scaler, "servesim.policies.scaling")

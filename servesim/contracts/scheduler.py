@@ -22,25 +22,25 @@ PREDICTED = "predicted_output_len"
 
 @dataclass(frozen=True)
 class Defaults:
-    """The values a scheduler's unset parameters are derived from."""
+    """Values from which a scheduler's unset parameters are derived."""
 
     max_num_seqs: int
-    """vLLM V1's default on this GPU."""
+    """Default of vLLM V1 on this GPU."""
     max_num_batched_tokens: int
     max_model_len: int
-    """Longest request the model, or the user, allows."""
+    """Maximum request length that the model or the user allows."""
     gpu_memory_gib: float
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits the engine tells a scheduler about, resolved."""
+    """Resolved limits that the engine passes to a scheduler."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     async_scheduling: bool = False
-    """Steps are planned before the outputs of the step in flight are known."""
+    """Whether steps are planned before the outputs of the step in flight are known."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -54,28 +54,28 @@ class Scheduler(ABC):
 
     name: ClassVar[str] = "?"
     paper: ClassVar[str] = ""
-    """Where the idea is described."""
+    """Reference that describes the idea."""
     Params: ClassVar[type[Any]] = SchedulerParams
     needs: ClassVar[frozenset[str]] = frozenset()
-    """"output_len" marks an oracle that may ask `ctx.output_len(request)`; PREDICTED one that goes by
+    """"output_len" marks an oracle that may call `ctx.output_len(request)`; PREDICTED marks one that uses
     `request.predicted_output_len`."""
     supports: ClassVar[frozenset[str]] = frozenset()
-    """"async": plans correctly with a step in flight (see Request.num_output_placeholders). "deferred": passes over
-    waiting requests that are `ctx.deferred`, as host memory needs it. "external": admits requests with what
-    `ctx.external` tells. "remote_kv": asks `ctx.fetch` before it admits a request, and takes those back whose KV has
-    come (`on_arrival`)."""
+    """"async": plans correctly with a step in flight (see Request.num_output_placeholders). "deferred": skips waiting
+    requests that are `ctx.deferred`, as host memory requires. "external": admits requests with the result of
+    `ctx.external`. "remote_kv": calls `ctx.fetch` before it admits a request, and takes requests back when their KV has
+    arrived (`on_arrival`)."""
 
     samples: ClassVar[SampleForm] = "children"
-    """The way a request of several samples (n > 1) is served: see servesim.workload.samples. "fork" needs an
-    allocator that can, and `on_fork`."""
+    """How a request with several samples (n > 1) is served: see servesim.workload.samples. "fork" requires an allocator
+    that supports it, and `on_fork`."""
     cannot: ClassVar[Mapping[str, str]] = {}
-    """Features it refuses at start-up, and why; "samples": requests of several samples."""
+    """Features it refuses at start-up, with reasons; "samples": requests with several samples."""
 
     keeps_budget: ClassVar[bool] = True
     """Whether a step computes at most `max_num_batched_tokens` of a request."""
 
     lookahead: int = 0
-    """KV slots it keeps ahead per request for drafts."""
+    """KV slots reserved per request for drafts."""
 
     params: Any
     limits: Limits
@@ -93,9 +93,9 @@ class Scheduler(ABC):
 
     @classmethod
     def complete(cls, params: Any, defaults: Defaults) -> Any:
-        """Return `params` with nothing left open. The engine takes the limits of a replica from its `max_num_seqs` and
-        `max_num_batched_tokens`, fields or not. Default: vLLM V1's, which never runs more sequences than it has tokens
-        for."""
+        """Return `params` with all values filled in. The engine takes the limits of a replica from its `max_num_seqs`
+        and `max_num_batched_tokens`, whether or not they are fields. Default: vLLM V1's, which never runs more
+        sequences than its token limit."""
         names = {field.name for field in fields(params)}
         if "max_num_batched_tokens" in names and params.max_num_batched_tokens is None:
             params = replace(params, max_num_batched_tokens=defaults.max_num_batched_tokens)
@@ -112,22 +112,23 @@ class Scheduler(ABC):
         tokens than are known or than it has memory for."""
 
     def on_arrival(self, request: Request) -> None:
-        """Called when a request arrives or, with "remote_kv", when its KV has come: that one holds memory
-        and has computed tokens. Default: append it to `waiting`."""
+        """Handle a request that arrives or, with "remote_kv", whose KV has arrived; the latter holds memory and has
+        computed tokens. Default: append it to `waiting`."""
         self.waiting.append(request)
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
-        """Called when these requests (in batch order) have their last token or were cancelled. Default: drop them, free
-        their memory (but that of one with an `owner`, unless it was cancelled, and of one `being_read`). One that was
-        preempted while its last token was in flight still waits.
+        """Handle requests (in batch order) that have their last token or were cancelled. Default: drop them and free
+        their memory, except for a request with an `owner` (unless it was cancelled) and one that is `being_read`. A
+        request that was preempted while its last token was in flight is still waiting.
 
-        Return the requests whose answers go out now, among them earlier ones that were held back (static
-        batching returns a batch together); None: these."""
+        Return the requests whose answers are sent now, including earlier ones that were held back (static batching
+        returns a batch together); None for exactly these.
+        """
         for request in requests:
             if request.state is State.RUNNING:
                 del self.running[position(self.running, request)]
                 if (request.owner is None or request.reason) and not request.being_read:
-                    self.kv.free(request)  # else it is kept until it has been read
+                    self.kv.free(request)  # else kept until it is read
             else:
                 self.drop_waiter(request)
         return None
@@ -143,7 +144,7 @@ class Scheduler(ABC):
         self.waiting.remove(request)
 
     def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
-        """Called after a step commits; these requests, running ever since it was planned, received their tokens; those
+        """Handle the commit of a step. These requests, running ever since it was planned, received their tokens; those
         that end with them are still running. Default: nothing."""
         return None
 
@@ -177,7 +178,7 @@ def position(requests: list[Request], request: Request) -> int:
 
 
 def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
-    """Raise UserError unless scheduler and allocator can serve requests of several samples."""
+    """Raise UserError unless scheduler and allocator can serve requests with several samples."""
     if "samples" in scheduler.cannot:
         reason = scheduler.cannot["samples"]
         raise UserError(f"scheduler {scheduler.name} cannot serve requests of several samples (n > 1): {reason}")

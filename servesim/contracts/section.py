@@ -1,4 +1,4 @@
-"""Sections: settings that go together, as pydantic models whose docstrings are the help of their options."""
+"""Sections: groups of related settings, as pydantic models whose docstrings are the help of their options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Settings = dict[str, Any]
 
 
 class Section(BaseModel):
-    """Settings that go together. Texts are read as the values they spell."""
+    """A group of related settings. Texts are parsed into the values they represent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -39,4 +39,4 @@ def policy_settings(value: Any) -> Settings:
 
 
 PolicySettings = Annotated[Settings, BeforeValidator(lambda value: policy_settings(value))]
-"""A policy's name and parameters, in any of the forms that policy_settings reads."""
+"""A policy's name and parameters, in any of the forms that policy_settings accepts."""

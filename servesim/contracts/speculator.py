@@ -13,15 +13,15 @@ from servesim.hardware.model import ModelSpec
 from servesim.plugins.registry import Registry
 
 MOST_DRAFTS = 1024
-"""Most drafts of a sequence in a step: far more than any method drafts."""
+"""Maximum number of drafts of a sequence in a step, far more than any method drafts."""
 
 
 @dataclass(frozen=True)
 class SpeculatorParams:
-    """Parameters of nearly every method."""
+    """Parameters common to nearly every method."""
 
     k: int = 3
-    """Draft tokens a step (num_speculative_tokens); for trees their depth."""
+    """Draft tokens per step (num_speculative_tokens); for trees their depth."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MOST_DRAFTS:
@@ -40,28 +40,32 @@ class Speculator(ABC):
     name: ClassVar[str] = "?"
     Params: ClassVar[type[Any]] = SpeculatorParams
     needs: frozenset[str] = frozenset()
-    """{"acceptance"} marks an oracle: it asks `self.rates`."""
+    """{"acceptance"} marks an oracle, which calls `self.rates`."""
     supports: ClassVar[frozenset[str]] = frozenset({"async"})
-    """"async": how many drafts there will be is known before the step in flight is done."""
+    """"async": the number of drafts is known before the step in flight is done."""
     acceptance: ClassVar[str] = "independent:alpha=0.7"
-    """The acceptance assumed where the scenario states none."""
+    """Acceptance model assumed if the scenario specifies none."""
 
     max_drafts: int
     """Most draft tokens of a sequence in a step."""
     lookahead: int = 0
-    """KV slots kept ahead per request for drafts."""
+    """KV slots reserved per request for drafts."""
     slots_per_request: int = 0
-    """Input slots its passes need per scheduled request beyond the target's tokens."""
+    """Input slots that its passes need per scheduled request beyond the target's tokens."""
     hash_lookahead: int = 0
-    """Tokens after a block that its prefix hash covers too, for drafters that need the next token's KV (vLLM)."""
+    """Number of tokens after a block that its prefix hash also covers, for drafters that need the next token's KV
+    (vLLM)."""
     width: int = 1
     """Candidates per draft position: siblings in a tree."""
     expands: bool = False
-    """Every draft is verified as a sequence of its own, which reads the whole context again (vLLM before 0.6.4)."""
+    """Whether every draft is verified as a separate sequence, which reads the whole context again (vLLM before
+    0.6.4)."""
     price: Callable[[Batch], int]
-    """Price of a step in ns, drafting included; set by the engine. For methods that weigh cost and gain."""
+    """Function that returns the price of a step in ns, drafting included; set by the engine. For methods that weigh
+    cost and gain."""
     rates: Callable[[int], list[float]]
-    """Mean chance of acceptance of draft positions 1 to k; set by the engine for declared oracles only."""
+    """Function that returns the mean acceptance probability of draft positions 1 to k; set by the engine for declared
+    oracles only."""
 
     def __init__(self, params: Any, target: ModelSpec) -> None:
         self.params = params
@@ -69,7 +73,7 @@ class Speculator(ABC):
         self.max_drafts = params.k
 
     def model(self) -> DraftModel | None:
-        """Return the model drafting passes run through. Default: None, drafts cost the GPU no time."""
+        """Return the model that drafting passes run through. Default: None; drafts take no GPU time."""
         return None
 
     def limit(self, batch: Batch) -> int:
@@ -78,43 +82,44 @@ class Speculator(ABC):
         return self.max_drafts
 
     def verified(self, depth: int) -> int:
-        """Return the draft tokens the target verifies for drafts `depth` deep; more than `depth` for trees. Default: a
-        chain."""
+        """Return the number of draft tokens that the target verifies for drafts `depth` deep; more than `depth` for
+        trees. Default: a chain."""
         return depth
 
     def depth(self, drafts: int) -> int:
-        """Return how deep `drafts` verified draft tokens reach (a plan may have trimmed them): inverse of
+        """Return the depth that `drafts` verified draft tokens reach (a plan may have trimmed them): the inverse of
         `verified`."""
         return drafts
 
     def passes(self, batch: Batch, k: int) -> list[Batch]:
-        """Return the batches through `model()`, if it has one, after the target's pass over `batch`. Default: one pass
-        over all its tokens, which keeps the draft KV in step even if nothing is drafted (k = 0), then k - 1 of one
-        token per sequence."""
+        """Return the batches of the draft passes through `model()`, if it has one, after the target's pass over
+        `batch`. Default: one pass over all its tokens, which keeps the draft KV up to date even if nothing is drafted
+        (k = 0), then k - 1 passes with one token per sequence."""
         return [all_tokens(batch)] + [one_token_each(batch, j) for j in range(1, k)]
 
     def follows(self) -> bool:
-        """Return whether the context sum of each of `passes` that attends anything is that of the batch plus a
-        constant, and nothing else in them depends on contexts, so that the steps of a run can be priced at once.
-        Default: only if `passes` is not overridden."""
+        """Return whether, for each of `passes` with attention, the context sum is the batch's plus a constant, and
+        nothing else in them depends on contexts, so that the steps of a run can be priced together. Default: only if
+        `passes` is not overridden."""
         return type(self).passes is Speculator.passes
 
     def host_ns(self, batch: Batch, k: int) -> int:
-        """Return the host time the GPU waits for while drafting, in ns. Default: none beyond the engine's own."""
+        """Return the host time in ns that the GPU waits for during drafting. Default: none beyond the engine's own."""
         return 0
 
     def observe(self, verified: Sequence[tuple[int, int]]) -> None:
-        """Learn from the drafts a step verified: (depth, accepted) of each request that had some. Default: nothing."""
+        """Learn from the drafts that a step verified: (depth, accepted) of each request that had some. Default:
+        nothing."""
         return None
 
     def steady(self) -> bool:
-        """Return whether `limit` depends on the number of sequences in the batch alone, so that runs of equal steps can
+        """Return whether `limit` depends only on the number of sequences in the batch, so that runs of equal steps can
         be fast-forwarded. Default: only if it is not overridden."""
         return type(self).limit is Speculator.limit
 
 
 def all_tokens(batch: Batch) -> Batch:
-    """Return a draft pass over all tokens of the target's batch; only the sequences that sample propose something."""
+    """Return a draft pass over all tokens of the target's batch; only the sequences that sample propose drafts."""
     return Batch(
         batch.linear_tokens,
         batch.prefill,
@@ -130,7 +135,7 @@ def all_tokens(batch: Batch) -> Batch:
 
 
 def one_token_each(batch: Batch, j: int) -> Batch:
-    """Return the j-th further draft pass: one token for each sequence that sampled."""
+    """Return the j-th additional draft pass: one token for each sequence that sampled."""
     n = batch.sampled
     return Batch.decodes(n, batch.sampled_context + j * n, longest=batch.decode_context_max + j)
 

@@ -1,19 +1,21 @@
 """Times of attention in one layer: batched decode by KV read, prefill by work.
 
-The tables measure decode by (sequences, context) and prefill of whole prompts by (sequences, length), for a
-grid of head counts. Everything else follows from the structure of the kernels:
+The tables measure decode by (sequences, context) and prefill of whole prompts by (sequences, length), for a grid of
+head counts. Everything else follows from the structure of the kernels:
 
-- **Decode** costs what reading the KV of the batch costs, so it depends on the number of sequences and on
-  the sum of their contexts; between measured batch sizes it is linear at equal context. What unequal contexts cost
-  beyond equal ones of the same sum is measured (`SkewExcess`) or left out.
+- **Decode** costs as much as reading the KV of the batch, so it depends on the number of sequences and on
+  the sum of their contexts; between measured batch sizes it is linear at equal context. The extra cost of unequal
+  contexts
+  over equal ones with the same sum is measured (`SkewExcess`) or left out.
 - **Prefill** of c tokens over p cached ones does the work of c * (p + c/2) query-key pairs and a fixed part
   per token. It takes the time of the whole prompt with that much work, and at least that of one decode step
-  over the same context (the KV must be read); that part counts as extrapolated. Where the table has cached
-  context as an axis, a piece alone in its step takes what was measured. Pieces of one step run in one kernel: n
+  over the same context (the KV must be read); that part counts as extrapolated. If the table has cached
+  context as an axis, a piece alone in its step takes the measured time. Pieces of one step run in one kernel: n
   pieces of work W_i are priced as (sum W)^2 / sum W^2 equal pieces of the same total.
-- **Decodes beside a prompt** share its kernel and its fixed cost; what else that costs is measured (`MixedExcess`)
+- **Decodes next to a prompt** share its kernel and its fixed cost; their further cost is measured (`MixedExcess`)
   or left out.
-- **Sliding windows** bound what a query attends: measured where the tables have the window, else the times of full
+- **Sliding windows** limit the tokens that a query attends: measured if the tables have the window, else the times of
+  full
   attention at the window's context (decode) and at the query-key pairs inside it (prefill).
 - **KV heads beyond the table** (multi-head models): decode splits over sequences times KV heads, so 40 KV
   heads are five times the sequences of 8. **Head counts in between** are linear. **Head sizes in between**
@@ -42,14 +44,14 @@ from servesim.cost.measured import CachedPrefill, MixedExcess, SkewExcess
 from servesim.cost.tables import KernelTables
 
 FROM_STATE = 1
-"""The window of layers that keep a state: all that came before costs nothing."""
+"""Window of layers that keep a state: earlier tokens cost nothing."""
 
 
 class Excess(Protocol):
-    """Extra time of decodes beside a prompt over the two apart."""
+    """Extra time of decodes next to a prompt compared with running the two separately."""
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
-        """Return the excess nanoseconds of one layer and their source for `count` decodes of mean `context` beside a
+        """Return the excess nanoseconds of one layer and their source for `count` decodes of mean `context` next to a
         prompt of `new` tokens."""
         ...
 
@@ -63,18 +65,18 @@ class Cached(Protocol):
 
 
 class Attention(Protocol):
-    """Attention as the cost model sees it; nanoseconds of one layer."""
+    """Attention from the cost model's point of view; nanoseconds of one layer."""
 
     floor: float
-    """Fixed cost of a call: what a mixed batch, one kernel, pays once instead of twice."""
+    """Fixed cost of a call, which a mixed batch, as one kernel, pays once instead of twice."""
     window: int
-    """Tokens a query attends; 0: all; `FROM_STATE`: none, but a state."""
+    """Number of tokens that a query attends. 0: all; `FROM_STATE`: none, only a state."""
     cached: Cached | None
-    """Prompt pieces over cached tokens, where measured."""
+    """Prompt pieces over cached tokens, if measured."""
     mixed: Excess | None
-    """Decodes beside a prompt, where measured."""
+    """Decodes next to a prompt, if measured."""
     skew: SkewExcess | None
-    """Decodes of unequal contexts, where measured."""
+    """Decodes of unequal contexts, if measured."""
 
     def decode(self, count: int) -> Curve:
         """Return the decode time of `count` sequences over their mean context."""
@@ -98,7 +100,7 @@ class GridAttention:
 
     def __init__(self, decode: Grid, prefill: Grid, floor: float, window: int = 0) -> None:
         self._decode, self._prefill = decode, prefill
-        self.prefill_at = prefill.at  # not by a method of its own, whose call would tell in the time of a price
+        self.prefill_at = prefill.at  # no wrapper method: its call would slow down pricing noticeably
         self.floor, self.window = floor, window
 
     def decode(self, count: int) -> Curve:
@@ -119,7 +121,8 @@ class TableAttention(GridAttention):
         slowdown: float = 1.0,
         window: int = 0,
     ) -> None:
-        """`slowdown`: memory bandwidth of the GPU measured on over that of the GPU priced."""
+        """Initialize from curves; `slowdown` is the memory bandwidth of the measured GPU divided by that of the priced
+        GPU."""
         dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
         decode, prefill = tables.rows("attention_decode", dtype), tables.rows("attention_prefill", dtype)
         measured = window_rows(tables, shape, dtype, window)
@@ -127,7 +130,7 @@ class TableAttention(GridAttention):
             decode, prefill = measured
         entries, spread = decode_grid(decode, shape, slowdown)
         bounded = in_window(entries, window, measured is not None) if window else at_best_rate(entries)
-        # where the window is not measured, work inside it takes what as much work does without one
+        # if the window is not measured, work inside it takes as long as the same work without a window
         whole = prefill_grid(prefill, shape, window if measured is not None else 0)
         super().__init__(Grid(bounded, spread), Grid(whole), entries[0][1].at(0.0), window)
         if not window and slowdown == 1.0:
@@ -144,7 +147,7 @@ class FormulaAttention:
     skew: SkewExcess | None = None
 
     def __init__(self, floor: float, per_context: float, per_pair: float, window: int = 0) -> None:
-        """Nanoseconds of a call, of reading one token of context, and of one query-key pair."""
+        """Set the nanoseconds of a call, of reading one token of context, and of one query-key pair."""
         self.floor, self.window = floor, window
         self._per_context, self._per_pair = per_context, per_pair
 
@@ -166,7 +169,7 @@ def roofline_attention(
     roofline: Roofline, shape: HeadShape, kv_bytes: float, window: int = 0, dtype: str = "bf16"
 ) -> FormulaAttention:
     """Return attention priced as KV bytes over bandwidth, or arithmetic in `dtype` over peak."""
-    flops = 4.0 * shape.heads * shape.head_dim  # two matrix products for every query-key pair
+    flops = 4.0 * shape.heads * shape.head_dim  # two matrix products per query-key pair
     data = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
     return FormulaAttention(roofline.launch_ns, data / roofline.rate, flops / roofline.peak(dtype), window)
 
@@ -187,8 +190,8 @@ def decode_over_sum(attention: Attention, count: int, queries: int, per_request:
 def _verification(attention: Attention, count: int, queries: int) -> Curve:
     """Return the prefill time of `queries` tokens for each of `count` sequences, over their mean context."""
     curve, window = attention.prefill(count), attention.window
-    # the work of a sequence is linear in its context, so the knots of the one are knots of the other; the context
-    # in the cache cannot matter beyond the window
+    # the work of a sequence is linear in its context, so both curves share their knots; the context in the cache cannot
+    # matter beyond the window
     past = [0.0, *(p for w in curve.xs if (p := (w - work(queries, 0.0, window)) / queries) > 0.0)]
     if window:
         past = [*(p for p in past if p < window), float(window)]
@@ -223,8 +226,8 @@ def prefill_ns(attention: Attention, pieces: Sequence[tuple[int, int]], per_requ
 
 
 def _over_cache(attention: Attention, ns: float, source: int, count: int, context: float) -> tuple[float, int]:
-    """Return the time and source of prefill over cached tokens: at least that of a decode step over the same context,
-    which reads the same KV."""
+    """Return the time and source of prefill over cached tokens: at least the time of a decode step over the same
+    context, which reads the same KV."""
     if source == ROOFLINE:
         return ns, source
     return max(ns, attention.decode(count).at(context)), EXTRAPOLATED

@@ -1,4 +1,4 @@
-"""Where the GPU time of a step goes, operator by operator."""
+"""GPU time of a step, broken down by operator."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ COPY, LOWER_CLOCK, DRAFTING = "copy", "lower_clock", "drafting"
 
 
 def breakdown(cost: TableCostModel, batch: Batch) -> dict[str, float]:
-    """Return the nanoseconds of each operator of a step, all layers, stages and repetitions together, in the order of
-    the forward pass; their sum is the step's `gpu_ns` before it is rounded. Beside the operators: `copy` (bytes over
-    PCIe and within the GPU), `lower_clock` (what the lowered clock of a long step adds) and `drafting` (all passes of a
-    draft model)."""
+    """Return the nanoseconds of each operator of a step, over all layers, stages and repetitions, in the order of the
+    forward pass; they sum to the step's `gpu_ns` before rounding. In addition to the operators: `copy` (bytes over PCIe
+    and within the GPU), `lower_clock` (the time added by the lowered clock of a long step) and `drafting` (all passes
+    of a draft model)."""
     parts = [part for stage in cost._stages for part in _of_stage(stage, batch, cost._tokens(batch))]
     for stage, passed in cost._passes(batch)[cost.num_stages :]:
         parts += [(DRAFTING, ns) for _, ns in _of_stage(stage, passed, cost._tokens(passed))]

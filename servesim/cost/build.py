@@ -1,4 +1,4 @@
-"""Build a cost model from a model, a GPU and its parallelism."""
+"""Construction of a cost model from a model, a GPU and its parallelism."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from servesim.versions import EngineFacts
 
 KV_DTYPES = ("bf16", "fp16", "fp8", "fp32")
 ROOFLINE_ONLY, IDEAL = "roofline", "ideal"
-"""In place of tables: none, at the rates kernels are known to reach or at those of the data sheet."""
+"""Values of `tables` that select formulas instead: at the rates that kernels are known to reach, or at the data sheet's
+rates."""
 
 
 def build_cost_model(
@@ -47,19 +48,20 @@ def build_cost_model(
     attention_backend: str = "auto",
     engine: EngineFacts | None = None,
 ) -> TableCostModel:
-    """Return the cost model of `model` on `pp` pipeline stages of `tp` GPUs of a kind each.
+    """Return the cost model of `model` on `pp` pipeline stages of `tp` identical GPUs each.
 
-    `dtype` is that of the linear layers (the LM head and routers stay in 16 bits, as in vLLM; experts published in
-    one precision alone keep it), `kv_dtype` that of the KV cache. `tables` is a folder of kernel tables measured
-    on `gpu`, instead of the shipped ones, or "roofline": no tables, everything by formula from the GPU's data
-    sheet, or "ideal": the same at the data sheet's full rates (`Roofline.ideal`). What the tables lack is priced by
-    formula and shows in `Price.shares`. `host` is what the engine adds to its kernels; None: nothing. `speculator`
-    drafts after every step, at a cost. `moe_backend` is the kernel of routed experts (`servesim.cost.moe.MOE_BACKENDS`;
-    auto: the one that `engine` is known to run, else the fastest measured); `ep` of the GPUs get them dealt out
-    whole, in groups of the others they are split by width. `dp` data-parallel ranks of `tp` GPUs each compute the
-    experts together (`servesim.cost.data_parallel`), tokens going there and back by `all2all`; `load`: the load of the
-    most loaded GPU in mean loads (None: as measured). `engine`: what is known about the serving engine's choice of
-    kernels; None: nothing. `attention_backend` "eager": no fused attention kernel (`servesim.cost.eager`).
+    `dtype` applies to the linear layers (the LM head and routers stay in 16 bits, as in vLLM; experts published in only
+    one precision keep it), `kv_dtype` to the KV cache. `tables` is a folder of kernel tables measured on `gpu`, used
+    instead of the shipped ones, or "roofline": no tables, everything by formula from the GPU's data sheet, or "ideal":
+    the same at the data sheet's full rates (`Roofline.ideal`). Anything missing from the tables is priced by formula
+    and shows in `Price.shares`. `host` is the engine's overhead on top of its kernels, or None for no overhead.
+    `speculator` drafts after every step, at a cost. `moe_backend` is the kernel of routed experts
+    (`servesim.cost.moe.MOE_BACKENDS`; auto: the one that `engine` is known to run, else the fastest measured). Whole
+    experts are distributed over `ep` of the GPUs and split by width over the rest. `dp` data-parallel ranks of `tp`
+    GPUs each compute the experts together (`servesim.cost.data_parallel`), with tokens sent there and back by
+    `all2all`. `load` is the load of the most loaded GPU relative to the mean (None: as measured). `engine` holds the
+    known facts about the serving engine's choice of kernels, or None. `attention_backend` "eager" means no fused
+    attention kernel (`servesim.cost.eager`).
     """
     _check(model, gpu, tp, dtype, kv_dtype)
     check_ranks(model, tp, pp, dp, ep)
@@ -67,7 +69,7 @@ def build_cost_model(
     if gpu.name == measured_on.name and _same_rates(
         gpu, measured_on, arithmetic(model, dtype, kv_dtype), links=tp * pp > 1
     ):
-        measured_on = gpu  # another price, or more memory, leaves its kernels as they were measured
+        measured_on = gpu  # changes of price or memory do not affect measured kernels
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("quantizing_us", {}))
@@ -129,8 +131,9 @@ def build_cost_model(
 def _kernels(
     model: ModelSpec, gpu: Gpu, tables: str | Path | None, engine: EngineFacts | None
 ) -> tuple[KernelTables | None, Gpu, dict[str, Any]]:
-    """Return the tables asked for, else the engine's own, if they have the model's attention, else those of the GPU;
-    the GPU they were measured on; and what the engine's own rows hold beside the kernel they are named after."""
+    """Return the requested tables, else the engine's own if they have the model's attention, else those of the GPU; the
+    GPU they were measured on; and the extra work that the engine's own rows include in addition to the kernel they are
+    named after."""
     if tables in (ROOFLINE_ONLY, IDEAL):
         return None, gpu, {}
     if tables is not None:
@@ -144,8 +147,8 @@ def _kernels(
 
 
 def _unchanged(gpu: Gpu) -> Gpu:
-    """Return the GPU as its data sheet has it, on which tables were measured whatever is changed of it; one that is
-    described by a file alone is taken as it is."""
+    """Return the GPU with its data-sheet values, on which the tables were measured even if settings change it. A GPU
+    described only by a file is returned unchanged."""
     return Gpu.load(gpu.name) if gpu.name in gpu_names() else gpu
 
 
@@ -156,7 +159,8 @@ def arithmetic(model: ModelSpec, dtype: str, kv_dtype: str) -> frozenset[str]:
 
 
 def _same_rates(gpu: Gpu, other: Gpu, dtypes: frozenset[str], links: bool) -> bool:
-    """Return whether two data sheets agree on all that kernels depend on; `links`: there are several GPUs."""
+    """Return whether two data sheets agree on all rates that affect kernels. `links`: include link rates, for several
+    GPUs."""
 
     def rates(one: Gpu) -> tuple[object, ...]:
         flops = {dtype: rate for dtype, rate in one.flops.items() if dtype in dtypes}
@@ -166,7 +170,7 @@ def _same_rates(gpu: Gpu, other: Gpu, dtypes: frozenset[str], links: bool) -> bo
 
 
 def _experts_kernel(engine: EngineFacts, weights: str, tp: int, expert_parallel: bool) -> str:
-    """Return the kernel the engine runs experts with (see `servesim.cost.moe.MOE_BACKENDS`)."""
+    """Return the kernel that the engine uses for experts (see `servesim.cost.moe.MOE_BACKENDS`)."""
     if weights != "fp8_block":
         return str(engine.get("mxfp4_experts", "auto"))
     known = engine.get("fp8_experts", {})
@@ -175,7 +179,7 @@ def _experts_kernel(engine: EngineFacts, weights: str, tp: int, expert_parallel:
 
 
 def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:
-    """Return the bytes from which on the engine leaves all-reduce to NCCL; infinity where nothing is known."""
+    """Return the bytes from which the engine leaves all-reduce to NCCL, or infinity if unknown."""
     limits = ("custom_all_reduce_mib", "symm_mem_all_reduce_mib")
     known = [engine.get(name, {}).get(tp, 0.0) for name in limits] if engine is not None else []
     return max(known, default=0.0) * 2**20 or inf

@@ -1,4 +1,4 @@
-"""Faults that make a kernel table unusable: refused with file and row before anything is priced from it."""
+"""Faults that make a kernel table unusable. Such tables are refused with file and row before any pricing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from servesim.errors import UserError
 
 _LEAST_US = 0.1
-"""No kernel takes less from launch to end."""
+"""Minimum time of any kernel from launch to end."""
 _MOST_FLOPS = 2e16
-"""Arithmetic per second no GPU reaches."""
+"""Arithmetic rate per second that no GPU reaches."""
 _LEAST_FLOPS = 1e8
-"""Arithmetic per second every CPU reaches in its best GEMM."""
+"""Arithmetic rate per second that every CPU reaches in its best GEMM."""
 _AGREE = 0.05
-"""Rows of one shape may differ by this share: they are repeats. Others contradict each other."""
+"""Maximum relative difference between repeats, i.e. rows of one shape. Rows that differ more contradict each other."""
 
 
 def checked(path: Path, table: Any, keys: Sequence[str]) -> Any:
-    """Return the rows of `table` (a pyarrow table, as in the file at `path`), the first one where rows repeat;
+    """Return the rows of `table` (a pyarrow table, as in the file at `path`), keeping the first of repeated rows. Raise
     UserError if a time is invalid, if the unit cannot be microseconds, or if rows of one shape (equal in `keys`)
     disagree."""
     times = np.array(table["time_us"].to_pylist(), dtype=np.float64)

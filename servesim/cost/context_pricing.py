@@ -1,4 +1,4 @@
-"""Steps that differ in their contexts alone: all their passes priced at once, over the sums of the contexts."""
+"""Steps that differ only in their contexts, with all passes priced together over the sums of the contexts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Pass(NamedTuple):
     """A pass of a model over a step's batch."""
 
     base: float
-    """The part that does not depend on contexts, in ns."""
+    """Part of the time that does not depend on contexts, in ns."""
     parts: list[float]
-    """That part by source."""
+    """The same part, by source."""
     curve: Curve | None
-    """Attention over the sum of its contexts; None: it attends nothing."""
+    """Attention over the sum of its contexts, or None if it attends nothing."""
     shift: int
-    """The difference between that sum and the step's context sum."""
+    """Difference between that sum and the step's context sum."""
 
 
 class OverContexts:
-    """Nanoseconds of steps over sums of contexts, each pass rounded on its own, equal to `curve.rounded` to the last
-    bit."""
+    """Nanoseconds of steps over sums of contexts, with each pass rounded separately, equal to `curve.rounded` to the
+    last bit."""
 
     def __init__(self, passes: Sequence[Pass], host: Host) -> None:
         self.host = host
@@ -37,10 +37,11 @@ class OverContexts:
         self._constant = sum(int(each.base + 0.5) for each in passes if each.curve is None)
         splits = [(whole(each.base, each.parts), each.curve) for each in passes]
         self._fixed = [sum(sources[i] for (sources, _), _ in splits) for i in range(4)]
-        """Time of all passes by source; attention's time is added to its own source, less what is known of its pass."""
+        """Time of all passes by source; attention's time is added to its own source, minus the known part of its
+        pass."""
         self._known = [known for (_, known), curve in splits if curve is not None]
         self._attending = [(each.base, each.curve, each.shift) for each in passes if each.curve is not None]
-        self._low = self._high = 0  # where every pass stays within the segment of its curve it is in now
+        self._low = self._high = 0  # range in which each pass stays in its curve segment
         self._shift = np.array([[shift] for _, _, shift in self._attending], dtype=np.int64)
         self._start = self._begin = self._slope = self._base = np.empty((len(self._attending), 1))
         self._whole = True
@@ -102,7 +103,7 @@ class OverContexts:
             self._whole = all(start.is_integer() for (start,), *_ in pieces)
 
     def _within(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        # where knots are whole numbers differences are exact, wherever they are taken
+        # if knots are whole numbers, differences are exact, however they are computed
         times = contexts - self._begin if self._whole else contexts + self._shift - self._start
         times *= self._slope
         times += self._base

@@ -1,4 +1,4 @@
-"""Piecewise-linear times: what every operator's cost is looked up in while the simulation runs."""
+"""Piecewise-linear times, in which the cost of every operator is looked up during a simulation."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ROOFLINE = range(4)
-"""Sources of a time, in the order of `Price.shares`: a measured point; between measured points; outside
-them at the share of the roofline reached at the edge; a formula with no measurement behind it."""
+"""Sources of a time, in the order of `Price.shares`: a measured point; between measured points; outside them, at the
+share of the roofline reached at the edge; a formula without a measurement."""
 
 
 _VECTOR_FROM = 10
-"""Points from which numpy beats a Python loop."""
+"""Number of points from which numpy is faster than a Python loop."""
 _LIST_TO = 12
-"""Points up to which a Python loop beats numpy where a list is wanted."""
+"""Number of points up to which a Python loop is faster than numpy if a list is needed."""
 
 
 def rounded(base: float, y: float, rise: float) -> int:
-    """Return base + y + rise rounded to the nearest integer. What is constant along a segment is added first, in scalar
-    and vector code alike."""
+    """Return base + y + rise rounded to the nearest integer. The parts that are constant along a segment are added
+    first, in scalar and vector code alike."""
     return int((base + y + 0.5) + rise)
 
 
 def whole(ns: float, parts: Sequence[float]) -> tuple[list[int], int]:
-    """Return the parts of `ns` by source in whole nanoseconds, and how much of `ns` is accounted for by them and by
-    what a lowered clock adds, which no part has. What a step takes beyond that is its attention's."""
+    """Return the parts of `ns` by source in whole nanoseconds, and how much of `ns` they account for together with the
+    time added by a lowered clock, which is in no part. The rest of a step's time is its attention."""
     a, b, c, d = parts
     found = [int(a + 0.5), int(b + 0.5), int(c + 0.5), int(d + 0.5)]
     lowered = int(ns - (a + b + c + d) + 0.5)
@@ -54,9 +54,9 @@ class Curve:
         last_slope: float | None = None,
         beyond: int = EXTRAPOLATED,
     ) -> None:
-        """`xs` ascending; `knot_source` of all knots or of each; `beyond` is the source past the last
-        knot."""
-        if xs[0] > 0:  # below the smallest measured size a kernel takes what the smallest takes
+        """Build a curve. `xs` is ascending; `knot_source` applies to all knots or to each; `beyond` is the source past
+        the last knot."""
+        if xs[0] > 0:  # sizes below the smallest measured one take its time
             xs, ys = [0.0, *xs], [ys[0], *ys]
             if not isinstance(knot_source, int):
                 knot_source = [knot_source[0], *knot_source]
@@ -87,14 +87,14 @@ class Curve:
         return result
 
     def look_up(self, x: float) -> tuple[float, int]:
-        """Return the time at x >= 0, and where it comes from."""
+        """Return the time at x >= 0, and its source."""
         i = bisect_right(self.xs, x) - 1
         start = self.xs[i]
         source = self.knot_source[i] if start == x else self.segment_source[i]
         return self.ys[i] + (x - start) * self.slopes[i], source
 
     def piece(self, x: float) -> tuple[float, float, float, int]:
-        """Return the segment of x >= 0: where it starts, time there, slope; and where the time at x comes from."""
+        """Return the segment of x >= 0 as start, time at the start, and slope; and the source of the time at x."""
         i = bisect_right(self.xs, x) - 1
         start = self.xs[i]
         source = self.knot_source[i] if start == x else self.segment_source[i]
@@ -135,7 +135,7 @@ class Curve:
             y, slope = self.ys[i], self.slopes[i]
             points = range(first, first + count * step, step)
             return np.array([rounded(base, y, (x - start) * slope) for x in points], dtype=np.int64)
-        if start.is_integer():  # then the difference is exact wherever it is taken
+        if start.is_integer():  # then the difference is exact
             times = np.arange(first - start, first - start + count * step, step)
         else:
             times = np.arange(first, first + count * step, step) - start
@@ -144,7 +144,7 @@ class Curve:
         return times.astype(np.int64)
 
     def rounded_at(self, base: float, x: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return `rounded` of the segment of every x, and where each time comes from."""
+        """Return `rounded` in the segment of every x, and the source of each time."""
         xs = np.array(self.xs)
         i = np.searchsorted(xs, x, side="right") - 1
         times = (base + np.array(self.ys)[i] + 0.5) + (x - xs[i]) * np.array(self.slopes)[i]
@@ -153,13 +153,13 @@ class Curve:
 
     @property
     def known_to(self) -> float:
-        """The last knot that is not itself extrapolated."""
+        """Position of the last knot that is not itself extrapolated."""
         return max(
             (x for x, source in zip(self.xs, self.knot_source, strict=True) if source != EXTRAPOLATED), default=0
         )
 
     def source(self, x: float) -> int:
-        """Return where the time at x comes from."""
+        """Return the source of the time at x."""
         i = bisect_right(self.xs, x) - 1
         return self.knot_source[i] if self.xs[i] == x else self.segment_source[i]
 

@@ -19,7 +19,7 @@ def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
 
 
 def monotone(curve: Curve) -> Curve:
-    """Return the curve with every knot at most at the time of the next: humps cut off, as more work can be had in."""
+    """Return the curve with no knot above the next one. Humps are cut off, since a larger call can do the same work."""
     ys = list(curve.ys)
     for i in range(len(ys) - 2, -1, -1):
         ys[i] = min(ys[i], ys[i + 1])
@@ -36,7 +36,7 @@ def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curv
 
 
 def free_up_to(curve: Curve, n: int) -> Curve:
-    """Return a curve that is nothing up to `n`, and from n + 1 on the same."""
+    """Return a curve that is 0 up to `n` and unchanged from n + 1 on."""
     if n < 1:
         return curve
     xs = [n + 1.0, *(x for x in curve.xs if x > n + 1)]
@@ -46,7 +46,7 @@ def free_up_to(curve: Curve, n: int) -> Curve:
 
 
 def total(curves: Sequence[Curve]) -> Curve:
-    """Return the sum of curves on the knots of all, at every point as uncertain as the least certain of them."""
+    """Return the sum of curves on the knots of all; at every point its source is the least certain of theirs."""
     if len(curves) == 1:
         return curves[0]
     xs = sorted({x for curve in curves for x in curve.xs})

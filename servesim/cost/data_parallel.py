@@ -1,15 +1,17 @@
-"""The joint work of data-parallel ranks: routed experts over the tokens of all of them, and the ways there.
+"""The joint work of data-parallel ranks: routed experts over the tokens of all ranks, and the transfers to them.
 
 **Parallelism.** `dp` ranks of `tp` GPUs each: attention, dense layers, routers, shared experts and the LM head belong
-to a rank and its tokens alone; routed experts lie on all `tp x dp` GPUs, dealt out whole to `ep` of them and split by
-width over the rest. vLLM says it so (`--tensor-parallel-size`, `--data-parallel-size`, `--enable-expert-parallel`: ep
-is all or 1); SGLang and TensorRT-LLM name the product (`--tp 8 --dp 8 --enable-dp-attention`: tp 1, dp 8 here).
+to a rank and process only its tokens; routed experts are spread over all `tp x dp` GPUs: whole experts are distributed
+over `ep` of them and split by width over the rest. vLLM uses these terms (`--tensor-parallel-size`,
+`--data-parallel-size`, `--enable-expert-parallel`: ep is all or 1); SGLang and TensorRT-LLM name the product (`--tp 8
+--dp 8 --enable-dp-attention`: tp 1, dp 8 here).
 
-**Ways.** `allgather_reducescatter` (vLLM's default, and what SGLang and TensorRT-LLM do without an all-to-all of
-DeepEP's): every GPU gets the hidden states of all tokens, and sums are scattered; both take what NCCL's all-gather
-takes for as many bytes (reduce-scatter of 1 MB and more on an H200 was measured within 20 % of it). DeepEP, low latency
-and high throughput: its kernels as measured in one box and, on H100 and H200, over 2, 4 and 8 boxes; other widths by
-bytes. Between boxes without such rows, bytes over the network cards of data sheets, which is formula.
+**Transfers.** `allgather_reducescatter` (vLLM's default, and the method of SGLang and TensorRT-LLM without DeepEP's
+all-to-all): every GPU gets the hidden states of all tokens, and sums are scattered; both take the time of NCCL's
+all-gather for the same number of bytes (reduce-scatter of 1 MB and more on an H200 was measured within 20 % of it).
+DeepEP, low latency and high throughput: its kernels as measured in one box and, on H100 and H200, over 2, 4 and 8
+boxes; other widths by bytes. Between boxes without such rows, bytes over the network cards of data sheets, which counts
+as formula.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ if TYPE_CHECKING:
 
 _OPS = {"deepep_low_latency": "all_to_all_ll", "deepep_high_throughput": "all_to_all_ht"}
 _DISPATCHED, _COMBINED = 1.0, 2.0
-"""Bytes of a number on its way to an expert (DeepEP quantizes to fp8) and back (bf16)."""
+"""Bytes per number on the way to an expert (DeepEP quantizes to fp8) and back (bf16)."""
 
 
 class Box(NamedTuple):
-    """GPUs that NVLink or PCIe joins, and the network between boxes."""
+    """GPUs connected by NVLink or PCIe, and the network between boxes."""
 
     gpus: int
     nic_bandwidth: float
@@ -50,16 +52,17 @@ _BOXES = {
     "gb300": Box(72, 100e9),
 }
 _USUAL = Box(8, 50e9)
-"""HGX boxes of 8 with a 400 Gbit/s card for each GPU; 800 Gbit/s on B300 and GB300 (data sheets, 2026-11)."""
+"""Default box: HGX boxes of 8 with a 400 Gbit/s card for each GPU; 800 Gbit/s on B300 and GB300 (data sheets,
+2026-11)."""
 
 
 def box_of(gpu: Gpu) -> Box:
-    """Return the box a GPU comes in."""
+    """Return the box that a GPU is sold in."""
     return _BOXES.get(gpu.name, _USUAL)
 
 
 def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
-    """Raise UserError where ranks and experts do not fit together."""
+    """Raise UserError if ranks and experts do not fit together."""
     if dp == ep == 1:
         return
     gpus = tp * dp
@@ -76,16 +79,16 @@ def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
 
 
 class Mixture(NamedTuple):
-    """The joint work of ranks, over the tokens of all."""
+    """The joint work of ranks, over the tokens of all ranks."""
 
     decoding: Stage
-    """Where all of them decode."""
+    """Work if all ranks decode."""
     prompts: Stage
-    """Where any has part of a prompt."""
+    """Work if any rank has part of a prompt."""
 
 
 def mixture(graph: LayerGraph, all2all: str) -> Mixture:
-    """Return what ranks compute together."""
+    """Return the work that ranks compute together."""
     if all2all != "deepep_auto":
         alike = _mixture(graph, "allgather_reducescatter" if all2all == "auto" else all2all)
         return Mixture(alike, alike)
@@ -105,7 +108,7 @@ def _mixture(graph: LayerGraph, all2all: str) -> Stage:
 
 
 def _ways(graph: LayerGraph, backend: str) -> Curve:
-    """Return the time tokens of one layer are on their ways, over the tokens of all ranks."""
+    """Return the transfer time of the tokens of one layer, over the tokens of all ranks."""
     gpus, hidden = graph.tp * graph.dp, graph.model.hidden_size
     box = box_of(graph.gpu)
     if backend == "allgather_reducescatter":
@@ -121,14 +124,16 @@ def _ways(graph: LayerGraph, backend: str) -> Curve:
 
 
 def deepep_curve(gemms: GemmTables, hidden: int, moe: Experts, op: str, gpus: int, box: Box) -> Curve:
-    """Return both ways through DeepEP (`op`: all_to_all_ll or all_to_all_ht) over the tokens of all GPUs.
+    """Return the time of dispatch and combine through DeepEP (`op`: all_to_all_ll or all_to_all_ht) over the tokens of
+    all GPUs.
 
-    Of the measured numbers of GPUs it takes the largest that is not larger, of the measured shapes the nearest in bytes
-    a token. Boxes beyond those measured add what crosses the network."""
+    It uses the largest measured number of GPUs that is not larger than the actual one, and the measured shape with the
+    nearest bytes per token. Boxes beyond those measured add the bytes that cross the network.
+    """
     tables, per_token = gemms.tables, moe.per_token
     rows = tables.rows(op, "bf16") if tables is not None else {}
     if tables is not None and not rows and (own := gemms.measured_on.gpu.tables) is not None:
-        rows = KernelTables.load(own).rows(op, "bf16")  # of the library, whichever engine calls it
+        rows = KernelTables.load(own).rows(op, "bf16")  # the library's rows, whichever engine
     a_token = hidden * per_token * (_DISPATCHED + _COMBINED)
     if not rows:
         each = a_token * (gpus - 1) / gpus / gemms.roofline.link_rate
@@ -145,7 +150,7 @@ def deepep_curve(gemms: GemmTables, hidden: int, moe: Experts, op: str, gpus: in
     chosen = (mine["k"] == near[0]) & (mine["topk"] == near[1]) & (mine["experts"] == near[2])
     points = sorted(zip(mine["m"][chosen].tolist(), mine["time_us"][chosen].tolist(), strict=True))
     exact = near[:2] == (hidden, per_token) and most == gpus
-    scale = near[0] * near[1] / (hidden * per_token) * gpus  # tokens of all ranks that bring as many bytes
+    scale = near[0] * near[1] / (hidden * per_token) * gpus  # tokens of all ranks with equal bytes
     source = MEASURED if exact else EXTRAPOLATED
     times = _rising([us * 1e3 for _, us in points])
     curve = Curve([m * scale for m, _ in points], times, source)
@@ -153,7 +158,7 @@ def deepep_curve(gemms: GemmTables, hidden: int, moe: Experts, op: str, gpus: in
 
 
 def _rising(times: list[float]) -> list[float]:
-    """Return times that do not fall as tokens become more."""
+    """Return times that never decrease as the number of tokens grows."""
     for i in range(1, len(times)):
         times[i] = max(times[i], times[i - 1])
     return times
@@ -162,8 +167,8 @@ def _rising(times: list[float]) -> list[float]:
 def _between(
     curve: Curve, gemms: GemmTables, hidden: int, moe: Experts, op: str, measured: int, gpus: int, box: Box
 ) -> Curve:
-    """Return the curve with what crosses the network between boxes beyond the `measured` GPUs: a copy for every expert
-    elsewhere under low latency, for every box elsewhere under high throughput."""
+    """Return the curve plus the network transfers between boxes beyond the `measured` GPUs: one copy per expert in
+    another box under low latency, one per other box under high throughput."""
     if gpus <= max(measured, box.gpus):
         return curve
     boxes = gpus / box.gpus

@@ -1,4 +1,4 @@
-"""Costs of drafting in a step: passes of a draft model after the target's own."""
+"""Costs of drafting in a step: passes of a draft model after the target's pass."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from servesim.cost.stage import Operator, Stage
 
 @dataclass(frozen=True)
 class Drafting:
-    """A speculator and the kernels its passes run through: the first after a target pass, and later ones."""
+    """A speculator and the kernels of its passes: the first after a target pass, and later ones."""
 
     speculator: Speculator
     stages: tuple[Stage, ...]
-    """First and later; empty if drafting takes the GPU no time."""
+    """First and later stages; empty if drafting takes no GPU time."""
 
     def work(self, batch: Batch) -> list[tuple[Stage, Batch]]:
-        """Return the passes a step of this batch runs besides the target's, as (stage, batch)."""
+        """Return the passes that a step of this batch runs in addition to the target's, as (stage, batch)."""
         if not self.stages:
             return []
         first, later = self.stages
@@ -28,8 +28,8 @@ class Drafting:
 
 
 def drafting(speculator: Speculator, target: LayerGraph) -> Drafting:
-    """Return the cost of a speculator beside a target. Draft weights are in 16 bits; layers shared with the target are
-    in the target's precision."""
+    """Return the drafting cost of a speculator for a target. Draft weights are in 16 bits; layers shared with the
+    target are in the target's precision."""
     model = speculator.model()
     if model is None:
         return Drafting(speculator, ())

@@ -1,9 +1,9 @@
-"""Attention that is not fused: the textbook's, and PyTorch's without such a kernel.
+"""Unfused attention: the textbook algorithm, as in PyTorch without a fused kernel.
 
 Scores and probabilities of every head are written to memory and read again (FlashAttention, arXiv 2205.14135, algorithm
-0), those above the diagonal too: twice the pairs of a prompt without cached tokens, which is taken for every piece of
-prompt. Decode reads keys and values as the fused kernel does, moves a row of scores and probabilities a head besides,
-and launches three kernels for one.
+0), including those above the diagonal. That is twice the pairs of a prompt without cached tokens, and the factor is
+applied to every piece of prompt. Decode reads keys and values as the fused kernel does, also moves a row of scores and
+probabilities per head, and launches three kernels instead of one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from servesim.cost.grid import HeadShape
 
 
 class EagerAttention:
-    """A fused attention taken apart."""
+    """A fused attention split into separate kernels."""
 
     cached: Cached | None = None
     mixed: Excess | None = None
 
     def __init__(self, fused: Attention, roofline: Roofline, shape: HeadShape, dtype: str = "bf16") -> None:
-        """Take attention apart; `dtype` is that of the scores, fp32 or 16 bits."""
+        """Split attention into separate kernels; `dtype` is the precision of the scores, fp32 or 16 bits."""
         size = 4.0 if dtype == "fp32" else 2.0
         product = max(2.0 * shape.head_dim / roofline.peak(dtype), size / roofline.rate)
         pair = shape.heads * (2 * product + 2 * size / roofline.rate)

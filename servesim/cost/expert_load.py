@@ -1,10 +1,10 @@
-"""How unevenly experts are loaded, and what the most loaded GPU has to do: a power law, with or without balancing.
+"""Imbalance of expert loads, and the load of the most loaded GPU: a power law, with or without balancing.
 
-Experts' loads fall as a power law: the share of the i-th most loaded is in proportion to the quantile of a density
-x^-skew between 1 and 1,000, which is how the routing of measured kernels was drawn (aiconfigurator-core 0.12.0: 1.2).
-No expert gets more than one copy of each token. Without balancing experts lie on GPUs in an order that has nothing to
-do with their loads (a keyed shuffle); EPLB gives copies to the most loaded experts one by one and packs the heaviest
-first onto the least loaded GPU with room (the greedy rule of DeepSeek's EPLB).
+Expert loads follow a power law: the share of the i-th most loaded is proportional to the quantile of a density x^-skew
+between 1 and 1,000, which is how the routing of measured kernels was drawn (aiconfigurator-core 0.12.0: 1.2). No expert
+gets more than one copy of each token. Without balancing, experts are placed on GPUs in an order unrelated to their
+loads (a keyed shuffle); EPLB gives copies to the most loaded experts one by one and packs the heaviest first onto the
+least loaded GPU with room (the greedy rule of DeepSeek's EPLB).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from servesim import draws
 
 _RANGE = 1000.0
-"""Ratio of the largest load to the smallest that the power law draws from."""
+"""Ratio of the largest to the smallest load in the power law."""
 MEASURED_SKEW = 1.2
-"""Exponent of the loads that tables were measured under."""
+"""Exponent of the load distribution in measured tables."""
 MEASURED_OVER = 8
-"""Most GPUs that experts were dealt out to when measured; over more they are loaded by this module's law."""
+"""Maximum number of GPUs that experts were distributed over in measurements; for more GPUs this module's law gives the
+load."""
 
 
 def loads(count: int, per_token: int, skew: float) -> NDArray[np.float64]:
@@ -33,7 +34,7 @@ def loads(count: int, per_token: int, skew: float) -> NDArray[np.float64]:
     values = values if skew else np.ones(count)
     shares: NDArray[np.float64] = np.sort(values / values.sum())[::-1]
     most = 1.0 / per_token
-    for _ in range(count):  # what one expert cannot get goes to the others
+    for _ in range(count):  # a capped expert's excess goes to others
         over = shares > most + 1e-12
         if not over.any():
             break
@@ -45,7 +46,7 @@ def loads(count: int, per_token: int, skew: float) -> NDArray[np.float64]:
 def most_loaded(
     count: int, per_token: int, gpus: int, skew: float, redundant: int = 0, balanced: bool = False
 ) -> float:
-    """Return the load of the most loaded of `gpus` GPUs, in mean loads (at least 1)."""
+    """Return the load of the most loaded of `gpus` GPUs relative to the mean (at least 1)."""
     shares = loads(count, per_token, skew)
     if not balanced:
         order = np.argsort(draws.uniform(0, "place of experts", np.arange(count)), kind="stable")

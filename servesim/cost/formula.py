@@ -1,4 +1,4 @@
-"""Costs of what no table holds: roofline and memory-bound formulas, labelled so in `Price.shares`."""
+"""Costs without a table entry: roofline and memory-bound formulas, labeled as formula in `Price.shares`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import DTYPE_BYTES
 
 BANDWIDTH_EFFICIENCY = 0.8
-"""Share of the data-sheet bandwidth a memory-bound kernel reaches (aiconfigurator-core's value)."""
+"""Share of the data-sheet bandwidth that a memory-bound kernel reaches (aiconfigurator-core's value)."""
 COMPUTE_EFFICIENCY = 0.6
-"""Share of the data-sheet FLOP/s a large GEMM reaches: what measured L40S prefill steps of an 8B model show.
-(The tables of GPUs that have one reach more: median 0.80 on H100, 0.78 on H200, 0.90 on A100 at 4096
-tokens.)"""
+"""Share of the data-sheet FLOP/s that a large GEMM reaches, from measured L40S prefill steps of an 8B model. (The
+tables of GPUs that have one reach more: median 0.80 on H100, 0.78 on H200, 0.90 on A100 at 4096 tokens.)"""
 LAUNCH_NS = 3000.0
 """Constant part of a memory-bound kernel inside a CUDA graph (aiconfigurator-core's value)."""
 LINK_LATENCY_NS = 10000.0
@@ -36,7 +35,8 @@ COMPUTE_DTYPE = {
     "int3": "bf16",
     "ternary": "bf16",
 }
-"""The arithmetic a weight format runs in: int8_wo and those of 4 bits and less are weight-only, computed in bf16."""
+"""Arithmetic format for each weight format: int8_wo and formats of 4 bits and less are weight-only, computed in
+bf16."""
 WEIGHT_BYTES = {dtype: DTYPE_BYTES[dtype] for dtype in COMPUTE_DTYPE}
 ACTIVATION_BYTES = {
     dtype: DTYPE_BYTES["nvfp4" if arithmetic == "fp4" else arithmetic] for dtype, arithmetic in COMPUTE_DTYPE.items()
@@ -45,8 +45,8 @@ ACTIVATION_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Times of kernels by formula, nanoseconds: at the shares of the data sheet's rates that kernels reach, or at those
-    given."""
+    """Times of kernels by formula in nanoseconds, at the shares of the data sheet's rates that kernels reach, or at
+    given shares."""
 
     gpu: Gpu
     bandwidth_share: float = BANDWIDTH_EFFICIENCY
@@ -54,12 +54,12 @@ class Roofline:
     launch_ns: float = LAUNCH_NS
     link_latency_ns: float = LINK_LATENCY_NS
     textbook: bool = False
-    """Memory traffic as in hand calculations: every weight once a step, the input embedding (of which a step looks up
-    a few rows) included, and keys and values; no activations."""
+    """Whether memory traffic is counted as in hand calculations: every weight once a step, including the input
+    embedding (of which a step looks up a few rows), and keys and values; no activations."""
 
     @classmethod
     def ideal(cls, gpu: Gpu) -> Roofline:
-        """Return the roofline of the data sheet taken at its word: full rates, with launches and activations free."""
+        """Return the ideal roofline of the data sheet: full rates, with launches and activations free."""
         return cls(gpu, 1.0, 1.0, 0.0, 0.0, True)
 
     @property
@@ -77,8 +77,8 @@ class Roofline:
         return self.gpu.flops[COMPUTE_DTYPE[dtype]] * self.compute_share / 1e9
 
     def gemm(self, m: float, n: int, k: int, dtype: str) -> float:
-        """Return the time of [m, k] x [k, n] at the data sheet's rates: the larger of arithmetic and of reading weights
-        and inputs and writing outputs."""
+        """Return the time of [m, k] x [k, n] at the data sheet's rates: the larger of the arithmetic time and the time
+        to read weights and inputs and write outputs."""
         flops = 2.0 * m * n * k
         data = n * k * WEIGHT_BYTES[dtype] + m * moved_bytes(n, k, dtype)
         return max(flops / self.gpu.flops[COMPUTE_DTYPE[dtype]], data / self.gpu.bandwidth) * 1e9
@@ -116,12 +116,12 @@ def moved_bytes(n: int, k: int, dtype: str) -> float:
 
 
 def line(constant: float, slope: float) -> Curve:
-    """Return constant + slope * x, labelled as formula."""
+    """Return constant + slope * x, labeled as formula."""
     return Curve([0.0], [constant], ROOFLINE, last_slope=slope, beyond=ROOFLINE)
 
 
 def max_of_lines(a: tuple[float, float], b: tuple[float, float]) -> Curve:
-    """Return the larger of two lines (constant, slope), labelled as formula."""
+    """Return the larger of two lines (constant, slope), labeled as formula."""
     flat, steep = sorted((a, b), key=lambda p: p[1])
     if steep[0] >= flat[0] or steep[1] == flat[1]:
         return line(max(flat[0], steep[0]), steep[1])

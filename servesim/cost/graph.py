@@ -1,4 +1,4 @@
-"""The layer graph: which operators a pipeline stage runs, how often, and at which widths."""
+"""The layer graph: the operators that a pipeline stage runs, with their counts and widths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from servesim.hardware.layers import Experts, dtype_bytes
 from servesim.hardware.model import ModelSpec, kv_heads_per_gpu
 
 _SAMPLER_BYTES_PER_LOGIT = 14.0
-"""Read in 2 bytes, written and read in float32 by softmax, read once more by the draw."""
+"""Bytes per logit: read in 2 bytes, written and read in float32 by softmax, and read once more when sampling."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,20 @@ class LayerGraph:
     host: HostTerms | None
     moe_backend: str = "auto"
     ep: int = 1
-    """GPUs, of those of all ranks, that experts are dealt out to whole; they are split by width over the rest."""
+    """Number of GPUs, among all ranks, over which whole experts are distributed; they are split by width over the
+    rest."""
     eager_attention: bool = False
     own_all_reduce_below: float = inf
-    """Bytes of a message from which on NCCL reduces it instead of the engine's own kernels."""
+    """Message size in bytes from which NCCL does the all-reduce instead of the engine's own kernels."""
     fused_norm_to: float = 0.0
-    """Bytes of a message up to which all-reduce adds the residual and normalizes in the same kernel."""
+    """Message size in bytes up to which all-reduce adds the residual and normalizes in the same kernel."""
     within_attention: frozenset[str] = frozenset()
-    """Which of `kv_write` and `rotary` the attention table's rows include; `rotary` if no norm comes first."""
+    """Subset of `kv_write` and `rotary` that the attention table's rows include; `rotary` only if no norm precedes
+    it."""
     dp: int = 1
     """Data-parallel ranks, each of `tp` GPUs."""
     load: float | None = None
-    """Load of the most loaded GPU in mean loads; None: as measured."""
+    """Load of the most loaded GPU relative to the mean, or None for the measured load."""
 
     @property
     def roofline(self) -> Roofline:
@@ -89,7 +91,7 @@ class LayerGraph:
         reductions = halves
         if stage.start == 0:
             add(1, [Operator("embedding", self._embedding())])
-            reductions += 1  # of the vocabulary-parallel embedding
+            reductions += 1  # vocabulary-parallel embedding
         if stage.stop == self.model.num_layers:
             add(1, [Operator("norm", self._rows("norm", hidden, 8.0 * hidden))])
         else:
@@ -113,7 +115,7 @@ class LayerGraph:
         return found
 
     def attention(self, stage: range) -> list[AttentionLayers]:
-        """Return the attention of the layers of `stage`, by window, those with a state last."""
+        """Return the attention of the layers of `stage`, by window, with stateful layers last."""
         layers = [self.model.layers[i] for i in stage]
         windows = Counter(layer.window for layer in layers if layer.mixer and not layer.recurrent)
         found = [AttentionLayers(self._attention(window), windows[window]) for window in sorted(windows)]
@@ -141,8 +143,8 @@ class LayerGraph:
         if self.host is None or latent is not None:
             return attention
         if attention.skew is not None:
-            # decode steps that host terms were fitted to had unequal contexts: what those cost is in the terms, and
-            # beside prompts in `BesidePrompt`, which measured mixed calls do without
+            # decode steps that host terms were fitted to had unequal contexts: their cost is in the terms and, next to
+            # prompts, in `BesidePrompt`, which is not used if mixed calls were measured
             attention.skew = attention.skew.beside_prompts() if attention.mixed is not None else None
         token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes * 1e9 / self.gpu.bandwidth
         if self.host.kv_bandwidth_share:
@@ -152,15 +154,15 @@ class LayerGraph:
         return attention
 
     def _norm_after_all_reduce(self) -> Curve:
-        """Return the residual addition and norm that follow an all-reduce: nothing of their own up to the size where
-        the engine runs them in its kernel."""
+        """Return the residual addition and norm that follow an all-reduce. They cost nothing up to the size for which
+        the engine fuses them into its all-reduce kernel."""
         hidden = self.model.hidden_size
         alone = self._rows("norm", hidden, 8.0 * hidden)
         fused = int(self.fused_norm_to / (2 * hidden)) if self.tp > 1 else 0
         return free_up_to(alone, fused)
 
     def _head_linears(self, owns_kv: bool) -> list[Operator]:
-        """Return the projections of keys, values and queries by heads; layers that share KV project queries alone."""
+        """Return the projections of keys, values and queries by heads; layers that share KV only project queries."""
         shape, hidden = self.shape, self.model.hidden_size
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim if owns_kv else 0
         gate = q if self.model.attention_gate else 0
@@ -180,7 +182,7 @@ class LayerGraph:
         return found
 
     def _recurrent_linears(self) -> list[Operator]:
-        """Return the projections of layers with a state, and the norm by head of what leaves it, with its gate."""
+        """Return the projections of layers with a state, and the gated per-head norm of their output."""
         recurrent = self.model.recurrent
         assert recurrent is not None
         *into, (n, k) = recurrent.linears(self.model.hidden_size, self.tp)
@@ -188,8 +190,8 @@ class LayerGraph:
         return [*found, Operator("norm", self._memory(6.0 * k)), self._gemm("state_out", n, k)]
 
     def _norm_across_gpus(self, width: int) -> list[Operator]:
-        """Return the mean squares of queries and keys on this GPU, the sums over all, and the normalization (vLLM's
-        MiniMaxText01RMSNormTP: both in one all-reduce of float32; recent versions fuse the passes)."""
+        """Return the mean squares of queries and keys on this GPU, the sums over all GPUs, and the normalization
+        (vLLM's MiniMaxText01RMSNormTP: both in one all-reduce of float32; recent versions fuse the passes)."""
         passes = [Operator("norm", self._memory(2.0 * width)), Operator("norm", self._memory(4.0 * width))]
         return [*passes, Operator("all_reduce", self._collective("all_reduce", 8))]
 
@@ -214,17 +216,17 @@ class LayerGraph:
         ]
 
     def _experts(self) -> list[Operator]:
-        """Return router, routed experts, and the expert every token passes."""
+        """Return router, routed experts, and the shared expert that every token passes through."""
         moe, hidden = self.model.experts, self.model.hidden_size
         assert moe is not None
         found = [Operator("router", self.gemms.curve(moe.count, hidden, "bf16"))]
-        if self.dp == 1:  # else they compute the tokens of all ranks together: see mixture
+        if self.dp == 1:  # else ranks compute them jointly: see mixture
             found.append(Operator("experts", self.routed(moe)))
         return found + (self._mlp("shared_", moe.shared_size) if moe.shared_size else [])
 
     def _gemm(self, name: str, n: int, k: int) -> Operator:
-        """Return a dense layer in the model's format: at the table's clock, and at the one that the power limit
-        sustains where that is known."""
+        """Return a dense layer in the model's format: at the table's clock and, if known, at the clock that the power
+        limit sustains."""
         curve, arithmetic = self.gemms.curve(n, k, self.dtype), COMPUTE_DTYPE[self.dtype]
         share = self.host.sustained_share(arithmetic) if self.host is not None else 0.0
         if not share:
@@ -236,12 +238,13 @@ class LayerGraph:
         """Return the routed experts of one layer over the tokens of all ranks."""
         dtype, hidden, gpus = moe.dtype or self.dtype, self.model.hidden_size, self.tp * self.dp
         if not moe.gated and not family_measured(self.gemms, moe, hidden, dtype):
-            moe = replace(moe, size=max(gpus, 2 * moe.size // 3))  # two matrices of three
+            moe = replace(moe, size=max(gpus, 2 * moe.size // 3))  # 2 of 3 matrices
         curve = experts_curve(self.gemms, moe, hidden, gpus, dtype, self.moe_backend, self.ep, self.load)
         return monotone(curve) if self.gemms.monotone else curve
 
     def _send(self) -> list[Operator]:
-        """Return the hidden state and residual to the next stage, each GPU its slice; there they are gathered."""
+        """Return the time to send the hidden state and residual to the next stage, one slice per GPU, and gather them
+        there."""
         size = 4 * self.model.hidden_size
         found = [Operator("send", line(self.roofline.link_latency_ns, size / self.tp / self.roofline.link_rate))]
         return found + ([Operator("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
@@ -255,7 +258,7 @@ class LayerGraph:
 
     @property
     def _wide(self) -> str:
-        """The format of activations and LM head."""
+        """Format of activations and LM head."""
         return "fp32" if self.dtype == "fp32" else "bf16"
 
     def _rows(self, op: str, width: int, bytes_per_row: float) -> Curve:

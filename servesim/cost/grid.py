@@ -1,4 +1,4 @@
-"""Grids of attention curves from the rows of a table: by sequences, at the heads of the model."""
+"""Grids of attention curves from the rows of a table: by sequences, at the model's head counts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from servesim.cost.gaps import Lines, missing
 from servesim.cost.tables import KernelTables
 
 TOKEN_WORK = 256.0
-"""Query-key pairs that the fixed work of a new token (its query, output, and tile edges) is worth. It lets
-times of short and long prompts lie on nearly straight lines: of 0 to 1024 it left the smallest median error
-on held-out points of the A100 table, and close to it on H100."""
+"""Fixed work of a new token (its query, output, and tile edges), in equivalent query-key pairs. It makes the times of
+short and long prompts lie on nearly straight lines: among 0 to 1024 it gave the smallest median error on held-out
+points of the A100 table, and close to the smallest on H100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class HeadShape:
 
 
 def work(new: float, past: float, window: int = 0) -> float:
-    """Return the work of a prefill piece, in query-key pairs: keys of the cache, half the new ones, and a fixed part;
-    with a window, the keys inside it."""
+    """Return the work of a prefill piece, in query-key pairs: cached keys, half the new ones, and a fixed part; with a
+    window, the keys inside it."""
     if not window:
         return new * (past + new / 2 + TOKEN_WORK)
-    growing = min(max(window - past, 0.0), new)  # tokens that see less than a whole window
+    growing = min(max(window - past, 0.0), new)  # tokens with less than a full window
     return growing * (past + growing / 2) + (new - growing) * window + new * TOKEN_WORK
 
 
@@ -46,7 +46,7 @@ class Grid:
     """Curves by number of sequences, linear between the measured numbers."""
 
     def __init__(self, entries: Entries, spread: float = 1.0) -> None:
-        """Build the grid; `spread` is how many measured sequences one of ours stands for."""
+        """Build the grid. `spread` is the number of measured sequences equivalent to one sequence of ours."""
         self._entries, self._spread = entries, spread
         self._counts = [count for count, _ in entries]
         self._curves: dict[int, Curve] = {}
@@ -91,8 +91,8 @@ class Grid:
 
 
 def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float) -> tuple[Entries, float]:
-    """Return the curves over mean context by number of sequences, and how many measured sequences one of ours stands
-    for."""
+    """Return the curves over mean context by number of sequences, and the number of measured sequences equivalent to
+    one of ours."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
     rows = _where(rows, head_dim=dim)
     known = np.unique(rows["kv_heads"]).tolist()
@@ -145,7 +145,7 @@ def _curves(rows: dict[str, NDArray[Any]], axis: str, source: int, window: int) 
 
 
 def completed(lines: Lines, source: int = MEASURED) -> Entries:
-    """Return the curves by line, ascending, with points missing inside the grid filled in."""
+    """Return the curves by line, in ascending order, with points missing inside the grid filled in."""
     gaps = missing(lines)
     entries: Entries = []
     for y in sorted(lines):
@@ -175,8 +175,9 @@ def _rescaled(grid: Entries, factor: float) -> Entries:
 
 
 def at_best_rate(grid: Entries) -> Entries:
-    """Extend every curve past its last context at the best rate any batch reached at its own last one (large batches
-    were measured on short contexts only, short of the bandwidth; short contexts may lie in the cache)."""
+    """Extend every curve past its last context at the best rate that any batch reached at its own last one. (Large
+    batches were measured only on short contexts, too short to reach the full bandwidth; short contexts may be in the
+    cache.)"""
     best = min(c.ys[-1] / (n * c.xs[-1]) for n, c in grid)
     return [(n, Curve(c.xs, c.ys, c.knot_source, last_slope=n * best)) for n, c in grid]
 
@@ -184,7 +185,7 @@ def at_best_rate(grid: Entries) -> Entries:
 def window_rows(
     tables: KernelTables, shape: HeadShape, dtype: str, window: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]] | None:
-    """Return the decode and prefill rows measured with this window and head size; None if there are none."""
+    """Return the decode and prefill rows measured with this window and head size, or None if there are none."""
     found = []
     for op in ("window_decode", "window_prefill"):
         rows = tables.rows(op, dtype)
@@ -211,13 +212,13 @@ def in_window(grid: Entries, window: int, measured: bool) -> Entries:
 
 
 def _nearest_above(column: NDArray[Any], value: int) -> int:
-    """Return the smallest measured value not below `value` (kernels pad to it), or the largest there is."""
+    """Return the smallest measured value not below `value` (kernels pad to it), or the largest measured value."""
     grid: list[int] = np.unique(column).tolist()
     return next((g for g in grid if g >= value), grid[-1])
 
 
 def head_rows(rows: dict[str, NDArray[Any]], shape: HeadShape, batch: int | None = None) -> dict[str, NDArray[Any]]:
-    """Return the rows at exactly these heads and, where `batch` is given, of calls of `batch` sequences."""
+    """Return the rows at exactly these heads and, if `batch` is given, for calls with `batch` sequences."""
     found = _where(rows, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
     return found if batch is None else _where(found, batch=batch)
 

@@ -1,17 +1,17 @@
 """FP8 experts in DeepGEMM's grouped kernel, by its blocks of rows.
 
 vLLM (vllm/model_executor/layers/fused_moe/deep_gemm_moe.py) sorts the rows of a step by expert into one buffer, in
-which each expert's begin at a multiple of `BLOCK`, and runs two grouped products over it: of a whole block or of none.
-So an expert with one token costs as much as one with 128. The buffer is as long as the worst case, `tokens * per_token
-+ experts * (BLOCK - 1)` rows, since the counts are on the GPU alone; before 0.13 blocks that no expert has were marked
-as the first expert's and computed as well (PR 30494), so that a decode step costs what 2,048 tokens cost (128 experts,
-8 a token).
+which each expert's rows start at a multiple of `BLOCK`, and runs two grouped products over it: a block is computed
+whole or not at all. So an expert with one token costs as much as one with 128. The buffer has the worst-case length,
+`tokens * per_token + experts * (BLOCK - 1)` rows, since the counts are only on the GPU. Before 0.13, blocks without an
+expert were marked as the first expert's and computed as well (PR 30494), so that a decode step costs as much as 2,048
+tokens (128 experts, 8 per token).
 
 **Price.** A group's rows run through the tiles of the dense kernel, so the products are the table's dense ones in FP8
-blocks over as many rows. Those rows of the table hold the quantizing of their inputs, which here is done to the step's
-tokens before they are sorted in and, as there, to every row after the activation. The activation moves 6 bytes an
-element, sorting in and summing up 4 bytes an element of the rows in use. Memory bounds it where reading the experts
-touched takes longer. Nothing is fitted to served steps.
+blocks over the same number of rows. Those table rows include the quantization of their inputs, which here applies to
+the step's tokens before they are sorted in and, as there, to every row after the activation. The activation moves 6
+bytes per element; sorting in and summing up move 4 bytes per element of the rows in use. These are memory-bound if
+reading the touched experts takes longer. Nothing is fitted to served steps.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from servesim.hardware.layers import Experts
 BLOCK = 128
 """Rows of a block (DeepGEMM's get_mk_alignment_for_contiguous_layout)."""
 QUANTIZING = 0.0018
-"""Nanoseconds to quantize an element: what rows of the H100 and H200 tables take beyond any output width (straight
+"""Nanoseconds to quantize an element: the time of rows of the H100 and H200 tables beyond any output width (straight
 lines over 512 to 8,192 outputs, residuals of 1 %: .0017 to .0021 for 8,192 to 32,768 rows of 1,536 to 7,168
 elements)."""
 _LAUNCHES = 7
-"""Kernels beside the products: routing, quantizing, counting, two that sort, activation, sum."""
+"""Number of kernels in addition to the products: routing, quantizing, counting, two that sort, activation, sum."""
 _TOKENS = [2**i for i in range(18)]
 
 
 def grouped_curve(gemms: GemmTables, experts: Experts, hidden: int, tp: int, ep: int, every_block: bool) -> Curve:
-    """Return the time from routing to the sum of the experts of a layer on one of `tp` GPUs, over tokens. Experts are
-    dealt out to `ep` of the GPUs whole and split by width over the rest.
+    """Return the time from routing to the sum of the experts of a layer on one of `tp` GPUs, over tokens. Whole experts
+    are distributed over `ep` of the GPUs and split by width over the rest.
 
-    `every_block`: blocks that no expert has are computed, too."""
+    `every_block`: also compute blocks without an expert.
+    """
     width, share = experts.size // (tp // ep), 1.0 / ep
     up, down = gemms.curve(2 * width, hidden, "fp8_block"), gemms.curve(hidden, width, "fp8_block")
     held = QUANTIZING if gemms.tables is not None and gemms.tables.rows("gemm", "fp8_block") else 0.0
@@ -61,7 +62,7 @@ def buffer_rows(tokens: int, experts: Experts, share: float = 1.0) -> int:
 
 
 def filled_rows(tokens: int, experts: Experts, share: float = 1.0) -> float:
-    """Return the expected rows of blocks that hold a token, on a GPU with `share` of the experts; how unequally they
-    are loaded: see `servesim.cost.marlin`."""
+    """Return the expected rows of blocks that hold a token, on a GPU with `share` of the experts. For the load
+    imbalance see `servesim.cost.marlin`."""
     chance = beta_binomial(tokens, experts.per_token / experts.count)
     return experts.count * share * float(chance @ -(-np.arange(tokens + 1) // BLOCK)) * BLOCK

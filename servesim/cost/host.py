@@ -1,8 +1,8 @@
-"""Time a serving engine adds to its kernels: host time, CUDA-graph padding, sustained clocks, front end.
+"""Time that a serving engine adds to its kernels: host time, CUDA-graph padding, sustained clocks, front end.
 
-Kernel tables time one kernel at a time on a cool GPU. A served step differs in a few ways that hold for one
-engine version, whatever the model or the load; each is one term here, fitted to recorded steps by
-`servesim calibrate host` and stored with its provenance under `calibrate/tables/host`.
+Kernel tables time one kernel at a time on a cool GPU. A served step differs in a few ways that hold for one engine
+version, whatever the model or the load; each is one term here, fitted to recorded steps by `servesim calibrate host`
+and stored with its provenance under `calibrate/tables/host`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from servesim.untrusted import parse_yaml, read_text
 from servesim.workload.front_end import FrontTerms
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-"""Token counts vLLM captures CUDA graphs for (vllm/config/compilation.py); smaller batches are padded."""
+"""Token counts for which vLLM captures CUDA graphs (vllm/config/compilation.py); smaller batches are padded."""
 OF_CHIP = (
     "sampling_per_logit",
     "sustained_after",
@@ -29,76 +29,76 @@ OF_CHIP = (
     "sustained_fp8_share",
     "kv_bandwidth_share",
 )
-"""Terms of the chip; the others are the engine's."""
+"""Terms of the chip; the others belong to the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostTerms:
-    """Terms of one engine version, in nanoseconds unless a name says otherwise. All default to nothing."""
+    """Terms of one engine version, in nanoseconds unless a name indicates otherwise. All default to zero."""
 
     name: str = "none"
     engine: str = ""
-    """Engine and version the terms were fitted on, such as "vllm 0.23.0"."""
+    """Engine and version on which the terms were fitted, such as "vllm 0.23.0"."""
     gpus: tuple[str, ...] = ()
-    """GPUs that share the chip the terms were fitted on, first the one itself; elsewhere those of the chip are left
-    out."""
+    """GPUs that share the chip on which the terms were fitted, with the fitted GPU first. On other GPUs the chip's
+    terms are left out."""
     overlapped: float = 0.0
-    """Scheduling and input preparation of a step: hides behind the GPU when asynchronous."""
+    """Scheduling and input preparation of a step, hidden behind the GPU if asynchronous."""
     overlapped_per_sequence: float = 0.0
     exposed: float = 0.0
-    """Time the GPU waits for in every step: launch, sampled tokens on their way back."""
+    """Time that the GPU waits for in every step: launch, return of sampled tokens."""
     exposed_per_sampled: float = 0.0
     sampling_per_logit: float = 0.0
     """GPU time of sampling beyond the sampler's formula, for each sampled row and entry of the vocabulary."""
     launch_per_kernel: float = 0.0
-    """Processor time per kernel, for engines without CUDA graphs: a step lasts at least as long as its launches."""
+    """Processor time per kernel, for engines without CUDA graphs: a step takes at least as long as its launches."""
     eager_per_layer: float = 0.0
-    """Processor time of a layer in a step with prompts, for engines that replay graphs in steps of decodes alone: such
-    a step lasts at least as long as all its layers."""
+    """Processor time per layer in a step with prompts, for engines that replay graphs only in decode-only steps: such a
+    step takes at least as long as all its layers."""
     eager_per_mixture: float = 0.0
     """The same for a layer with experts."""
     eager_per_mixture_by_experts: dict[str, float] = field(default_factory=dict)
-    """The same by format of the experts, for formats that are launched otherwise (mxfp4 by Triton, which does not run
-    them under activations in mxfp8)."""
+    """The same by format of the experts, for formats that are launched differently (mxfp4 by Triton, which does not run
+    them with activations in mxfp8)."""
     mixed_filling: float = 0.0
-    """GPU time of a layer for decodes beside `servesim.cost.streamed.LONG_PROMPT` prompt tokens or more that give every
-    multiprocessor a block, in proportion where either is less, and where no table has such steps."""
+    """GPU time per layer for decodes next to `servesim.cost.streamed.LONG_PROMPT` or more prompt tokens that give every
+    multiprocessor a block; proportional if either is less. Used only if no table has such steps."""
     mixed_kv_excess: float = 0.0
-    """Time that the KV of those decodes takes beyond that of decodes alone, in units of reading it at the data sheet's
-    rate; in proportion to the prompt as well."""
+    """Extra time for the KV of those decodes compared with decodes alone, in units of reading it at the data sheet's
+    rate; proportional to the prompt as well."""
     pads_to_graphs: bool = False
-    """Batches of up to 512 tokens take the linear layers' time of the next CUDA-graph size."""
+    """Whether batches of up to 512 tokens take the linear layers' time of the next CUDA-graph size."""
     monotone_gemms: bool = False
-    """Interpolated GEMMs take at most the time of the same ones over more tokens (see `GemmTables`)."""
+    """Whether interpolated GEMMs take at most the time of the same ones over more tokens (see `GemmTables`)."""
     sustained_after: float = 0.0
     """Compute time of a step until the power limit lowers the clock."""
     sustained_flops_share: float = 0.0
-    """Share of the data sheet's arithmetic that dense layers in 16 bits are held to from then on; 0: not held. Rows of
-    a table that are slower already, measured hot or bound by memory, stay as they are."""
+    """Share of the data sheet's arithmetic rate to which dense layers in 16 bits are limited from then on; 0 for no
+    limit. Rows of a table that are already slower, measured hot or memory-bound, are unchanged."""
     sustained_fp8_share: float = 0.0
-    """The same for 8 bits, whose arithmetic draws another power."""
+    """The same for 8 bits, whose arithmetic has another power draw."""
     kv_bandwidth_share: float = 0.0
-    """Share of the data-sheet bandwidth at which decode reads its KV; 0: as the attention table says. Tables
-    measure a layer's attention over and over, with a cache state no served step has."""
+    """Share of the data-sheet bandwidth at which decode reads its KV; 0 means the attention table's rate. Tables
+    measure a layer's attention repeatedly, with a cache state that no served step has."""
     front_in: float = 0.0
-    """From the client to the queue, beyond what an API process does; this and the following: see
+    """Time from the client to the queue, beyond the work of an API process. For this and the following terms see
     `servesim.workload.front_end`."""
     front_per_request: float = 0.0
     """Work of an API process for each request (HTTP)."""
     front_in_per_token: float = 0.0
-    """For each token of the prompt (tokenizing)."""
+    """Work for each token of the prompt (tokenizing)."""
     front_in_per_token_by_model: dict[str, float] = field(default_factory=dict)
-    """The same for families of models whose tokenizer takes another time, by the beginning of their names."""
+    """The same for model families whose tokenizer is faster or slower, by the prefix of their names."""
     front_per_chunk: float = 0.0
-    """For each chunk of the answer (detokenizing, streaming)."""
+    """Work for each chunk of the answer (detokenizing, streaming)."""
     front_out: float = 0.0
-    """From the engine to the client."""
+    """Time from the engine to the client."""
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, source: str | Path) -> HostTerms:
-        """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file. Terms that a file with `base` leaves out
-        are those of its base, but for the engine: without one they are chosen by name alone."""
+        """Load shipped terms by name (`vllm-0.23-h100`) or from a YAML file. A file with `base` inherits the terms it
+        omits from its base, except the engine: terms without an engine are chosen only by name."""
         shipped = {path.name.removesuffix(".yaml"): path for path in _shipped()}
         path = Path(source)
         if str(source) in shipped:
@@ -136,25 +136,25 @@ class HostTerms:
         return cls(name=name, **kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every term but the name, for YAML."""
+        """Return every term except the name, for YAML."""
         values = asdict(self)
         del values["name"]
         return {**values, "gpus": list(self.gpus)}
 
     def on(self, gpu: str) -> HostTerms:
-        """Return the terms for a GPU: those of the chip are kept only where they were fitted on that chip."""
+        """Return the terms for a GPU. The chip's terms are kept only if they were fitted on that chip."""
         if not self.gpus or gpu in self.gpus:
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0)})
 
     def with_experts(self, weights: str, backend: str) -> HostTerms:
-        """Return the terms for experts in a format of weights, run by one of `servesim.cost.moe.MOE_BACKENDS`."""
+        """Return the terms for experts in a weight format, run by one of `servesim.cost.moe.MOE_BACKENDS`."""
         found = self.eager_per_mixture_by_experts.get(weights) if backend != "mxfp8" else None
         return self if found is None else replace(self, eager_per_mixture=found)
 
     def sustained_share(self, arithmetic: str) -> float:
-        """Return the share of the data sheet's `arithmetic` that dense layers are held to; 0: not held."""
+        """Return the share of the data sheet's `arithmetic` to which dense layers are limited; 0 for no limit."""
         if arithmetic == "fp8":
             return self.sustained_fp8_share
         return self.sustained_flops_share if arithmetic in ("bf16", "fp16") else 0.0
@@ -170,8 +170,8 @@ class HostTerms:
         return self.eager_per_layer * (layers - mixtures) + self.eager_per_mixture * mixtures
 
     def front(self, model: str, processes: int = 1, stream_interval: int = 1) -> FrontTerms:
-        """Return the front end of `processes` API processes before a model, whose tokenizer is its family's where the
-        terms know it."""
+        """Return the front end of `processes` API processes for a model, with its family's tokenizer time if the terms
+        include it."""
         families = [family for family in self.front_in_per_token_by_model if model.startswith(family)]
         family = max(families, key=len, default=None)
         return FrontTerms(
@@ -185,7 +185,7 @@ class HostTerms:
         )
 
     def padding(self) -> list[int]:
-        """Return the tokens that go through the linear layers, by tokens scheduled; empty without padding."""
+        """Return the number of tokens that go through the linear layers, by tokens scheduled; empty without padding."""
         if not self.pads_to_graphs:
             return []
         return [GRAPH_SIZES[bisect_left(GRAPH_SIZES, n)] if n else 0 for n in range(GRAPH_SIZES[-1] + 1)]
@@ -200,14 +200,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "eager_per_mixture_by_experts": (dict,),
     "provenance": (dict,),
 }
-"""Kinds of the terms that are no numbers."""
+"""Kinds of the terms that are not numbers."""
 _WORDS = {str: "text", list: "a list of names", bool: "true or false", dict: "a mapping", int: "a number"}
 
 
 def host_terms(engine: str, gpu: str) -> HostTerms | None:
     """Return the shipped terms nearest to an engine version ("vllm 0.22.1"): the latest one not after it, else the
-    earliest. Among those of one version, terms fitted on this GPU come first; without a version they come before all
-    later ones, as the nearest server that was measured. None if there are no terms for the engine."""
+    earliest. Among the terms of one version, those fitted on this GPU come first. If no version is given, terms fitted
+    on this GPU are preferred even to later versions, as the nearest measured server. Return None if there are no terms
+    for the engine."""
     name, version = _version(engine)
     found = [(_version(terms.engine)[1], terms) for terms in _all_shipped() if _version(terms.engine)[0] == name]
     if not found:
@@ -231,7 +232,7 @@ def _version(engine: str) -> tuple[str, tuple[int, ...]]:
 
 @cache
 def _all_shipped() -> tuple[HostTerms, ...]:
-    """Return all shipped terms, in order of their names, read once."""
+    """Return all shipped terms, sorted by name; they are read only once."""
     return tuple(HostTerms.load(name) for name in sorted(path.name.removesuffix(".yaml") for path in _shipped()))
 
 

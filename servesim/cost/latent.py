@@ -1,13 +1,13 @@
 """Times of multi-head latent attention in one layer, without its projections.
 
 Most tables measure DeepSeek-V3's whole attention module, projections included. Tokens of prefill and decode share the
-projections of a step, so those are priced apart (as any linear layer) and taken off here: what remains is the kernel,
-the expansion of the latents to heads, and small operators. Others measure the kernel alone, which counts first in
-decode, where the modules measured on Hopper hold operators that no engine launches one by one. To a kernel the
-expansion is added, in prefill as the linear layer it is, in decode, where it is absorbed into queries and outputs, as
-two batched products that read its weights. Without a table it is a roofline: a token's latent vector
-is read once for all heads, the weights of the expansion once a call, and arithmetic runs over the latent width
-(decode, weights absorbed) or the width of a head (prefill).
+projections of a step, so those are priced separately (like any linear layer) and subtracted here: the remainder is the
+kernel, the expansion of the latents to heads, and small operators. Other tables measure only the kernel, which takes
+precedence in decode, because the modules measured on Hopper contain operators that no engine launches one by one. The
+expansion is added to a kernel's time: in prefill as the linear layer it is; in decode, where it is absorbed into
+queries and outputs, as two batched products that read its weights. Without a table the price is a roofline: a token's
+latent vector is read once for all heads, the weights of the expansion once a call, and arithmetic runs over the latent
+width (decode, weights absorbed) or the width of a head (prefill).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from servesim.hardware.layers import Latent, dtype_bytes
 
 DEEPSEEK = Latent(kv_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_rank=1536)
 DEEPSEEK_HIDDEN = 7168
-"""Latents and hidden width of DeepSeek-V3, the model measured."""
+"""Latents and hidden width of DeepSeek-V3, the measured model."""
 
 
 def token_linears(latent: Latent, hidden: int, heads: int) -> list[tuple[int, int]]:
-    """Return (output width, input width) of the projections every token of a step passes: queries, latents, output.
+    """Return (output width, input width) of the projections that every token of a step passes through: queries,
+    latents, output.
 
     Expanding the latents to heads depends on the phase and belongs to attention.
     """
@@ -41,8 +42,8 @@ def token_linears(latent: Latent, hidden: int, heads: int) -> list[tuple[int, in
 
 
 def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: str) -> Attention:
-    """Return the latent attention of `heads` heads on one GPU: measured at the widths of DeepSeek-V3 and its kin, else
-    by formula."""
+    """Return the latent attention of `heads` heads on one GPU: measured at the widths of DeepSeek-V3 and related
+    models, else by formula."""
     dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
     widths = (latent.kv_rank, latent.rope_dim, latent.nope_dim, latent.v_dim)
     measured = (DEEPSEEK.kv_rank, DEEPSEEK.rope_dim, DEEPSEEK.nope_dim, DEEPSEEK.v_dim)
@@ -55,7 +56,8 @@ def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: st
 
 
 def _measured(gemms: GemmTables, phase: str, ops: tuple[str, str], dtype: str, heads: int) -> Entries:
-    """Return the curves of the first of `ops` that was measured in `phase` with these heads; none where none was."""
+    """Return the curves of the first of `ops` that was measured in `phase` with these heads, or none if there is
+    none."""
     assert gemms.tables is not None
     for op in ops:
         rows = gemms.tables.rows(f"{op}_{phase}", dtype)
@@ -66,16 +68,18 @@ def _measured(gemms: GemmTables, phase: str, ops: tuple[str, str], dtype: str, h
 
 
 Beside = Callable[[float], float]
-"""Nanoseconds, by tokens of a call, that are added to what was measured."""
+"""Function that returns the nanoseconds to add to a measured time, by tokens of a call."""
 
 
 def beside_of(op: str) -> Callable[[GemmTables, int], tuple[Beside, Beside]]:
-    """Return the function that tells what is added, in decode and in prefill, to rows of a module or a kernel alone."""
+    """Return the function that gives the time to add, in decode and in prefill, to rows of a module or of a kernel
+    alone."""
     return _kernel if op.startswith("mla_kernel") else _module
 
 
 def _module(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
-    """Return what a module has beside attention, decode and prefill: its projections, which are taken off."""
+    """Return the times of a module's non-attention work, in decode and prefill: its projections, which are
+    subtracted."""
     curves = [gemms.curve(n, k, "bf16") for n, k in token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)]
 
     def projections(tokens: float) -> float:
@@ -85,7 +89,8 @@ def _module(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
 
 
 def _kernel(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
-    """Return what a kernel lacks of attention, decode and prefill: the expansion of the latents."""
+    """Return the times of the attention work missing from a kernel, in decode and prefill: the expansion of the
+    latents."""
     width = heads * (DEEPSEEK.nope_dim + DEEPSEEK.v_dim)
     expansion = gemms.curve(width, DEEPSEEK.kv_rank, "bf16")
     roofline = gemms.roofline
@@ -94,7 +99,7 @@ def _kernel(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
 
 
 def _entries(rows: dict[str, NDArray[Any]], heads: int, beside: Beside) -> Entries:
-    """Return the curves by sequences, over context (decode) or work (prefill), with what is beside them."""
+    """Return the curves by sequences, over context (decode) or work (prefill), including the added times."""
     entries: Entries = []
     mine = rows["heads"] == heads
     for batch in np.unique(rows["batch"][mine]).tolist():
@@ -105,7 +110,7 @@ def _entries(rows: dict[str, NDArray[Any]], heads: int, beside: Beside) -> Entri
             x = past + 1.0 if new == 1 and past else work(new, past)
             points[x] = max(LAUNCH_NS, us * 1e3 + beside(batch * new))
         xs = sorted(points)
-        # what is left of nearly equal times may fall by their noise; more context never costs less
+        # differences of nearly equal times may decrease due to noise; more context never costs less
         ys = np.maximum.accumulate([points[x] for x in xs]).tolist()
         entries.append((float(batch), Curve(xs, ys, INTERPOLATED, last_slope=rise(xs, ys))))
     return entries

@@ -21,25 +21,25 @@ from servesim.cost.tables import KernelTables
 class GemmTables:
     """GEMM times of one GPU in one dtype.
 
-    Token counts in between are linear: tile quantisation makes steps that a logarithm would smear. Widths that were
-    not measured take, at every measured token count, the mean share of the roofline of the four nearest measured
-    ones: nearest in (log n, log k), weighted by the inverse square of the distance, as the package does that most
-    tables come from. (Held out, all curves of a width at a time, on H100: 6.2 % mean error; bilinear in log n and
-    log k 5.8 %, and 6.8 % to 10.4 % across gaps of a factor three. On the steps of a recorded H100 server of
-    Qwen3-14B, two of whose projections lie in such a gap: 2.4 % to 3.5 % for bilinear.)
+    Times between token counts are linear: tile quantization makes steps that a logarithm would smear. Widths that were
+    not measured take, at every measured token count, the mean share of the roofline of the four nearest measured ones:
+    nearest in (log n, log k), weighted by the inverse square of the distance, like the package that most tables come
+    from. (Held out, all curves of a width at a time, on H100: 6.2 % mean error; bilinear in log n and log k 5.8 %, and
+    6.8 % to 10.4 % across gaps of a factor three. On the steps of a recorded H100 server of Qwen3-14B, two of whose
+    projections are in such a gap: 2.4 % to 3.5 % for bilinear.)
     """
 
     tables: KernelTables | None
     roofline: Roofline
     measured_on: Roofline
-    """The GPU the table was measured on; where it differs, shares of its roofline are carried over."""
+    """GPU on which the table was measured. For a different GPU, the shares of its roofline are carried over."""
     monotone: bool = False
-    """An interpolated GEMM over m tokens takes at most the time of one over more: the bad picks of a library
-    among its kernels belong to the shapes they were measured on. (Whole curves held out of the H100 table: mean
-    error 4.7 % without and 4.3 % with it up to 16 tokens, 6.2 and 6.0 % from 65 to 256, but 3 % too fast.)"""
+    """Whether an interpolated GEMM over m tokens takes at most the time of one over more, since a library's bad kernel
+    choices belong to the shapes they were measured on. (Whole curves held out of the H100 table: mean error 4.7 %
+    without and 4.3 % with it up to 16 tokens, 6.2 and 6.0 % from 65 to 256, but 3 % too fast.)"""
     quantizing_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Time, by format, that each row of the table spends on quantizing activations, if the engine does that elsewhere:
-    microseconds, and those for each 1,000 inputs."""
+    microseconds, plus microseconds per 1,000 inputs."""
 
     def curve(self, n: int, k: int, dtype: str) -> Curve:
         """Return the time of [m, k] x [k, n] over m."""
@@ -64,7 +64,7 @@ class GemmTables:
         return self._extended(tokens, times, source, n, k, dtype)
 
     def _alone(self, points: dict[int, float], n: int, k: int, dtype: str) -> dict[int, float]:
-        """Return measured nanoseconds by tokens without quantizing: what the data sheet's rates allow at least."""
+        """Return measured nanoseconds by tokens without quantizing, but no less than the data sheet's rates allow."""
         if dtype not in self.quantizing_us:
             return points
         once, wide = self.quantizing_us[dtype]
@@ -73,11 +73,11 @@ class GemmTables:
         return {m: min(ns, max(ns - beside, least[m])) for m, ns in points.items()}
 
     def _extended(self, tokens: list[int], times: list[float], source: int, n: int, k: int, dtype: str) -> Curve:
-        """Return the curve, with a knot at twice its last token count; past it the curve holds the median share of the
-        roofline that the last three points reach, since any one of them may be a bad pick of the library. (As the
-        package does that most tables come from. The largest points held out of the H100 table: mean error 13 %, against
-        7 % for continuing at the median of the last slopes, which leaves its steps of 65,536 tokens and more by up to 8
-        %.)"""
+        """Return the curve, with a knot at twice its last token count. Past it the curve holds the median share of the
+        roofline that the last three points reach, since any one of them may be a bad kernel choice of the library.
+        (This is the method of the package that most tables come from. The largest points held out of the H100 table:
+        mean error 13 %, against 7 % for continuing at the median of the last slopes, which leaves its steps of 65,536
+        tokens and more by up to 8 %.)"""
         shares = sorted(self.roofline.gemm(m, n, k, dtype) / t for m, t in zip(tokens[-3:], times[-3:], strict=True))
         far = 2 * tokens[-1]
         beyond = self.roofline.gemm(far, n, k, dtype) / shares[len(shares) // 2]
@@ -92,9 +92,9 @@ def collective_curve(
     bytes_per_token: int,
     own_below: float = inf,
 ) -> Curve:
-    """Return the time of an `all_reduce` or `all_gather` over tokens of `bytes_per_token` bytes each. `own_below`: the
-    bytes from which on the engine leaves all-reduce to NCCL, where the table has that apart; in others the table's rows
-    are what the engine measured chose."""
+    """Return the time of an `all_reduce` or `all_gather` over tokens of `bytes_per_token` bytes each. `own_below` is
+    the size in bytes from which the engine leaves all-reduce to NCCL, used if the table has NCCL's times separately; in
+    other tables the rows are the measured engine's own choice."""
     size, time = _messages(tables, op, gpus)
     if op == "all_reduce":
         nccl, its_time = _messages(tables, "all_reduce_nccl", gpus)
@@ -107,7 +107,7 @@ def collective_curve(
 
 
 def _messages(tables: KernelTables | None, op: str, gpus: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return bytes and microseconds of a collective of `gpus` GPUs; empty where it was not measured."""
+    """Return bytes and microseconds of a collective of `gpus` GPUs, or empty arrays if it was not measured."""
     rows = tables.rows(op, "bf16") if tables else {}
     if not rows:
         return np.zeros(0), np.zeros(0)
@@ -126,7 +126,7 @@ def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtyp
 
 
 def _by_size(sizes: NDArray[Any], us: NDArray[np.float64]) -> Curve:
-    """Return the curve of an operator with a constant time and one in proportion to its size, at the end at least."""
+    """Return the curve of an operator with a constant time and a time proportional to its size, at least at the end."""
     order = np.argsort(sizes)
     xs, times = sizes[order].tolist(), (us[order] * 1e3).tolist()
     return Curve(xs, times, last_slope=rise(xs, times))

@@ -1,16 +1,16 @@
 """Routed experts in Marlin's kernel, by its blocks of rows.
 
-The kernel (vllm/model_executor/layers/fused_moe/fused_marlin_moe.py) sorts the rows of a step by expert and fills up
-each expert's to whole blocks of 8 to 64 rows, higher ones the more rows an expert has on average. A block unpacks all
-weights of its expert and takes the same time whatever else is in the step: within one height the rows of the H100 and
-H200 tables agree on the time of a block to a few percent, from steps of 64 tokens to 16,384. So a step takes
-`floor + blocks * time of a block`, or as long as reading the weights of the experts it touches where memory is slower.
+The kernel (vllm/model_executor/layers/fused_moe/fused_marlin_moe.py) sorts the rows of a step by expert and pads each
+expert's rows to whole blocks of 8 to 64 rows; the more rows an expert has on average, the higher the block. A block
+unpacks all weights of its expert and takes the same time whatever else is in the step: within one height the rows of
+the H100 and H200 tables agree on the time of a block to a few percent, from steps of 64 tokens to 16,384. So a step
+takes `floor + blocks * time of a block`, or the time to read the weights of the experts it touches if memory is slower.
 
-That parts the kernel from the routing it was measured with, and its shape from others: blocks and weights take time in
-proportion to the parameters of an expert.
+This separates the kernel from the routing it was measured with, and its shape from others: blocks and weights take time
+in proportion to the parameters of an expert.
 
-**Routing.** An expert's share of the tokens is drawn from a beta distribution around `per_token / count`, so that the
-tokens it gets of a step are beta-binomial; `SKEW` says how unequal experts are.
+**Routing.** An expert's share of the tokens is drawn from a beta distribution around `per_token / count`, so that its
+tokens in a step are beta-binomial; `SKEW` sets how unequal the experts are.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from servesim.hardware.layers import Experts
 HEIGHTS = (8, 16, 32, 48, 64)
 """Rows of a block."""
 FULL = 0.9
-"""Share of a block that an expert's mean number of rows may fill before higher blocks are taken."""
+"""Share of a block that an expert's mean number of rows may fill before higher blocks are used."""
 SKEW = 0.4
-"""First parameter of the beta distribution; experts are alike when it is infinite. Fitted to decode steps of a recorded
+"""First parameter of the beta distribution; if infinite, all experts are equal. Fitted to decode steps of a recorded
 gpt-oss-120b server without drafts (vLLM 0.22.0, H200; tests/validation/test_recorded_gptoss_routing.py)."""
 POWER = 1.2
-"""Exponent of the power law that experts were loaded by when the tables' rows were measured."""
+"""Exponent of the power law of expert loads under which the tables' rows were measured."""
 LOADED = 2
-"""Rows an expert from which on that law is a good account of those measurements."""
+"""Rows per expert from which that law describes those measurements well."""
 
 
 class Blocks(NamedTuple):
-    """Times of a measured shape taken apart, in ns."""
+    """Components of the times of a measured shape, in ns."""
 
     floor: float
-    """Routing, sorting and launches."""
+    """Time of routing, sorting and launches."""
     expert: float
-    """Reading the weights of one expert."""
+    """Time to read the weights of one expert."""
     each: dict[int, float]
-    """A block, by its height."""
+    """Time of a block, by its height."""
 
 
 def height(rows: float) -> int:
@@ -55,7 +55,7 @@ def height(rows: float) -> int:
 
 
 def last_tokens(experts: Experts, share: float = 1.0) -> list[int]:
-    """Return the largest step, in tokens, of each height but the last, on a GPU with `share` of the experts."""
+    """Return the largest step, in tokens, of each height except the last, on a GPU with `share` of the experts."""
     return [max(ceil(FULL * h * experts.count * share / experts.per_token) - 1, 1) for h in HEIGHTS[:-1]]
 
 
@@ -79,8 +79,8 @@ def beta_binomial(n: int, mean: float, a: float = SKEW) -> NDArray[np.float64]:
 
 
 def fit(tokens: Sequence[int], ns: Sequence[float], experts: Experts) -> Blocks | None:
-    """Take apart the times of a measured shape; None if there are too few. One token touches `per_token` experts, two
-    touch twice that number."""
+    """Split the times of a measured shape into components, or return None if there are too few. One token touches
+    `per_token` experts, two touch twice that number."""
     known = dict(zip(tokens, ns, strict=True))
     if 1 not in known or 2 not in known:
         return None

@@ -1,4 +1,4 @@
-"""Attention as some tables measure it: prompts over cached context, and decodes beside a prompt in one kernel."""
+"""Attention as measured in some tables: prompts over cached context, and decodes next to a prompt in one kernel."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Points = dict[int, dict[int, list[tuple[int, float]]]]
 
 
 class CachedPrefill:
-    """Time of one prompt piece over its work, by tokens cached before it; linear between those."""
+    """Time of one prompt piece over its work, by tokens cached before it; linear between measured counts."""
 
     def __init__(self, rows: _Rows) -> None:
-        """Build from `rows` of one head shape and one sequence each."""
+        """Build from `rows` of one head shape with one sequence each."""
         lines: Lines = {}
         for (past, new), ns in _by(rows, "past_tokens", "new_tokens").items():
             lines.setdefault(float(past), {})[float(new)] = ns
@@ -29,7 +29,7 @@ class CachedPrefill:
 
     @classmethod
     def of(cls, rows: _Rows, shape: HeadShape) -> CachedPrefill | None:
-        """Build from the rows of a table; None where it has none over cached tokens at these heads."""
+        """Build from the rows of a table. Return None if it has no rows over cached tokens at these heads."""
         if "past_tokens" not in rows:
             return None
         found = head_rows(rows, shape, 1)
@@ -53,12 +53,13 @@ class CachedPrefill:
 
 
 class MixedExcess:
-    """Extra time of one kernel over decodes and a prompt beyond the two apart, the fixed cost paid once.
+    """Extra time of one kernel over decodes and a prompt compared with the two run separately, with the fixed cost paid
+    once.
 
-    Kernels give up on decodes, beside a prompt, what they do for decodes alone (splitting the context over the GPU,
-    sharing what heads have in common), so this is up to half of a mixed call. It is linear in sequences, in their
-    mean context and in the tokens of the prompt. Beyond the last measured sequences and contexts it grows in
-    proportion; beyond the prompts it stays. Tokens cached before the prompt are no axis.
+    Next to a prompt, kernels give up optimizations for decodes alone (splitting the context over the GPU, sharing work
+    between heads), so this is up to half of a mixed call. It is linear in sequences, in their mean context and in the
+    tokens of the prompt. Beyond the last measured sequences and contexts it grows in proportion; beyond the measured
+    prompts it stays constant. Tokens cached before the prompt are not an axis.
     """
 
     def __init__(self, points: _Points) -> None:
@@ -74,14 +75,14 @@ class MixedExcess:
 
     @classmethod
     def of(cls, rows: _Rows, decode: _Rows, prefill: _Rows, shape: HeadShape) -> MixedExcess | None:
-        """Build from the rows of a table; None where it has none at these heads."""
+        """Build from the rows of a table. Return None if it has none at these heads."""
         if not rows:
             return None
         points = _excess(head_rows(rows, shape), head_rows(decode, shape), head_rows(prefill, shape, 1))
         return cls(points) if points else None
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
-        """Return the excess and its source for `count` decodes of mean `context` beside a prompt of `new` tokens."""
+        """Return the excess and its source for `count` decodes of mean `context` next to a prompt of `new` tokens."""
         last, scale, source = self._counts[-1], 1.0, INTERPOLATED
         if count > last:
             scale, source = count / last, EXTRAPOLATED
@@ -107,21 +108,23 @@ class MixedExcess:
 
 
 class SkewExcess:
-    """The extra time of decodes of unequal contexts over equally many of equal contexts with the same sum.
+    """The extra time of decodes with unequal contexts over the same number with equal contexts and the same sum.
 
-    Where the kernel does not split contexts over the GPU, the longest goes on when the others are done: the excess is a
-    fixed time for each token by which it exceeds the mean. Beside a prompt no context is split; alone, those of large
-    batches. (RTX PRO 6000, decodes of which one or more have 4 times the context of the others: off by 3.7 % in the
-    mean without this and 1.8 % with it; beside a prompt without cached context 13 % and 5 %.)
+    If the kernel does not split contexts over the GPU, the longest one continues after the others are done: the excess
+    is a fixed time for each token by which it exceeds the mean. Next to a prompt no context is split; in decode-only
+    steps, the contexts of large batches are not split. (RTX PRO 6000, decodes of which one or more have 4 times the
+    context of the others: mean error 3.7 % without this and 1.8 % with it; next to a prompt without cached context 13 %
+    and 5 %.)
     """
 
     def __init__(self, alone: Curve, beside: Curve) -> None:
-        """Take the nanoseconds per token over the number of decodes, alone and beside a prompt."""
+        """Set the nanoseconds per token over the number of decodes, alone and next to a prompt."""
         self._alone, self._beside = alone, beside
 
     @classmethod
     def of(cls, rows: _Rows, shape: HeadShape) -> SkewExcess | None:
-        """Build from the rows of a table, those of equal contexts among them; None where it has none at these heads."""
+        """Build from the rows of a table, including rows with equal contexts. Return None if it has none at these
+        heads."""
         if not rows:
             return None
         calls = _by(head_rows(rows, shape), "new_tokens", "batch", "past_tokens", "longest")
@@ -143,12 +146,12 @@ class SkewExcess:
         return cls(*curves)
 
     def beside_prompts(self) -> SkewExcess:
-        """Return this excess for decodes beside a prompt, and none for decodes alone."""
+        """Return this excess for decodes next to a prompt, and none for decodes alone."""
         return SkewExcess(self._alone.scaled(0.0), self._beside)
 
     def at(self, count: int, excess: int, beside: bool) -> tuple[float, int]:
-        """Return the time and source for `count` decodes whose contexts lack `excess` tokens of all being as long as
-        the longest, beside a prompt or not."""
+        """Return the time and source for `count` decodes whose contexts have `excess` tokens fewer in total than if all
+        were as long as the longest, next to a prompt or not."""
         rate, source = (self._beside if beside else self._alone).look_up(count)
         return rate * excess / count, max(INTERPOLATED, source)
 
@@ -169,8 +172,8 @@ def _unzip(line: list[tuple[int, float]]) -> tuple[list[float], list[float]]:
 
 
 def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
-    """Return the excess by tokens of the prompt and by sequences, from calls with both and from decodes and prompts
-    alone."""
+    """Return the excess by tokens of the prompt and by sequences, from mixed calls and from separate decodes and
+    prompts."""
     alone = _by(decode, "batch", "past_tokens")
     prompt = {new: ns for (new, past), ns in _by(prefill, "new_tokens", "past_tokens").items() if not past}
     found: _Points = {}
@@ -178,13 +181,13 @@ def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
         if new in prompt and (count, context) in alone:
             excess = ns - alone[count, context] - max(0.0, prompt[new] - alone[min(alone)])
             found.setdefault(new, {}).setdefault(count, []).append((context + 1, excess))
-    # prompts measured beside long contexts alone say nothing about short ones
+    # prompts measured only next to long contexts give no information about short ones
     starts = {new: min(line[0][0] for line in sizes.values()) for new, sizes in found.items()}
     return {new: sizes for new, sizes in found.items() if starts[new] == min(starts.values())}
 
 
 def _at(lines: dict[int, Curve], count: int, context: float) -> float:
-    """Return the excess of `count` sequences, linear between those measured beside the prompt, in proportion beyond
+    """Return the excess of `count` sequences, linear between those measured next to the prompt, and proportional beyond
     them."""
     counts = list(lines)
     if count > counts[-1]:

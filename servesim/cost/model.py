@@ -51,20 +51,21 @@ class TableCostModel(CostModel):
         self.terms = host
         self.tables = tables
         self.suspect = list(suspect)
-        """Measurements priced from that cannot be right, a line each."""
+        """Measurements used for pricing that cannot be right, one line each."""
         self._stages = stages
         self._drafting = drafting
         self._mixture = mixture
-        """The joint work of data-parallel ranks, over the tokens of all of them."""
+        """The joint work of data-parallel ranks, over the tokens of all ranks."""
         self.num_stages = len(stages)
-        self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, sampled ones, prompts: all it depends on
-        self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all that steps have besides contexts
+        self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, sampled ones, prompts: its only inputs
+        self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all inputs except contexts
         self._decodes: dict[tuple[int, str], tuple[float, list[float], Curve, int, int, int]] = {}
         self._padded = host.padding() if host is not None else []
 
     def extrapolated(self, reach: Mapping[int, int]) -> list[str]:
-        """Return the operators of priced steps that lay outside the tables, one line each. `reach`: the largest sum of
-        contexts by number of decoding sequences (runs of steps are priced, but not all of them taken)."""
+        """Return the operators of priced steps that were outside the tables, one line each. `reach`: the largest sum of
+        contexts by number of decoding sequences (whole runs of steps are priced, but not all of their steps are
+        used)."""
         found: dict[str, str] = {}
         for stage in self._all_stages():
             found = {**stage.extrapolated(reach), **found}
@@ -75,7 +76,7 @@ class TableCostModel(CostModel):
         return [stage.priced() for stage in self._all_stages()]
 
     def add_priced(self, other: Sequence[Priced]) -> None:
-        """Count steps priced by an equal model elsewhere, too."""
+        """Also count steps priced by an equal model in another process."""
         for stage, priced in zip(self._all_stages(), other, strict=True):
             stage.add_priced(priced)
 
@@ -84,48 +85,47 @@ class TableCostModel(CostModel):
         return (*self._stages, *shared, *(self._drafting.stages if self._drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        """Return the GPU ns of a step on each pipeline stage, sending to the next one included; their sum is
+        """Return the GPU ns of a step on each pipeline stage, including the transfer to the next one; they sum to its
         `gpu_ns`."""
         times = [stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._passes(batch)]
         last = self.num_stages - 1  # it drafts, too
         return (*times[:last], sum(times[last:]))
 
     def computing_ns(self, batch: Batch) -> float:
-        """Return the GPU ns of a step without decode attention: the computing for which the clock is lowered when it
-        lasts long."""
+        """Return the GPU ns of a step without decode attention: the compute that lowers the clock if it takes long."""
         tokens = self._tokens(batch)
         return sum(stage.constant(batch, tokens)[0] for stage in self._stages)
 
     def throttling_ns(self, batch: Batch) -> float:
-        """Return the GPU ns that a step would take longer with all of it at the clock that the power limit sustains."""
+        """Return the extra GPU ns of a step if all of it ran at the clock that the power limit sustains."""
         tokens = self._tokens(batch)
         return sum(stage.throttling_ns(tokens) for stage in self._stages)
 
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
-        """See the contract."""
+        """Return the GPU ns of successive steps; see the contract."""
         times = np.zeros(k, np.int64)
         for stage, passed in self._passes(batch):
             times += stage.run(passed, self._tokens(passed), k)
         return times
 
     def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """See `RunCost.gpu_over`."""
+        """Return the GPU ns over contexts; see `RunCost.gpu_over`."""
         over = self._over_contexts(batch)
         return over.at(contexts) if over is not None else None
 
     def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `RunCost.sources_over`."""
+        """Return the sources over contexts; see `RunCost.sources_over`."""
         over = self._over_contexts(batch)
         assert over is not None
         return over.sources(contexts, gpu)
 
     def _over_contexts(self, batch: Batch) -> OverContexts | None:
-        """Return the price of steps like a batch over the sum of their contexts; None if it depends on more than
+        """Return the price of steps like a batch over the sum of their contexts, or None if it depends on more than
         that."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return None
         if batch.sampled_context != batch.decode_context_sum:
-            return None  # drafts verified as sequences of their own: shifts differ from step to step
+            return None  # drafts verified as separate sequences: shifts vary by step
         key = (
             batch.linear_tokens,
             batch.padded_tokens,
@@ -147,7 +147,7 @@ class TableCostModel(CostModel):
         return self._over[key]
 
     def host(self, batch: Batch) -> Host:
-        """See the contract."""
+        """Return the GPU ns of successive steps; see the contract."""
         if self._drafting is not None:
             over = self._over_contexts(batch)
             return over.host if over is not None else self._host(batch)
@@ -190,9 +190,9 @@ class TableCostModel(CostModel):
         return Price(self.step_ns(gpu, host), gpu, host, (a, b, c, d))
 
     def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
-        """Return the prices of one step of data-parallel ranks. A rank without work takes part with one token. Where
-        all decode, the steps are CUDA graphs of one size, that of the fullest rank, as all three engines pad
-        them; beside prompts ranks compute the tokens they have."""
+        """Return the prices of one step of data-parallel ranks. A rank without work takes part with one token. If all
+        ranks decode, the steps are CUDA graphs of one size, that of the fullest rank, as all three engines pad them;
+        next to prompts, ranks compute only their own tokens."""
         busy = [batch for batch in batches if batch is not None]
         dummy = Batch(1, decode_count=1, decode_context_sum=1, decode_context_sumsq=1, decode_context_max=1)
         tokens = [self._tokens(batch if batch is not None else dummy) for batch in batches]
@@ -210,7 +210,7 @@ class TableCostModel(CostModel):
         return found
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
-        """See `RunCost.decode_run`."""
+        """Return a decode run; see `RunCost.decode_run`."""
         if len(self._stages) > 1 or self._drafting is not None or batch.padded_tokens:
             gpu_ns, ns_each, host_sum, _ = plain_run(self, batch, most, until_ns)
             return gpu_ns, ns_each, host_sum, self._run_sources(batch, len(gpu_ns))
@@ -240,7 +240,7 @@ class TableCostModel(CostModel):
         return gpu, [(g if g > least else least) + more for g in gpu], host_ns, sources
 
     def _run_sources(self, batch: Batch, k: int) -> RunSources:
-        """Return the sources of k successive steps, of all their passes."""
+        """Return the sources of k successive steps over all their passes."""
         found: list[RunSources] = []
         for stage, passed in self._passes(batch):
             tokens = self._tokens(passed)
@@ -248,9 +248,9 @@ class TableCostModel(CostModel):
         return SumSources(found)
 
     def _decode_terms(self, batch: Batch) -> tuple[float, list[float], Curve, int, int, int]:
-        """Return the terms of a decode batch that follow from its count alone: nanoseconds of all but attention, those
-        by source, attention over the contexts, host time, the minimum time of a step, and what the host adds to that
-        minimum and to GPU time."""
+        """Return the terms of a decode batch that depend only on its count: nanoseconds of everything except attention,
+        those by source, attention over the contexts, host time, the minimum time of a step, and the host's additions to
+        that minimum and to GPU time."""
         stage, host = self._stages[0], self.host(batch)
         ns, parts = stage.constant(batch, self._tokens(batch))
         if self.asynchronous:
@@ -260,15 +260,15 @@ class TableCostModel(CostModel):
         return ns, parts, stage.decode_curve(batch), sum(host), least, more
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
-        """Return the fractions of the GPU time by source (slowing down under load is not counted)."""
+        """Return the fractions of the GPU time by source (slowdown under load is not counted)."""
         return self.price(batch).shares
 
     def _passes(self, batch: Batch) -> list[tuple[Stage, Batch]]:
-        """Return all passes of a step, each rounded on its own: the stages, and those of a draft model."""
+        """Return all passes of a step, each rounded separately: the stages, and those of a draft model."""
         drafts = self._drafting.work(batch) if self._drafting is not None else []
         return [*zip(self._stages, repeat(batch)), *drafts]
 
     def _tokens(self, batch: Batch) -> int:
-        """Return the tokens through the linear layers."""
+        """Return the number of tokens through the linear layers."""
         tokens = batch.linear_tokens + batch.padded_tokens
         return self._padded[tokens] if tokens < len(self._padded) else tokens

@@ -1,22 +1,21 @@
 """Times of the experts of one layer over the tokens of a step.
 
-**Routing assumed.** Measured kernels were run with experts loaded by a power law of exponent 1.2, which is the
-assumption here wherever a table has the kernel; Marlin's on shapes that were not measured has its own
-(`servesim.cost.marlin`). The formula takes every token to pick its experts uniformly and independently of the others,
-so T tokens touch E * (1 - (1 - k/E)^T) of E experts: each touched expert's weights are read once, whatever the number
-of tokens.
+**Routing.** Measured kernels were run with expert loads that follow a power law of exponent 1.2, which is assumed here
+if a table has the kernel; Marlin's kernel on unmeasured shapes has its own assumption (`servesim.cost.marlin`). The
+formula assumes that every token picks its experts uniformly and independently of the others, so T tokens touch E * (1 -
+(1 - k/E)^T) of E experts: each touched expert's weights are read once, whatever the number of tokens.
 
-**Shapes no table has** take what the nearest measured shape of the kernel takes beyond the formula, at equal
-tokens an expert: `floor + (measured - floor) * formula / formula of the measured shape`, where the floor is routing,
-sorting and launches, which no width changes. (Whole families of shapes held out of the H100 and H200 tables: median
-error 5 to 8 %, the formula alone 28 to 86 %.) Marlin's kernel is taken apart into the blocks of rows it works in.
+**Unmeasured shapes** scale the excess of the kernel's nearest measured shape over the floor by the formula, at equal
+tokens per expert: `floor + (measured - floor) * formula / formula of the measured shape`, where the floor is routing,
+sorting and launches, which do not depend on the width. (Whole families of shapes held out of the H100 and H200 tables:
+median error 5 to 8 %, the formula alone 28 to 86 %.) Marlin's kernel is decomposed into its blocks of rows.
 
-**Parallelism.** Experts are split over tensor-parallel GPUs by width, or under expert parallelism dealt out whole: a
-GPU then has its share of the experts and of the work. Where expert parallelism was measured, its most loaded GPU was
-(in prompts up to twice the mean); shapes it was not measured with take as many times the mean share as the nearest one
-that was; where none was, the largest share is taken to be the mean one. Attention stays tensor-parallel, so every GPU
-has every token and one all-reduce adds up what they made, as in vLLM with one data-parallel rank. With several
-(`servesim.cost.data_parallel`) tokens go to the GPUs of their experts and back, and the tokens are those of all ranks.
+**Parallelism.** Experts are split over tensor-parallel GPUs by width or, under expert parallelism, distributed whole: a
+GPU then has its share of the experts and of the work. Expert parallelism was measured on its most loaded GPU (in
+prompts up to twice the mean). Shapes not measured with it use the same multiple of the mean share as the nearest one
+that was; if none was, the largest share is assumed to equal the mean. Attention stays tensor-parallel, so every GPU has
+every token and one all-reduce sums their results, as in vLLM with one data-parallel rank. With several
+(`servesim.cost.data_parallel`), tokens go to the GPUs of their experts and back, and the tokens are those of all ranks.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from servesim.errors import UserError, suggest
 from servesim.hardware.layers import Experts
 
 MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8", "deepgemm", "deepgemm_padded")
-"""The choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; mxfp8, FlashInfer's on
-Blackwell for mxfp4 weights and activations in mxfp8; DeepGEMM's for weights in FP8 blocks, padded where it computes
-blocks without a token, too (`servesim.cost.grouped`); the other two are the fastest kernel a table has for the weights
-and bf16 activations, which for mxfp4 on Hopper is the Triton one."""
+"""Choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; mxfp8, FlashInfer's on
+Blackwell for mxfp4 weights and activations in mxfp8; DeepGEMM's for weights in FP8 blocks, padded if it also computes
+blocks without a token (`servesim.cost.grouped`). The other two are the table's fastest kernel for the weights and bf16
+activations, which for mxfp4 on Hopper is the Triton one."""
 _MARLIN = "mxfp4_marlin"
-"""Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
+"""Name of Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
 _MARLINS = (_MARLIN, "int4")
-"""The tables' rows of int4 experts are Marlin's, too."""
+"""Names of Marlin's rows; the tables' rows of int4 experts are Marlin's, too."""
 _TOKENS = [2**i for i in range(18)]
 """Knots of the formula."""
 
@@ -64,7 +63,7 @@ class ExpertShape(NamedTuple):
 
     @property
     def layer(self) -> Experts:
-        """The layer whose experts these are."""
+        """Layer that the experts belong to."""
         return Experts(self.experts, self.per_token, self.size)
 
 
@@ -88,9 +87,9 @@ def experts_curve(
     load: float | None = None,
 ) -> Curve:
     """Return the time from routing to the sum of the routed experts of one layer on one of `tp` GPUs, over the tokens
-    of all of them. Experts are dealt out to `ep` of the GPUs whole and split by width over the rest. `backend`: see
-    `MOE_BACKENDS`; those a weight format does not have leave it as it is. Under expert parallelism the GPU is the most
-    loaded one where that was measured; `load`: instead, one with `load` times the mean load."""
+    of all of them. Whole experts are distributed over `ep` of the GPUs and split by width over the rest. `backend`: see
+    `MOE_BACKENDS`; a backend that a weight format does not have has no effect. Under expert parallelism the GPU is the
+    most loaded one if that was measured. `load`: use a GPU with `load` times the mean load instead."""
     grouped = backend in ("deepgemm", "deepgemm_padded") and dtype == "fp8_block"
     if grouped:
         curve = grouped_curve(gemms, experts, hidden, tp, ep, backend == "deepgemm_padded")
@@ -116,8 +115,8 @@ def experts_curve(
 
 
 def family_measured(gemms: GemmTables, experts: Experts, hidden: int, dtype: str) -> bool:
-    """Return whether such experts of any width were measured in a kernel for `dtype`: with a gate or without, as they
-    are."""
+    """Return whether such experts of any width were measured in a kernel for `dtype`, with the same gating (gated or
+    not)."""
     alike = (hidden, experts.count, experts.per_token)
     return any(known.shape[1:] == alike for known in _rows(gemms, dtype))
 
@@ -131,7 +130,7 @@ def _mean_curve(
     backend: str,
     ep: int,
 ) -> Curve:
-    """Return that time where every GPU has the mean share of the experts and of their work."""
+    """Return that time if every GPU has the mean share of the experts and of their work."""
     if backend not in MOE_BACKENDS:
         raise UserError(f"unknown moe_backend {backend!r}{suggest(backend, MOE_BACKENDS)}")
     share = 1.0 / ep
@@ -152,7 +151,8 @@ def _mean_curve(
 
 
 def _dealt(gemms: GemmTables, groups: list[list[str]], ep: int) -> tuple[int, list[_Measured]]:
-    """Return the most GPUs up to `ep` that experts were dealt out to when measured, and what was."""
+    """Return the largest measured number of GPUs, up to `ep`, that experts were distributed over, and its
+    measurements."""
     for kernels in groups:
         for gpus in (2**i for i in range(ep.bit_length() - 1, 0, -1)):
             if found := [known for kernel in kernels for known in _rows(gemms, kernel, gpus)]:
@@ -161,19 +161,20 @@ def _dealt(gemms: GemmTables, groups: list[list[str]], ep: int) -> tuple[int, li
 
 
 def _loaded(curve: Curve, load: float) -> Curve:
-    """Return the curve of a GPU with `load` times the mean load: it computes what as many more tokens bring it."""
+    """Return the curve of a GPU with `load` times the mean load: it computes as if it had that many times more
+    tokens."""
     tokens = [float(m) for m in curve.xs]
     return Curve(tokens, [curve.at(m * load) for m in tokens], EXTRAPOLATED, beyond=max(curve.knot_source))
 
 
 def experts_ns(roofline: Roofline, shape: ExpertShape, dtype: str, tokens: float, share: float = 1.0) -> float:
-    """Return the formula time of two grouped GEMMs of `share` of the experts: the larger of arithmetic and of reading
-    the weights touched and the activations."""
+    """Return the formula time of two grouped GEMMs of `share` of the experts: the larger of the arithmetic time and the
+    time to read the touched weights and the activations."""
     return 2 * roofline.launch_ns + _work_ns(roofline, shape, dtype, tokens, share)
 
 
 def experts_work(shape: ExpertShape, dtype: str, tokens: float, share: float = 1.0) -> tuple[float, float, float]:
-    """Return FLOPs, bytes of the weights touched, and bytes of activations of the two grouped GEMMs of `share` of the
+    """Return FLOPs, bytes of the touched weights, and bytes of activations of the two grouped GEMMs of `share` of the
     experts."""
     width, hidden = shape.size, shape.hidden
     routed = tokens * shape.per_token * share
@@ -192,7 +193,7 @@ def _work_ns(roofline: Roofline, shape: ExpertShape, dtype: str, tokens: float, 
 def _transferred(
     gemms: GemmTables, near: _Measured, found: list[_Measured], shape: ExpertShape, dtype: str, share: float
 ) -> Curve:
-    """Return the curve of `shape` from that of the shape `near`."""
+    """Return the curve of `shape` scaled from that of the shape `near`."""
     there = gemms.measured_on
 
     def work(known: _Measured, tokens: float) -> float:
@@ -201,7 +202,7 @@ def _transferred(
     family = [known for known in found if known.kernel == near.kernel and known.shape[1:] == near.shape[1:]]
     floor = max(0.0, min(known.times[0] - work(known, known.tokens[0]) for known in family))
     beyond = [max(t - floor, 0.0) / work(near, m) for m, t in zip(near.tokens, near.times, strict=True)]
-    # equally many tokens per expert there and here
+    # the same number of tokens per expert in both
     there_per_here = shape.per_token / shape.experts * near.shape.experts / near.shape.per_token
     ratios = np.interp([log(m * there_per_here) for m in near.tokens], [log(m) for m in near.tokens], beyond)
     times = [
@@ -214,8 +215,8 @@ def _transferred(
 def _by_blocks(
     gemms: GemmTables, near: _Measured, found: list[_Measured], shape: ExpertShape, dtype: str, share: float
 ) -> Curve | None:
-    """Return the curve of `shape` in Marlin's kernel from blocks of the shape `near`; the floor, which grows with the
-    number of experts, from the shapes with the nearest number. None if too little was measured."""
+    """Return the curve of `shape` in Marlin's kernel from blocks of the shape `near`. The floor, which grows with the
+    number of experts, comes from the shapes with the nearest number. Return None if too little was measured."""
     blocks = marlin.fit(near.tokens, near.times, near.shape.layer)
     if blocks is None:
         return None
@@ -233,7 +234,7 @@ def _by_blocks(
 
 
 def _floor(found: list[_Measured], experts: int) -> float:
-    """Return the nanoseconds of Marlin's kernel beside its blocks."""
+    """Return the nanoseconds of Marlin's kernel outside its blocks."""
     alike = [known for known in found if known.kernel in _MARLINS]
     fits = [(k.shape.experts, fit.floor) for k in alike if (fit := marlin.fit(k.tokens, k.times, k.shape.layer))]
     nearest = min((count for count, _ in fits), key=lambda count: abs(log(count / experts)))
@@ -241,21 +242,21 @@ def _floor(found: list[_Measured], experts: int) -> float:
 
 
 def _kernels(dtype: str, backend: str) -> list[list[str]]:
-    """Return the kernels of a table that run experts in `dtype`, or tell how one does: groups, of which the first that
-    was measured counts."""
+    """Return the kernels of a table that run experts in `dtype`, or serve as a proxy for such a kernel, in groups; the
+    first measured group is used."""
     if dtype == "mxfp4" and backend == "mxfp8":
         return [["mxfp4_mxfp8"], ["mxfp4", _MARLIN]]
     if dtype == "mxfp4":
         return [[_MARLIN], ["int4"]] if backend == "marlin" else [["mxfp4", _MARLIN]]
-    if dtype == "fp8_block":  # scales of blocks cannot go through a kernel that knows one for the tensor
+    if dtype == "fp8_block":  # block scales do not work in a kernel with one scale per tensor
         return [["fp8_block"], ["fp8"]]
     return [["fp8", "fp8_block"]] if dtype == "fp8" else [[dtype]]
 
 
 def _nearest(found: list[_Measured], shape: ExpertShape) -> _Measured:
-    """Return the measured shape nearest to `shape`: of several kernels there, the fastest. A kernel stands back for
-    one that is faster at the nearest shape that both were measured at (some for one scale per tensor are 2 to 5 times
-    slower than those for blocks, and have more shapes)."""
+    """Return the measured shape nearest to `shape`, with the fastest of several kernels there. A kernel is passed over
+    for one that is faster at the nearest shape at which both were measured (some kernels for one scale per tensor are 2
+    to 5 times slower than those for blocks, and have more shapes)."""
     near = min(found, key=lambda known: (_distance(known.shape, shape), _mean(known)))
     if near.shape == shape:
         return near
@@ -291,7 +292,7 @@ def _distance(a: ExpertShape, b: ExpertShape) -> float:
 
 
 def _rows(gemms: GemmTables, kernel: str, dealt: int = 1) -> list[_Measured]:
-    """Return every shape measured with a kernel, its experts `dealt` out to GPUs."""
+    """Return every shape measured with a kernel, with its experts `dealt` out to GPUs."""
     rows: dict[str, NDArray[Any]] = gemms.tables.rows("moe" if dealt == 1 else "moe_ep", kernel) if gemms.tables else {}
     if not rows:
         return []

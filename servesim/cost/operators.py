@@ -1,8 +1,9 @@
-"""Work of each operator of a step on one GPU, and the least time its data sheet allows for that.
+"""Work of each operator of a step on one GPU, and the least time that its data sheet allows for it.
 
-Linear layers and small operators are those of the layer graph, with the widths it prices; attention is counted by the
-query-key pairs and tokens of the batch. Traffic is that of separate kernels: weights, activations in and out, keys and
-values; what a fused kernel keeps in registers is counted here and not in `servesim.cost.work.step_work`.
+Linear layers and small operators are those of the layer graph, with the widths that it prices; attention is counted by
+the query-key pairs and tokens of the batch. Traffic is counted as for separate kernels: weights, activations in and
+out, keys and values. Data that a fused kernel keeps in registers is counted here but not in
+`servesim.cost.work.step_work`.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ class Work(NamedTuple):
 
     flops: float = 0.0
     compute_ns: float = 0.0
-    """The arithmetic at the data sheet's peak."""
+    """Time of the arithmetic at the data sheet's peak."""
     bytes: float = 0.0
-    """Memory read and written."""
+    """Bytes of memory read and written."""
     link_bytes: float = 0.0
-    """Sent to other GPUs."""
+    """Bytes sent to other GPUs."""
 
     def roofline_ns(self, gpu: Gpu) -> float:
-        """Return the least time: arithmetic, memory and links each at the data sheet's rate, all at once."""
+        """Return the least time: the maximum of arithmetic, memory and links, each at the data sheet's rate."""
         return max(self.compute_ns, self.bytes / gpu.bandwidth * 1e9, self.link_bytes / gpu.link_bandwidth * 1e9)
 
     def bound(self, gpu: Gpu) -> str:
-        """Return the resource that takes that time: "compute", "memory" or "links"."""
+        """Return the resource that determines that time: "compute", "memory" or "links"."""
         if self.link_bytes / gpu.link_bandwidth * 1e9 == self.roofline_ns(gpu):
             return "links"
         return "compute" if self.compute_ns == self.roofline_ns(gpu) else "memory"
 
     def plus(self, other: Work) -> Work:
-        """Return both works added up."""
+        """Return the sum of both works."""
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def operator_work(
     model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str = "bf16", kv_dtype: str = "bf16", tp: int = 1
 ) -> dict[str, Work]:
-    """Return the work of every operator of a step, by the names of `servesim.cost.breakdown` and in its order. One
-    pipeline stage, fused attention; padding included."""
+    """Return the work of every operator of a step, by the names of `servesim.cost.breakdown` and in its order. Assumes
+    one pipeline stage and fused attention; padding is included."""
     tokens, rows = batch.linear_tokens + batch.padded_tokens, batch.sampled + batch.drafts
     counts: dict[str, list[float]] = {}
     for i, kind in enumerate(KINDS):
@@ -130,7 +131,7 @@ def _per_pair(model: ModelSpec, tp: int) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Counts(Roofline):
-    """Counts work instead of pricing it."""
+    """Stand-in for a pricer that counts work instead."""
 
     kind: str = KINDS[0]
 
@@ -158,7 +159,7 @@ class _Counting(LayerGraph):
 
     def routed(self, moe: Experts) -> Curve:
         dtype = moe.dtype or self.dtype
-        size = moe.size * moe.matrices // 3  # that function counts three matrices
+        size = moe.size * moe.matrices // 3  # it counts three matrices
         shape = ExpertShape(size // self.tp, self.model.hidden_size, moe.count, moe.per_token)
         flops, weights, activations = experts_work(shape, dtype, self.tokens)
         compute = flops / self.gpu.flops[COMPUTE_DTYPE[dtype]] * 1e9

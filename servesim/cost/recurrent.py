@@ -1,10 +1,10 @@
 """Times of layers that keep a state, without their projections: convolution and recurrence.
 
-A decode step costs what reading and writing the states of its sequences costs, whatever their contexts. A prompt passes
-in chunks, one after the other within a sequence, and goes on from a state at no further cost. Both were measured for
-the gated delta rule and for Kimi delta attention, by sequences and tokens, at some numbers of heads; numbers of heads
-in between take the nearest one's time above that of a single token, scaled by their ratio. Mamba2 is by formula
-everywhere (the recurrence itself is in no table), and so is what a GPU without such a table runs.
+A decode step costs as much as reading and writing the states of its sequences, whatever their contexts. A prompt is
+processed in chunks, one after the other within a sequence, and continues from a state at no further cost. Both were
+measured for the gated delta rule and for Kimi delta attention, by sequences and tokens, at some numbers of heads;
+numbers of heads in between use the nearest one's time above that of a single token, scaled by their ratio. Mamba2 is
+always by formula (the recurrence itself is in no table), and so is any GPU without such a table.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from servesim.cost.linear import GemmTables
 from servesim.hardware.recurrent import MAMBA2, Recurrent
 
 CHUNK = 64
-"""Tokens of a prompt that a kernel computes at once (chunk size of the Triton kernels of both delta rules)."""
+"""Prompt tokens that a kernel computes together (chunk size of the Triton kernels of both delta rules)."""
 CHUNK_NS = 3400.0
-"""Time of one chunk of a delta rule, which waits for the one before it in its sequence: a prompt of 8,192 tokens alone
-takes 442 us on an H200 with 8 heads (vLLM 0.24). Mamba2 computes the chunks of a sequence side by side."""
+"""Time of one chunk of a delta rule, which waits for the previous one in its sequence: a prompt of 8,192 tokens alone
+takes 442 us on an H200 with 8 heads (vLLM 0.24). Mamba2 computes the chunks of a sequence in parallel."""
 _COUNTS, _TOKENS = tuple(2.0**i for i in range(13)), tuple(2**i for i in range(18))
-"""Sequences and tokens at which the formula has knots."""
+"""Numbers of sequences and tokens at which the formula has knots."""
 
 
 def recurrent_attention(gemms: GemmTables, layer: Recurrent, tp: int) -> GridAttention:
-    """Return the convolution and recurrence of `layer` on one of `tp` GPUs, as attention that attends a state."""
+    """Return the convolution and recurrence of `layer` on one of `tp` GPUs, as attention over a state."""
     tables = gemms.tables if gemms.roofline == gemms.measured_on else None
     heads = layer.value_heads // tp, layer.key_heads // tp
     grids = []
@@ -39,7 +39,7 @@ def recurrent_attention(gemms: GemmTables, layer: Recurrent, tp: int) -> GridAtt
         rows = tables.rows(f"{layer.kind}_{of}", "bf16") if tables else {}
         known = rows and layer.key_dim == layer.value_dim == rows["head_dim"][0]
         grids.append(Grid(_measured(rows, heads, of == "decode") if known else formula))
-    # a step with both launches either's kernels: neither pays for the other
+    # a step with both launches the kernels of each: neither pays for the other
     return GridAttention(grids[0], grids[1], 0.0, FROM_STATE)
 
 
@@ -57,7 +57,7 @@ def _measured(rows: dict[str, NDArray[Any]], heads: tuple[int, int], decode: boo
     scaled = []
     for count, c in entries:
         ys = [least + (y - least) * scale for y in c.ys]
-        if decode:  # one token of each, whatever the contexts
+        if decode:  # one token each, whatever the contexts
             scaled.append((count, Curve([0.0], [ys[0]], source, last_slope=0.0, beyond=source)))
         else:
             scaled.append((count, Curve(c.xs, ys, c.knot_source, last_slope=c.slopes[-1] * scale)))
@@ -66,7 +66,7 @@ def _measured(rows: dict[str, NDArray[Any]], heads: tuple[int, int], decode: boo
 
 def _by_formula(roofline: Roofline, layer: Recurrent, tp: int) -> tuple[Entries, Entries]:
     """Return decode and prefill: states read and written once, inputs and outputs of each token, and arithmetic in
-    chunks; chunks of a delta rule one after the other."""
+    chunks; chunks of a delta rule run one after the other."""
     heads = layer.value_heads // tp
     channels = (2 * layer.key_size + layer.value_size) // tp
     launches, rate = 2 * roofline.launch_ns, roofline.rate

@@ -1,8 +1,10 @@
-"""Steps under a GPU's roofline: their arithmetic intensity, what bounds them, how much of the roof their kernels reach.
+"""Steps under a GPU's roofline: their arithmetic intensity, their bottleneck, and the share of the roof that their
+kernels reach.
 
-A step's roof takes weights and KV read once, as if everything else stayed on the chip: the larger of its arithmetic
-at the data sheet's peak (of each operator's format) and its bytes at the data sheet's bandwidth (`step_work`). An
-operator's roof counts the traffic of a kernel of its own (`operator_work`). Times are GPU nanoseconds, without host.
+A step's roof assumes that weights and KV are read once, as if everything else stayed on the chip: the larger of its
+arithmetic at the data sheet's peak (of each operator's format) and its bytes at the data sheet's bandwidth
+(`step_work`). An operator's roof counts the traffic of a separate kernel (`operator_work`). Times are GPU nanoseconds,
+without host.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from servesim.hardware.model import ModelSpec
 
 @dataclass(frozen=True)
 class Roof:
-    """A model on `tp` GPUs, and what prices its steps."""
+    """A model on `tp` GPUs, with the cost model that prices its steps."""
 
     model: ModelSpec
     gpu: Gpu
@@ -39,7 +41,7 @@ class Roof:
 
     @property
     def ridge(self) -> float:
-        """FLOP per byte from which on arithmetic bounds a step."""
+        """FLOP per byte above which a step is compute-bound."""
         return self.peak / self.gpu.bandwidth
 
     def describe(self, steps: Iterable[Steps]) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Roof:
 
 @dataclass
 class Steps:
-    """One step or several together: sums over them. Work is of all GPUs, times are those of one."""
+    """Sums over one or several steps. Work is for all GPUs, times are for one."""
 
     roof: Roof
     label: str
@@ -70,9 +72,9 @@ class Steps:
     flops: float = 0.0
     bytes: float = 0.0
     compute_ns: float = 0.0
-    """The arithmetic at the data sheet's peak."""
+    """Time of the arithmetic at the data sheet's peak."""
     memory_ns: float = 0.0
-    """The bytes at the data sheet's bandwidth."""
+    """Time of the bytes at the data sheet's bandwidth."""
     roofline_ns: float = 0.0
     kernels_ns: float = 0.0
     by_source: list[float] = field(default_factory=lambda: [0.0] * 4)
@@ -83,7 +85,7 @@ class Steps:
     """(FLOP per byte, FLOP/s of a GPU) of each step."""
 
     def add(self, batch: Batch, times: int = 1, gpu_ns: float | None = None) -> None:
-        """Add a step taken `times` times, with `gpu_ns` in all; None: the time of its kernels."""
+        """Add a step taken `times` times, with `gpu_ns` in total (None: the time of its kernels)."""
         roof = self.roof
         model, gpu, tp = roof.model, roof.gpu, roof.tp
         price = roof.cost.price(batch)
@@ -114,7 +116,7 @@ class Steps:
 
     @property
     def reached(self) -> float:
-        """Share of the roofline the kernels reach."""
+        """Share of the roofline that the kernels reach."""
         return self.roofline_ns / self.kernels_ns
 
     def describe(self) -> dict[str, Any]:
@@ -137,7 +139,7 @@ class Steps:
         }
 
     def _operator(self, name: str) -> dict[str, Any]:
-        """Describe an operator; one without work of its own (copies, drafting, a lowered clock) has no roof."""
+        """Describe an operator; one without counted work (copies, drafting, a lowered clock) has no roof."""
         ns, work, gpu = self.operator_ns.get(name, 0.0), self.work.get(name), self.roof.gpu
         least = work.roofline_ns(gpu) if work else None
         return {
@@ -151,10 +153,10 @@ class Steps:
 
 
 def decode_step(batch: int, context: int) -> Batch:
-    """Return a step of `batch` sequences of `context` tokens (their new one included) that take one token each."""
+    """Return a step of `batch` sequences of `context` tokens (including their new one) that take one token each."""
     return Batch.decodes(batch, batch * context, batch * context * context, context)
 
 
 def prefill_step(prompt: int) -> Batch:
-    """Return a step of one prompt with nothing cached."""
+    """Return a step of one prompt without cached tokens."""
     return Batch(linear_tokens=prompt, prefill=[(prompt, 0)], sampled=1, sampled_context=prompt)

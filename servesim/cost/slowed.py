@@ -1,4 +1,4 @@
-"""A cost model whose GPU is slower by a factor."""
+"""Cost model whose GPU is slower by a factor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from servesim.contracts.cost import Batch, CostModel, Host
 
 
 class Slowed(CostModel):
-    """Another cost model whose GPU times are `factor` times as long; host times stay."""
+    """Another cost model with GPU times multiplied by `factor`; host times are unchanged."""
 
     def __init__(self, cost: CostModel, factor: float) -> None:
         self._cost, self._factor = cost, factor

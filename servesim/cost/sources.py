@@ -1,4 +1,4 @@
-"""GPU time of steps in whole nanoseconds by source, so that sums over steps do not depend on how they are taken."""
+"""GPU time of steps in whole nanoseconds by source, so that sums over steps do not depend on how they are grouped."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from servesim.cost.curve import Curve
 
 
 class CurveSources(RunSources):
-    """Sources of a run of steps that differ in the contexts that their decodes attend."""
+    """Sources of a run of steps that differ in the contexts attended by their decodes."""
 
     def __init__(
         self, fixed: Sequence[int], known: int, curve: Curve | None, context: int, step: int, gpu: Sequence[int]
     ) -> None:
-        """Split steps that take `gpu` ns each: `fixed` by source, `known` of it accounted for (see `whole`), and the
-        rest by the source that `curve` has at the sum of contexts, which is `context` at first and grows by `step` a
+        """Split steps that take `gpu` ns each: `fixed` by source, `known` as the part accounted for (see `whole`), and
+        the rest by the source of `curve` at the sum of contexts, which starts at `context` and grows by `step` per
         step. `curve` is None if nothing is attended."""
         self._fixed, self._known, self._curve = fixed, known, curve
         self._context, self._step, self._gpu = context, step, gpu
 
     def of(self, first: int, stop: int) -> Sources:
-        """See `RunSources`."""
+        """Return the sums over steps; see `RunSources`."""
         sums = [ns * (stop - first) for ns in self._fixed]
         curve = self._curve
         while curve is not None and first < stop:
@@ -40,10 +40,10 @@ class CurveSources(RunSources):
         return (a, b, c, d)
 
     def _before(self, curve: Curve, i: int, stop: int) -> int:
-        """Return the first step, `stop` at most, whose contexts lie beyond segment i."""
+        """Return the first step, at most `stop`, whose contexts are beyond segment i."""
         if i + 1 == len(curve.xs):
             return stop
-        ahead = curve.xs[i + 1] - self._context  # whole steps to the next knot or beyond it
+        ahead = curve.xs[i + 1] - self._context  # whole steps to the next knot or past it
         return min(stop, int(-(-ahead // self._step)))
 
 
@@ -54,7 +54,7 @@ class SumSources(RunSources):
         self._passes = passes
 
     def of(self, first: int, stop: int) -> Sources:
-        """See `RunSources`."""
+        """Return the sums over steps; see `RunSources`."""
         a = b = c = d = 0
         for each in self._passes:
             p, q, r, s = each.of(first, stop)

@@ -1,12 +1,12 @@
-"""Times of latent attention over chosen tokens in one layer (DeepSeek-V3.2, GLM-5), without its projections.
+"""Times of latent attention over selected tokens in one layer (DeepSeek-V3.2, GLM-5), without its projections.
 
-An indexer scores every token of the context by small keys, and attention reads the best of them alone, as many as a
-window would hold. Tables measure the whole module, projections included; those are priced apart and taken off, as for
-latent attention (`servesim.cost.latent`). Prompts of vLLM and SGLang were measured launched one by one, and those of up
-to as many tokens as are chosen took the same .75 ms for 1 sequence as for 1,024, which cannot be (16,384 tokens take
-TensorRT-LLM 4.5 ms): rows up to twice the least are left out, and below those that stay time is linear from a decode's
-on.
-What cached tokens add to a prompt is the indexer's arithmetic over them, by formula; without a table all is.
+An indexer scores every token of the context with small keys, and attention reads only the best of them, as many as a
+window would hold. Tables measure the whole module, projections included; those are priced separately and subtracted, as
+for latent attention (`servesim.cost.latent`). Prompts of vLLM and SGLang were measured with kernels launched one by
+one, and prompts of up to the number of selected tokens took the same .75 ms for 1 sequence as for 1,024, which cannot
+be right (16,384 tokens take 4.5 ms in TensorRT-LLM). Rows up to twice the least are therefore left out, and below the
+remaining ones time is linear starting from a decode's time. The cost that cached tokens add to a prompt is the
+indexer's arithmetic over them, by formula; without a table everything is by formula.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from servesim.cost.linear import GemmTables
 from servesim.hardware.layers import Indexer, Latent
 
 _LAUNCHED = 2.0
-"""Least time of a prompt's row, in times of the shortest row of those heads."""
+"""Minimum time of a prompt's row, as a multiple of the shortest row with the same heads."""
 _COUNTS, _TOKENS = tuple(2.0**i for i in range(13)), tuple(2**i for i in range(18))
-"""Sequences and tokens at which the formula has knots."""
+"""Numbers of sequences and tokens at which the formula has knots."""
 
 
 class IndexedPrefill:
-    """Prompt pieces over cached tokens: that of as much work, and the scores of what lies before it."""
+    """Prompt pieces over cached tokens: the time of a piece with the same work, plus the scores of the cached
+    tokens."""
 
     def __init__(self, attention: GridAttention, pair_ns: float) -> None:
-        """`pair_ns`: time of the score of one token for one query."""
+        """Initialize; `pair_ns` is the time to score one token for one query."""
         self._attention, self._pair_ns = attention, pair_ns
 
     def at(self, new: int, past: int) -> tuple[float, int]:
@@ -96,15 +97,15 @@ def _measured(
 
 
 def projections_of(gemms: GemmTables, latent: Latent, hidden: int, heads: int) -> Callable[[float], float]:
-    """Return the time of the projections that the rows of tables hold, over tokens."""
+    """Return the time over tokens of the projections included in the tables' rows."""
     expansion = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
     linears = [gemms.curve(n, k, "fp8_block") for n, k in latent.linears(hidden, heads) if (n, k) != expansion]
     return lambda tokens: sum(curve.at(tokens) for curve in linears)
 
 
 def _extended(decode: Entries, topk: float) -> Entries:
-    """Extend every curve past its last context at the least time that a further token of the context took any batch
-    once as many are there as are chosen (large batches were measured on short contexts only)."""
+    """Extend every curve past its last context at the lowest time per further context token that any batch took beyond
+    the number of selected tokens (large batches were measured only on short contexts)."""
     known = [(c.ys[-1] - c.at(topk)) / (n * (c.xs[-1] - topk)) for n, c in decode if c.xs[-1] > 2 * topk]
     best = min((slope for slope in known if slope > 0.0), default=0.0)
     return [(n, Curve(c.xs, c.ys, c.knot_source, last_slope=n * best)) for n, c in decode]
@@ -113,8 +114,8 @@ def _extended(decode: Entries, topk: float) -> Entries:
 def _by_formula(
     roofline: Roofline, latent: Latent, indexer: Indexer, heads: int, kv_dtype: str
 ) -> tuple[Entries, Entries]:
-    """Return decode and prefill: keys of the indexer read once a sequence, and as many tokens attended as are chosen,
-    over the compressed vectors."""
+    """Return decode and prefill: keys of the indexer read once per sequence, and the selected number of tokens
+    attended, over the compressed vectors."""
     rate = roofline.rate
     pair = 2.0 * heads * (latent.width + latent.kv_rank) / roofline.peak("bf16")
     score, key = _pair_ns(roofline, indexer), indexer.key_bytes / rate
@@ -135,6 +136,6 @@ def _by_formula(
 
 
 def _pair_ns(roofline: Roofline, indexer: Indexer) -> float:
-    """Return the time of the score of one token for one query, in fp8 where the GPU has it."""
+    """Return the time to score one token for one query, in fp8 if the GPU supports it."""
     dtype = "fp8" if "fp8" in roofline.gpu.flops else "bf16"
     return 2.0 * indexer.heads * indexer.dim / roofline.peak(dtype)

@@ -1,4 +1,4 @@
-"""The part of a model that runs on one pipeline stage, and what a step costs there."""
+"""The part of a model that runs on one pipeline stage, and the cost of a step there."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Operator(NamedTuple):
 
     name: str
     curve: Curve
-    """All its runs in a step together."""
+    """Total time of all its runs in a step."""
     throttled: Curve | None = None
-    """The same at the clock that the power limit sustains; None: as before."""
+    """The same at the clock that the power limit sustains, or None if unchanged."""
     runs: int = 1
-    """Runs in a step: kernels launched."""
+    """Number of runs in a step, i.e. kernels launched."""
 
 
 class AttentionLayers(NamedTuple):
@@ -37,7 +37,7 @@ class AttentionLayers(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """Extremes of the steps a stage has priced."""
+    """Extremes of the steps that a stage has priced."""
 
     tokens: int | None
     samples: int | None
@@ -59,17 +59,17 @@ class Stage:
         copied: float = 1.0,
         cool_ns: float = 0.0,
     ) -> None:
-        """Build a stage. `copied`: share of swapped and copied bytes that is this stage's. `cool_ns`: compute time of a
-        step until the power limit lowers the clock."""
+        """Build a stage. `copied`: this stage's share of swapped and copied bytes. `cool_ns`: compute time of a step
+        until the power limit lowers the clock."""
         self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
         self._roofline, self._copied = roofline, copied
         self.layers = sum(layer.layers for layer in attention)
         self.mixtures = sum(operator.runs for operator in per_token if operator.name == "experts")
-        """Layers, and those of them with experts."""
+        """Number of layers, and of layers with experts."""
         self._cool_ns = cool_ns
         self.skewed = any(layer.attention.skew is not None for layer in attention)
-        """Whether decode costs more for more unequal contexts."""
-        # What repeats from step to step is remembered; the keys fix the values, so prices stay pure.
+        """Whether decode costs more with more unequal contexts."""
+        # Repeated values are cached from step to step; the keys determine the values, so prices stay pure.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         hot = [(operator.curve, operator.throttled) for operator in per_token if operator.throttled is not None]
         self._at_full_clock = total([curve for curve, _ in hot]) if hot else None
@@ -78,11 +78,12 @@ class Stage:
         self._decode_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
         self._attended, self._over_cache = 0, False
-        """Extremes of extrapolated prompt pieces: most tokens attended, and whether any were cached before them."""
+        """Extremes of extrapolated prompt pieces: most tokens attended, and whether any had cached tokens before
+        them."""
 
     def constant(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
-        """Return the nanoseconds of everything but decode attention, which do not change along a decode run, and those
-        nanoseconds by source (slowing down under load is not counted)."""
+        """Return the nanoseconds of everything except decode attention, which do not change along a decode run, and
+        those nanoseconds by source (slowdown under load is not counted)."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return self._constant(batch, tokens)
         key = (tokens, batch.sampled + batch.drafts)
@@ -118,20 +119,20 @@ class Stage:
         return ns, parts
 
     def launches(self, sampled: bool) -> int:
-        """Return the kernels a step launches, one per operator."""
+        """Return the number of kernels that a step launches, one per operator."""
         operators = [*self._per_token, *(self._per_sample if sampled else ())]
         return sum(o.runs for o in operators) + sum(layer.layers for layer in self._attention)
 
     def lower_clock(self, computing: float, tokens: int) -> float:
-        """Return the time the power limit adds to a step that computes for `computing` ns, decode attention and
-        sampling apart: what its dense layers take longer at the clock that the limit sustains, for the part of the step
-        after the clock was lowered."""
+        """Return the time that the power limit adds to a step that computes for `computing` ns, without decode
+        attention and sampling: the extra time of its dense layers at the clock that the limit sustains, for the part of
+        the step after the clock was lowered."""
         if computing <= self._cool_ns:
             return 0.0
         return self.throttling_ns(tokens) * (1.0 - self._cool_ns / computing)
 
     def throttling_ns(self, tokens: int) -> float:
-        """Return the time dense layers take longer at the sustained clock."""
+        """Return the extra time of dense layers at the sustained clock."""
         if self._throttled is None or self._at_full_clock is None:
             return 0.0
         return self._throttled.at(tokens) - self._at_full_clock.at(tokens)
@@ -175,7 +176,7 @@ class Stage:
         return curve.rounded_run(base, batch.decode_context_sum, batch.decode_count, k)
 
     def over_contexts(self, batch: Batch, tokens: int, context: int) -> Pass | None:
-        """Return the price of a step of decodes alone over the sum of contexts, of which the whole step's is `context`;
+        """Return the price of a decode-only step over the sum of contexts, which is `context` for the whole step, or
         None if it depends on more than the sum."""
         base, parts = self.constant(batch, tokens)
         if not batch.decode_count:
@@ -185,7 +186,7 @@ class Stage:
         return Pass(base, parts, self.decode_curve(batch), batch.decode_context_sum - context)
 
     def skew(self, batch: Batch) -> tuple[float, int]:
-        """Return the time unequal contexts add to equal ones, and its source; it does not change along a run."""
+        """Return the time added by unequal contexts, and its source; it does not change along a run."""
         excess = batch.decode_count * batch.decode_context_max - batch.decode_context_sum
         whole, source = 0.0, 0
         if excess <= 0 or batch.queries_per_sequence > 1 or batch.attention == "per_request":
@@ -210,12 +211,12 @@ class Stage:
         return curve
 
     def priced(self) -> Priced:
-        """Return the extremes of the steps priced so far, which `extrapolated` goes by."""
+        """Return the extremes of the steps priced so far, which `extrapolated` uses."""
         most = max(self._token_costs, default=None), max(self._sample_costs, default=None)
         return Priced(*most, tuple(sorted(self._decode_curves)), self._attended, self._over_cache)
 
     def add_priced(self, other: Priced) -> None:
-        """Count steps priced elsewhere, too."""
+        """Also count steps priced by another model."""
         for most, costs, operators in (
             (other.tokens, self._token_costs, self._per_token),
             (other.samples, self._sample_costs, self._per_sample),
@@ -227,7 +228,7 @@ class Stage:
         self._attended, self._over_cache = max(self._attended, other.attended), self._over_cache or other.over_cache
 
     def extrapolated(self, reach: Mapping[int, int]) -> dict[str, str]:
-        """Return which of the steps priced so far lay outside the tables, by operator. `reach`: the largest sum of
+        """Return the steps priced so far that were outside the tables, by operator. `reach`: the largest sum of
         contexts by number of decoding sequences."""
         found: dict[str, str] = {}
         for operators, priced in ((self._per_token, self._token_costs), (self._per_sample, self._sample_costs)):
@@ -260,7 +261,7 @@ class Stage:
         split, source, whole = batch.attention == "per_request", 0, 0.0
         for attention, layers in self._attention:
             ns, origin = prefill_ns(attention, batch.prefill, split)
-            if batch.decode_count and not split:  # one kernel with the decodes, whose fixed cost they pay
+            if batch.decode_count and not split:  # same kernel as the decodes, which pay its fixed cost
                 ns = max(0.0, ns - attention.floor)
                 if attention.mixed is not None:
                     context = batch.decode_context_sum / batch.decode_count

@@ -1,4 +1,4 @@
-"""Attention of a served step where it differs from what tables measure, as fitted to recorded steps."""
+"""Attention of a served step where it differs from the tables' measurements, as fitted to recorded steps."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from servesim.cost.curve import ROOFLINE, Curve
 from servesim.cost.host import HostTerms
 
 LONG_PROMPT = 1024
-"""Prompt tokens in a step from which on decodes beside them cost no more."""
+"""Prompt tokens in a step above which the cost of decodes next to them no longer grows."""
 FILLED = 132
-"""Sequences times KV heads that give every multiprocessor of an H100 a decode of its own."""
+"""Sequences times KV heads at which every multiprocessor of an H100 has its own decode."""
 
 _PARTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Knots of decode: reading over starting."""
+"""Knots of decode: ratio of reading to starting."""
 
 
 class BesidePrompt:
-    """Extra time of decodes beside a prompt over the two apart, where no table has such calls.
+    """Extra time of decodes next to a prompt compared with running the two separately, if no table has such calls.
 
-    The kernel that holds both does not split a decode's context over the GPU: one block reads the KV of a sequence's
-    KV head from end to end. That takes time until every multiprocessor has such a block, and more KV is then read below
-    the rate of decodes alone. In proportion to the tokens of the prompt up to `LONG_PROMPT`: recorded steps show next
-    to nothing beside a cached prompt's last 16 tokens (Llama-2-70B, CodeLlama-34B). Counted as formula."""
+    The kernel that holds both does not split a decode's context over the GPU: one block reads the KV of a sequence's KV
+    head from end to end. That takes time until every multiprocessor has such a block, and further KV is then read more
+    slowly than by decodes alone. The time is proportional to the tokens of the prompt up to `LONG_PROMPT`: recorded
+    steps show almost none next to a cached prompt's last 16 tokens (Llama-2-70B, CodeLlama-34B). Counted as formula.
+    """
 
     def __init__(self, filling_ns: float, ns_per_token: float, kv_heads: int, window: int = 0) -> None:
-        """Take the time of a layer once the GPU is filled, and that of each token of context."""
+        """Set the time of a layer once the GPU is filled, and the time of each token of context."""
         self._filling, self._per_token = filling_ns, ns_per_token
         self._kv_heads, self._window = kv_heads, window
 
     @classmethod
     def of(cls, host: HostTerms, kv_heads: int, token_ns: float, window: int) -> BesidePrompt | None:
-        """Build from host terms and the time that reading one token's KV takes at the data sheet's rate; None where the
-        terms have no such excess."""
+        """Build from host terms and the time to read one token's KV at the data sheet's rate. Return None if the terms
+        have no such excess."""
         if not host.mixed_filling and not host.mixed_kv_excess:
             return None
         return cls(host.mixed_filling, host.mixed_kv_excess * token_ns, kv_heads, window)
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
-        """See `Excess`."""
+        """Return the excess and its source; see `Excess`."""
         if self._window and context > self._window:
             context = self._window
         ns = self._filling * min(1.0, count * self._kv_heads / FILLED) + self._per_token * count * context
@@ -47,17 +48,19 @@ class BesidePrompt:
 
 
 class StreamedDecode:
-    """Attention whose decode reads the KV at one rate, as a served step does: there the weights of every layer have
-    pushed the KV out of the cache. Tables repeat one layer's attention, which finds a small KV in the cache and changes
-    regime where it no longer fits. Counted as formula: the rate is the data sheet's, its share fitted to recorded
-    steps.
+    """Attention whose decode reads the KV at a constant rate, as in a served step, in which the weights of every layer
+    have evicted the KV from the cache. Tables repeat one layer's attention, which finds a small KV in the cache and
+    changes regime once it no longer fits. Counted as formula: the rate is the data sheet's, with a share fitted to
+    recorded steps.
 
-    What a larger batch takes longer than one sequence on empty contexts, its blocks starting in waves, hides behind the
-    reading of other blocks: of `starts` beside `reads` the part `starts / (starts + reads)` remains. (Measured calls of
-    the H100 table, 40 heads, 256 to 2,048 sequences of 64 to 512 tokens: .64 to .31 remain, by this .71 to .24.)"""
+    The extra time of a larger batch over one sequence on empty contexts, whose blocks start in waves, is hidden behind
+    the reads of other blocks: of `starts` next to `reads`, the part `starts / (starts + reads)` remains. (Measured
+    calls of the H100 table, 40 heads, 256 to 2,048 sequences of 64 to 512 tokens: .64 to .31 remain; by this formula
+    .71 to .24.)
+    """
 
     def __init__(self, inner: Attention, ns_per_token: float) -> None:
-        """Take `ns_per_token`, the time to read the KV of one token in one layer."""
+        """Set `ns_per_token`, the time to read the KV of one token in one layer."""
         self._inner = inner
         self._ns_per_token = ns_per_token
         self.floor = inner.floor

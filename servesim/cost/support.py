@@ -1,4 +1,4 @@
-"""The support matrix: every model on every GPU, by engine and format of weights, and how much of it was measured."""
+"""The support matrix: every model on every GPU, by engine and weight format, with the measured share of its kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servesim.versions import engine_facts
 State = Literal["measured", "partly", "by formula", "refused"]
 ENGINES = ("vllm", "sglang", "tensorrt-llm")
 FORMATS = ("fp8", "int4", "nvfp4")
-"""Formats looked at beside the one a model is published in."""
+"""Formats examined in addition to the one in which a model is published."""
 LETTERS: dict[State, str] = {"measured": "M", "partly": "p", "by formula": "f", "refused": "-"}
 LEGEND = (
     "M: measured (at least 80 % of the GPU time from measured kernels; the number is the percentage); p: partly; "
@@ -27,18 +27,18 @@ TPS = (1, 2, 4, 8)
 WEIGHTS_SHARE = 0.9
 """Share of a GPU's memory that weights may take for a model to run on it."""
 MEASURED, PARTLY = 0.8, 0.2
-"""Least share of the GPU time from measured and interpolated kernels for either state; norms, activations and sampling
-are by formula on all GPUs whose kernels were imported."""
+"""Minimum share of the GPU time from measured and interpolated kernels for either state; norms, activations and
+sampling are by formula on all GPUs whose kernels were imported."""
 _PROBES = (
     Batch.decodes(32, 32 * 2048, 32 * 2048**2, 2048),
     Batch(linear_tokens=2048, prefill=[(2048, 0)], sampled=1),
 )
-"""The steps priced: 32 sequences that decode at 2,048 tokens each, and a prompt of 2,048."""
+"""Priced steps: 32 sequences that decode at 2,048 tokens each, and a prompt of 2,048."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """How one model runs on one GPU in one engine and format."""
+    """Support for one model on one GPU in one engine and format."""
 
     model: str
     gpu: str
@@ -46,20 +46,21 @@ class Support:
     dtype: str
     state: State
     tp: int = 0
-    """GPUs of the smallest server it fits on, 1 to 8; 0: refused."""
+    """Number of GPUs of the smallest server it fits on, 1 to 8; 0 if refused."""
     known: float = 0.0
-    """Least share of the GPU time of the probes that was measured or interpolated, 0 to 1."""
+    """Minimum share of the probes' GPU time that was measured or interpolated, 0 to 1."""
     reason: str = ""
-    """Why it is refused, or only partly measured though its share is large."""
+    """Reason why it is refused, or only partly measured although its share is large."""
 
     @property
     def cell(self) -> str:
-        """The entry of the matrix: a letter, and the share in percent where some was measured."""
+        """Entry of the matrix: a letter, and the share in percent if some of it was measured."""
         return LETTERS[self.state] + (f" {self.known * 100:.0f}" if self.state in ("measured", "partly") else "")
 
 
 def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
-    """Return how a bundled model is priced on a GPU by its data sheet, on the smallest server that holds it."""
+    """Return how a bundled model is priced on a GPU according to its data sheet, on the smallest server that holds
+    it."""
     spec, sheet = ModelSpec.load(model), Gpu.load(gpu)
     if COMPUTE_DTYPE[spec.experts_dtype or dtype] not in sheet.flops or COMPUTE_DTYPE[dtype] not in sheet.flops:
         missing = next(d for d in (dtype, spec.experts_dtype or dtype) if COMPUTE_DTYPE[d] not in sheet.flops)
@@ -87,7 +88,8 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
 
 @cache
 def formats(model: str) -> tuple[str, ...]:
-    """Return the formats a model is looked at in: as published, and others unless its experts have one of their own."""
+    """Return the formats in which a model is examined: as published, and others unless its experts have their own
+    format."""
     spec = ModelSpec.load(model)
     return (spec.dtype,) if spec.experts_dtype is not None else (spec.dtype, *FORMATS)
 
@@ -95,7 +97,7 @@ def formats(model: str) -> tuple[str, ...]:
 def matrix(
     models: Sequence[str] | None = None, engines: Sequence[str] = ENGINES, gpus: Sequence[str] | None = None
 ) -> Iterator[Support]:
-    """Yield every combination, by engine, model, format and GPU; None: all that are bundled."""
+    """Yield every combination, by engine, model, format and GPU. None means all bundled ones."""
     for engine in engines:
         for model in models if models is not None else bundled_models():
             for dtype in formats(model):
@@ -104,7 +106,7 @@ def matrix(
 
 
 def as_tables(found: Sequence[Support]) -> str:
-    """Return the matrix as tables of Markdown, one an engine, whose rows are models and formats."""
+    """Return the matrix as Markdown tables, one per engine, whose rows are models and formats."""
     lines: list[str] = []
     for engine in dict.fromkeys(one.engine for one in found):
         mine = [one for one in found if one.engine == engine]

@@ -1,13 +1,14 @@
 """Kernel tables: measured times of the operators of a dense decoder on one device.
 
-One schema for every operator and every source. A table set is a folder of Parquet files with the columns
-below; columns an operator does not use are null. Times are microseconds of one call on one GPU.
+One schema for every operator and every source. A table set is a folder of Parquet files with the columns below; columns
+that an operator does not use are null. Times are microseconds of one call on one GPU.
 
 | column | type | meaning |
 |---|---|---|
 | op | string | `gemm`, `moe`, `moe_ep` (expert parallelism, on its most loaded GPU), `attention_prefill`,
 `attention_decode`, `attention_mixed` (decodes and one prompt in one call), `attention_skew` (decodes of unequal
-contexts, alone or beside one prompt), `window_prefill`, `window_decode` (attention limited to a window), `mla_prefill`,
+contexts, alone or next to one prompt), `window_prefill`, `window_decode` (attention limited to a window),
+`mla_prefill`,
 `mla_decode` (latent attention with its projections), `mla_kernel_prefill`, `mla_kernel_decode` (its kernel alone),
 `gdn_prefill`, `gdn_decode`, `kda_prefill`, `kda_decode` (convolution and recurrence of layers that keep a state),
 `dsa_prefill`, `dsa_decode` (sparse attention with its projections; k: hidden size),
@@ -23,24 +24,27 @@ norm, activation, rotary, kv_write, embedding, sampler: rows, output width (no k
 | experts, topk | int32 | moe, moe_ep, all_to_all: experts on all GPUs, and how many of them a token uses |
 | window | int32 | window_*: tokens attended |
 | longest | int32 | attention_skew: the largest of the past_tokens |
-| batch | int32 | attention: sequences of the call (mixed: that decode) |
+| batch | int32 | attention: sequences of the call (mixed: decoding sequences) |
 | new_tokens | int32 | attention: query tokens of each sequence (1 in decode; mixed, skew: of the prompt, none cached;
 skew: 0 without one) |
-| past_tokens | int32 | attention: tokens of each sequence already in the KV cache (mixed: of each that decodes; skew:
-their mean; a row whose longest is the mean is of equal contexts) |
-| heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism; gdn, kda: those of values, of
+| past_tokens | int32 | attention: tokens of each sequence already in the KV cache (mixed: of each decoding sequence;
+skew:
+their mean; a row whose longest is the mean has equal contexts) |
+| heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism; gdn, kda: heads of values, heads
+of
 keys, and the width of both |
-| gpus | int32 | moe_ep: GPUs the experts are dealt out to, whole; all_reduce, all_reduce_nccl, all_gather: GPUs
-taking part (all_to_all, too) |
+| gpus | int32 | moe_ep: GPUs over which whole experts are distributed; all_reduce, all_reduce_nccl, all_gather:
+participating
+GPUs (all_to_all, too) |
 | bytes | int64 | all_reduce, all_reduce_nccl: size of the tensor; all_gather: size of the gathered result |
-| kernel | string | the kernel measured |
+| kernel | string | the measured kernel |
 | time_us | float64 | median time of one call |
-| p10_us, p90_us | float64 | spread of the timings behind it; only in tables of `servesim calibrate profile` |
-| samples | int32 | how many those are |
+| p10_us, p90_us | float64 | spread of the underlying timings; only in tables of `servesim calibrate profile` |
+| samples | int32 | number of these timings |
 
-Where it comes from stands in the Parquet metadata under the key `servesim` (JSON): device, source and its
-version, licence, framework and its version, date of import, what is not measured, and (`relative_error`) the
-relative standard error of a time where the source repeats its measurements.
+The provenance is in the Parquet metadata under the key `servesim` (JSON): device, source and its version, license,
+framework and its version, date of import, a list of the unmeasured operators, and (`relative_error`) the relative
+standard error of a time if the source repeats its measurements.
 """
 
 from __future__ import annotations
@@ -81,9 +85,9 @@ KEY_COLUMNS = (
 COLUMNS = (*KEY_COLUMNS, "time_us")
 _TEXT = ("op", "dtype", "kernel")
 _OPTIONAL = ("experts", "topk", "window", "longest")
-"""Columns a table of a dense decoder may lack."""
+"""Columns that a table of a dense decoder may lack."""
 SPREAD = ("p10_us", "p90_us", "samples")
-"""Columns a table has where its source states the spread."""
+"""Columns of a table whose source states the spread."""
 METADATA_KEY = b"servesim"
 
 Rows = dict[str, NDArray[Any]]
@@ -125,11 +129,11 @@ def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any])
 
 @dataclass(frozen=True)
 class KernelTables:
-    """The kernel tables of one device, read when an operator is first asked for."""
+    """Kernel tables of one device, read when an operator is first requested."""
 
     folder: Path
     trusted: bool = False
-    """True: the shipped ones, whose rows tests have checked."""
+    """Whether these are the shipped tables, whose rows have been checked by tests."""
 
     @classmethod
     def load(cls, name: str | None = None, folder: str | Path | None = None) -> KernelTables:
@@ -144,7 +148,7 @@ class KernelTables:
         return cls(path)
 
     def loaded(self) -> KernelTables:
-        """Read all files, which are no longer needed afterwards, and return these tables."""
+        """Read all files, which are not needed afterwards, and return these tables."""
         _ = self._by_op, self.provenance
         return self
 
@@ -155,21 +159,21 @@ class KernelTables:
         return copy
 
     def rows(self, op: str, dtype: str) -> Rows:
-        """Return the rows of one operator in one dtype as numpy columns without nulls; empty when not measured."""
+        """Return the rows of one operator in one dtype as numpy columns without nulls; empty if not measured."""
         return self._by_op.get((op, dtype), {})
 
     @property
     def measured(self) -> list[tuple[str, str]]:
-        """The (operator, dtype) pairs that were measured."""
+        """Set of (operator, dtype) pairs that were measured."""
         return sorted(self._by_op)
 
     def dtypes(self, op: str) -> list[str]:
-        """Return the dtypes `op` was measured in."""
+        """Return the dtypes in which `op` was measured."""
         return sorted(dtype for name, dtype in self._by_op if name == op)
 
     @cached_property
     def provenance(self) -> dict[str, dict[str, Any]]:
-        """The provenance each file states, by file name."""
+        """Provenance stated in each file, by file name."""
         import pyarrow.parquet as pq
 
         found = {}
@@ -180,14 +184,14 @@ class KernelTables:
 
     @property
     def relative_error(self) -> float | None:
-        """The relative standard error of one time, the largest any file states (`relative_error` of its provenance,
-        from repeated measurements); None where none does."""
+        """Relative standard error of one time, the largest stated in any file (`relative_error` of its provenance, from
+        repeated measurements), or None if no file states one."""
         stated = [entry.get("relative_error") for entry in self.provenance.values()]
         return max((float(error) for error in stated if error is not None), default=None)
 
     @property
     def without_error(self) -> list[str]:
-        """Files that state no such error."""
+        """Files without a stated error."""
         return [name for name, entry in self.provenance.items() if entry.get("relative_error") is None]
 
     @cached_property
@@ -228,6 +232,6 @@ def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
 
 @cache
 def _shipped(name: str) -> KernelTables:
-    """Return shipped tables, which stay in memory once read: every run of a sweep uses the same ones."""
+    """Return shipped tables, which stay in memory once read, since every run of a sweep uses the same ones."""
     folder = Path(str(resources.files("servesim.calibrate.tables"))) / name
     return KernelTables(folder, trusted=True)

@@ -10,13 +10,13 @@ from servesim.hardware.model import ModelSpec
 def step_work(
     model: ModelSpec, batch: Batch, dtype: str = "bf16", kv_dtype: str = "bf16", tp: int = 1
 ) -> tuple[float, float]:
-    """Return (FLOPs, bytes) that the GPUs of a step need together, padding not included.
+    """Return (FLOPs, bytes) that the GPUs of a step need together, without padding.
 
-    FLOPs: 2 per weight a token passes through, 2 per LM-head weight and sampled row, attention's two matrix products
-    over every query-key pair (latent attention: over the compressed vectors), and those of a token with a state. Bytes:
-    weights once (of the experts those that are expected to be used, tokens being routed uniformly), states of every
+    FLOPs: 2 per weight that a token passes through, 2 per LM-head weight and sampled row, attention's two matrix
+    products over every query-key pair (latent attention: over the compressed vectors), and the FLOPs of a token with a
+    state. Bytes: weights once (only the experts expected to be used, with tokens routed uniformly), states of every
     sequence read and written, keys and values of every context read and of every token written, on each of `tp` GPUs
-    that hold a copy. Windows bound contexts by their mean.
+    that hold a copy. Windows limit contexts by their mean.
     """
     tokens = batch.linear_tokens
     flops = 2.0 * model.layer_params * model.num_layers * tokens
@@ -36,7 +36,7 @@ def step_work(
             scored += of_all - read
     data = _weight_bytes(model, dtype, tokens)
     if indexer is not None:
-        data += scored * indexer.key_bytes * tp  # the rest of them is not attended
+        data += scored * indexer.key_bytes * tp  # the rest is not attended
     data += 2.0 * states * model.state_bytes(tp) * tp  # read and written
     if model.recurrent is not None:
         of_token = 4.0 * model.recurrent.value_size * model.recurrent.key_dim
@@ -46,14 +46,15 @@ def step_work(
 
 
 def chosen(model: ModelSpec, window: int) -> int:
-    """Return the most tokens a query attends in a layer with this window (0: all): those chosen of them at most."""
+    """Return the maximum number of tokens that a query attends in a layer with this window (0: all), limited to the
+    number it selects."""
     if model.latent is None or model.latent.indexer is None:
         return window
     return min(window or model.latent.indexer.topk, model.latent.indexer.topk)
 
 
 def _attended(batch: Batch, window: int) -> tuple[float, float]:
-    """Return the query-key pairs and tokens read in one layer."""
+    """Return the number of query-key pairs and of tokens read in one layer."""
     pairs, read = decode_attended(batch, window)
     for new, past in batch.prefill:
         pairs += prefill_pairs(new, past, window)
@@ -62,7 +63,7 @@ def _attended(batch: Batch, window: int) -> tuple[float, float]:
 
 
 def decode_attended(batch: Batch, window: int) -> tuple[float, float]:
-    """Return the query-key pairs and tokens read by the decoding sequences in one layer."""
+    """Return the number of query-key pairs and of tokens read by the decoding sequences in one layer."""
     if not batch.decode_count:
         return 0.0, 0.0
     mean = batch.decode_context_sum / batch.decode_count
@@ -71,7 +72,7 @@ def decode_attended(batch: Batch, window: int) -> tuple[float, float]:
 
 
 def prefill_pairs(new: int, past: int, window: int) -> float:
-    """Return the query-key pairs of a prompt piece in one layer."""
+    """Return the number of query-key pairs of a prompt piece in one layer."""
     past = min(past, window) if window else past
     own = min(new, window) if window else new
     return new * past + own * (own + 1) / 2 + (new - own) * own

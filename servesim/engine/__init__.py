@@ -1,4 +1,4 @@
-"""The state machine of a replica, and the clock that drives it."""
+"""State machine of a replica, and the clock that drives it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from importlib.util import find_spec
 
 
 def compiled() -> bool:
-    """Whether this build is the compiled one (setup.py). The bytes of a result do not depend on it."""
+    """Return whether this is the compiled build (setup.py). Results are byte-identical either way."""
     spec = find_spec(f"{__name__}.core")
     return spec is not None and not str(spec.origin).endswith(".py")

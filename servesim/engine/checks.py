@@ -1,4 +1,4 @@
-"""Checks: invariants of policies, a guard against livelock, and that nothing is left when a run ends."""
+"""Checks of policy invariants, of livelock, and that no request is left when a run ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from servesim.engine.core import EngineCore
 
 PATIENCE = 1 << 16
-"""Tokens computed without one delivered before anyone asks whether the policy gets anywhere."""
+"""Number of tokens computed without a delivered token before the first check for livelock."""
 
 
 def check_integrity(core: EngineCore) -> None:
-    """Raise AssertionError if an invariant of scheduler or allocator, or between them, is broken."""
+    """Raise AssertionError if an invariant of the scheduler or the allocator, or one between them, is broken."""
     scheduler, kv, fetched = core.scheduler, core.kv, core.fetched
     scheduler.check_integrity()
     held = sum(r.num_computed_tokens for r in [*scheduler.running, *core.keeping, *fetched])
@@ -36,8 +36,8 @@ def check_integrity(core: EngineCore) -> None:
 
 
 def check_progress(core: EngineCore, now: int) -> None:
-    """Guard against livelock: everything here can be computed once before a token must come out or a request leave.
-    PolicyError when it has been many times over: requests are preempted and computed again without end."""
+    """Raise PolicyError on livelock. Before a token is delivered or a request leaves, everything here may have to be
+    computed once; many times that amount means that requests are preempted and recomputed endlessly."""
     scheduler, kv = core.scheduler, core.kv
     core.patience = PATIENCE + 4 * sum(r.num_tokens for r in [*scheduler.running, *scheduler.waiters()])
     if core.tokens_since_output > core.patience:
@@ -50,7 +50,7 @@ def check_progress(core: EngineCore, now: int) -> None:
 
 
 def check_served(cluster: Cluster) -> None:
-    """Raise PolicyError if a run has ended and requests are left."""
+    """Raise PolicyError if requests are left when a run has ended."""
     when, cores = f"at {cluster.now_ns} ns", [replica.core for replica in cluster.replicas]
     if held := cluster.num_waiting:
         raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in it without end")

@@ -1,4 +1,4 @@
-"""Integer nanoseconds on SimPy's event queue, and the order of events at one instant."""
+"""Clock with integer nanoseconds on SimPy's event queue, and the order of events at one instant."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import simpy
 from simpy.events import Event
 
-# At one instant: engines report, requests arrive, steps complete (by replica), KV comes from elsewhere, replicas change
-# their states, clients give up, requests arrive that follow from any of that, those that wait in the router are asked
-# for again, schedulers plan (by replica). That arrivals come before the ends of steps is as in Dynamo's offline replay.
+# Order at one instant: engines report, requests arrive, steps complete (by replica), remote KV arrives, replicas change
+# state, clients give up, requests that follow from any of these arrive, the router reconsiders its waiting requests,
+# schedulers plan (by replica). Dynamo's offline replay also puts arrivals before the ends of steps.
 REPORT = -2
 ARRIVE = -1
 COMPLETE = 0
@@ -22,27 +22,27 @@ PLAN = FOLLOW + 2
 
 
 class Clock(simpy.Environment):
-    """A SimPy environment whose time is a whole number of nanoseconds."""
+    """SimPy environment whose time is a whole number of nanoseconds."""
 
     rejected: tuple[int, int] = (-1, -1)
-    """(ns, replica) of the last plan that rejected a request, which may make another one arrive at that instant: after
-    the plans of all replicas up to that one."""
+    """(ns, replica) of the last plan that rejected a request. The rejection may make another request arrive at that
+    instant, after the plans of all replicas up to that one."""
 
     background = 0
-    """Events in the queue that only come again and again, and keep nothing going by themselves."""
+    """Number of recurring events in the queue, which do not keep the simulation going by themselves."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether anything may happen but for what comes again and again: events that are void count, too."""
+        """Whether any events other than recurring ones are left. Void events count, too."""
         return len(self._queue) > self.background
 
     @property
     def ns(self) -> int:
-        """Now."""
+        """Current time in ns."""
         return self._now  # type: ignore[return-value]
 
     def at(self, ns: int, order: int, callback: Callable[[Event], None]) -> Event:
-        """Call `callback(event)` at `ns`; among events of one instant by `order`, lowest first."""
+        """Call `callback(event)` at `ns`. Among events at one instant, the lowest `order` goes first."""
         event = Event(self)
         event._ok = True
         event._value = None

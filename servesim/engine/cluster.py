@@ -33,10 +33,10 @@ P = TypeVar("P", bound=Part)
 class Cluster:
     """Serves a workload until its last request has left.
 
-    `mode` is "fast" or "reference" (see MODES; the cores and their memory are made of its classes): the latter plans,
-    prices and commits every step by itself, and fast mode equals it to the nanosecond. `only`: of all requests those
-    routed to these replicas are served, and the others are another process's (servesim.run.processes). `parts`: what is
-    optional in a run (servesim.contracts.part), in their order.
+    `mode` is "fast" or "reference" (see MODES, which names the classes of the cores and their memory). Reference mode
+    plans, prices and commits every step separately; fast mode gives the same results to the nanosecond. `only` limits
+    this process to the requests routed to these replicas; other processes serve the rest (servesim.run.processes).
+    `parts` are the optional parts of a run (servesim.contracts.part), in order.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Cluster:
         self.add(self.telling, *parts)
 
     def add(self, *parts: Part) -> None:
-        """Have these parts serve, too; to be called before the first event."""
+        """Add these parts to the run. Call it before the first event."""
         self.parts += parts
         self._core_made = verbs(self.parts, "core_made")
         self._sent, self._reaches = verbs(self.parts, "sent"), verbs(self.parts, "reaches")
@@ -87,16 +87,16 @@ class Cluster:
                 made(replica)
 
     def part(self, cls: type[P]) -> P | None:
-        """Return the part of a class; None: there is none."""
+        """Return the part of the given class, or None if there is none."""
         return next((part for part in self.parts if isinstance(part, cls)), None)
 
     def new_core(self, replica: Replica) -> None:
-        """Let all parts know that a core begins at a replica."""
+        """Notify all parts that a replica starts a new core."""
         for made in self._core_made:
             made(replica)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
-        """Let the router know a replica's state."""
+        """Set a replica's state and notify the router."""
         self.fleet.set_state(index, state)
         for changed in self._state_changed:
             changed(index, state)
@@ -110,22 +110,22 @@ class Cluster:
 
     @property
     def now_ns(self) -> int:
-        """Simulated time."""
+        """Current simulated time in ns."""
         return self.clock.ns
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait in the router."""
+        """Number of requests waiting in the router."""
         return self.waiting.num_waiting + sum(part.held() for part in self.parts)
 
     @property
     def busy(self) -> bool:
-        """Whether any request has not left yet or may still come."""
+        """Whether any request has not left yet or may still arrive."""
         forked = sum(replica.core.num_forked for replica in self.replicas)
         return self.num_left < self.num_arrived + forked or self.workload.remaining() > 0
 
     def run(self) -> None:
-        """Serve everything. PolicyError where a policy breaks its contract or starves a request."""
+        """Serve all requests. Raise PolicyError if a policy breaks its contract or starves a request."""
         with self._blaming():
             self.start()
             self.clock.run()
@@ -138,13 +138,13 @@ class Cluster:
         return blaming([type(policy) for policy in (*policies, *self.parts)], lambda: f" at {self.now_ns} ns")
 
     def start(self) -> None:
-        """Wait for the first arrival; what `run` does before it lets the clock run."""
+        """Schedule the first arrival, as `run` does before it starts the clock."""
         for part in self.parts:
             part.start()
         self._arm()
 
     def step(self) -> bool:
-        """Let one event happen; False when there is none left."""
+        """Process one event. Return False if none is left."""
         if self.clock.peek() == float("inf"):
             self.recorder.close()
             return False
@@ -153,7 +153,7 @@ class Cluster:
         return True
 
     def _arm(self) -> None:
-        """Wake at the next arrival."""
+        """Schedule a wake-up at the next arrival."""
         due = self.workload.next_ns()
         if due is None or (self._armed is not None and self._armed_ns <= due):
             return
@@ -162,7 +162,7 @@ class Cluster:
 
     def _arrive(self, event: Event) -> None:
         if event is not self._armed:
-            return  # an earlier arrival was called for meanwhile
+            return  # an earlier arrival was scheduled meanwhile
         self._armed = None
         now = self.clock.ns
         while self.workload.next_ns() == now:
@@ -176,10 +176,10 @@ class Cluster:
             self.place(request, output_len)
         self._arm()
 
-    # What becomes of a request.
+    # Life of a request.
 
     def place(self, request: Request, output_len: int) -> None:
-        """Do with a request what the router says."""
+        """Carry out the router's decision for a request."""
         decision = self._decide(request)
         if isinstance(decision, int) and not self._takes:
             self._send(request, output_len, decision)
@@ -192,7 +192,7 @@ class Cluster:
     def _decide(self, request: Request) -> Decision:
         parent = request.parent
         if parent is not None and parent.replica >= 0:
-            return parent.replica  # what belongs together is served together
+            return parent.replica  # related requests are served together
         if not self.fleet.offer(request):
             return WAIT
         return self.router.route(request, self.fleet.views)
@@ -226,12 +226,12 @@ class Cluster:
         self.replicas[index].arrive(request, output_len)
 
     def tell_sent(self, request: Request, output_len: int, index: int) -> None:
-        """Let all parts know that a request goes to a replica."""
+        """Notify all parts that a request is sent to a replica."""
         for sent in self._sent:
             sent(request, output_len, index)
 
     def end(self, request: Request, state: State, reason: str) -> None:
-        """Let a request leave that is with no replica any more."""
+        """End a request that is not at any replica."""
         request.state, request.reason, request.finished_ns = state, reason, self.clock.ns
         self.recorder.leave(request, request.replica)
         if self.waiting.drop(request):
@@ -239,7 +239,7 @@ class Cluster:
         self.gone(request)
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
-        """Cancel a request whose client's patience ends at this instant."""
+        """Cancel a request whose client gives up at this instant."""
         if self._gives_up and any(gives_up(request, deadline) for gives_up in self._gives_up):
             return
         if request.replica >= 0:
@@ -252,7 +252,7 @@ class Cluster:
         self.telling.finish(request)
 
     def gone(self, request: Request) -> None:
-        """Take a request out of the run that has left its replica for good."""
+        """Remove a request that has left its replica for good from the run."""
         self.num_left += 1
         for left in self._on_left:
             left(request)
@@ -263,6 +263,6 @@ class Cluster:
             self._on_progress(self.now_ns, self.num_left)
 
     def _horizon(self) -> int | None:
-        """Nanoseconds until each replica may have had an arrival; None: unknown."""
+        """Return the nanoseconds until each replica may have received an arrival, or None if unknown."""
         due = self._armed_ns if self._armed is not None else None
         return (due - self.clock.ns) * len(self.replicas) if due is not None else None

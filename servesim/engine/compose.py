@@ -1,4 +1,4 @@
-"""From a plan to the batch it makes: every request verified and advanced."""
+"""Composition of a batch from a plan: every request is verified and advanced."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from servesim.errors import NotForPipelines, PolicyError
 
 
 def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tuple[Batch, list[Request]]:
-    """Return the batch, and the requests that sample in it, in batch order. PolicyError where the plan is illegal;
-    `where`: whose plan it is, and when it was made. `asynchronous`: tokens in flight may be computed from."""
+    """Return the batch and the requests that sample in it, in batch order. Raise PolicyError if the plan is illegal.
+    `where` names the policy and the time of the plan. `asynchronous` allows computing from tokens in flight."""
     slots, drafts, running, resumed = kv.slots, plan.drafts, State.RUNNING, plan.resumed
     prefill: list[tuple[int, int]] = []
     prompts: list[tuple[int, int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Identities of the blocks that requests fill, for memory that finds KV by its content."""
+"""Identities of the blocks that requests fill, for memory that looks up KV by content."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from servesim.contracts.request import Request, State
 
 
 class ContentKeys:
-    """Identities of blocks of `block_tokens` tokens, from the first of a request on. Content that the trace does not
-    tell is found only by the request itself."""
+    """Identities of a request's blocks of `block_tokens` tokens, starting with its first. If the trace does not give
+    the content, only the request itself can find its blocks."""
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -18,7 +18,7 @@ class ContentKeys:
         self._forget_at = 256
 
     def of(self, request: Request, count: int) -> list[Hashable]:
-        """Return the identities of at least the first `count` blocks of a request."""
+        """Return the identities of a request's first `count` blocks, or more."""
         keys = self._keys.setdefault(request, [])
         size, content = self.block_tokens, request.content
         ends = range((len(keys) + 1) * size, count * size + 1, size)
@@ -29,7 +29,7 @@ class ContentKeys:
         return keys
 
     def gone(self) -> list[Request]:
-        """Return requests that have left, which are forgotten: now and then, else none."""
+        """Forget and return requests that have left. Do so only now and then; otherwise return an empty list."""
         if len(self._keys) < self._forget_at:
             return []
         left = [request for request in self._keys if request.state >= State.FINISHED]

@@ -1,4 +1,4 @@
-"""Plans, verifies and commits the steps of one replica. Knows order, not time or cost."""
+"""Core that plans, verifies and commits the steps of one replica. It handles order, not time or cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from servesim.records.step import Late, Step
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EngineCore:
-    """The state machine under the clock: requests come in, steps are planned and committed by id."""
+    """State machine under the clock: requests are added, and steps are planned and committed by id."""
 
     def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
         self.scheduler = scheduler
@@ -38,68 +38,70 @@ class EngineCore:
         self.ledger = Ledger(kv)
         self.speculator: Speculator | None = None
         self.acceptance: AcceptanceModel | None = None
-        """The two come together."""
+        """Acceptance model, set if and only if `speculator` is set."""
         self.in_flight: deque[Step] = deque()
         self.next_step_id = 0
         self.last_plan: Plan | None = None
         self.keeping: dict[Request, None] = {}
-        """Requests that have ended and whose memory is not free yet."""
+        """Requests that have ended but whose memory is not free yet."""
         self._copied = 0  # of `kv.copied_tokens`, those charged to steps
-        self._empty = 0  # plans in a row that came out empty
-        self.tokens_since_output = 0  # tokens computed since one was delivered or a request left
+        self._empty = 0  # successive plans that were empty
+        self.tokens_since_output = 0  # tokens computed since a delivery or since a request left
         self.patience = PATIENCE  # tokens after which progress is checked
         self.spec_stats = SpecStats()
         self.on_leave: Callable[[Request], None] = lambda request: None
-        """Called for each request that has finished or was rejected, its record complete."""
+        """Callback for each request that has finished or was rejected, called when its record is complete."""
         self.connector: Connector | None = None
         self.fetched: dict[Request, Load] = {}
         """Requests that hold memory and do not run, their KV from elsewhere: in State.LOADING it is on its way (since a
         plan with them in `Plan.loading`), in WAITING or PREEMPTED it has come, and otherwise they have left."""
         self.not_before_ns = 0
-        """Before this time no step may begin: memory that a preemption freed is still being copied."""
+        """Earliest start of the next step in ns: until then, memory freed by a preemption is still being copied."""
         self.stalled_ns = 0
-        """Time for which steps waited for that."""
+        """Nanoseconds for which steps waited for such copies."""
         self.on_load: Callable[[Request, int], None] = lambda request, end_ns: None
-        """Called for each request whose KV begins to come, with the time at which `loaded` is to be called."""
+        """Callback for each request whose KV load begins, called with the time at which to call `loaded`."""
         self.on_gap: Callable[[int, int], None] = lambda ns, count: None
-        """Called with (ns, how often): gaps between successive tokens of a request."""
+        """Callback for gaps between successive tokens of a request, called with (ns, number of gaps)."""
         self.on_late: Callable[[int, list[Late]], None] = lambda now, late: None
-        """Called with what a step delivered otherwise than one token to a request that got one from the step before."""
+        """Callback for a step's irregular deliveries: anything but one token to a request that also got one from the
+        previous step."""
         self.on_first: Callable[[Request], None] | None = None
-        """Called with each request whose first token is delivered, if anyone wants to know."""
+        """Callback for each request whose first token is delivered, or None."""
         self.on_output: Callable[[Request, int], None] | None = None
-        """Called with each request that is delivered tokens, and their number; only while steps are taken plainly."""
+        """Callback for each request that receives tokens, called with their number. It is called only if steps are
+        taken one by one."""
         self.on_plan: Callable[[int, Plan], None] | None = None
         """Called with a step's id and its plan, once that is verified; of runs of known steps with the first alone."""
         self.committed_ns = -1
-        """When the last step was committed."""
+        """Time in ns at which the last step was committed."""
         self.checks = check
         self.num_forked = 0
-        """Samples forked off requests that arrived."""
+        """Number of samples forked off requests that arrived."""
         self.max_queued: int | None = None
-        """Requests that may wait; one that arrives beyond is rejected. None: any number."""
+        """Maximum number of waiting requests, or None for no limit. A request that arrives beyond it is rejected."""
         own: Any = scheduler  # read through Any: mypyc would bind the class attribute
         self.lookahead: int = own.lookahead
-        """KV slots the scheduler keeps ahead per request for drafts."""
+        """Number of KV slots that the scheduler reserves ahead per request for drafts."""
         self.shares = kv.shares
         self._oracle = "output_len" in scheduler.needs
         if "output_len" in kv.needs:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
-        """Have the prefix cache tell of each block it stores and removes; to be called before the first step. UserError
-        where it does not tell."""
+        """Make the prefix cache report each block that it stores or removes. Call it before the first step. Raise
+        UserError if the cache does not report them."""
         kv = self.kv
         if kv.shares and "events" not in kv.supports:
             raise UserError(f'kv {kv.name} does not tell which blocks it stores ("events" is not in its `supports`)')
         kv.on_event = on_event
 
     def step_plainly(self) -> None:
-        """Take every step by itself, in fast mode too; to be called before the first step."""
+        """Take every step separately, even in fast mode. Call it before the first step."""
 
     def connect(self, connector: Connector) -> None:
-        """Let requests have KV that was computed elsewhere; to be called before the first step. UserError where a
-        policy cannot wait for it."""
+        """Let requests use KV that was computed remotely. Call it before the first step. Raise UserError if a policy
+        cannot wait for it."""
         scheduler, kv = self.scheduler, self.kv
         if "remote_kv" not in scheduler.supports:
             raise UserError(f"scheduler {scheduler.name} cannot wait for KV from elsewhere, vllm can")
@@ -107,11 +109,11 @@ class EngineCore:
             raise UserError(f"kv {kv.name} cannot hold memory for KV from elsewhere, prefix-hash can")
         self.connector = connector
 
-    # Requests come and go.
+    # Arrivals and departures.
 
     def add(self, request: Request, output_len: int, now: int) -> None:
-        """Take a request that arrives now and will deliver `output_len` tokens. One that may outgrow `max_model_len` is
-        rejected, as vLLM's server does."""
+        """Add a request that arrives now and will deliver `output_len` tokens. Like vLLM's server, reject one that may
+        outgrow `max_model_len`."""
         limit = self.scheduler.limits.max_model_len
         request._end_tokens = request.prompt_len + output_len
         if request.prompt_len + request.max_tokens > limit:
@@ -124,7 +126,8 @@ class EngineCore:
             self.scheduler.on_arrival(request)
 
     def _queue_full(self, request: Request, most: int) -> bool:
-        """Whether one more would be too many; samples of one request are taken or rejected together."""
+        """Return whether the queue has no room for one more request. Samples of one request are accepted or rejected
+        together."""
         parent = request.parent
         if parent is not None and request.sample > 1:
             return parent.members[0].state is State.REJECTED
@@ -132,11 +135,11 @@ class EngineCore:
         return self.scheduler.num_waiting() + self.num_loading + others >= most
 
     def abort(self, request: Request, now: int, reason: str = "abort") -> None:
-        """Cancel a request that waits or runs; nothing happens to one that has left."""
+        """Cancel a request that waits or runs. Do nothing if it has left."""
         if request.state >= State.FINISHED:
             return
         request.reason = reason
-        if request.state is State.LOADING:  # its memory is being written to until all has come
+        if request.state is State.LOADING:  # its memory is written to until the load ends
             request.state, request.finished_ns = State.ABORTED, now
             self.on_leave(request)
         else:
@@ -151,7 +154,7 @@ class EngineCore:
         self.on_leave(request)
 
     def finish(self, requests: list[Request], state: State, now: int) -> None:
-        """End requests that are here; those whose memory the scheduler still keeps free it later."""
+        """End requests that are at this replica. Those whose memory the scheduler still keeps free it later."""
         if not requests:
             return
         self.tokens_since_output = 0  # clients that give up make room, too
@@ -165,7 +168,7 @@ class EngineCore:
         released = self.scheduler.on_finish(requests)
         keeping, kv = self.keeping, self.kv
         for request in [*requests, *keeping] if keeping else requests:
-            if kv.slots(request):  # a static batch keeps its finished rows' memory to the end
+            if kv.slots(request):  # a static batch keeps finished rows' memory to the end
                 keeping[request] = None
             else:
                 keeping.pop(request, None)
@@ -182,7 +185,7 @@ class EngineCore:
     # Planning.
 
     def plan(self, now: int) -> Step | None:
-        """Plan the next step and put it in flight; None if the scheduler has nothing to do."""
+        """Plan the next step and put it in flight. Return None if the scheduler has nothing to do."""
         plan = self.last_plan = self._ask(self.open(now), now)
         for request in plan.rejected:
             self._reject(request, now, request.reason)
@@ -226,7 +229,7 @@ class EngineCore:
     def _ask(self, ctx: PlanContext, now: int) -> Plan:
         policy: Any = self.scheduler
         plan = ctx.plan
-        returned = policy.plan(ctx)  # whatever that is
+        returned = policy.plan(ctx)  # any type
         own: bool = returned is plan
         if not own:
             said = f"Plan(step_id={returned.step_id}, ...)" if isinstance(returned, Plan) else repr(returned)
@@ -236,7 +239,7 @@ class EngineCore:
         return plan
 
     def enter(self, plan: Plan, now: int) -> Step | None:
-        """Verify a plan, advance its requests, and describe the batch it makes; None if it is empty."""
+        """Verify a plan, advance its requests, and return the step that it makes, or None if it is empty."""
         if not plan._tokens:
             return None
         asynchronous = self.scheduler.limits.async_scheduling
@@ -248,8 +251,8 @@ class EngineCore:
         return step
 
     def charge(self, plan: Plan, batch: Batch, sampled: list[Request], now: int, unnamed: int = 0) -> None:
-        """Enter what a plan's batch computes into the books, and what it costs beside into the batch: copies, padding,
-        drafts. `unnamed`: decoding requests in the batch that the plan does not name."""
+        """Enter the tokens that a plan's batch computes in the ledger, and its extra costs (copies, padding, drafts) in
+        the batch. `unnamed` is the number of decoding requests in the batch that the plan does not name."""
         self.ledger.hold(batch.linear_tokens)
         copied: Any = self.kv.copied_tokens
         if copied != self._copied:
@@ -265,8 +268,8 @@ class EngineCore:
             drafts.decide(self, batch, sampled)
 
     def moved(self) -> bool:
-        """Return whether the last plan, empty, changed the queues: the next may not be. False once as many plans in a
-        row came out empty as there are requests to move."""
+        """Return whether the last plan, which was empty, changed the queues, so that the next may not be empty. Return
+        False once as many plans in a row came out empty as there are requests to move."""
         self._empty += 1
         assert self.last_plan is not None
         return self.last_plan.changes_queues and self._empty <= 2 * self.num_unfinished + 2
@@ -276,8 +279,8 @@ class EngineCore:
     def commit(self, now: int, tokens: Mapping[Request, int] | None = None) -> None:
         """Deliver the outputs of the oldest step in flight.
 
-        `tokens` says how many tokens each request sampled (accepted drafts + 1), where that is not left to the
-        acceptance model; 1 where it is silent.
+        `tokens` gives the number of tokens that each request sampled (accepted drafts + 1), overriding the acceptance
+        model. Requests missing from it sampled 1.
         """
         step = self.in_flight.popleft()
         before = self.committed_ns
@@ -286,8 +289,8 @@ class EngineCore:
         self.close(step, finished, kept, now)
 
     def close(self, step: Step, finished: list[Request], kept: list[Request], now: int) -> None:
-        """Tell all policies that a step has been delivered: `finished` have ended with it, `kept` sampled in it and
-        stand as they did then."""
+        """Notify all policies that a step has been delivered. `finished` ended with it; `kept` sampled in it and have
+        the same state as then."""
         if self.shares:
             publish = self.kv.publish
             for request in kept:
@@ -304,14 +307,14 @@ class EngineCore:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that wait or run here."""
+        """Number of requests that wait or run here."""
         return self.scheduler.num_waiting() + self.num_loading + len(self.scheduler.running)
 
     @property
     def num_loading(self) -> int:
-        """Requests that wait for KV from elsewhere."""
+        """Number of requests that wait for remote KV."""
         return sum(request.state is State.LOADING for request in self.fetched) if self.fetched else 0
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant of scheduler or allocator, or between them, is broken."""
+        """Raise AssertionError if an invariant of the scheduler or the allocator, or one between them, is broken."""
         check_integrity(self)

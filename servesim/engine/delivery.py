@@ -1,4 +1,4 @@
-"""Where a token arrives: what a step sampled becomes part of its requests."""
+"""Delivery of the tokens that a step sampled to its requests."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 def deliver(
     core: EngineCore, step: Step, before: int, now: int, tokens: Mapping[Request, int] | None = None
 ) -> tuple[list[Request], list[Request]]:
-    """Deliver what a step sampled; the step before it was committed at `before`. Return the requests that ended with
-    it, and those that still stand as they did when it was planned. `tokens`: see `EngineCore.commit`."""
+    """Deliver the tokens that a step sampled. The step before it was committed at `before`. Return the requests that
+    ended with it and those that have the same state as when it was planned. For `tokens`, see `EngineCore.commit`."""
     kept: list[Request] = []
     finished: list[Request] = []
-    on_time = 0  # most get their last token from the step before: report the gap once
+    on_time = 0  # most got their last token from the step before: report gaps once
     late: list[Late] = []
     to_fork: list[Request] = []
     plain = tokens is None and not step.drafts and step.stale is None
     ended = State.FINISHED
     for request in step.sampled:
         if request.state >= ended:
-            continue  # it ended with an earlier step; this one's token is thrown away
+            continue  # it ended with an earlier step; this token is discarded
         if plain:
             request._num_output_placeholders -= 1
             request._num_tokens += 1
@@ -66,8 +66,8 @@ def deliver(
 def tell(
     core: EngineCore, before: int, now: int, on_time: int, late: list[Late], to_fork: list[Request]
 ) -> list[Request]:
-    """Report the gaps that a step ends: `on_time` since the step before it, and the late ones; fork the samples of
-    prompts that it has computed. Return samples that end with that."""
+    """Report the gaps that a step ends: `on_time` of them since the previous step, plus the late ones. Fork the samples
+    of prompts that it has computed, and return the samples that end with it."""
     if on_time:
         core.on_gap(now - before, on_time)
     if late:

@@ -1,4 +1,4 @@
-"""Drafts of a step: how many follow it, which of its tokens are some, and what of them is accepted."""
+"""Drafts of a step: how many follow it, which of its tokens are drafts, and how many are accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def decide(core: EngineCore, batch: Batch, sampled: list[Request]) -> None:
-    """Decide how many drafts follow this step. Planned ahead, as many are assumed for the next plan at once."""
+    """Decide how many drafts follow this step. With asynchronous scheduling, the next plan assumes that number
+    immediately."""
     speculator = core.speculator
     assert speculator is not None
     k = speculator.limit(batch)
@@ -31,14 +32,15 @@ def decide(core: EngineCore, batch: Batch, sampled: list[Request]) -> None:
 
 
 def note(step: Step, plan: Plan) -> None:
-    """Note on a step which of its plan's tokens are drafts."""
+    """Record on a step which of its plan's tokens are drafts."""
     step.drafts = plan.drafts
     if plan.admitted or plan.resumed:
         step.dummies = frozenset(plan.admitted + plan.resumed)
 
 
 def verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Request, int] | None, stale: bool) -> int:
-    """Account for what a request sampled: the drafts accepted, and one token more. Return the tokens it gets."""
+    """Account for the tokens that a request sampled: the accepted drafts plus one. Return the number of tokens it
+    gets."""
     drafts = step.drafts.get(request, 0)
     sampled = 1 if tokens is None else tokens.get(request, 1)
     if tokens is None and drafts and core.speculator is not None and request not in step.dummies:
@@ -62,7 +64,7 @@ def verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Reque
 
 
 def accepts(core: EngineCore, request: Request, drafts: int) -> tuple[int, int]:
-    """Return how deep the drafts of a request reach, and how many of them its acceptance model takes."""
+    """Return the depth of a request's drafts and how many of them its acceptance model accepts."""
     assert core.speculator is not None
     assert core.acceptance is not None
     depth, width = core.speculator.depth(drafts), core.speculator.width
@@ -70,7 +72,7 @@ def accepts(core: EngineCore, request: Request, drafts: int) -> tuple[int, int]:
 
 
 def propose(core: EngineCore, k: int, requests: list[Request]) -> None:
-    """Attach drafts to the requests that have just got a token."""
+    """Attach drafts to the requests that have just received a token."""
     assert core.speculator is not None
     assert core.acceptance is not None
     for request in requests:

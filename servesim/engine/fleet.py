@@ -1,4 +1,4 @@
-"""The replicas of all pools: numbered in order, by state, and what of them a request may be sent to."""
+"""Replicas of all pools, numbered in order, with their states and the views that requests are routed by."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from servesim.errors import UserError
 from servesim.workload.workload import Workload
 
 ENTRANCE = ("both", "prefill")
-"""Roles of replicas that requests are sent to first."""
+"""Roles of the replicas that requests are sent to first."""
 
 
 class Fleet:
-    """Holds replicas and views of them. `make` makes a replica of (index, core, pool), wired to its cluster."""
+    """Holder of replicas and views of them. `make` makes a replica of (index, core, pool), wired to its cluster."""
 
     def __init__(self, pools: Sequence[Pool], make: Callable[[int, EngineCore, Pool], Replica]) -> None:
         self.pools = pools
@@ -28,16 +28,17 @@ class Fleet:
         self.spans: list[tuple[int, int | None]] = []
         """Start and end of each replica in ns, by index; the end is None while it is up."""
         self.history: list[tuple[int, int, str]] = []
-        """(ns, replica, state) of each change, in order; "crashed": not in the state that is known."""
+        """(ns, replica, state) of each change, in order. A "crashed" entry does not change the state known to the
+        router."""
         self.changed = False
-        """Whether replicas came or went for good."""
+        """Whether replicas were added or removed for good."""
         self.view: Callable[[Replica], ReplicaView] = lambda replica: replica
-        """Returns what the router sees of a replica."""
+        """Function that returns the router's view of a replica."""
         self.views = Views()
-        """Views of the replicas for the router; the request being routed may choose those that are ready."""
+        """Views of the replicas for the router, including which are ready for the request being routed."""
         self.models = any(pool.models for pool in pools)
-        """Whether it matters which model a request asks for."""
-        self._ready: dict[str, list[int]] = {}  # by model asked for
+        """Whether the model that a request names matters."""
+        self._ready: dict[str, list[int]] = {}  # by requested model
         for pool in pools:
             for core in pool.cores:
                 self.add(core, pool)
@@ -45,7 +46,7 @@ class Fleet:
         self.sort()
 
     def add(self, core: EngineCore, pool: Pool) -> Replica:
-        """Return one more replica, under the next index."""
+        """Add a replica under the next index, and return it."""
         replica = self._make(len(self.replicas), core, pool)
         replica.pool, replica.role = pool.name, pool.role
         replica.model = pool.models[0] if pool.models else ""
@@ -57,7 +58,7 @@ class Fleet:
         return replica
 
     def foretell(self, workload: Workload) -> None:
-        """Tell allocators that are oracles what will be asked of them; UserError if it is not known."""
+        """Give allocators that are oracles the future requests. Raise UserError if these are not known."""
         for kv in [replica.core.kv for replica in self.replicas if "future" in replica.core.kv.needs]:
             future = workload.future()
             if future is None:
@@ -67,7 +68,7 @@ class Fleet:
             kv.foresee(future)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
-        """Note a replica's state."""
+        """Set a replica's state."""
         self.replicas[index].state = state
         self.note(index, state)
         if state == "gone":
@@ -75,16 +76,16 @@ class Fleet:
         self.sort()
 
     def note(self, index: int, state: str) -> None:
-        """Write a replica's state down, with the time."""
+        """Record a replica's state with the time."""
         self.history.append((self.replicas[index].clock.ns, index, state))
 
     def sort(self) -> None:
-        """Find out again which replicas may be chosen."""
+        """Recompute which replicas may be chosen."""
         self._ready.clear()
         self.views.ready = self._may_be_sent("")
 
     def offer(self, request: Request) -> bool:
-        """Show as ready what this request may be sent to; False where that is nothing."""
+        """Mark as ready the replicas that this request may be sent to. Return False if there are none."""
         if self.models:
             self.views.ready = self._may_be_sent(request.model)
         return bool(self.views.ready)

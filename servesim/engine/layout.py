@@ -7,10 +7,10 @@ from servesim.contracts.plan import Plan
 
 
 def lay_out(batch: Batch, plan: Plan, unnamed: int = 0, later: int = 0) -> None:
-    """Turn the mixed batch of a plan into the one its layout makes of it. `unnamed`: decoding requests in the batch
-    that the plan does not name. `later`: steps by which the batch is another, later one of the same requests.
+    """Convert the mixed batch of a plan to the plan's layout. `unnamed` is the number of decoding requests in the batch
+    that the plan does not name. `later` is the number of steps by which the batch is a later one of the same requests.
 
-    Attention is computed over padding too. A step that is a prefill of one padded row is one of all.
+    Attention is computed over padding, too. If a step prefills one padded row, it prefills all rows.
     """
     if plan.layout == "recompute":
         batch.prefill = [(request._num_computed_tokens, 0) for request in plan._tokens]
@@ -34,8 +34,8 @@ def lay_out(batch: Batch, plan: Plan, unnamed: int = 0, later: int = 0) -> None:
 
 
 def expand(batch: Batch, plan: Plan) -> None:
-    """Draft i of a sequence becomes a sequence of its own, of the context before it; called with the requests'
-    `num_computed_tokens` advanced."""
+    """Turn draft i of a sequence into a separate sequence with the context before it. Call it after the requests'
+    `num_computed_tokens` have been advanced."""
     for request, drafts in plan.drafts.items():
         if plan._tokens[request] != 1 + drafts:
             continue

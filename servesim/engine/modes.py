@@ -1,4 +1,4 @@
-"""The classes that fast mode and reference mode are made of."""
+"""Classes that make up fast mode and reference mode."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from servesim.engine.replica import Replica
 
 
 class Mode(NamedTuple):
-    """The classes a mode is made of."""
+    """Classes that make up a mode."""
 
     core: type[EngineCore]
     replica: type[Replica]
     memory: Callable[[type[KVAllocator]], type[KVAllocator]]
-    """Returns the class that serves as an allocator's."""
+    """Function that returns the class to use for an allocator's class."""
 
 
 MODES = {

@@ -1,4 +1,4 @@
-"""A pool: replicas that are alike."""
+"""Pool of identical replicas."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from servesim.engine.replica import Replica
 
 @dataclass
 class Pool:
-    """Replicas of one model on one kind of GPU under the same policies."""
+    """Replicas of one model on one kind of GPU with the same policies."""
 
     cores: Sequence[EngineCore]
     """Cores of the initial replicas."""
     cost: CostModel
     depth: int
-    """Steps in flight (servesim.engine.replica)."""
+    """Number of steps in flight (servesim.engine.replica)."""
     spawn: Callable[[], EngineCore] | None = None
-    """Makes the core of another one, or of one that starts again."""
+    """Function that makes the core of an additional or restarted replica."""
     name: str = "default"
     role: Role = "both"
     models: tuple[str, ...] = ()
-    """Names that requests may ask for here; none: all."""
+    """Names of the models served here, or empty for all."""
     made_of: Mapping[str, type[Replica]] = field(default_factory=dict)
-    """Classes of its replicas by mode; those of the mode if there is none."""
+    """Classes of the pool's replicas by mode. A mode that is missing uses its own class."""
 
     def serves(self, model: str) -> bool:
-        """Return whether requests that ask for this model may be sent here; empty: for none in particular."""
+        """Return whether requests for this model may be sent here. An empty name means no particular model."""
         return not model or not self.models or model in self.models

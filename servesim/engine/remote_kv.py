@@ -1,7 +1,7 @@
-"""KV that a replica has from elsewhere: what happens when it has come, will not come, or has been read.
+"""Remote KV of a replica: handling of loads that end or fail, and of copies that have been read.
 
-A request whose KV comes holds memory and does not run (`EngineCore.fetched`); one that has ended may keep its memory
-until its KV has been read elsewhere (`EngineCore.keeping`). All of this happens at the present instant.
+A request whose KV is being loaded holds memory and does not run (`EngineCore.fetched`). One that has ended may keep its
+memory until its KV has been read by another replica (`EngineCore.keeping`). All of this happens at the current instant.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def loaded(replica: Replica, request: Request, first: bool = False) -> None:
-    """Handle the end of a request's load: it waits again, or, if its client gave up, its memory is free. `first`: its
-    first token has come, too."""
+    """Handle the end of a request's load: it waits again, or its memory is freed if its client gave up. `first` means
+    that its first token has arrived, too."""
     replica.catch_up()
     core, now = replica.core, replica.clock.ns
     load = core.fetched[request]
@@ -47,13 +47,14 @@ def loaded(replica: Replica, request: Request, first: bool = False) -> None:
 
 
 def load_failed(replica: Replica, request: Request, reason: str = "") -> None:
-    """Handle a load that will not end. With a `reason` the request fails, else it waits again, to be computed here."""
+    """Handle a load that will not end. With a `reason` the request fails; otherwise it waits again and is computed
+    here."""
     replica.catch_up()
     core, now = replica.core, replica.clock.ns
     load = core.fetched.pop(request)
     core.kv.free(request)
     core.ledger.release(load.start)
-    if request.state is State.LOADING:  # else its client has given up
+    if request.state is State.LOADING:  # otherwise its client gave up
         request._num_computed_tokens = 0
         if reason:
             request.state, request.finished_ns, request.reason = State.ABORTED, now, reason
@@ -71,7 +72,7 @@ def release(replica: Replica, request: Request) -> None:
 
 
 def read(replica: Replica, request: Request) -> None:
-    """Handle the end of a copy of a request's KV to elsewhere."""
+    """Handle the end of a copy of a request's KV to another place."""
     replica.catch_up()
     request.being_read -= 1
     if request in replica.core.keeping and not request.being_read:

@@ -1,4 +1,4 @@
-"""One replica on the clock: plans steps as far ahead as its depth allows, prices them, commits them."""
+"""Replica on the clock that plans steps as far ahead as its depth allows, prices them and commits them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from servesim.records.recorder import Recorder
 from servesim.records.step import Step
 
 UNREAD = 64
-"""Requests that came while steps were in flight, noted at most before those that a plan has seen are forgotten."""
+"""Maximum number of arrivals noted while steps are in flight, before those that a plan has seen are dropped."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica:
-    """Runs an EngineCore in simulated time.
+    """Replica that runs an EngineCore in simulated time.
 
-    `depth` is the number of planned, uncommitted steps: 1 synchronous; 2 asynchronous, where step i + 1 is
-    planned when step i starts, so that an arrival during step i joins step i + 2. A plan that comes out empty
-    is made again when a step ends, or when a request arrives while nothing is in flight. A cost model of several
-    pipeline stages works on as many steps at once; depth is then one more per further stage.
+    `depth` is the number of planned, uncommitted steps. 1 is synchronous. 2 is asynchronous: step i + 1 is planned when
+    step i starts, so an arrival during step i joins step i + 2. After a plan comes out empty, the replica plans again
+    when a step ends, or when a request arrives while nothing is in flight. A cost model with several pipeline stages
+    works on as many steps simultaneously; `depth` is then one more for each further stage.
     """
 
     def __init__(
@@ -50,34 +50,34 @@ class Replica:
         self.depth = depth
         self.state: ReplicaState = "ready"
         self.pool, self.model = "", ""
-        """Names of its pool and of what it serves."""
+        """Names of its pool and of its model."""
         self.role: Role = "both"
         self.horizon: Callable[[], int | None] = lambda: None
-        """Called for the nanoseconds until something may have arrived here; None: unknown."""
+        """Function that returns the nanoseconds until a request may have arrived here, or None if unknown."""
         self.up = True
-        """Whether it takes requests: not while it is down after a crash."""
+        """Whether it accepts requests. It does not while it is down after a crash."""
         self.on_leave: Callable[[Request], None] = lambda request: None
         self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
         self._plan_due = False
         self._at_boundary: list[Callable[[], None]] = []
-        self._unread: list[tuple[int, Request]] = []  # requests that came while steps were in flight, and when
+        self._unread: list[tuple[int, Request]] = []  # requests that arrived with steps in flight, and when
         self._wire(core)
 
     def _wire(self, core: EngineCore) -> None:
-        """Run this core from now on."""
+        """Use this core from now on."""
         self.core = core
         core.on_leave = self._leave
         core.on_gap = self.recorder.gap
         core.on_late = self.recorder.late
         core.on_load = self._load
         own: Any = self.cost  # read through Any: mypyc would bind the class attribute
-        self._free_ns = [0] * own.num_stages  # when each stage is done with everything in flight
+        self._free_ns = [0] * own.num_stages  # when each stage finishes all steps in flight
         if core.connector is not None:
             core.connector.join(self)
 
     def crash(self, core: EngineCore) -> None:
-        """Forget everything at this instant, steps in flight included, and be down. `core`: what starts again, with
-        steps numbered on. What the requests had got so far is as it was."""
+        """Drop everything at this instant, including steps in flight, and go down. `core` is the core to restart with;
+        it continues the step numbers. Tokens that requests have already received are kept."""
         self.catch_up()
         lost = self.core
         lost.on_leave = lambda request: None
@@ -88,21 +88,21 @@ class Replica:
         self._wire(core)
 
     def reprice(self, cost: CostModel) -> None:
-        """Price steps by another model, from the next plan on."""
+        """Price steps with another model, starting with the next plan."""
         self.settle()
         self.cost = cost
 
     def catch_up(self) -> None:
-        """Have all be done that ends now or before. Fast mode does it later, unless someone asks."""
+        """Complete everything that ends now or earlier. Fast mode defers this work until it is needed."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests that the last plan left waiting."""
+        """Number of requests that the last plan left waiting."""
         return self.core.scheduler.num_waiting() + self.core.num_loading - self.num_unread
 
     @property
     def num_unread(self) -> int:
-        """Requests that came since the last plan."""
+        """Number of requests that arrived since the last plan."""
         if not self._unread:
             return 0
         self.settle()
@@ -113,32 +113,32 @@ class Replica:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a slot here."""
+        """Number of requests that hold a slot here."""
         return len(self.core.scheduler.running)
 
     @property
     def kv_usage(self) -> float:
-        """Share of its KV memory that is in use, 0 to 1."""
+        """Share of the KV memory that is in use, 0 to 1."""
         self.settle()
         usage = self.core.kv.usage()
         return 1 - usage.free / self.core.kv.capacity_tokens
 
     @property
     def at_ns(self) -> int:
-        """Now: these figures have no age."""
+        """Current time in ns, because these figures are never stale."""
         return self.clock.ns
 
     def settle(self) -> None:
-        """Have all be done that ended before this instant. Fast mode does it later, unless someone asks."""
+        """Complete everything that ended before this instant. Fast mode defers this work until it is needed."""
 
     def listen(self, told: Callable[[int, int, KVEvent], None]) -> None:
-        """Have the prefix cache tell of each block it stores and removes: `told` is called with (replica, ns, event).
-        To be called before the first step. UserError where it does not tell."""
+        """Make the prefix cache report each block that it stores or removes: `told` is called with (replica, ns,
+        event). Call it before the first step. Raise UserError if the cache does not report them."""
         self.core.listen(lambda event: told(self.index, self.clock.ns, event))
 
     def connect(self, connector: Connector) -> None:
-        """Let requests have KV that was computed elsewhere; to be called before the first step. UserError where a
-        policy cannot wait for it."""
+        """Let requests use KV that was computed remotely. Call it before the first step. Raise UserError if a policy
+        cannot wait for it."""
         self.core.connect(connector)
         connector.join(self)
 
@@ -151,14 +151,14 @@ class Replica:
             self._want_plan()
 
     def at_boundary(self, call: Callable[[], None]) -> None:
-        """Call when the step that is running ends, or now if none is."""
+        """Invoke `call` when the running step ends, or now if none is running."""
         if self.core.in_flight:
             self._at_boundary.append(call)
         else:
             call()
 
     def arrive(self, request: Request, output_len: int) -> None:
-        """Take a request that arrives at this instant."""
+        """Accept a request that arrives at this instant."""
         self.core.add(request, output_len, self.clock.ns)
         if self.core.in_flight:
             self._came(request)
@@ -166,21 +166,21 @@ class Replica:
             self._want_plan()
 
     def _came(self, request: Request) -> None:
-        """Note a request that comes while a step runs."""
+        """Note a request that arrives while a step runs."""
         if len(self._unread) >= UNREAD:
             last = self.core.in_flight[-1].planned_ns
             self._unread = [(ns, r) for ns, r in self._unread if ns > last]
         self._unread.append((self.clock.ns, request))
 
     def give_up(self, request: Request, deadline: Deadline) -> None:
-        """Cancel a request whose client's patience ends at this instant, unless it got what the client waited for."""
+        """Cancel a request whose client gives up at this instant, unless the awaited output was already delivered."""
         parent = request.parent
         if request.state >= State.FINISHED and (parent is None or request.sample != 1):
             return
         first_token_ns = request.first_token_ns if parent is None else parent.first_token_ns
         if deadline.first_token and first_token_ns >= 0:
             return
-        for member in [request] if parent is None or request.sample != 1 else parent.sent:  # also those forked off
+        for member in [request] if parent is None or request.sample != 1 else parent.sent:  # and forked samples
             self.core.abort(member, self.clock.ns, deadline.reason)
         if not self.core.in_flight:
             self._want_plan()
@@ -199,8 +199,8 @@ class Replica:
             self._await(self.core.in_flight[0].end_ns)
 
     def _fill(self) -> bool:
-        """Plan until as many steps are in flight as may be, or the scheduler has nothing to do. Return whether any
-        is in flight."""
+        """Plan until the maximum number of steps is in flight or the scheduler has nothing to do. Return whether any
+        step is in flight."""
         core, in_flight, now = self.core, self.core.in_flight, self.clock.ns
         while len(in_flight) < self.depth:
             step = core.plan(now)
@@ -209,11 +209,11 @@ class Replica:
             if step is not None:
                 self._run(step, now)
             elif in_flight or not core.moved():
-                break  # else nothing would ask again, although the queues have changed
+                break  # otherwise nothing triggers a new plan for the changed queues
         return bool(in_flight)
 
     def _run(self, step: Step, now: int) -> None:
-        """Send a step to the GPU, which turns to it when it is done with those before."""
+        """Send a step to the GPU, which runs it after the steps before it."""
         price = self.cost.price(step.batch)
         if price.ns < 1:
             raise PolicyError(f"cost model: a step of {step.batch.linear_tokens} tokens takes {price.ns} ns")
@@ -226,7 +226,7 @@ class Replica:
         if len(free) == 1:
             end = free[0] = end + price.ns
         else:
-            end += price.ns - price.gpu_ns  # host time that shows holds up the first stage
+            end += price.ns - price.gpu_ns  # exposed host time delays the first stage
             for i, ns in enumerate(self.cost.stages(step.batch)):
                 end = free[i] = max(end, free[i]) + ns
         step.end_ns = end
@@ -257,7 +257,7 @@ class Replica:
         self.boundary()
 
     def boundary(self) -> None:
-        """Call what waited for the end of a step."""
+        """Invoke the callbacks that wait for the end of a step."""
         if self._at_boundary:
             due, self._at_boundary = self._at_boundary, []
             for call in due:

@@ -1,4 +1,4 @@
-"""Several samples of one request: forked off when its prompt is computed."""
+"""Multiple samples of one request, forked off when its prompt is computed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def fork(core: EngineCore, request: Request, now: int) -> list[Request]:
-    """Let the samples of a request go on from its prompt by themselves, each with a first token of its own. Return
-    those that end with that. Of one that was preempted meanwhile all compute the prompt again."""
+    """Let the samples of a request continue from its prompt independently, each with its own first token. Return those
+    that end with that token. If the request was preempted meanwhile, all samples recompute the prompt."""
     parent = request.parent
     assert parent is not None
     samples, outputs = parent.members[len(parent.sent) :], parent.outputs[len(parent.sent) :]

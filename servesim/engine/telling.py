@@ -1,4 +1,4 @@
-"""Notifications of a router about its requests and replicas: the verbs that its class overrides, and no others."""
+"""Notifications to a router about its requests and replicas, only for the methods that its class overrides."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ LOST = "its replica failed"
 
 
 class Telling(Part):
-    """Tells a router of its life; after each thing told, `recall` has it asked again for requests that wait in it.
+    """Part that notifies a router. After each notification, `recall` makes the router reconsider its waiting requests.
 
-    `forks`: further samples of a request are forked off the first, so that the router hears of them as of one.
+    `forks` means that further samples of a request are forked off the first, so that the router sees them as one
+    request.
     """
 
     def __init__(self, router: Router, clock: Clock, recall: Callable[[], None], *, forks: bool) -> None:
@@ -36,7 +37,7 @@ class Telling(Part):
         self._router.on_sent(request, index)
 
     def core_made(self, replica: Any) -> None:
-        """Have a replica's core tell what the router wants to hear."""
+        """Subscribe the router to the events of a replica's core that it handles."""
         core, told = replica.core, self._told
         if "on_prefill_done" in told:
             core.on_first = self._first
@@ -47,13 +48,13 @@ class Telling(Part):
             replica.listen(self._cached)
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
-        """Tell of a replica's state."""
+        """Notify the router of a replica's state."""
         if "on_replica" in self._told:
             self._router.on_replica(index, state)
         self._recall()
 
     def finish(self, request: Request) -> None:
-        """Tell that a request has left its replica, or was lost with it."""
+        """Notify the router that a request has left its replica or was lost with it."""
         self._recall()
         if not self._tells_finish:
             return
@@ -69,7 +70,7 @@ class Telling(Part):
         self._router.on_finish(request, request.replica, status)
 
     def dropped(self, request: Request) -> None:
-        """Tell that a request has left the router's queue without being sent."""
+        """Notify the router that a request has left its queue without being sent."""
         self._recall()
         if "on_dropped" in self._told:
             self._router.on_dropped(request)

@@ -1,4 +1,4 @@
-"""Requests that wait in the router, which is asked for them again after everything that it hears."""
+"""Requests that wait in the router, which reconsiders them after every notification."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from servesim.engine.clock import ABORT, CHANGE, RECALL, Clock
 
 
 class Waiting:
-    """Queues ordered by the router's `queue_key`, then by arrival: one for each model that requests ask for.
+    """Queues ordered by the router's `queue_key`, then by arrival, with one queue for each requested model.
 
-    `decide` asks the router for a request, `act` does with it what the router said.
+    `decide` returns the router's decision for a request, and `act` carries it out.
     """
 
     def __init__(
@@ -26,23 +26,23 @@ class Waiting:
         self._clock = clock
         self._decide, self._act = decide, act
         self._heaps: dict[str, list[tuple[Any, int, Request, int]]] = {}  # by model: key, count, request, output length
-        self._held: dict[Request, int] = {}  # requests that wait, by the count in their entry
+        self._held: dict[Request, int] = {}  # waiting requests, by the count in their entry
         self._num_held = 0
         self._recalled = False
         self._again_ns = -1
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait here."""
+        """Number of requests that wait here."""
         return len(self._held)
 
     def num_for(self, serves: Callable[[str], bool]) -> int:
-        """Return how many wait that ask for a model which `serves` holds for."""
+        """Return the number of waiting requests whose model satisfies `serves`."""
         heaps = [heap for model, heap in self._heaps.items() if serves(model)]
         return sum(request.state < State.FINISHED for heap in heaps for _, _, request, _ in heap)
 
     def hold(self, key: Any, request: Request, output_len: int, model: str, wait: Wait) -> None:
-        """Let a request wait, with those that ask for the same model."""
+        """Add a request to the queue of its model."""
         entry = (key, self._num_held, request, output_len)
         heappush(self._heaps.setdefault(model, []), entry)
         self._held[request] = self._num_held
@@ -52,17 +52,17 @@ class Waiting:
         self._wake(wait)
 
     def drop(self, request: Request) -> bool:
-        """Forget a request that has left; False: it did not wait here."""
+        """Remove a request that has left. Return False if it did not wait here."""
         return self._held.pop(request, None) is not None
 
     def _expire(self, entry: tuple[Any, int, Request, int], status: int, event: Event) -> None:
-        """Refuse a request whose time is over, if it still waits as it did."""
+        """Reject a request whose time is up, if it has been waiting without interruption."""
         _, count, request, output_len = entry
         if self._held.get(request) == count:
             self._act(request, output_len, Reject(status))
 
     def _wake(self, wait: Wait) -> None:
-        """Have the router asked again at the time it said, or earlier."""
+        """Make the router reconsider its requests at the time it gave, or earlier."""
         if wait.again_ns is None:
             return
         due = self._clock.ns + wait.again_ns
@@ -71,7 +71,7 @@ class Waiting:
             self._clock.at(due, CHANGE, lambda event: self.recall())
 
     def recall(self) -> None:
-        """Have the router asked again at the end of this instant, where any request waits."""
+        """Make the router reconsider its requests at the end of this instant if any are waiting."""
         if self._heaps and not self._recalled:
             self._recalled = True
             self._clock.at(self._clock.ns, RECALL, self._recall)

@@ -1,6 +1,6 @@
-"""A simulated server against a measured one: the same requests, paired one by one, in moving blocks.
+"""Comparison of a simulated server with a measured one on the same requests, paired one by one, in moving blocks.
 
-There is one measured run, so the intervals speak of that run, not of others like it.
+There is only one measured run, so the intervals describe that run, not others like it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from servesim.parsing import listed
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
 LABEL = "measured"
 REPLAYED = ("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks", "stream")
-"""Settings of a scenario that say what it replays."""
+"""Settings of a scenario that define what it replays."""
 
 
 def is_recording(source: Any) -> bool:
-    """Return whether a scenario argument is a measured run: what a benchmark client or a gateway wrote; a scenario is
-    YAML."""
+    """Return whether a scenario argument is a measured run, as written by a benchmark client or a gateway. A scenario
+    is YAML."""
     return not isinstance(source, Mapping) and is_recording_name(str(source))
 
 
 def read_recording(path: str | Path) -> RecordedRun:
-    """Read a measured run with times of its requests; UserError for anything else."""
+    """Read a measured run with the times of its requests. Raise UserError for anything else."""
     run = read_folder(Path(path))[0]
     if run.unpriced and run.concurrency is None:
         raise UserError(f"{path}: {run.unpriced}")
@@ -53,7 +53,7 @@ def read_recording(path: str | Path) -> RecordedRun:
 
 
 def measured_metrics(run: RecordedRun, names: Sequence[Any] | str | None) -> list[Metric]:
-    """Return the metrics asked for, or the usual ones, of the latencies that were measured."""
+    """Return the requested metrics, or the default ones, for the latencies that were measured."""
     known = _known(run)
     usual = [name for name in DEFAULTS if name.rpartition("_")[0] in known]
     names = listed("metrics", names) if isinstance(names, str) else list(names or usual)
@@ -71,8 +71,8 @@ def _known(run: RecordedRun) -> list[str]:
 def measured_variants(
     run: RecordedRun, objects: Objects, given: Mapping[str, Any], axes: Mapping[str, Any]
 ) -> list[Variant]:
-    """Return scenarios that replay the run: the recorded server's settings, where the scenario and the axes say
-    nothing. What the scenario says of its own requests is left out: the run's are replayed.
+    """Return scenarios that replay the run with the recorded server's settings, unless the scenario or the axes set
+    them. The scenario's own requests are ignored: those of the run are replayed.
 
     The requests become one of `objects`.
     """
@@ -100,7 +100,8 @@ def measured_variants(
 def measured_document(
     runner: Runner, recording: RecordedRun, variants: Sequence[Variant], metrics: Sequence[Metric], settings: Settings
 ) -> dict[str, Any]:
-    """Return the comparison's document (see servesim.experiments.compare), without what only simulated runs have."""
+    """Return the comparison's document (see servesim.experiments.compare) without the fields that only simulated runs
+    have."""
     cells = [runner.cell(v.settings) for v in variants]
     runner.run(cells)
     errors = [runner.errors.get(cell.address) for cell in cells]
@@ -114,7 +115,7 @@ def measured_document(
             "label": LABEL,
             "axes": {},
             "oracle": False,
-            "asynchronous": None,  # not told
+            "asynchronous": None,  # unknown
             "max_num_batched_tokens": None,
             "usd_per_hour": None,
             "open_loop": False,
@@ -133,7 +134,7 @@ def measured_document(
                 "asynchronous": plans_ahead(v.settings),
                 "max_num_batched_tokens": budget_of(runner, [cell]),
                 **price_of(v.settings),
-                "unstable": 0,  # as busy as the measured server was: it is compared all the same
+                "unstable": 0,  # as busy as the measured server was, so it is compared anyway
                 "error": error,
                 "cells": [address],
             }
@@ -161,7 +162,8 @@ def measured_document(
 
 
 def as_run(recording: RecordedRun, simulated: Run) -> Run:
-    """Return the measured run in the form of a simulated one, its requests sent when the simulated ones were."""
+    """Return the measured run in the form of a simulated one, with its requests sent at the times of the simulated
+    ones."""
     c = simulated.columns
     if len(c["arrival_ns"]) != len(recording):
         raise UserError(f"{recording.path}: {len(recording)} requests, the replay has {len(c['arrival_ns'])}")

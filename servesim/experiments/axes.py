@@ -1,8 +1,8 @@
-"""Axes of an experiment: which settings vary, over which values, and the scenarios their product makes.
+"""Axes of an experiment: the settings that vary, their values, and the scenarios of their product.
 
-A list of values is written with commas. Values hold commas themselves (`vllm:max_num_seqs=64,policy=priority`), so
-commas inside brackets belong to the value, and a part continues the value before it if it is `key=value` with
-no colon before the equals sign; any other part starts a new value:
+A list of values is separated by commas. Values may contain commas themselves (`vllm:max_num_seqs=64,policy=priority`),
+so commas inside brackets belong to the value, and a part continues the value before it if it is `key=value` with no
+colon before the equals sign; any other part starts a new value:
 
     static,vllm:max_num_seqs=64,policy=priority,sarathi   ->   static | vllm:max_num_seqs=64,policy=priority | sarathi
     synth:rate=2,prompt=lognormal(512,2048),synth:rate=4     ->   synth:rate=2,prompt=lognormal(512,2048) | synth:rate=4
@@ -26,9 +26,9 @@ from servesim.run.scenario import own_features, scenario_class
 from servesim.run.setting_names import full_name, load_settings, override
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
-"""Settings whose values speak for themselves in a label; others stand there as key=value."""
+"""Settings whose values need no key in a label; others appear as key=value."""
 SINGLE = frozenset(("slo", "shape", "columns", "price", "features"))
-"""Settings that hold several values themselves."""
+"""Settings that hold multiple values themselves."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Variant:
 
     label: str
     axes: dict[str, Any]
-    """Value by axis, as it was written."""
+    """Value by axis, as written."""
     settings: Settings
-    """The scenario's settings, not yet validated."""
+    """Settings of the scenario, not yet validated."""
 
 
 def split_values(key: str, text: str) -> list[str]:
@@ -74,7 +74,7 @@ def axis_values(key: str, given: Any) -> list[Any]:
 
 
 def _plain(key: str, value: Any) -> float | str:
-    """Return a form that two ways to write the same value have in common."""
+    """Return a canonical form that is the same for different spellings of a value."""
     try:
         return label_of(key, value) if key in NAMES else float(value)
     except (TypeError, ValueError):
@@ -103,7 +103,7 @@ def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Varian
 def load_grid(
     scenario: str | Path | Mapping[str, Any] | None, axes: Mapping[str, Any]
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return settings and axes of a scenario that may have a key `axes`, overridden by the axes given."""
+    """Return settings and axes of a scenario that may have a key `axes`, overridden by the given axes."""
     settings = dict(load_settings(scenario) if isinstance(scenario, str | Path) else scenario or {})
     own = settings.pop("axes", None) or {}
     if not isinstance(own, Mapping):
@@ -112,7 +112,8 @@ def load_grid(
 
 
 def check_key(key: str, own: tuple[str, ...] = ()) -> None:
-    """Raise UserError, with a suggestion, if no scenario has such a setting. `own`: names of a user's features."""
+    """Raise UserError, with a suggestion, if scenarios have no such setting. `own` holds the names of a user's
+    features."""
     kind = scenario_class(own)
     outer, dot, inner = key.partition(".")
     if outer not in kind.model_fields:
@@ -123,7 +124,7 @@ def check_key(key: str, own: tuple[str, ...] = ()) -> None:
 
 
 def label_of(key: str, value: Any) -> str:
-    """Return the name of an axis value in tables."""
+    """Return the label of an axis value in tables."""
     if isinstance(value, Mapping):
         rest = ",".join(f"{k}={v}" for k, v in value.items() if k != "name")
         value = f"{value.get('name', '')}{':' if rest else ''}{rest}"
@@ -134,7 +135,7 @@ def _with(settings: Mapping[str, Any], point: Mapping[str, Any]) -> Settings:
     changed = dict(settings)
     for key, value in sorted(point.items(), key=lambda item: "." in item[0]):  # a policy before its parameters
         if "." in key or (isinstance(value, str) and key not in NAMES and key not in SINGLE):
-            text = value if isinstance(value, str) else json.dumps(value)  # which is YAML
+            text = value if isinstance(value, str) else json.dumps(value)  # JSON is YAML
             changed = override(changed, [f"{key}={text}"])  # numbers and booleans in text are read as YAML
         else:
             changed[key] = value

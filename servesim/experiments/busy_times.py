@@ -1,4 +1,4 @@
-"""Shares of good requests over the time of a run: the worst window of some minutes, and how sure its share is."""
+"""Share of good requests over the course of a run: the worst window of some minutes, and the interval of its share."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from servesim.workload.peak import MINUTE_NS
 
 
 class Window(NamedTuple):
-    """Requests that arrived in some minutes."""
+    """Requests that arrived within a few minutes."""
 
     minute: float
-    """Its first arrival, in minutes after the first of all."""
+    """Time of its first arrival, in minutes after the first arrival of all."""
     minutes: float
     requests: int
     share: float
-    """Share of them that were good."""
+    """Share of the window's requests that were good."""
     low: float
     high: float
-    """Its 95 % interval: good requests come in runs, so what counts is how long these are."""
+    """End of its 95 % interval. Good requests come in runs, so the interval depends on how long these are."""
 
 
 def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minutes: float, least: int) -> Window | None:
-    """Return, of the windows of `minutes` that begin with an arrival and hold at least `least` requests, the one whose
-    share of good ones is lowest; None where none holds as many, or one window holds all."""
+    """Return the window with the lowest share of good requests, among windows of `minutes` that begin with an arrival
+    and hold at least `least` requests. Return None if none holds that many, or if one window holds all."""
     order = np.argsort(arrival_ns, kind="stable")
     arrival, good = arrival_ns[order], good[order]
     n = len(arrival)
@@ -47,8 +47,8 @@ def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minut
 
 
 def window_note(name: str, window: Mapping[str, Any], share: float) -> str:
-    """Return what a reader must know of the worst window of a deployment (a `Window` by field), of whose requests a
-    share must be good."""
+    """Return a note on the worst window of a deployment (a `Window` by field). `share` is the share of its requests
+    that must be good."""
     return (
         f"{name}: its worst {window['minutes']:g} minutes, from minute {window['minute']:.0f}, have "
         f"{100 * window['share']:.4g} % of {window['requests']:,} requests within the limits (95 % interval "
@@ -57,7 +57,7 @@ def window_note(name: str, window: Mapping[str, Any], share: float) -> str:
 
 
 def minute_note(name: str, minute: Mapping[str, Any]) -> str:
-    """Return what a reader must know of the worst minute."""
+    """Return a note on the worst minute."""
     return (
         f"{name}: one bad minute, from minute {minute['minute']:.0f}: {100 * minute['share']:.3g} % of its "
         f"{minute['requests']:,} requests are within the limits"
@@ -65,8 +65,8 @@ def minute_note(name: str, minute: Mapping[str, Any]) -> str:
 
 
 def share_interval(good: NDArray[np.float64]) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share among successive requests, for as many as are worth independent ones:
-    their number over the length of blocks within which they hang together."""
+    """Return Wilson's 95 % interval of a share among successive requests. The sample size is the number of effectively
+    independent requests: their number over the length of the blocks within which they are correlated."""
     n = max(len(good) / block_length(good), 1.0)
     p, z2 = float(good.mean()), 1.96**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)

@@ -5,45 +5,46 @@ Written under `out`:
     capacity.json        the document below
     capacity.parquet     tidy, one row per run: label, replicate, rate, replicas, address, unstable, attainment, and one
                          column per metric
-    cells/<address>/     one result directory a run, as `servesim run --out` writes it
+    cells/<address>/     one result directory per run, as `servesim run --out` writes it
 
 capacity.json, keys sorted, NaN and infinity as null:
 
     schema      "servesim.capacity/1"
     question    "highest rate" or "cheapest deployment"
     answer      the answer in one sentence
-    settings    slo, slo_classes (where there are any), goals: [{limits, share, text}], attainment, window_minutes,
+    settings    slo, slo_classes (if any), goals: [{limits, share, text}], attainment, window_minutes,
                 window_requests, tolerance, level, warmup, cooldown, max_replicas
-    workload    settings all runs share
+    workload    settings that all runs share
     replicates  {kind: "seeds" | "windows", count}
-    rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, usd_per_hour_low, usd_per_hour_high: the interval of
-                what an autoscaler's replicas cost while they were up (null: there is none), rate, rate_low, rate_high,
-                goal: number of the goal that binds, attainment, attainment_low, attainment_high: its share and
-                interval, best_attainment, best_at: its best share and from what load on (by "replicas", or null:
-                requests/s; null: on an idle server), window, minute: {minute, minutes, requests, share, low, high} the
-                worst ones, binds: what is late just beyond, reason: why it never carries, values: {metric: mean at this
-                rate and size}, verdict, pareto, cheapest, error, model_error: null or {low, high: of GPUs (of the rate,
-                where that is sought), null where none was found, says: what it is, or why there is none}}]
+    rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, usd_per_hour_low, usd_per_hour_high: interval of
+                the cost of an autoscaler's replicas while they were up (null without one), rate, rate_low, rate_high,
+                goal: number of the limiting goal, attainment, attainment_low, attainment_high: its share and
+                interval, best_attainment, best_at: its best share and the lowest load that has it (replicas if `by` is
+                "replicas", else requests/s; null on an idle server), window, minute: {minute, minutes, requests, share,
+                low, high} the worst ones, binds: the metric that is late just beyond, reason: why it never carries,
+                values: {metric: mean at this rate and size}, verdict, pareto, cheapest, error, model_error: null or
+                {low, high: of GPUs, or of the rate when that is searched, null if not found, says: what it is, or why
+                there is none}}]
     points      [{label, replicate, rate, replicas, address, unstable, attainment, worst_window}], in the order they
                 were run
     notes       [sentences]
-    model_error null, or {level, says, runs: how many more the intervals took, decisions: [{cheapest, against, holds:
-                null where not known, factor, says}]} (servesim.experiments.capacity_error)
+    model_error null, or {level, says, runs: number of extra runs for the intervals, decisions: [{cheapest, against,
+                holds: null if not known, factor, says}]} (servesim.experiments.capacity_error)
 
-A goal is a share of requests within limits: `attainment` of them within all limits that are given jointly, and
-the percentile of a limit that has its own. Requests that arrive in the steady window count; of a recorded trace all do.
-A load is carried if every goal is reached on average over the seeds; of a recorded trace, which is replayed whole, over
-all of it and in every window of `window_minutes` that begins with an arrival and holds at least `window_requests`. In
-less than half of the runs may a queue grow without end. First every request is served alone: where that misses a goal,
-no load reaches it, and none is run.
+A goal is a share of requests within limits: `attainment` of them within all limits that are given jointly, and the
+percentile of a limit that has its own. Requests that arrive in the steady window count; for a recorded trace, all do. A
+load is carried if every goal is reached on average over the seeds. A recorded trace is replayed whole; the goals must
+then hold over all of it and in every window of `window_minutes` that begins with an arrival and holds at least
+`window_requests`. A queue may grow without end in less than half of the runs. First, every request is served alone: if
+that misses a goal, no load reaches it, and none is run.
 
 The highest rate is bisected on common random numbers: a new rate stretches the same arrivals by one factor. Its
-interval is where the interval of the share (t, over seeds, or over windows of the trace) meets the goal: up to
-`rate_low` even its lower end does (0: at no rate tried), from `rate_high` on not even its upper end, so it contains
-what bisection leaves open. `replicas` of a deployment is the fewest that carry the rate; doubling them ends where it
-changes nothing while GPUs are idle most of the time; of a deployment with an autoscaler it is `max` that is sought,
-which is how many there are at first, too, and doubling ends where it changes nothing. `cheapest`: the lowest price per
-request carried.
+interval is the range in which the interval of the share (t, over seeds or over windows of the trace) contains the goal:
+up to `rate_low` even its lower end reaches the goal (0 if at no rate tried), and from `rate_high` on not even its upper
+end does, so the interval contains the range that bisection leaves open. `replicas` of a deployment is the fewest that
+carry the rate; doubling them ends when it changes nothing while GPUs are idle most of the time. For a deployment with
+an autoscaler, the search is over `max`, which is also the initial number of replicas, and doubling ends when it changes
+nothing. `cheapest` is the lowest price per request carried.
 
 verdict: carries; never (not even with max_replicas, or at any rate); no limit (the trace is too short to fill the
 deployment, whatever the rate); failed (see error: often the model does not fit).
@@ -86,50 +87,51 @@ REPLICATES = 5
 
 
 class Terms(NamedTuple):
-    """How a capacity question is asked; every field is a keyword of `capacity`."""
+    """Terms of a capacity question. Every field is a keyword of `capacity`."""
 
     attainment: float = 0.99
     """Share of requests that must meet every SLO."""
     replicates: int | None = None
-    """Seeds, or windows of a recorded trace; None: 5."""
+    """Number of seeds, or of windows of a recorded trace; 5 by default."""
     window: int | None = None
-    """Requests of such a window; None: the trace divided by the replicates."""
+    """Number of requests per window; by default the trace divided by the replicates."""
     window_minutes: float = 10.0
-    """Minutes of a window; every window of a recorded trace must pass too."""
+    """Minutes per window; every window of a recorded trace must pass, too."""
     window_requests: int = 300
-    """Requests from which on it counts."""
+    """Minimum number of requests for a window to count."""
     tolerance: float = 0.02
-    """Where bisection of a rate stops, as a ratio."""
+    """Ratio at which bisection of a rate stops."""
     max_replicas: int = 64
-    """Most replicas to try for a given rate."""
+    """Maximum number of replicas to try for a given rate."""
     warmup: float | None = None
-    """Share of the arrivals left out at the start; None: 0.1, of a recorded trace nothing."""
+    """Share of the arrivals left out at the start; by default 0.1, or 0 for a recorded trace."""
     cooldown: float | None = None
-    """The same at the end."""
+    """Share of the arrivals left out at the end; same default."""
     jobs: int | None = None
-    """Processes; None: one a core."""
+    """Number of processes; by default one per core."""
     executor: str = "local"
-    """local, ray, or ray:ADDRESS of a running cluster."""
+    """Executor: local, ray, or ray:ADDRESS of a running cluster."""
     out: str | Path | None = None
-    """Directory for results; what is there already is not run again."""
+    """Directory for results; runs already there are not repeated."""
     on_progress: OnProgress | None = None
-    """Called after each run."""
+    """Callback invoked after each run."""
     overwrite: bool = False
-    """Let `out` replace another experiment's results."""
+    """Whether `out` may replace another experiment's results."""
     intervals: bool = True
-    """Error bars of the model, which take further runs."""
+    """Whether to add error bars of the model, which take additional runs."""
     by_formula: bool = False
-    """Answer also for GPUs without kernel tables, whose steps are priced by formula alone."""
+    """Whether to also answer for GPUs without kernel tables, whose steps are priced by formula alone."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
-        """Take the terms out of keywords; return them and the settings left. UserError where one makes no sense."""
+        """Extract the terms from keywords. Return them and the remaining settings. Raise UserError if one is
+        invalid."""
         terms = cls(**{name: given[name] for name in cls._fields if name in given})
         terms.check()
         return terms, {name: value for name, value in given.items() if name not in cls._fields}
 
     def check(self) -> None:
-        """Raise UserError where a number makes no sense."""
+        """Raise UserError if a number is invalid."""
         check_window(self.warmup or 0.0, self.cooldown or 0.0)
         check_count(1 if self.replicates is None else self.replicates)
         if not 0 < self.attainment <= 1:
@@ -145,12 +147,13 @@ class Terms(NamedTuple):
 
 
 def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: Any) -> pd.DataFrame:
-    """Find the highest rate each variant carries within its SLO; with `rate`, the replicas each needs and the cheapest.
+    """Find the highest rate that each variant carries within its SLO or, given `rate`, the replicas each needs and the
+    cheapest variant.
 
-    Keywords are those of `Terms`, and settings of the scenario, each of which may be a list: every combination is a
-    variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs together. The document
-    is in `.attrs["document"]`. UserError for GPUs without kernel tables unless `by_formula`, and where the question
-    makes no sense.
+    Keywords are the fields of `Terms` and settings of the scenario. Each setting may be a list; every combination is a
+    variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs without a split. The
+    document is in `.attrs["document"]`. Raises UserError for GPUs without kernel tables unless `by_formula` is set, and
+    if the question is invalid.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
@@ -159,7 +162,7 @@ def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: An
 
 
 class Found(NamedTuple):
-    """The findings, before they are written."""
+    """Findings before they are written."""
 
     study: Study
     rows: list[dict[str, Any]]
@@ -170,8 +173,8 @@ class Found(NamedTuple):
 def answer(
     variants: Sequence[Variant], objects: Objects, terms: Terms, finish: Callable[[Found], None] = lambda found: None
 ) -> pd.DataFrame:
-    """Answer the question for these variants, as `capacity` does. `finish` adds to the document before it is written,
-    and may ask for further runs."""
+    """Answer the question for these variants, as `capacity` does. `finish` adds to the document before it is written
+    and may request further runs."""
     check_names(variants, objects)
     known = Scenario.of(variants[0].settings)
     _check_question(known, variants)
@@ -208,7 +211,7 @@ def answer(
 
 
 def _rows(study: Study, known: Scenario, terms: Terms) -> tuple[list[dict[str, Any]], float | None]:
-    """Return a row for each deployment, and the rate asked for in requests/s, if any is."""
+    """Return a row for each deployment, and the requested rate in requests/s if there is one."""
     found = Answer(study, study.measuring.goals)
     if known.rate is None:
         return found.by_rate(study.highest_rates(terms.tolerance)), None
@@ -258,7 +261,8 @@ def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
 
 
 def _check_measured(variants: Sequence[Variant]) -> None:
-    """Raise UserError for a GPU without kernel tables where none are named: machines are bought by the answer."""
+    """Raise UserError for a GPU without kernel tables if none are given, because machines are bought based on the
+    answer."""
     names = [v.settings.get("gpu") for v in variants if v.settings.get("kernel_tables") is None]
     measured = [name for name in gpu_names() if Gpu.load(name).tables is not None]
     for name in sorted({name.lower() for name in names if isinstance(name, str)} - set(measured)):

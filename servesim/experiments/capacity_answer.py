@@ -1,4 +1,4 @@
-"""The rows of a capacity question, and its answer in one sentence."""
+"""Rows of a capacity question, and its answer in one sentence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Answer:
         self._study, self._goals = study, goals
 
     def by_rate(self, searches: Mapping[str, tuple[RateSearch, RateSearch, RateSearch]]) -> list[dict[str, Any]]:
-        """Return a row for each deployment: the highest rate it carries."""
+        """Return a row for each deployment with the highest rate it carries."""
         rows = []
         for v in self._study.variants:
             row = self._row(v, None if v.label in self._study.errors else Scenario.of(v.settings).replicas)
@@ -55,7 +55,7 @@ class Answer:
         return _marked(rows)
 
     def by_price(self, rate: float, fewest: Mapping[str, int | None]) -> list[dict[str, Any]]:
-        """Return a row for each deployment: the fewest replicas that carry a rate."""
+        """Return a row for each deployment with the fewest replicas that carry a rate."""
         rows = []
         for v in self._study.variants:
             replicas = fewest[v.label]
@@ -87,7 +87,7 @@ class Answer:
         return row
 
     def _best(self, label: str) -> dict[str, Any]:
-        """Return the best share of a deployment that reaches no goal at any load, and why it is no better."""
+        """Return the best share of a deployment that reaches no goal at any load, and the reason it is no better."""
         tried = {load: judged for (name, load), judged in self._study.judged.items() if name == label}
         if tried:
             best = max(judged.margin for judged in tried.values())
@@ -115,14 +115,14 @@ class Answer:
         }
 
     def _scaled(self, label: str, load: float) -> dict[str, Any]:
-        """Return what a deployment costs whose replicas come and go; nothing of another one."""
+        """Return the cost of a deployment whose replicas come and go, or an empty dict for any other."""
         if label not in self._study.scaled:
             return {}
         return cost_of(self._study.outcomes[label, load])
 
     def _at(self, label: str, load: float, beyond: float | None) -> dict[str, Any]:
-        """Return what is known of a deployment at the load it carries; `beyond`: the nearest one it does not, whose
-        misses say what binds."""
+        """Return the findings for a deployment at the load it carries. `beyond` is the nearest load that it does not
+        carry, whose misses show the limiting metric."""
         judged, outcomes = self._study.judged[label, load], self._study.outcomes[label, load]
         values = {name: float(np.mean([outcome.values[name] for outcome in outcomes])) for name in REPORTED}
         goal = judged.binding
@@ -147,7 +147,7 @@ class Answer:
 
 
 def _short(share: float, window: Window | None) -> dict[str, Any]:
-    """Return the share that falls short: that of the worst window, where it is below that of the whole."""
+    """Return the share that falls short: that of the worst window if it is lower than the overall share."""
     binds = window is not None and window.share < share
     return {"best_attainment": window.share if binds and window else share,
             "window": window._asdict() if binds and window else None}  # fmt: skip
@@ -186,7 +186,7 @@ def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[
 
 
 def _deployment(row: Mapping[str, Any]) -> str:
-    """Return what to take, such as "8 x H200 in fp8 (2 replicas of tp=4)"."""
+    """Return the recommended deployment, such as "8 x H200 in fp8 (2 replicas of tp=4)"."""
     axes = row["axes"]
     dtype = f" in {axes['dtype']}" if "dtype" in axes else ""
     others = [str(value) if "name" in str(key) else f"{key}={value}" for key, value in axes.items()
@@ -219,7 +219,7 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
 
 
 def never_text(row: Mapping[str, Any]) -> str:
-    """Return the best share of a deployment that reaches no goal, from what load on, and why."""
+    """Return the best share of a deployment that reaches no goal, the load from which it has it, and the reason."""
     share, load = f"{100 * row['best_attainment']:.4g} % at best", row["best_at"]
     if load is not None and row["by"] == "replicas":
         share += f", from {load:g} replica{'s' * (load != 1)} on"
@@ -233,7 +233,7 @@ def never_text(row: Mapping[str, Any]) -> str:
 def notes(
     rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequence[Goal], prices: Mapping[str, float]
 ) -> list[str]:
-    """Return the notes a reader must know."""
+    """Return notes for the reader."""
     found = [f"{row['label'] or 'the deployment'} failed: {row['error']}" for row in rows if row["error"]]
     found += repeats.notes
     for row in rows:

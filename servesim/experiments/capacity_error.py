@@ -1,10 +1,10 @@
-"""The model's error in a capacity question: searched again with all times of the servers stretched.
+"""Error of the model in a capacity question, from repeated searches with all times of the servers stretched.
 
-The ends of an interval are two more searches of what is run in place of a stretched server (servesim.run.stretched:
-another rate, shorter limits and windows), which begin where the first one ended. Two deployments are compared by the
-spread of their ratio: does the cheapest stay so where it is slower by that much?
+The ends of an interval are two more searches that start where the first one ended. Each simulates an equivalent of a
+stretched server (servesim.run.stretched: another rate, shorter limits and windows). Two deployments are compared by the
+spread of their ratio: does the cheapest stay the cheapest if it is slower by that much?
 
-Propagated, not validated; the cheapest few alone have it, since no other is chosen by it.
+The error is propagated, not validated. Only the cheapest few deployments have it, since no other is chosen based on it.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from servesim.run.scenario import Scenario
 from servesim.run.stretched import SAYS, Stretch, ratio_spread, stretches
 
 SOUGHT = 3
-"""Deployments whose interval is sought: the cheapest ones."""
+"""Number of deployments, cheapest first, whose interval is searched."""
 TOLERANCE = 0.1
-"""Where bisection of an end stops, as a ratio: ends are two digits at most."""
+"""Ratio at which bisection of an end stops: ends have at most two digits."""
 ROUNDS = 5
-"""Loads tried for one end."""
+"""Number of loads tried for one end."""
 STEP = 1.25
-"""Factor of the first step from the answer; each next one is its square."""
+"""Factor of the first step from the answer. Each next factor is the square of the one before."""
 NEAR = 2.0
-"""Rates tried before count for an end where they are within this ratio of the answer."""
+"""Ratio to the answer within which rates tried before count for an end."""
 MORE = 2
-"""Times the guess beyond which replicas are not sought: where that number is too few, probably all are."""
+"""Multiple of the guess up to which replicas are searched. If that number is too few, probably all are."""
 Row = Mapping[str, Any]
 
 
 @dataclass
 class End:
-    """A search of one deployment whose times are stretched."""
+    """Search for one deployment with stretched times."""
 
     variant: Variant
     stretch: Stretch
     fast: bool
-    """Whether it is the end at which times are shorter."""
+    """Whether this is the end with shorter times."""
     rate: float | None
-    """Requests/s that replicas are sought for; None: the rate is sought."""
+    """Requests/s for which replicas are searched, or None if the rate is searched."""
     search: RateSearch | NearSearch
     hopeless: bool = False
-    """Whether not even requests alone are fast enough."""
+    """Whether even requests served alone are too slow."""
     tried: int = 0
 
     def next(self) -> float | None:
@@ -64,11 +64,11 @@ class End:
         return self.search.next() if self.tried < ROUNDS and not self.hopeless else None
 
     def settings(self, load: float) -> Settings:
-        """Return what is simulated in place of a load."""
+        """Return the settings simulated in place of a load."""
         return {"rate": load} if self.rate is None else {"rate": self.rate * self.stretch.times, "replicas": int(load)}
 
     def tell(self, load: float, carried: bool) -> None:
-        """Note whether a load was carried."""
+        """Record whether a load was carried."""
         self.tried += 1
         if isinstance(self.search, NearSearch):
             self.search.tell(int(load), carried)
@@ -76,14 +76,14 @@ class End:
             self.search.tell(load, carried)
 
     def found(self) -> float | None:
-        """Return the fewest replicas, or the rate: the outer side of what is left open; None: not found."""
+        """Return the fewest replicas, or the rate at the outer side of the open range, or None if not found."""
         if isinstance(self.search, NearSearch):
             return self.search.fewest
         rate = (self.search.high if self.fast else self.search.low) / self.stretch.times
         return rate if 0 < rate < math.inf else None
 
     def price_times(self, row: Row) -> float | None:
-        """Return how many times the price of its row it has; None: not found."""
+        """Return the price as a multiple of its row's price, or None if not found."""
         load = self.found()
         if load is None:
             return None
@@ -100,10 +100,10 @@ class CapacityError:
         self._rows = sorted((row for row in rows if row["verdict"] == "carries"), key=rank)
         self._sides: dict[str, Case | str] = {}
         self.runs = 0
-        """Runs asked for, those that were there before among them."""
+        """Number of requested runs, including those that already existed."""
 
     def add(self) -> dict[str, Any]:
-        """Give each row its `model_error`; return the part of the document that says how decisions stand."""
+        """Give each row its `model_error`. Return the document's part on how decisions hold."""
         ends: dict[str, list[End]] = {}
         for i, row in enumerate(self._rows):
             both = self._stretches(row) if i < SOUGHT else f"not sought: {SOUGHT} deployments are cheaper"
@@ -121,12 +121,12 @@ class CapacityError:
         return {"level": LEVEL, "says": SAYS, "runs": self.runs, "decisions": decisions}
 
     def _stretches(self, row: Row) -> tuple[Stretch, Stretch] | str:
-        """Return the stretches at the ends of a row's interval, or in words why it has none. Its side is kept."""
+        """Return the stretches at the ends of a row's interval, or the reason there is none. Store the row's case."""
         variant = self._variants[row["label"]]
         key = "replicas" if self._by_price else "rate"
         settings = at_load(variant.settings, key, row[key])
         runs = self._study.further([(variant, settings, "as it is")])[0]
-        assert runs is not None  # it carried its load
+        assert runs is not None  # it was carried
         side = self._sides[row["label"]] = side_of(runs[0].summary)
         waits = self._study.trace(variant).after is not None
         found = stretches(self._fitted, side, Scenario.of(variant.settings), waits)
@@ -140,15 +140,15 @@ class CapacityError:
         return End(variant, stretch, fast, None, self._begun(variant, stretch, row["rate"]), hopeless)
 
     def _near(self, replicas: int, times: float) -> NearSearch:
-        """Return a search of replicas where `replicas` are the fewest at the times simulated: no fewer do where times
-        are longer, and as many do where they are shorter."""
+        """Return a search around `replicas`, the fewest at the simulated times: with longer times no fewer suffice, and
+        with shorter times as many suffice."""
         guess = math.ceil(replicas * times)
         if times > 1:
             return NearSearch(max(replicas, guess - 1), min(self._most, MORE * guess), too_few=replicas - 1)
         return NearSearch(guess, replicas, fewest=replicas)
 
     def _begun(self, variant: Variant, stretch: Stretch, rate: float) -> RateSearch:
-        """Return a search that knows what the runs at hand say."""
+        """Return a search that already includes the results of existing runs."""
         search = RateSearch(TOLERANCE, rate, STEP)
         tried = [load for label, load in self._study.judged if label == variant.label]
         known = sorted(load for load in tried if rate / NEAR <= load <= rate * NEAR)
@@ -158,7 +158,7 @@ class CapacityError:
         return search
 
     def _carried(self, runs: Sequence[Run] | None, stretch: Stretch) -> bool:
-        """Whether the goals are reached with times stretched, by the runs in place of that."""
+        """Return whether the goals are reached with stretched times, given the runs simulated in their place."""
         if runs is None:
             return False
         measuring, goals = self._study.measuring, self._goals(stretch)
@@ -185,7 +185,7 @@ class CapacityError:
                 end.tell(load, self._carried(runs, end.stretch))
 
     def _interval(self, row: Row, fast: float | None, slow: float | None) -> dict[str, float | None]:
-        """Return the interval of GPUs, or of the rate. Null: not found."""
+        """Return the interval of GPUs or of the rate, with null for an end that was not found."""
         if not self._by_price:
             return {"low": slow and min(slow, row["rate"]), "high": fast and max(fast, row["rate"])}
         each = row["gpus"] // row["replicas"]
@@ -193,12 +193,12 @@ class CapacityError:
         return {"low": few, "high": many}
 
     def _spread(self, one: Row, other: Row) -> Spread | str:
-        """Return the spread of the ratio of mean E2E of two rows, or in words why none is known."""
+        """Return the spread of the ratio of two rows' mean E2E, or the reason none is known."""
         return ratio_spread(self._fitted, self._sides[one["label"]], self._sides[other["label"]], "e2e")
 
     def _slower(self, row: Row) -> tuple[Spread | str, End | None]:
-        """Return the spread of the pair that the cheapest and another are, or in words why none is known; and the
-        cheapest with its times longer by that."""
+        """Return the spread of the pair of the cheapest row and another, or the reason none is known. Also return the
+        cheapest with its times longer by that spread."""
         what, says = self._spread(self._rows[0], row), self._rows[0]["model_error"]["says"]
         if isinstance(what, str):
             return what, None
@@ -207,8 +207,8 @@ class CapacityError:
         return what, self._end(self._rows[0], Stretch.even(what.factor), False)
 
     def _decision(self, row: Row, what: Spread | str, end: End | None) -> dict[str, Any]:
-        """Return whether the cheapest stays cheaper than another where it is slower by the spread of the pair: `holds`
-        (null: not known) and in words why."""
+        """Return whether the cheapest stays cheaper than another if it is slower by the spread of the pair: `holds`
+        (null if not known), and an explanation."""
         best = self._rows[0]
         told = {"cheapest": best["label"], "against": row["label"], "holds": None, "factor": None}
         names = f"{best['label']} against {row['label']}"
@@ -226,9 +226,9 @@ class CapacityError:
         }
 
     def price_ratios(self, pairs: Sequence[tuple[Row, Row]]) -> list[dict[str, Any]]:
-        """Return for each pair of rows that carry something how far the price of the first over that of the second may
-        be off: its `low` and `high` where the first is faster and slower by the spread of the pair, null where that is
-        not known or not found, and in words by what."""
+        """Return the error of the price ratio of the first to the second row, for each pair of rows that carry a load.
+        `low` and `high` apply if the first is faster or slower by the spread of the pair, null if not known or not
+        found. `says` gives the basis."""
         asked: list[tuple[Spread | str, list[End]]] = []
         for one, other in pairs:
             new = [self._stretches(row) for row in (one, other) if row["label"] not in self._sides]
@@ -249,17 +249,17 @@ class CapacityError:
 
 
 def price_of_row(row: Row) -> float:
-    """Return the price of an hour per request/s."""
+    """Return the hourly price per request/s."""
     return float(row["usd_per_hour"] / row["rate"])
 
 
 def rank(row: Row) -> tuple[float, float]:
-    """Return what rows are ranked by: the price, and among equals the share of good requests."""
+    """Return the sort key of a row: the price, and among equals the share of good requests."""
     return price_of_row(row), -float(row["attainment"])
 
 
 def gpu_bars(row: Row) -> str:
-    """Return the interval of a row's number of GPUs to stand behind it, " (1-3)"; empty where it has none."""
+    """Return the interval of a row's number of GPUs as a suffix, " (1-3)", or an empty string if it has none."""
     bars = row.get("model_error")
     if bars is None or bars["says"] != SAYS or row["rate_high"] is not None:
         return ""
@@ -270,7 +270,7 @@ def gpu_bars(row: Row) -> str:
 
 
 def rate_bars(row: Row) -> str:
-    """Return the interval of a row's highest rate to stand behind it, " (6.1-9.8)"; empty where it has none."""
+    """Return the interval of a row's highest rate as a suffix, " (6.1-9.8)", or an empty string if it has none."""
     bars = row.get("model_error")
     if bars is None or bars["says"] != SAYS or row["rate_high"] is None:
         return ""
@@ -279,7 +279,8 @@ def rate_bars(row: Row) -> str:
 
 
 def error_sentences(document: Mapping[str, Any]) -> list[str]:
-    """Return what a reader must know of the model's error: what brackets are, how decisions stand, what has none."""
+    """Return notes on the model's error: the meaning of the brackets, how decisions hold, and rows without
+    intervals."""
     error = document.get("model_error")
     if error is None:
         return []

@@ -1,7 +1,8 @@
-"""Deployments whose replicas come and go, in a capacity question: what is sought of them, and what they cost.
+"""Deployments with autoscaled replicas in a capacity question: the quantity searched, and their cost.
 
-A fixed deployment is paid for all the time; replicas of an autoscaler while they are up, so that their price is a
-figure of the runs: its interval is t, over seeds, or over windows of a recorded trace, around the price of the whole.
+A fixed deployment is paid for all the time, but an autoscaler's replicas only while they are up. Their price is
+therefore a result of the runs. Its interval is t, over seeds or over windows of a recorded trace, around the overall
+price.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ def scaled_labels(variants: Sequence[Variant]) -> frozenset[str]:
             if is_scaled(Scenario.of(v.settings)):
                 found.append(v.label)
         except UserError:
-            continue  # it fails when it runs, by name
+            continue  # its run reports the error
     return frozenset(found)
 
 
 def check_scalers(variants: Sequence[Variant]) -> None:
-    """Raise UserError where an autoscaler says how many replicas there are at most, which is what is sought."""
+    """Raise UserError if an autoscaler sets the maximum number of replicas, which is the quantity searched."""
     for v in variants:
         if v.settings.get("scaler") is not None and "max" in policy_settings(v.settings["scaler"]):
             raise UserError("capacity: with a rate an autoscaler's most replicas are what is sought; leave max out")
 
 
 def at_load(settings: Mapping[str, Any], key: str, load: float) -> Settings:
-    """Return the settings of a load: a rate; or replicas, of an autoscaler the most there may be, which are there at
-    first, too."""
+    """Return the settings of a load, which is a rate or a number of replicas. With an autoscaler, that number is both
+    the maximum and the initial number."""
     scaler = settings.get("scaler")
     if key != "replicas" or scaler is None:
         return {key: load}
@@ -53,7 +54,7 @@ def at_load(settings: Mapping[str, Any], key: str, load: float) -> Settings:
 
 
 def cost_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return the price of an hour of the replicas that were up, and its interval."""
+    """Return the hourly price of the replicas that were up, and its interval."""
     usd = float(np.mean([outcome.usd_per_hour for outcome in outcomes]))
     values = np.array(outcomes[0].usd_parts or [outcome.usd_per_hour for outcome in outcomes])
     low = high = usd
@@ -61,19 +62,19 @@ def cost_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
         ends = interval(values, "t")
         low, high = (max(usd + end - float(values.mean()), 0.0) for end in ends)
     found = {"usd_per_hour": usd, "usd_per_hour_low": low, "usd_per_hour_high": high}
-    return {name: round(value, 9) for name, value in found.items()}  # what is up all the time costs what fixed ones do
+    return {name: round(value, 9) for name, value in found.items()}  # always-up replicas cost the same as fixed ones
 
 
 def hour_text(row: Mapping[str, Any]) -> str:
-    """Return the price of an hour, of an autoscaler with its interval: "$2.30/h (2.21 to 2.39)"."""
+    """Return the hourly price, with its interval for an autoscaler: "$2.30/h (2.21 to 2.39)"."""
     text = f"${row['usd_per_hour']:,.2f}/h"
     low, high = row["usd_per_hour_low"], row["usd_per_hour_high"]
     return text if low is None or low == high else f"{text} ({low:,.2f} to {high:,.2f})"
 
 
 def against_fixed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each deployment with an autoscaler, beside the cheapest that is up all the time: what it saves, or
-    what breaks. Nothing where there is no such pair."""
+    """Return a sentence for each deployment with an autoscaler, on its savings or misses against the cheapest fixed
+    deployment. Return an empty list without such a pair."""
     costs = [row for row in rows if row["verdict"] == "carries" and row["usd_per_hour_low"] is None]
     scaled = [row for row in rows if row["usd_per_hour_low"] is not None]
     if not costs:

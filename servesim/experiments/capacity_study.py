@@ -1,4 +1,4 @@
-"""The runs behind a capacity question, asked for round by round: none that cannot change the answer."""
+"""Runs for a capacity question, requested round by round and only if they can change the answer."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from servesim.workload.trace import Trace
 
 REPORTED = (*PARETO, "ttft_p99", "tpot_p99", "usd_per_million_output_tokens", "slo_attainment")
 ENDS = 4
-"""The ends of an interval are searched so much more coarsely than the rate itself."""
+"""Factor by which the ends of an interval are searched more coarsely than the rate itself."""
 IDLE_HALF = 0.5
-"""Share of the time GPUs compute below which a load is no longer what requests wait for: where doubling the replicas
+"""Share of time GPUs compute below which the load is no longer the reason that requests wait. If doubling the replicas
 then changes nothing, more of them change nothing either."""
 
 Load = tuple[str, float]
-"""Label of a deployment, and its rate or its replicas."""
+"""Label of a deployment, and its rate or its number of replicas."""
 
 
 def load_text(key: str, load: float) -> str:
@@ -42,7 +42,7 @@ def load_text(key: str, load: float) -> str:
 
 
 class Study:
-    """Asks for runs round by round, all deployments and replicates at once."""
+    """Study that requests runs round by round, for all deployments and replicates together."""
 
     def __init__(self, runner: Runner, variants: Sequence[Variant], measuring: Measuring) -> None:
         self._runner, self.variants, self.measuring = runner, variants, measuring
@@ -51,7 +51,7 @@ class Study:
         self.outcomes: dict[Load, list[Outcome]] = {}
         self.judged: dict[Load, Judged] = {}
         self.idle: dict[str, Outcome] = {}
-        """Runs of every request alone on a server, by label."""
+        """Results of serving every request alone, by label."""
         self._alone_runs: dict[str, list[tuple[Alone, Run]]] = {}
         self.errors: dict[str, str] = {}
         self._searches: dict[str, RateSearch | ReplicaSearch] = {}
@@ -59,8 +59,8 @@ class Study:
         """Labels of deployments whose replicas come and go."""
 
     def highest_rates(self, tolerance: float) -> dict[str, tuple[RateSearch, RateSearch, RateSearch]]:
-        """Run three searches per deployment: where its margin over the goals is 0, and where the ends of its interval
-        are. Those whose idle server misses a goal have none."""
+        """Run three searches per deployment: one for the rate at which its margin over the goals is 0, and two for the
+        ends of its interval. Deployments whose idle server misses a goal have none."""
         start = self._repeats.mean_rate or START
         open_ones = self._open_after_idle()
         found = {v.label: (RateSearch(tolerance, start), RateSearch(ENDS * tolerance, start),
@@ -82,7 +82,8 @@ class Study:
                         search.tell(rate, margin >= 0)
 
     def fewest_replicas(self, max_replicas: int) -> dict[str, int | None]:
-        """Run one search per deployment, over the number of replicas; None for one that never carries the rate."""
+        """Run one search per deployment for the fewest replicas. The result is None for one that never carries the
+        rate."""
         open_ones = self._open_after_idle()
         searches = {v.label: ReplicaSearch(max_replicas) for v in open_ones}
         self._searches = {**searches}
@@ -100,8 +101,8 @@ class Study:
                         searches[v.label].give_up()
 
     def _in_vain(self, label: str, n: int) -> bool:
-        """Return whether the last doubling left every share as it was, with servers idle most of the time or replicas
-        that an autoscaler does not ask for."""
+        """Return whether the last doubling left every share unchanged while servers were idle most of the time, or the
+        replicas belong to an autoscaler."""
         if n % 2 or (label, n // 2) not in self.judged or self.judged[label, n].carried:
             return False
         before, after = self.judged[label, n // 2], self.judged[label, n]
@@ -111,11 +112,11 @@ class Study:
         return max(gains) <= max(steps) and (busy < IDLE_HALF or label in self.scaled)
 
     def _open_after_idle(self) -> list[Variant]:
-        """Run every request alone on a server, where no load can be faster than that; return the deployments that may
-        still reach their goals."""
+        """Run every request alone on a server if that bounds the results under any load. Return the deployments that
+        may still reach their goals."""
         asked = self._alone()
         shares: dict[str, list[tuple[float, ...]]] = {}
-        while asked:  # a second time where the requests picked do not tell
+        while asked:  # a second time if the sample is not conclusive
             settings = [
                 alone.settings(self._repeats.settings(v.settings, j), self._runner.objects) for v, j, alone in asked
             ]
@@ -140,7 +141,7 @@ class Study:
         return [v for v in self.variants if v.label not in hopeless | self.errors.keys()]
 
     def _alone(self) -> list[tuple[Variant, int, Alone]]:
-        """Return the runs of requests alone, of deployments and replicates that have such a bound."""
+        """Return the runs of requests alone, for deployments and replicates that have such a bound."""
         traces: dict[str, Trace | None] = {}
         found = []
         for v in self.variants:
@@ -154,15 +155,16 @@ class Study:
         return found
 
     def _idle(self, v: Variant, run: Run, trace: Trace) -> tuple[float, ...]:
-        """Measure requests alone; return the share by goal that no load exceeds, over all and in the worst window."""
+        """Measure requests served alone. Return by goal the share that no load exceeds, overall or in the worst
+        window."""
         outcome = self.measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
         if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
             self.idle[v.label] = outcome
         return _least(outcome)
 
     def may_reach(self, v: Variant, goals: Sequence[Goal]) -> bool:
-        """Whether requests alone reach other goals than those of the question; True where that is not known. Where they
-        do not, no load does."""
+        """Return whether requests alone reach goals other than the question's, or True if that is not known. If they do
+        not, no load does."""
         measuring = replace(self.measuring, goals=list(goals))
         shares = []
         for alone, raw in self._alone_runs.get(v.label, ()):
@@ -173,11 +175,11 @@ class Study:
 
     @property
     def _runs(self) -> int:
-        """Runs of a deployment at a load: one of a recorded trace, whose replicates are parts of it."""
+        """Number of runs of a deployment per load: one for a recorded trace, whose replicates are parts of it."""
         return len(self._repeats) if self._repeats.kind == "seeds" else 1
 
     def _load(self, key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
-        """Compute and judge deployments at a load; those that fail are noted."""
+        """Compute and judge deployments at a load. Failures are recorded."""
         asked = [(v, load, j) for v, load in wanted for j in range(self._runs)]
         cells = [
             self._runner.cell({**self._repeats.settings(v.settings, j), **at_load(v.settings, key, load)})
@@ -202,8 +204,8 @@ class Study:
                 self.judged[v.label, load] = judge(self.outcomes[v.label, load], self.measuring.goals)
 
     def further(self, asked: Sequence[tuple[Variant, Settings, str]]) -> list[list[Run] | None]:
-        """Run deployments with other settings, in words by the third; return the runs of all replicates, None where
-        one failed. They are not among the points."""
+        """Run deployments with other settings, described by the third item. Return the runs of all replicates, or None
+        if one failed. They are not among the points."""
         own = range(self._runs)
         cells = [[self._runner.cell({**self._repeats.settings(v.settings, j), **s}) for j in own] for v, s, _ in asked]
         names = [f"{v.label or 'the deployment'}, {words}" for v, _, words in asked for _ in own]
@@ -232,12 +234,12 @@ class Study:
         }
 
     def rate_of(self, v: Variant, rate: Any) -> float:
-        """Return a rate in requests/s, also where it is a factor such as 3x."""
+        """Return a rate in requests/s, even if it is given as a factor such as 3x."""
         known = Scenario.of({**v.settings, "rate": rate}).rate
         return known if isinstance(known, float) else float(str(known)[:-1]) * (self._repeats.mean_rate or np.nan)
 
     def trace(self, v: Variant) -> Trace:
-        """Return the trace of a deployment, of the first replicate."""
+        """Return the trace of a deployment's first replicate."""
         scenario = Scenario.of(self._repeats.settings(v.settings, 0))
         return open_scenario(scenario, self._runner.objects.get(scenario.trace))
 
@@ -249,6 +251,6 @@ class Study:
 
 
 def _least(outcome: Outcome) -> tuple[float, ...]:
-    """Return the share by goal, over all or in the worst window, whichever is less."""
+    """Return the smaller share by goal, overall or in the worst window."""
     windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
     return tuple(min(share, w.share) if w else share for share, w in windows)

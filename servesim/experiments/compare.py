@@ -4,51 +4,51 @@ Written under `out`:
 
     comparison.json      the document below
     comparison.parquet   tidy: variant, replicate, metric, value (null: nothing to measure); one row each
-    cells/<address>/     one result directory a run, as `servesim run --out` writes it
+    cells/<address>/     one result directory per run, as `servesim run --out` writes it
 
 comparison.json, keys sorted, NaN and infinity as null:
 
     schema        "servesim.comparison/1"
-    baseline      label of the variant all others are compared with
+    baseline      label of the variant that all others are compared with
     settings      level, margin, warmup, cooldown, interval, rank_by
-    workload      settings all variants share (trace, model, gpu, slo, ...)
-    replicates    {kind: "seeds" | "windows" | "blocks", count, changes: [what each changes in the scenario]};
-                  windows: of one run of each over the whole trace; blocks: one run of each, requests resampled in
-                  moving blocks
+    workload      settings that all variants share (trace, model, gpu, slo, ...)
+    replicates    {kind: "seeds" | "windows" | "blocks", count, changes: [scenario changes of each replicate]};
+                  windows: parts of one run per variant over the whole trace; blocks: one run per variant, with requests
+                  resampled in moving blocks
     metrics       [{name, unit, better: "lower" | "higher", scale: "ratio" | "difference", latency}]
     variants      [{label, axes, oracle, asynchronous: steps are planned while the one before runs,
-                  max_num_batched_tokens: of a step, or null, usd_per_hour: of all its GPUs that are up, open_loop:
-                  arrivals come at a rate of their own, unstable: unstable runs, error: null or text, cells: [address
+                  max_num_batched_tokens: per step, or null, usd_per_hour: of all its GPUs that are up, open_loop:
+                  arrivals come at an independent rate, unstable: unstable runs, error: null or text, cells: [address
                   or null by replicate]}], the baseline first
     equal         [{labels, why: null or text}] of variants that served every request at the same times
-    warnings      [sentences]: what else than the policies differs
+    warnings      [sentences]: differences other than the policies
     rows          [{variant, metric, unit, better, scale, value, baseline_value, change, change_low, change_high, p,
-                  p_holm, verdict, replicates, more_replicates, gap_to_oracle; and where replicates are windows
+                  p_holm, verdict, replicates, more_replicates, gap_to_oracle; and if replicates are windows,
                   window_mean: the mean over them}]
     ranking       {metric, order: [labels, best first], unstable: [labels], failed: [labels]}
     headline      [sentences]
-    model_error   [{variant, metric, change, low, high, level, says, differ_in}]: what of the change may be the model's
-                  error (servesim.experiments.compare_error), of mean latencies by measured pairs, of percentiles,
-                  goodput, throughput and price, which also have scale, propagated; low and high null: not known,
-                  `says` why; one of them null: at that end a queue grows without end
-    baseline_bars where eight of ten measured servers would have the means of the baseline's first run, as `intervals`
-                  of summary.json; null: error bars were left out
-    error_runs    how many more runs that took; null: error bars were left out
+    model_error   [{variant, metric, change, low, high, level, says, differ_in}]: the part of the change that may be the
+                  model's error (servesim.experiments.compare_error), from measured pairs for mean latencies, propagated
+                  for percentiles, goodput, throughput and price, which also have scale; low and high null: not known,
+                  `says` gives the reason; one of them null: at that end a queue grows without end
+    baseline_bars range in which eight of ten measured servers would have the means of the baseline's first run, as
+                  `intervals` of summary.json; null: error bars were left out
+    error_runs    number of extra runs for that; null: error bars were left out
     drill_down    [{variant, baseline, replicate, compared, worse, better, not_completed, causes: {cause: requests},
                   worst: [{row, prompt_len, output_len, e2el_ms: [baseline, variant], more_ms: {queue, prefill, decode},
                   cause}], divergence: null or {replica, step, time_s, baseline, variant}, divergence_text}]
     notes         [sentences]
 
-`value` is the mean over replicates, the geometric one where scale is "ratio"; there `change` is value /
-baseline_value - 1, else value - baseline_value. Where replicates are windows of a recorded trace, `value` is that of
-the whole trace, as `servesim run` has it, and changes are those of the means over the windows.
+`value` is the mean over replicates, and the geometric mean if scale is "ratio". `change` is value / baseline_value - 1
+for a ratio, else value - baseline_value. If replicates are windows of a recorded trace, `value` is computed over the
+whole trace, as by `servesim run`, and changes are computed from the means over the windows.
 
-verdict: better, worse, equivalent (the interval lies within the
-margin), undecided, identical; set by the rate (a price per token where arrivals decide it); too fast, too slow (a
-simulated server against a measured one); baseline; unstable (in at least half of the runs of one of the two a queue
-grows without end: its latencies depend on the trace's length); failed. `more_replicates`: how many more would probably
-decide; null: not undecided, or no reasonable number. `gap_to_oracle`: change from the best oracle compared to this
-variant; null without an oracle.
+verdict: better, worse, equivalent (the interval lies within the margin), undecided, identical; set by the rate (a price
+per token that is determined by arrivals); too fast, too slow (a simulated server against a measured one); baseline;
+unstable (in at least half of the runs of one of the two, a queue grows without end: its latencies depend on the trace's
+length); failed. `more_replicates` is the number of additional replicates that would probably decide, or null if the
+verdict is not undecided or no reasonable number exists. `gap_to_oracle` is the change from the best oracle compared to
+this variant, or null without an oracle.
 """
 
 from __future__ import annotations
@@ -114,18 +114,18 @@ def compare(
     intervals: bool = True,
     **axes: Any,
 ) -> pd.DataFrame:
-    """Compare policies on one workload under common random numbers; the rows of the document as a DataFrame.
+    """Compare policies on one workload under common random numbers. Return the rows of the document as a DataFrame.
 
-    Either one scenario (or none) and `axes`, settings by keyword of which some have several values (a list or a
+    Pass either one scenario (or none) and `axes`, which are settings by keyword, some with several values (a list or a
     comma list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The baseline is the
     first variant that runs and is stable, unless one is named. `replicates` (10) are seeds of a synthetic workload or
-    preset, windows of the one run of a recorded trace; 1: moving blocks within one run. `window`: requests of a window
-    (the trace divided by the replicates). `warmup`, `cooldown`: shares of the arrivals left out at the ends (0.1; of a
-    recorded trace nothing). `margin`: changes within it (2 %, for shares
-    2 percentage points) do not matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`):
-    then its requests are replayed, and it is the baseline. `overwrite`: let `out` replace another experiment's
-    document. `intervals`: of the model's error; those of p99, goodput and price take two more runs of each variant that
-    is like a measured pair. The whole document is in `.attrs["document"]`. UserError where the question makes no sense.
+    preset, or windows of the one run of a recorded trace; 1 means moving blocks within one run. `window` is the number
+    of requests per window (the trace divided by the replicates). `warmup` and `cooldown` are the shares of the arrivals
+    left out at the ends (0.1, or 0 for a recorded trace). Changes within `margin` (2 %, or 2 percentage points for
+    shares) do not matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`): its requests
+    are then replayed, and it is the baseline. `overwrite` lets `out` replace another experiment's document. `intervals`
+    adds the model's error; for p99, goodput and price this takes two more runs of each variant that is like a measured
+    pair. The whole document is in `.attrs["document"]`. Raises UserError if the question is invalid.
     """
     import pandas as pd
 
@@ -197,7 +197,7 @@ def _simulated(
 
 
 def _ends(warmup: float | None, cooldown: float | None) -> tuple[float, float]:
-    """Return the shares left out of what is drawn, and of a measured run."""
+    """Return the shares left out at the ends, for synthetic workloads and for a measured run."""
     return MARGIN if warmup is None else warmup, MARGIN if cooldown is None else cooldown
 
 

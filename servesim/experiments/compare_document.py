@@ -1,4 +1,4 @@
-"""The document of a comparison, from the runs of its variants (see servesim.experiments.compare for its fields)."""
+"""Document of a comparison, built from the runs of its variants (see servesim.experiments.compare for its fields)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SCHEMA = "servesim.comparison/1"
 
 
 class Values(NamedTuple):
-    """The values from the runs of a variant."""
+    """Values from the runs of a variant."""
 
     values: NDArray[np.float64]
-    """Shape (replicates, metrics); NaN where there is nothing."""
+    """Values of shape (replicates, metrics), NaN if there is nothing to measure."""
     whole: dict[str, float]
-    """Values over the whole trace by metric, where replicates are windows of it."""
+    """Values over the whole trace by metric, if replicates are windows of it."""
     unstable: int
     error: str | None
     usd_per_hour: float | None
-    """Price of the GPUs that were up, in the mean of the runs; None if one failed."""
+    """Hourly price of the GPUs that were up, averaged over the runs, or None if one failed."""
     busy: list[str]
-    """Notes on busy times that the whole trace hides."""
+    """Notes on busy times that the figures of the whole trace hide."""
 
     @classmethod
     def of(
@@ -53,7 +53,7 @@ class Values(NamedTuple):
         metrics: Sequence[Metric],
         settings: Settings,
     ) -> Values:
-        """Return the values of a variant from its runs, of which those that failed are among `runner.errors`."""
+        """Return the values of a variant from its runs. Failed runs are those in `runner.errors`."""
         busy: list[str] = []
         values = np.full((len(cells), len(metrics)), np.nan)
         unstable, whole, ends = 0, {}, (settings.warmup, settings.cooldown)
@@ -76,7 +76,7 @@ class Values(NamedTuple):
 
 
 def _price(v: Variant, found: Values) -> dict[str, Any]:
-    """Return the price of an hour: of an autoscaler's replicas as it was in the runs."""
+    """Return the hourly price. With an autoscaler, use the price observed in the runs."""
     known = price_of(v.settings)
     return known | ({"usd_per_hour": found.usd_per_hour} if known["usd_per_hour"] is None else {})
 
@@ -91,7 +91,7 @@ def judged_document(
     settings: Settings,
     intervals: bool,
 ) -> dict[str, Any]:
-    """Return the part of the document that depends on what is compared."""
+    """Return the part of the document that depends on the kind of comparison."""
     values = np.stack([m.values for m in found])
     errors = [m.error for m in found]
     if errors[0] is not None:
@@ -122,7 +122,7 @@ def judged_document(
         for row in rows:
             row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
             row["baseline_value"] = _finite(whole[variants[0].label].get(row["metric"]))
-            row["more_replicates"] = None  # a recorded trace has no more than it has
+            row["more_replicates"] = None  # a recorded trace cannot give more
     errors_by_model = _errors(runner, variants, firsts, rows, settings, intervals)
     return {
         "workload": shared_settings([v.settings for v in variants]),
@@ -151,7 +151,7 @@ def _errors(
     settings: Settings,
     intervals: bool,
 ) -> dict[str, Any]:
-    """Return what of the changes may be the model's error, and how many more runs that took."""
+    """Return the part of each change that may be the model's error, and the number of extra runs it took."""
     if not intervals:
         return {"model_error": [], "error_runs": None, "baseline_bars": None}
     summaries = [None if cell is None else runner.load(cell).summary for cell in firsts]
@@ -194,7 +194,7 @@ def whole_document(
 
 
 def _headline(row: Mapping[str, Any], baseline: str, equal: Sequence[Equal]) -> str:
-    """Return the sentence on a variant."""
+    """Return the headline sentence on a variant."""
     group = next((e for e in equal if {row["variant"], baseline} <= set(e["labels"])), None)
     return equal_text({**group, "labels": [row["variant"], baseline]}) if group else sentence(dict(row), baseline)
 

@@ -1,10 +1,11 @@
-"""Error of the model in a compared change, by the spread of ratios of measured pairs.
+"""Error of the model in a compared change, from the spread of ratios of measured pairs.
 
-Beside the interval over workloads (replicates), never in it: more replicates narrow that one, not this. Ratios of mean
-latencies are what pairs of servers were measured for. A p99, goodput or price is taken from the variant again with its
-times stretched (servesim.run.stretched): two more runs of each variant give both ends, of the first seed (or of the
-whole recorded trace) and with its arrivals; what they change is laid on the change over all replicates. The baseline
-stays as simulated, since errors of ratios are what pairs say. Propagated, not validated.
+It is reported next to the interval over workloads (replicates), never within it: more replicates narrow that interval
+but not this error. For mean latencies, the ratios come from measured pairs of servers. For a p99, goodput or price, the
+variant is run again with its times stretched (servesim.run.stretched). Two more runs of each variant give both ends,
+for the first seed (or the whole recorded trace) with its arrivals; the resulting difference is applied to the change
+over all replicates. The baseline stays as simulated, since the pairs give errors of ratios. The error is propagated,
+not validated.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ from servesim.run.trace_source import open_scenario
 
 Row = Mapping[str, Any]
 MEANS = tuple(f"{key}_mean" for key in PAIRED)
-"""Metrics that ratios of measured servers are known for."""
+"""Metrics for which ratios of measured servers are known."""
 
 
 def scaled(metric: str) -> bool:
-    """Whether a metric is one that stretching has a rule for, and has no error bars of its own kind."""
+    """Return whether a metric can be derived by stretching and has no error bars of another kind."""
     return metric not in MEANS and METRICS[metric].becomes != ""
 
 
 class First(NamedTuple):
-    """The first run of a variant."""
+    """First run of a variant."""
 
     label: str
     cell: Cell | None
-    """None: it failed."""
+    """Cell of the run, or None if it failed."""
     side: Case | str
-    """The case it is, or in words why no measured server is like it."""
+    """Case of the variant, or the reason that no measured server is like it."""
 
 
 class Ends(NamedTuple):
-    """A variant, and what is run in its place at either end."""
+    """Variant, and the runs simulated in its place at both ends."""
 
     first: Cell
     differ_in: str
-    """Difference of it from the baseline, in words."""
+    """Difference from the baseline, in words."""
     runs: Sequence[tuple[Stretch, Cell]]
-    """With its times as short as one in ten measured pairs has them, and as long."""
+    """Runs with times as short, and as long, as those of one in ten measured pairs."""
 
 
 def model_errors(
     runner: Runner, firsts: Sequence[First], rows: Sequence[Row], steady: tuple[float, float]
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return how far each change may be off by the model (`model_error` of servesim.experiments.compare), and how many
-    more runs that took. `firsts`: the baseline's first; `steady`: the shares of arrivals left out."""
+    """Return the possible model error of each change (`model_error` of servesim.experiments.compare), and the number of
+    extra runs it took. `firsts` begins with the baseline's. `steady` holds the shares of arrivals left out."""
     base, *others = firsts
     spreads = {one.label: spreads_of(one.side, base.side) for one in others}
     asked = {one.label: _ends(runner, one.cell, spreads[one.label]) for one in others}
@@ -77,7 +78,7 @@ def model_errors(
 
 
 def spreads_of(side: Case | str, base: Case | str) -> dict[str, Spread] | str:
-    """Return the spread of the ratio of each latency to the baseline's, or in words why none is known."""
+    """Return the spread of each latency's ratio to the baseline's, or the reason none is known."""
     found = {}
     for key, metric in PAIRED.items():
         what = ratio_spread(shipped(), side, base, metric)
@@ -88,7 +89,7 @@ def spreads_of(side: Case | str, base: Case | str) -> dict[str, Spread] | str:
 
 
 def mean_error(row: Row, spreads: Mapping[str, Spread] | str) -> dict[str, Any]:
-    """Return how far the change of a mean latency may be off by measured pairs."""
+    """Return the possible error of a mean latency's change, from measured pairs."""
     found = {"variant": row["variant"], "metric": row["metric"], "change": row["change"]}
     if isinstance(spreads, str):
         return {**found, "low": None, "high": None, "level": LEVEL, "says": spreads}
@@ -98,7 +99,7 @@ def mean_error(row: Row, spreads: Mapping[str, Spread] | str) -> dict[str, Any]:
 
 
 def _ends(runner: Runner, first: Cell | None, spreads: Mapping[str, Spread] | str) -> Ends | str:
-    """Return what is run in place of a variant, or in words why nothing is."""
+    """Return the runs to simulate in place of a variant, or the reason there are none."""
     if isinstance(spreads, str):
         return spreads
     if first is None:
@@ -122,7 +123,7 @@ def _changes(runner: Runner, ends: Ends, rows: Sequence[Row], steady: tuple[floa
         fast, slow = (_change(row, own[name], None if one is None else one[name]) for one in drawn)
         if fast is not None and slow is not None:
             low, high = min(fast, slow, row["change"]), max(fast, slow, row["change"])
-        else:  # one end is open: the better of the two is the one at which the times are shorter
+        else:  # one end is open: the better of the two has the shorter times
             low, high = (fast, None) if row["better"] == "lower" else (None, fast)
         says = "none: a queue grows without end" if fast is None else SAYS
         yield _entry(row, low, high, says, ends.differ_in)
@@ -131,7 +132,7 @@ def _changes(runner: Runner, ends: Ends, rows: Sequence[Row], steady: tuple[floa
 def _measured(
     runner: Runner, by: Stretch, cell: Cell, metrics: Sequence[Metric], steady: tuple[float, float]
 ) -> dict[str, float] | None:
-    """Return the figures of a stretched server; None of one whose queue grows without end, or that failed."""
+    """Return the figures of a stretched server, or None if its queue grows without end or it failed."""
     if cell.address in runner.errors:
         return None
     run = runner.load(cell)
@@ -142,7 +143,7 @@ def _measured(
 
 
 def _change(row: Row, own: float, stretched: float | None) -> float | None:
-    """Lay what stretching changes on a row's change; None where there is nothing."""
+    """Apply the effect of stretching to a row's change. Return None if there is none."""
     if stretched is None or math.isnan(stretched) or math.isnan(own):
         return None
     change: float = row["change"]
@@ -157,8 +158,8 @@ def _entry(row: Row, low: float | None, high: float | None, says: str, differ_in
 
 
 def sentences(found: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
-    """Return a sentence for each change of a mean whose error by the model is known, and one for each variant on what
-    is propagated."""
+    """Return a sentence for each change of a mean whose model error is known, and one for each variant on its
+    propagated changes."""
     means = [one for one in found if one["metric"] in MEANS and one["low"] is not None]
     said = [
         f"{one['variant']}: {metric_label(one['metric'])} {100 * one['change']:+.1f} % against {baseline} would be "
@@ -174,7 +175,7 @@ def sentences(found: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
 
 
 def _propagated(variant: str, ones: Sequence[Mapping[str, Any]], baseline: str) -> str:
-    """Return a variant's propagated changes in words."""
+    """Describe a variant's propagated changes."""
     parts = [f"{metric_label(one['metric'])} {_span(one)}" for one in ones]
     return (
         f"{variant} against {baseline} in {100 * ones[0]['level']:.0f} % of pairs of {ones[0]['differ_in']}, "
@@ -194,7 +195,8 @@ def _span(one: Mapping[str, Any]) -> str:
 
 
 def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
-    """Return where measured servers would have the baseline's own means, or why that is not known; empty without."""
+    """Return the range of the baseline's own means on measured servers, or the reason it is not known. Return an empty
+    string without error bars."""
     if bars is None:
         return ""
     if bars["kind"] is None:
@@ -204,7 +206,7 @@ def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
 
 
 def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each reason that changes have no error bars a note that names the variants."""
+    """Return a note for each reason that changes have no error bars, naming the variants."""
     said: dict[str, list[str]] = {}
     for one in found:
         if one["low"] is None and one["high"] is None:
@@ -215,5 +217,5 @@ def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _told(one: Mapping[str, Any]) -> bool:
-    """Whether the interval leaves out no change."""
+    """Return whether the interval excludes no change."""
     return not (math.isclose(one["low"], 0) or one["low"] < 0 < one["high"])

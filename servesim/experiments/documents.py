@@ -1,4 +1,4 @@
-"""Documents of experiments: JSON and tidy Parquet, written under a temporary name and renamed; the same inputs give the
+"""Documents of experiments: JSON and tidy Parquet, written under a temporary name and renamed. The same inputs give the
 same bytes."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from servesim.run.result_files import to_json
 def write_document(
     out: Path, name: str, document: Mapping[str, Any], table_name: str, columns: Mapping[str, list[Any]]
 ) -> None:
-    """Write the table, then the document that stands for both."""
+    """Write the table first, then the document, whose presence marks both as complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -33,7 +33,8 @@ def write_document(
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: NaN and infinity become null, numpy numbers Python's."""
+    """Return a value in a form that JSON can hold: NaN and infinity become null, and numpy numbers become Python
+    numbers."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,5 @@
-"""Two result directories of one workload, row by row: the first decision that differs, and the requests it cost."""
+"""Comparison of two result directories of one workload, row by row: the first decision that differs, and the requests
+that got worse."""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ from servesim.run.result_files import STEPS, reading
 Array = NDArray[np.float64]
 
 WORSE = 0.05
-"""A request got worse whose end-to-end latency grew by more than this share."""
+"""Relative growth of end-to-end latency above which a request counts as worse."""
 WORST = 10
 DECISION = (
     *("prefill_tokens", "prefill_pieces", "prefill_context", "decode_count"),
     *("decode_context", "padded_tokens", "drafts", "preempted"),
 )
-"""Columns of the step table that say what a step computes."""
+"""Columns of the step table that describe the computation of a step."""
 
 
 def drill_down(base: Path, other: Path) -> dict[str, Any]:
-    """Return the requests that got worse under `other`, by cause, the worst of them, and the first decision that
-    differs."""
+    """Return the number of requests that got worse under `other` by cause, the worst of them, and the first decision
+    that differs."""
     a, b = Run.load(base), Run.load(other)
     steps_a, steps_b = _steps(base), _steps(other)
     return {
@@ -45,7 +46,7 @@ def _steps(folder: Path) -> dict[str, NDArray[np.int64]]:
 
 
 def _parts(run: Run) -> dict[str, Array]:
-    """Return the three stretches of a request's life in ns; NaN where it did not complete."""
+    """Return the three phases of a request's life in ns, NaN if it did not complete."""
     c = {name: np.where(run.done, run.columns[name], np.nan) for name in run.columns}
     return {
         "queue": c["scheduled_ns"] - c["arrival_ns"],
@@ -55,9 +56,9 @@ def _parts(run: Run) -> dict[str, Array]:
 
 
 def _interference(run: Run, steps: dict[str, NDArray[np.int64]]) -> Array:
-    """Return, for each request, the ns of its decoding in steps that also computed prompts."""
+    """Return for each request the ns of its decoding spent in steps that also computed prompts."""
     terms = run.summary["provenance"]["host_terms"] or {}
-    out = float(terms.get("front_out", 0.0))  # clients hear of tokens this much later
+    out = float(terms.get("front_out", 0.0))  # clients see tokens this much later
     spent = np.zeros(len(run.done))
     for replica in np.unique(steps["replica"]):
         mine = steps["replica"] == replica
@@ -101,7 +102,7 @@ def _worse(a: Run, b: Run, prompts_a: Array, prompts_b: Array) -> dict[str, Any]
 
 
 def _cause(row: int, a: Run, b: Run, delta: dict[str, Array], prompts: Array) -> str:
-    """Return the cause by the stretch that grew most."""
+    """Return the cause, based on the phase that grew most."""
     if b.columns["num_preemptions"][row] > a.columns["num_preemptions"][row]:
         return "preemption"
     most = max(delta, key=lambda name: float(delta[name][row]))
@@ -116,7 +117,7 @@ def _cause(row: int, a: Run, b: Run, delta: dict[str, Array], prompts: Array) ->
 def _divergence(
     a: Run, b: Run, steps_a: dict[str, NDArray[np.int64]], steps_b: dict[str, NDArray[np.int64]]
 ) -> dict[str, Any] | None:
-    """Return the first step, by time, that computes something else; None where all are the same."""
+    """Return the first step, by time, that computes something different, or None if all steps are equal."""
     found = []
     for replica in sorted({*steps_a["replica"].tolist(), *steps_b["replica"].tolist()}):
         first, second = _expanded(steps_a, replica), _expanded(steps_b, replica)
@@ -133,7 +134,7 @@ def _divergence(
 
 
 def _expanded(steps: dict[str, NDArray[np.int64]], replica: int) -> dict[str, NDArray[np.int64]]:
-    """Return the decisions of one replica, one entry per step: rows of k equal steps are written out."""
+    """Return the decisions of one replica, one entry per step: rows of k equal steps are expanded."""
     mine = steps["replica"] == replica
     k = steps["k"][mine]
     offset = np.arange(int(k.sum())) - np.repeat(np.cumsum(k) - k, k)
@@ -145,7 +146,7 @@ def _expanded(steps: dict[str, NDArray[np.int64]], replica: int) -> dict[str, ND
 
 
 def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[str, Any] | None:
-    """Return what step `at` of a policy computes, and the requests it takes in; None if it has none left."""
+    """Return the computation of step `at` of a policy and the requests it admits, or None if it has no more steps."""
     if at >= len(steps["step"]):
         return None
     now = int(steps["planned_ns"][at])
@@ -157,7 +158,7 @@ def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[st
 
 
 def divergence_text(found: dict[str, Any] | None, baseline: str, variant: str) -> str:
-    """Describe in a sentence the first decision that differs."""
+    """Describe the first decision that differs in one sentence."""
     if found is None:
         return f"{variant} and {baseline} take the same decisions throughout"
     sides = [f"{name} {_does(found[key])}" for name, key in ((baseline, "baseline"), (variant, "variant"))]

@@ -1,8 +1,8 @@
 """Executors of cells: in this process, in worker processes of this machine, or on a Ray cluster.
 
-Every executor takes cells and a store, and calls `on_done(cell, error)` in the caller's thread as each ends, with
-None or one line that says what went wrong. A worker that dies takes its cell with it once: the cell is tried
-again, and fails for good if that kills a worker too.
+Every executor takes cells and a store. It calls `on_done(cell, error)` in the caller's thread as each cell ends, with
+None or one line that describes the error. If a worker dies, its cell is tried once more, and fails for good if that
+kills a worker, too.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def executor(name: str = "local", jobs: int | None = None) -> Executor:
 
 
 class Processes:
-    """Worker processes of this machine, each a `python -m servesim.experiments.worker`; none for a single job."""
+    """Worker processes of this machine, each a `python -m servesim.experiments.worker`. A single job uses none."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self._idle: list[subprocess.Popen[str]] = []
-        """Processes that wait for the next call: what runs have in common is set up in them already."""
+        """Processes that wait for the next call. They have already set up the shared state of runs."""
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         while self._idle:
             _ended(self._idle.pop())
 
@@ -79,7 +79,7 @@ class Processes:
 
 
 class _Worker(threading.Thread):
-    """Feeds one worker process at a time and replaces it when it dies."""
+    """Thread that feeds one worker process at a time and replaces it when it dies."""
 
     def __init__(self, todo: Any, done: Any, store: Store, idle: list[subprocess.Popen[str]]) -> None:
         super().__init__(daemon=True)
@@ -89,8 +89,9 @@ class _Worker(threading.Thread):
         self._stopped = False
 
     def run(self) -> None:
-        """Compute cells until none is left."""
-        # A process started here inherits this: an interrupt is for the process that feeds it, from its first import on.
+        """Compute cells until none are left."""
+        # A process started here inherits this: only the process that feeds it handles interrupts, from its first import
+        # on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (cell := self._todo.get()) is not None and not self._stopped:
             try:
@@ -104,7 +105,7 @@ class _Worker(threading.Thread):
         self._end()
 
     def stop(self) -> None:
-        """End thread and process, whatever they do."""
+        """Stop the thread and its process, whatever they are doing."""
         self._stopped = True
         while self.is_alive():
             if (process := self._process) is not None:
@@ -112,7 +113,7 @@ class _Worker(threading.Thread):
             self.join(0.05)
 
     def _ask(self, cell: Cell) -> dict[str, Any] | None:
-        """Send a cell to the process and return its answer; None if the process died instead."""
+        """Send a cell to the process and return its answer, or None if the process died instead."""
         if self._stopped:
             return None
         if self._process is None:

@@ -1,13 +1,14 @@
-"""The model's error on a Pareto front: which of its members are told apart from what might beat them, and how surely.
+"""Error of the model on a Pareto front: which members are distinguishable from possible rivals, and how surely.
 
-By the spread of ratios of measured pairs (servesim.run.stretched), without a run: a variant whose times are all f times
-as long as simulated, the other's being as simulated, has f times its p99 end-to-end latency. In a closed loop so have
-its price and the inverse of its throughput; in an open one these are set by the rate, and what differs by no more than
-the last requests take is the same. A variant is as good as another in all three up to some f; the share of measured
-pairs whose ratio is off by less is how sure the order is.
+It follows from the spread of ratios of measured pairs (servesim.run.stretched), without a run. A variant whose times
+are all f times as long as simulated, while the other's are as simulated, has f times its p99 end-to-end latency. In a
+closed loop, the same holds for its price and the inverse of its throughput. In an open loop, these are set by the
+arrival rate, and differences up to the share of time that the last requests take count as none. A variant is as good as
+another in all three up to some f; the confidence in the order is the share of measured pairs whose ratio is off by
+less.
 
-Propagated, not validated: no measured pair has a p99. The queue near a knee amplifies errors beyond f; pairs that no
-measured ones are like have words.
+The error is propagated, not validated: no measured pair has a p99. The queue near a knee amplifies errors beyond f. For
+pairs without comparable measurements, the reason is given instead.
 """
 
 from __future__ import annotations
@@ -26,46 +27,47 @@ from servesim.run.sections import rate_words
 from servesim.run.stretched import PAIRED, SAYS, latency_of, ratio_spread
 
 TOLD = (1 + LEVEL) / 2
-"""Sureness from which on two variants are told apart: their ratio's interval leaves out where they change places."""
+"""Confidence from which two variants are distinguished: the interval of their ratio excludes the point at which they
+swap."""
 SURELY = 0.97
-"""Sureness beyond which no figure is given: there are too few pairs for one."""
+"""Confidence above which no figure is given, because there are too few pairs for one."""
 TOGETHER = 0.5
-"""Share of a run that its last requests take from which on their rate does not set the throughput."""
+"""Share of a run taken by its last requests from which the arrival rate no longer sets the throughput."""
 NAMED = 3
-"""Variants named in a sentence; more are counted."""
+"""Number of variants named in a sentence; any others are counted."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant of a front."""
+    """Variant that may be on a front."""
 
     label: str
     values: Mapping[str, float | None]
     """Values by metric."""
     side: Case | str
-    """Case that was simulated, or in words why no measured pair is like it."""
+    """Simulated case, or the reason that no measured pair is like it."""
     tail: float | None
-    """Share of the run's duration that the last requests of an open loop take: differences of throughput up to it are
-    none. None: a closed loop."""
+    """Share of the run's duration that the last requests of an open loop take, or None for a closed loop. Smaller
+    differences of throughput count as none."""
 
 
 def tail_of(summary: Mapping[str, Any], open_loop: bool) -> float | None:
-    """Return the share of an open loop's duration that its last requests take, by p99; None of a closed loop, and of
-    requests so few that they are all served together."""
+    """Return the share of an open loop's duration that its last requests take, by p99. Return None for a closed loop,
+    or if so few requests were sent that all are served together."""
     last = (summary["latency_ms"]["e2el"] or {}).get("p99")
     share = float(last) / 1e3 / float(summary["duration_s"]) if last else 1.0
     return share if open_loop and share < TOGETHER else None
 
 
 def reach(one: Candidate, other: Candidate, metrics: Sequence[str] = PARETO) -> float:
-    """Return the largest factor of the times of `one` with which it is as good as `other` in all metrics; 0: it is
-    with none."""
+    """Return the largest factor of the times of `one` at which it is as good as `other` in all metrics, or 0 if there
+    is none."""
     return max(min(_reach(one, other, name) for name in metrics), 0.0)
 
 
 def _reach(one: Candidate, other: Candidate, metric: str) -> float:
     mine, its = one.values[metric], other.values[metric]
-    assert mine is not None  # or it would be no candidate
+    assert mine is not None  # guaranteed for candidates
     assert its is not None
     if METRICS[metric].latency:
         return its / mine if mine else math.inf
@@ -81,10 +83,11 @@ def front_errors(
     same: Mapping[str, str],
     fitted: Fitted | None = None,
 ) -> list[dict[str, Any]]:
-    """Return an entry for each member of a front, and for each other that may belong there or of which that is not
-    known: `told` apart (null: not known), `sure`: the share of measured pairs by which it stays on the front (off it)
-    `against` the variant it is least sure of; `low`, `high`: its p99 end-to-end latency by the ratio to that one, ms;
-    `says`. `same`: by the labels of variants that are others under another name theirs; they have no entry."""
+    """Return an entry for each member of a front, and for each other variant that may belong there or for which this is
+    not known. `told` is whether it is distinguished (null if not known). `sure` is the share of measured pairs for
+    which it stays on the front (or off it), `against` the variant it is least sure of. `low` and `high` are its p99
+    end-to-end latency in ms by the ratio to that one; `says` gives the basis. `same` maps labels of variants to the
+    label of an identical variant; they have no entry."""
     fitted = shipped() if fitted is None else fitted
     found = []
     firsts = [one for one in candidates if one.label not in same]
@@ -98,10 +101,10 @@ def front_errors(
 
 
 class Rival(NamedTuple):
-    """A variant that may be as good as another, if its times are other than simulated."""
+    """Variant that may be as good as another if its times differ from the simulated ones."""
 
     share: float
-    """Share of measured pairs by which it is as good."""
+    """Share of measured pairs for which it is as good."""
     label: str
     spread: Spread
 
@@ -113,13 +116,13 @@ def _rivals(
     metrics: Sequence[str] = PARETO,
     pair: str = "e2e",
 ) -> tuple[list[Rival], list[tuple[str, str]]]:
-    """Return the variants that may be as good as `one` in all metrics; and the labels of those of which that is not
-    known, with words why. `pair`: the latency whose ratios of measured pairs say how far times may be off."""
+    """Return the variants that may be as good as `one` in all metrics, and the labels of those for which this is not
+    known, with the reason. `pair` is the latency whose measured ratios give the possible error of the times."""
     known, unknown = [], []
     for other in others:
         factor = reach(other, one, metrics)
         if factor <= 0:
-            continue  # whatever its times are, it is dearer, or carries less
+            continue  # it costs more or carries less, whatever its times are
         what = ratio_spread(fitted, other.side, one.side, pair)
         if isinstance(what, Spread):
             known.append(Rival(_within(what, factor), other.label, what))
@@ -129,7 +132,7 @@ def _rivals(
 
 
 def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict[str, Any]:
-    """Judge a member by those that would beat it if they were faster than simulated."""
+    """Judge a member by the variants that would beat it if they were faster than simulated."""
     known, unknown = _rivals(fitted, one, others)
     if not known and not unknown:
         return _entry(True, "nothing else is as good in price and throughput, whatever its times")
@@ -167,15 +170,15 @@ def _against(one: Candidate, rival: Rival, sure: float) -> dict[str, Any]:
     ms, factor = one.values["e2el_p99"], rival.spread.factor
     assert ms is not None
     ends = {"low": ms / factor, "high": ms * factor}
-    # Not at TOLD itself, which a tenth beyond either end makes of rounded shares.
+    # Not at TOLD itself, which is the rounded share if a tenth of the pairs lies beyond either end.
     return _entry(sure > TOLD - 1e-9, rival.spread.says) | {"sure": sure, "against": rival.label, **ends}
 
 
 def best_error(
     best: Candidate, others: Sequence[Candidate], metric: str, fitted: Fitted | None = None
 ) -> dict[str, Any]:
-    """Return how sure it is that a variant is the best by a metric: `sure`, `against` the one it is least sure of, and
-    `says`; null where not known."""
+    """Return the confidence that a variant is the best by a metric: `sure`, `against` the one it is least sure of, and
+    `says`. Values are null if not known."""
     fitted = shipped() if fitted is None else fitted
     if not _has_ratios(metric):
         return {"sure": None, "against": None, "says": f"none: {metric_label(metric)} has no error bars of ratios"}
@@ -190,7 +193,7 @@ def best_error(
 
 
 def _has_ratios(metric: str) -> bool:
-    """Whether the ratio of a metric of two variants is that of times which pairs were measured for."""
+    """Return whether the ratio of two variants' metric is a ratio of times for which pairs were measured."""
     what = METRICS[metric]
     if what.latency:
         return latency_of(metric) in PAIRED
@@ -198,12 +201,12 @@ def _has_ratios(metric: str) -> bool:
 
 
 def sure_text(sure: float) -> str:
-    """Return a sureness in words."""
+    """Return a confidence in words."""
     return f"over {100 * SURELY:.0f} % sure" if sure > SURELY else f"{100 * sure:.0f} % sure"
 
 
 def best_text(entry: Mapping[str, Any]) -> str:
-    """Return how sure the best of a sweep is, to stand behind it; empty where its bars were left out."""
+    """Return the confidence in the best of a sweep as a suffix, or an empty string if error bars were left out."""
     if "sure" not in entry:
         return ""
     if entry["sure"] is None:
@@ -212,7 +215,7 @@ def best_text(entry: Mapping[str, Any]) -> str:
 
 
 def front_word(entry: Mapping[str, Any] | None, pareto: bool) -> str:
-    """Return what a table says of a variant: a question mark where what stands beside it may be the better one."""
+    """Return a table's word for a variant, with a question mark if a rival may be the better one."""
     if entry is None or entry["told"] is not False:
         return "Pareto" if pareto else ""
     return "Pareto?" if entry["on"] else "may be Pareto"
@@ -225,7 +228,7 @@ def entries_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def front_sentences(error: Mapping[str, Any] | None) -> list[str]:
-    """Return a sentence on each front of a sweep's document, by its `model_error`."""
+    """Return a sentence on each front of a sweep's document, based on its `model_error`."""
     if error is None:
         return []
     found = []

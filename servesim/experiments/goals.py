@@ -1,4 +1,4 @@
-"""Goals of a deployment: shares of requests within limits, jointly or each limit by itself."""
+"""Goals of a deployment: shares of requests within limits, jointly or for each limit separately."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Goal:
-    """A share of the requests that must be within some limits."""
+    """Share of the requests that must be within some limits."""
 
     limits: dict[str, float]
     """Milliseconds by metric; a request is good if it is within all of them."""
     share: float
     classes: dict[str, dict[str, float]]
-    """Limits of classes that have their own."""
+    """Limits of classes that have separate ones."""
     of: str | None = None
-    """The one class whose requests count; None: all count but those of the classes in `without`."""
+    """Class whose requests count, or None for all requests except those of the classes in `without`."""
     without: tuple[str, ...] = ()
 
     def good(self, run: Run) -> Mask:
-        """Return which requests of a run completed within the limits."""
+        """Return a mask of the requests of a run that completed within the limits."""
         return within(run, self.limits, self.classes)
 
     def counted(self, run: Run, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those of some rows of a run that the share is of."""
+        """Return the rows, out of the given ones, that count for the share."""
         if run.classes is None or (self.of is None and not self.without):
             return rows
         labels = np.array(run.classes)[rows]
@@ -42,7 +42,7 @@ class Goal:
 
     @property
     def text(self) -> str:
-        """The goal in words, such as "99 % of requests within TTFT 1 s and TPOT 50 ms"."""
+        """Goal in words, such as "99 % of requests within TTFT 1 s and TPOT 50 ms"."""
         limits = [_limits_text(self.limits), *(f"{name} {_limits_text(own)}" for name, own in self.classes.items())]
         which = f"{self.of} requests" if self.of is not None else "other requests" if self.without else "requests"
         return f"{100 * self.share:g} % of {which} within {'; '.join(filter(None, limits))}"
@@ -54,8 +54,8 @@ def _limits_text(limits: Mapping[str, float]) -> str:
 
 def goals_of(scenario: Scenario, attainment: float) -> list[Goal]:
     """Return the goals of a scenario's SLO: one for the limits that hold jointly, for a share of `attainment`, and one
-    for each limit that has a percentile, of all requests or of those of a class. Classes with limits of their own have
-    none of the others'."""
+    for each limit that has a percentile, over all requests or those of a class. The general limits do not apply to
+    classes with their own limits."""
     each, of_class = scenario.slo_percentiles, scenario.slo_class_percentiles
     joint = {name: limit for name, limit in scenario.slo.items() if name not in each}
     own = tuple(scenario.slo_classes)
@@ -73,7 +73,7 @@ def goals_of(scenario: Scenario, attainment: float) -> list[Goal]:
 
 
 def header(goals: list[dict[str, Any]]) -> str:
-    """Return goals as a document has them in words, with how they hold."""
+    """Return goals in words for a document, including how they are met."""
     texts = [goal["text"] for goal in goals]
     several = len(goals) > 1 or len(goals[0]["limits"]) < 2
     how = "" if len(goals) == 1 and several else " (each by itself)" if several else " (jointly)"

@@ -1,4 +1,4 @@
-"""The bound of an idle server: every request alone is served at least as fast as under any load."""
+"""Bound of an idle server: every request served alone is at least as fast as under any load."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Ints, Trace
 
 MOST = 400_000
-"""Requests that may be sent alone, so that the last one comes within what integers hold."""
+"""Maximum number of requests sent alone, so that the time of the last one fits in an integer."""
 APART_NS = 10**13
-"""Between two requests: long after the first has left."""
+"""Nanoseconds between two requests, so that the first has left long before."""
 LONGEST = 64
-"""Requests with the longest contexts, whose time per output token stands for that of all others: alone, a token takes
-the longer the more context it attends."""
+"""Number of requests with the longest contexts that are sent for their time per output token. Alone, a token takes
+longer with more context, so they bound all others."""
 
 
 def trace_of(settings: Mapping[str, Any], objects: Mapping[str, Trace]) -> Trace | None:
-    """Return the trace of a scenario, if requests alone are a bound: clients send each at its time, prompts share no
-    content that a busier server might have in its cache, and the scheduler is one that never waits for company. None:
-    they are not, or it is no scenario."""
+    """Return the trace of a scenario if requests alone are a bound: clients send each at its time, prompts share no
+    content that a busier server might have in its cache, and the scheduler never waits for more requests. Return None
+    if they are not, or if the scenario is invalid."""
     try:
         scenario = Scenario.of(settings)
         name = scenario.scheduler["name"]
@@ -47,24 +47,25 @@ def trace_of(settings: Mapping[str, Any], objects: Mapping[str, Trace]) -> Trace
 
 
 def _apart(prompt_len: Ints, output_len: Ints) -> Trace:
-    """Return requests of these lengths, each sent to an idle server."""
+    """Return a trace with requests of these lengths, each sent to an idle server."""
     return Trace.from_lengths("alone", np.arange(len(prompt_len)) * APART_NS, prompt_len, output_len)
 
 
 @dataclass(frozen=True)
 class Alone:
-    """Requests to send one after the other in place of a trace."""
+    """Requests to send one after another in place of a trace."""
 
     of: Trace
     trace: Trace
-    """Each length of prompt once, with one output token, and after them the longest requests; or all as they are."""
+    """Trace of each prompt length once, with one output token, followed by the longest requests; or of all requests
+    unchanged."""
     row: Ints | None
-    """The row there of each request; None: they are all there."""
+    """Row in that trace of each request, or None if it has all of them."""
 
     @classmethod
     def reduced(cls, trace: Trace, goals: Sequence[Goal], settings: Mapping[str, Any]) -> Alone:
-        """Return what says as much in fewer tokens, where limits are on the first token and the time per further one,
-        and nothing is drafted, so that luck has no part in them."""
+        """Return an equivalent set of fewer tokens if limits are only on TTFT and TPOT and there are no drafts, which
+        would make the results random. Otherwise return every request."""
         names = {name for goal in goals for limits in (goal.limits, *goal.classes.values()) for name in limits}
         if not names <= {"ttft", "tpot"} or Scenario.of(settings).speculation["name"] != "none":
             return cls.whole(trace)
@@ -76,7 +77,7 @@ class Alone:
 
     @classmethod
     def whole(cls, trace: Trace) -> Alone:
-        """Return every request as it is."""
+        """Return every request unchanged."""
         return cls(trace, _apart(trace.prompt_len, trace.output_len), None)
 
     def settings(self, settings: Mapping[str, Any], objects: Objects) -> Settings:
@@ -87,8 +88,8 @@ class Alone:
         return {**served, **kept, **fixed, "replicas": 1, "trace": objects.add(self.trace)}
 
     def measured(self, run: Run, goals: Sequence[Goal]) -> Run | None:
-        """Return the run as if it had all requests of the trace; None where that takes a run of them all, since the
-        longest ones miss a limit of the time per output token."""
+        """Return the run as if it had all requests of the trace. Return None if all requests must be run, because the
+        longest ones exceed a TPOT limit."""
         labels = self.of.labels.get("class")
         if self.row is None:
             return Run(run.summary, run.columns, labels)

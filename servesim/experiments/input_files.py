@@ -1,9 +1,8 @@
-"""The files a scenario refers to, and their hashes: what a result depends on besides settings and code.
+"""Files that a scenario refers to, and their hashes: the inputs of a result besides settings and code.
 
-Every place of a scenario where a file can be named is known here: the trace and what is joined to it, the model, the
-data sheet of the GPU, host terms, kernel tables, the code of policies and features that are not built in, and their
-parameters. A
-folder stands for all files in it, that of a model for its config.json.
+All places in a scenario that can name a file are covered here: the trace and the files joined to it, the model, the GPU
+data sheet, host terms, kernel tables, the code of policies and features that are not built in, and their parameters. A
+folder stands for all files in it, or for its config.json if it is a model's.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from servesim.run.scenario import Scenario
 
 SHEETS = (".yaml", ".yml")
 DRAWN = ("preset:", "synth:", "object:")
-"""Beginnings of traces that are no files."""
+"""Prefixes of traces that are not files."""
 LARGE = 1 << 20
-"""Files from this size on are hashed once for each time they were written."""
+"""Size in bytes from which a file is hashed only once per modification."""
 
 
 def input_digests(scenario: Scenario) -> dict[str, str]:
-    """Return sha256 by name, as the scenario has it, sorted; names that lead to no file are left out."""
+    """Return the sha256 of each file by its name in the scenario, sorted. Names without a file are left out."""
     found = {}
     for name, path in _named(scenario):
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -53,19 +52,19 @@ def _digest(path: Path, written_ns: int, size: int) -> str:
 
 
 def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
-    """Yield (name, place) of files and folders, whether they exist or not."""
+    """Yield (name, place) of files and folders, whether or not they exist."""
     from servesim.traces.shape import parse
 
     if not scenario.trace.startswith(DRAWN):
         yield _same(scenario.trace)
     for text in scenario.shape:
-        with suppress(UserError):  # a step that is none: its cell says what is wrong with it
+        with suppress(UserError):  # invalid step: its cell reports the error
             yield from (_same(value) for value in _texts(vars(parse(text))) if not value.startswith(DRAWN))
     yield _model(split_changes(scenario.model)[0])
     sheet = split_changes(scenario.gpu)[0]
     if sheet.endswith(SHEETS):
         yield _same(sheet)
-    if Path(scenario.host).is_file():  # a name of shipped terms is none
+    if Path(scenario.host).is_file():  # not if it names shipped terms
         yield _same(scenario.host)
     if scenario.kernel_tables is not None:
         yield _same(scenario.kernel_tables)
@@ -91,7 +90,7 @@ def _model(name: str) -> tuple[Path, Path]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a value, whatever it is made of."""
+    """Yield every string in a value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -102,14 +101,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _code(registry: Any, name: str) -> Iterator[tuple[Path, Path]]:
-    """Yield the file of a user's policy, or the package that an installed one comes in."""
+    """Yield the file of a user's policy, or the package of an installed one."""
     head, py, _ = name.partition(".py:")
     if py:
         yield _same(f"{head}.py")
         return
     try:
         cls, _ = registry.resolve(name)
-    except UserError:  # likewise; and "none" is none
+    except UserError:  # as above; "none" is not one
         return
     root = cls.__module__.partition(".")[0]
     source = getattr(sys.modules.get(root), "__file__", None)

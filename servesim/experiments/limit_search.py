@@ -1,20 +1,21 @@
-"""Searches for a limit: each is asked what to try next and told whether that was carried."""
+"""Searches for a limit. Each returns the next value to try and records whether it was carried."""
 
 from __future__ import annotations
 
 import math
 
 START = 1.0
-"""Rate tried first where none is known, requests/s."""
+"""First rate to try if none is known, in requests/s."""
 FARTHEST = 20
-"""Doublings or halvings after which a search gives up."""
+"""Number of doublings or halvings after which a search gives up."""
 
 
 class RateSearch:
-    """The highest rate that is carried: doubled or halved until it is bracketed, then bisected in logarithms.
+    """Search for the highest rate that is carried. It doubles or halves the rate until it is bracketed, then bisects in
+    logarithms.
 
-    Rates have four digits, so that searches that meet try the same ones. `step`: of a rate that should be near the
-    start, the first factor in place of 2; each next one is its square, up to 2.
+    Rates have four digits, so that searches that meet try the same ones. `step` replaces 2 as the first factor if the
+    rate should be near the start; each next factor is its square, up to 2.
     """
 
     def __init__(self, tolerance: float, start: float = START, step: float = 2.0) -> None:
@@ -23,15 +24,15 @@ class RateSearch:
         self._step = step
         self._carried: list[float] = []
         self.high = math.inf
-        """Lowest rate that was not carried; infinite: none."""
+        """Lowest rate that was not carried, or infinity if there is none."""
 
     @property
     def low(self) -> float:
-        """Highest rate below it that was carried; 0: none."""
+        """Highest rate below `high` that was carried, or 0 if there is none."""
         return max((rate for rate in self._carried if rate < self.high), default=0.0)
 
     def next(self) -> float | None:
-        """Return the rate to try; None when the bracket is narrow enough, or there is none to be found."""
+        """Return the rate to try, or None if the bracket is narrow enough or no limit can be found."""
         if self.low == 0 and self.high == math.inf:
             return self._start
         if self.high == math.inf:
@@ -43,12 +44,12 @@ class RateSearch:
         return None if narrow or not self.low < middle < self.high else middle
 
     def _digits(self, rate: float) -> float:
-        """Return a rate of four digits; halves and doubles as they are."""
+        """Return a rate rounded to four digits. Halves and doubles are not rounded."""
         return rate if self._step == 2 else float(f"{rate:.4g}")
 
     @property
     def left(self) -> int:
-        """Rates that will probably be tried yet: bisections, once it is bracketed."""
+        """Number of rates that will probably still be tried: bisections, once the limit is bracketed."""
         ratio = self.high / self.low if self.low > 0 and self.high < math.inf else 2.0
         steps = math.ceil(math.log2(max(math.log(ratio) / math.log1p(self._tolerance), 1.0)))
         return 0 if self.next() is None else max(steps, 1)
@@ -64,8 +65,8 @@ class RateSearch:
 
 
 class NearSearch:
-    """The fewest replicas that carry a load, looked for around a guess in steps that double. `too_few` and `fewest`:
-    what is known before, a number that does not carry it and one that does."""
+    """Search for the fewest replicas that carry a load, around a guess in steps that double. `too_few` and `fewest` are
+    known in advance: a number that does not carry it and one that does."""
 
     def __init__(self, guess: int, most: int, too_few: int = 0, fewest: int | None = None) -> None:
         self._guess, self._most = min(guess, most), most
@@ -73,10 +74,10 @@ class NearSearch:
         self._step = 1
         self._tried = False
         self.fewest = fewest
-        """The fewest known to carry it; None: not even the most allowed."""
+        """Fewest replicas known to carry it, or None if not even the maximum does."""
 
     def next(self) -> int | None:
-        """Return the number to try; None when found, or when the most allowed are too few."""
+        """Return the number to try, or None if it is found or the maximum is too few."""
         beyond = self._most + 1 if self.fewest is None else self.fewest
         if beyond - 1 <= self._too_few:
             return None

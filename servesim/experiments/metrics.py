@@ -1,7 +1,8 @@
-"""The numbers that comparisons, sweeps and `--require` ask of a run: figures of its summary that say which way is
-better (servesim.contracts.figures), and metrics of the user's own.
+"""Metrics of a run for comparisons, sweeps and `--require`: figures of its summary with a defined better direction
+(servesim.contracts.figures), and user-defined metrics.
 
-Names are those of the figures, of distributions with a statistic: `ttft_p99`, `tpot_mean`, `output_throughput`, ....
+Metrics have the names of the figures, with a statistic for distributions, such as `ttft_p99`, `tpot_mean` and
+`output_throughput`.
 """
 
 from __future__ import annotations
@@ -23,32 +24,33 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric."""
+    """Metric of a run."""
 
     name: str
     unit: str
     better: str
-    """lower or higher."""
+    """Better direction: lower or higher."""
     scale: str
-    """ratio: changes are relative; difference: of shares and counts, which may be 0, changes are absolute."""
+    """Scale of changes: ratio for relative changes; difference for absolute changes of shares and counts, which may be
+    0."""
     part: Callable[[Slice], float]
-    """Return its value over a part of a run; NaN if nothing there has one."""
+    """Function that returns its value over a part of a run, or NaN if there is none."""
     whole: Callable[[Summary], float | None]
-    """Return its value by the summary of a run; None if there is none."""
+    """Function that returns its value from the summary of a run, or None if there is none."""
     label: str = ""
-    """Its name in tables and sentences; empty: its name with blanks."""
+    """Name in tables and sentences. If empty, its name with blanks."""
     latency: bool = False
-    """Grows without end in an unstable run."""
+    """Whether it grows without end in an unstable run."""
     becomes: str = ""
-    """Rule where all times are longer (servesim.contracts.figures.Figure)."""
+    """Rule for its value when all times are longer (servesim.contracts.figures.Figure)."""
 
     def document(self) -> dict[str, Any]:
-        """Return what a document of an experiment says of it."""
+        """Return the metric's entry in an experiment's document."""
         return {key: getattr(self, key) for key in ("name", "unit", "better", "scale", "latency")}
 
 
 def _metrics(groups: Iterable[Group]) -> Iterator[tuple[str, Metric]]:
-    """Yield the metrics among figures, by name."""
+    """Yield the figures that are metrics, by name."""
     for group in groups:
         for figure in group.figures:
             for name in figure.metrics:
@@ -56,7 +58,7 @@ def _metrics(groups: Iterable[Group]) -> Iterator[tuple[str, Metric]]:
 
 
 def _metric(group: Group, figure: Figure, statistic: str) -> Metric:
-    """Return the metric of a figure; `statistic`: of a distribution."""
+    """Return the metric of a figure. `statistic` applies to a distribution."""
 
     def whole(summary: Summary) -> float | None:
         value: Any = (group.within(summary) or {}).get(figure.name)
@@ -115,11 +117,11 @@ DEFAULTS = (
 )
 SLO_DEFAULTS = ("slo_attainment", "request_goodput")
 _OWN: dict[str, Function] = {}
-"""Metrics of the user's own, by name; they are among METRICS, too, as those of the user's features are once known."""
+"""User-defined metrics by name. They are also in METRICS, as are those of the user's features once known."""
 
 
 def know_features(names: Iterable[str]) -> None:
-    """Make metrics of the figures of a user's features; UserError if servesim has one of the name."""
+    """Add the figures of a user's features to the metrics. Raise UserError if servesim already has one of that name."""
     for feature in of_user(names):
         for name, metric in _metrics(feature.groups()):
             owner = _OF_FEATURES.get(name, "a function" if name in _OWN else "servesim")
@@ -129,7 +131,7 @@ def know_features(names: Iterable[str]) -> None:
 
 
 _OF_FEATURES: dict[str, str] = {}
-"""Features whose figures are metrics, by the name of the metric."""
+"""Features whose figures are metrics, by metric name."""
 
 
 def metric_label(name: str) -> str:
@@ -138,8 +140,8 @@ def metric_label(name: str) -> str:
 
 
 def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any], features: Sequence[str] = ()) -> list[Metric]:
-    """Return the metrics asked for; by default the usual ones, and those of the SLO if there is one. `features`: names
-    of the user's, whose figures may be metrics, too."""
+    """Return the requested metrics, or by default the usual ones and those of the SLO if there is one. `features` names
+    the user's features, whose figures may be metrics, too."""
     know_features(features)
     if names is None:
         names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
@@ -157,7 +159,7 @@ def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any], featur
 
 
 def _known(metric: Any) -> str:
-    """Make a metric of the user's own one of METRICS; return its name. UserError if that is taken."""
+    """Add a user-defined metric to METRICS and return its name. Raise UserError if the name is taken."""
     name, function = load_metric(metric)
     if name in METRICS and name not in _OWN:
         raise UserError(f"metric {name}: servesim has one of this name; give the function another")
@@ -178,5 +180,5 @@ def _known(metric: Any) -> str:
 
 
 def summary_values(summary: Summary) -> dict[str, float | None]:
-    """Return each metric of a whole run, those of the user's own that it was asked for among them."""
+    """Return each metric of a whole run, including the requested user-defined ones."""
     return {**{name: metric.whole(summary) for name, metric in METRICS.items()}, **summary.get("custom_metrics", {})}

@@ -1,6 +1,7 @@
-"""Names that lead nowhere are found before anything runs.
+"""Checks that find unknown names before anything runs.
 
-A value that does not fit the others of its cell is that cell's failure; one that fits no cell is the whole question's.
+A value that conflicts with the other settings of its cell fails that cell; one that fits no cell fails the whole
+question.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Check = Callable[[Scenario], Any]
 
 
 def check_names(variants: Sequence[Variant], objects: Mapping[str, Trace]) -> None:
-    """Raise UserError where a setting's value is wrong in every variant that has it: no scenario takes it, or nothing
-    has that name. `objects`: traces that are not files, by name."""
+    """Raise UserError if a setting's value is wrong in every variant that has it: no scenario accepts it, or its name
+    is unknown. `objects` holds traces that are not files, by name."""
     scenarios = [Scenario.of(v.settings) for v in variants]
     for key, check in _checks(objects).items():
         known: dict[str, UserError | None] = {}
         for scenario in scenarios:
             value = json.dumps(scenario.model_dump(include={key}))
-            if known.get(value, True) is not None:  # not known, or wrong so far
+            if known.get(value, True) is not None:  # unknown, or wrong so far
                 try:
                     check(scenario)
                     known[value] = None
@@ -43,7 +44,7 @@ def check_names(variants: Sequence[Variant], objects: Mapping[str, Trace]) -> No
 
 
 def _checks(objects: Mapping[str, Trace]) -> dict[str, Check]:
-    """Return, by setting, the function that looks up its value."""
+    """Return the lookup function of each setting's values."""
     return {
         "model": lambda s: ModelSpec.load(s.model),
         "gpu": lambda s: Gpu.load(s.gpu),
@@ -58,7 +59,7 @@ def _checks(objects: Mapping[str, Trace]) -> dict[str, Check]:
 
 
 def _open(scenario: Scenario, trace: Trace | None) -> None:
-    if scenario.stream:  # too long to be read twice
+    if scenario.stream:  # too long to read twice
         allocator, _ = kv_allocators.resolve(scenario.kv["name"])
         open_stream(scenario, trace, allocator)
     else:

@@ -1,8 +1,8 @@
-"""Traces handed to experiments as Python objects: named by their content, kept beside the runs.
+"""Traces passed to experiments as Python objects: named by their content and stored next to the runs.
 
     DIR/traces/<digest>.parquet
 
-In scenarios such a trace is `object:NAME@<digest>`, so the same content has the same address wherever it came from.
+In scenarios such a trace is `object:NAME@<digest>`, so the same content has the same address regardless of its origin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Objects(dict[str, Trace]):
     """Traces by their names in scenarios."""
 
     def named(self, value: Any) -> Any:
-        """Return settings or axes with a name in place of each trace or DataFrame in them."""
+        """Return settings or axes with every trace or DataFrame replaced by a name."""
         if isinstance(value, Trace) or _is_frame(value):
             return self.add(value)
         if isinstance(value, Mapping):
@@ -33,7 +33,7 @@ class Objects(dict[str, Trace]):
         return value
 
     def add(self, given: Any) -> str:
-        """Add a trace; return its name in scenarios."""
+        """Add a trace and return its name in scenarios."""
         from servesim.traces import load_trace, trace_digest
 
         trace = given if isinstance(given, Trace) else load_trace(given)
@@ -43,7 +43,7 @@ class Objects(dict[str, Trace]):
         return name
 
     def keep(self, root: Path) -> None:
-        """Write the traces where runs find them."""
+        """Write the traces to the place where runs look for them."""
         from servesim.traces import save_trace
 
         for name, trace in self.items():
@@ -54,18 +54,18 @@ class Objects(dict[str, Trace]):
 
 
 def title(trace: str) -> str:
-    """Return the name of a trace in titles: without the digest, if it is an object."""
+    """Return a trace's name for titles, without the digest if it is an object."""
     return trace.removeprefix(OBJECT).rpartition("@")[0] if trace.startswith(OBJECT) and "@" in trace else trace
 
 
 def trace_file(settings: Mapping[str, Any], root: Path) -> Path | None:
-    """Return where the trace of a run in `root` is kept; None if it is not an object."""
+    """Return the path of the stored trace of a run in `root`, or None if the trace is not an object."""
     name = str(settings.get("trace", ""))
     return root / TRACES / _file(name) if name.startswith(OBJECT) else None
 
 
 def kept_trace(settings: Mapping[str, Any], root: Path) -> Trace | None:
-    """Return the trace of a run in `root`, if it is an object."""
+    """Return the trace of a run in `root` if it is an object, else None."""
     from servesim.traces import load_trace
 
     path = trace_file(settings, root)

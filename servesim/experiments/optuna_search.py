@@ -1,4 +1,5 @@
-"""Optuna chooses which combinations of a sweep to run (extra `search`), where there are too many to run all."""
+"""Search with Optuna (extra `search`) that chooses which combinations of a sweep to run, if there are too many to run
+all."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.metrics import Metric
 
 BATCH = 4
-"""Combinations chosen at a time: what is found does not depend on how many processes there are."""
+"""Number of combinations chosen together, so that results do not depend on the number of processes."""
 
 
 def search(table: Any, variants: Sequence[Variant], goals: Sequence[Metric], trials: int) -> None:
-    """Run at most `trials` variants of a sweep's table, the later ones where the earlier were good.
+    """Run at most `trials` variants of a sweep's table, choosing later ones near earlier ones with good results.
 
-    One goal: tree-structured Parzen estimator; several: NSGA-II. Both seeded. Unstable and failed variants are
-    failed trials. Every combination is run at most once; the search ends when all are.
+    One goal uses a tree-structured Parzen estimator, and several use NSGA-II. Both are seeded. Unstable and failed
+    variants are failed trials. Every combination is run at most once; the search ends when all have been run.
     """
     try:
         import optuna
@@ -44,7 +45,7 @@ def search(table: Any, variants: Sequence[Variant], goals: Sequence[Metric], tri
             asked.append((trial, values))
         fresh = {values for _, values in asked} - done
         repeats = 0 if fresh else repeats + 1
-        if repeats > BATCH:  # it repeats what it knows: take the next untried one
+        if repeats > BATCH:  # it repeats known points: take the next untried one
             fresh = {next(values for values in by_values if values not in done)}
         table.run([by_values[values] for values in by_values if values in fresh])
         done |= fresh

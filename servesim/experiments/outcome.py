@@ -1,4 +1,5 @@
-"""The outcome of a run for the goals of a deployment: the share of good requests over all, by window, at its worst."""
+"""Outcome of a run for the goals of a deployment: the share of good requests overall, by window, and in the worst
+window."""
 
 from __future__ import annotations
 
@@ -20,33 +21,33 @@ from servesim.run.scenario import Scenario
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one run."""
+    """Outcome of one run."""
 
     requests: int
-    """Those that count."""
+    """Number of requests that count."""
     values: Mapping[str, float]
     shares: tuple[float, ...]
-    """Share of good requests, by goal; NaN if none arrives in the window that is measured."""
+    """Share of good requests by goal, NaN if none arrives in the measured window."""
     parts: tuple[tuple[float, ...], ...]
-    """The same by window of a recorded trace, and goal."""
+    """Share of good requests by window of a recorded trace, and by goal."""
     worst: tuple[Window | None, ...]
-    """The worst window of some minutes of a recorded trace, by goal."""
+    """Worst window of some minutes of a recorded trace, by goal."""
     minute: Window | None
-    """The worst minute, of the goal that is missed most."""
+    """Worst minute for the goal that is missed most."""
     misses: tuple[Misses | None, ...]
     """Requests that miss each goal."""
     unstable: bool
     busy: float
-    """Share of the time that GPUs computed."""
+    """Share of time that GPUs computed."""
     usd_per_hour: float = 0.0
-    """Price of the GPUs that were up."""
+    """Hourly price of the GPUs that were up."""
     usd_parts: tuple[float, ...] = ()
-    """The same by window of a recorded trace."""
+    """Hourly price by window of a recorded trace."""
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """How runs are measured."""
+    """Settings and methods for measuring runs."""
 
     metrics: Sequence[Metric]
     goals: Sequence[Goal]
@@ -56,7 +57,7 @@ class Measuring:
     least: int
 
     def outcome(self, run: Run) -> Outcome:
-        """Measure a run."""
+        """Return the outcome of a run."""
         rows = steady_rows(run, *self.ends)
         counted = [goal.counted(run, rows) for goal in self.goals]
         good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
@@ -96,8 +97,8 @@ class Measuring:
         return tuple(usd for usd in found if usd == usd)
 
     def alone(self, run: Run, arrival_ns: NDArray[np.int64], paced: bool) -> Outcome:
-        """Measure a run in which every request is alone, over the requests that count when they come at these times.
-        `paced`: they are those of the question, so that windows of them count too."""
+        """Return the outcome of a run in which every request is served alone, over the requests that count if they
+        arrive at `arrival_ns`. `paced` means that these times are those of the question, so that windows count, too."""
         start, span = arrival_ns.min(), np.ptp(arrival_ns)
         warmup, cooldown = self.ends
         counts = (arrival_ns >= start + warmup * span) & (arrival_ns <= start + (1 - cooldown) * span)
@@ -120,35 +121,35 @@ class Measuring:
 
 
 def _share(good: NDArray[np.bool_]) -> float:
-    """Return the share of good requests; of none, none is missed."""
+    """Return the share of good requests, or 1 if there are none."""
     return float(good.mean()) if len(good) else 1.0
 
 
 ATTAINMENT = 0.99
-"""Share of good requests that an SLO without percentiles asks for."""
+"""Share of good requests required by an SLO without percentiles."""
 WINDOW_MINUTES, WINDOW_REQUESTS = 10.0, 300
-"""Windows of a recorded trace in which it must hold, and the requests they have at least."""
+"""Minutes of the windows of a recorded trace in which the SLO must hold, and the minimum number of requests in one."""
 LEAST_IN_A_MINUTE = 20
-"""Requests of a minute from which on it is worth a word."""
+"""Minimum number of requests in a minute that is worth reporting."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The outcomes of a deployment at one load, judged against the goals."""
+    """Outcomes of a deployment at one load, judged against the goals."""
 
     shares: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    """95 % interval of each share, over seeds or over windows of the trace (t)."""
+    """Upper end of the 95 % interval of each share, over seeds or over windows of the trace (t)."""
     margin: float
-    """Margin of the goal that is reached worst, over the whole trace and in every window; negative if it is missed."""
+    """Smallest margin of any goal, over the whole trace and in every window. Negative if the goal is missed."""
     margin_low: float
     margin_high: float
-    """The same at the ends of the intervals."""
+    """The margin at the upper end of the intervals."""
     binding: int
-    """The goal that is reached worst."""
+    """Index of the goal with the smallest margin."""
     window: Window | None
-    """Its worst window."""
+    """Worst window of that goal."""
 
     @property
     def carried(self) -> bool:
@@ -157,12 +158,13 @@ class Judged:
 
 
 def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
-    """Judge the runs of all replicates at one load: one of a recorded trace, one a seed of what is drawn."""
+    """Judge the runs of all replicates at one load: one run for a recorded trace, or one per seed for a synthetic
+    workload."""
     recorded = outcomes[0].parts
     by_replicate = np.array(recorded or [outcome.shares for outcome in outcomes])
     shares = np.array([outcome.shares for outcome in outcomes]).mean(axis=0)
     ends = [interval(column, "t") if len(column) > 1 else None for column in by_replicate.T]
-    # Windows of a trace are its parts: their interval is laid around the share of the whole.
+    # Windows are parts of the trace: their interval is centered on the share of the whole.
     centres = by_replicate.mean(axis=0)
     low = [s + (e.low - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
     high = [s + (e.high - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
@@ -193,14 +195,14 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
 
 
 def busy_notes(name: str, run: Run, scenario: Scenario, repeats: Replicates, ends: tuple[float, float]) -> list[str]:
-    """Return what the figures of a whole recorded trace hide: a window, or a minute, in which a deployment that reaches
-    its SLO (99 % of the requests, unless it says another share) does not."""
+    """Return notes on what the figures of a whole recorded trace hide: a window, or a minute, in which a deployment
+    that meets its SLO (99 % of the requests, unless it states another share) misses it."""
     goals = goals_of(scenario, ATTAINMENT)
     if not (repeats.recorded and goals):
         return []
     outcome = Measuring((), goals, repeats, ends, WINDOW_MINUTES, WINDOW_REQUESTS).outcome(run)
     if any(not share >= goal.share for share, goal in zip(outcome.shares, goals, strict=True)):
-        return []  # it does not over the whole trace either, which the table says
+        return []  # it misses it over the whole trace, too, as the table shows
     needed, judged = [goal.share for goal in goals], judge([outcome], goals)
     found = [] if judged.carried or judged.window is None else [(judged.window, needed[judged.binding])]
     short = [window_note(name, window._asdict(), share) for window, share in found]

@@ -1,4 +1,4 @@
-"""Which variants of a sweep are best, within one rate of arrivals: at a lower one every server looks better."""
+"""Ranking of a sweep's variants within one arrival rate, since every server looks better at a lower one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ PARETO = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
 
 
 def rate_of(variant: Mapping[str, Any]) -> float | None:
-    """Return the rate of a variant as a number, also where it is a factor such as 3x; None where it is no axis."""
+    """Return the rate of a variant as a number, even if it is a factor such as 3x, or None if rate is not an axis."""
     rate = variant["axes"].get("rate")
     return None if rate is None else float(str(rate).lower().removesuffix("x"))
 
 
 def by_rate(variants: Sequence[Mapping[str, Any]]) -> dict[float | None, list[Mapping[str, Any]]]:
-    """Return the variants of each rate, ascending; under None where rate is no axis."""
+    """Return the variants of each rate, in ascending order. The key is None if rate is not an axis."""
     rates = sorted({rate_of(v) for v in variants}, key=lambda rate: -1.0 if rate is None else rate)
     return {rate: [v for v in variants if rate_of(v) == rate] for rate in rates}
 
 
 def judge_stability(variants: Sequence[dict[str, Any]]) -> None:
-    """Give each variant its `stability`, monotone in the rate among those that differ in nothing else."""
+    """Set the `stability` of each variant, monotone in the rate among variants that are otherwise equal."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for v in variants:
         v["stability"] = None
@@ -43,8 +43,8 @@ def judge_stability(variants: Sequence[dict[str, Any]]) -> None:
 
 
 def best_by_rate(variants: Sequence[Mapping[str, Any]], goal: Metric) -> list[dict[str, Any]]:
-    """Return the best of each rate at which there are several to choose from; where rate is no axis, the best of
-    all."""
+    """Return the best variant of each rate that has several to choose from, or the best of all if rate is not an
+    axis."""
     sign, found = 1 if goal.better == "higher" else -1, []
     for rate, group in by_rate(variants).items():
         ranked = [v for v in group if v["values"][goal.name] is not None]

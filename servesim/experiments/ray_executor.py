@@ -1,5 +1,5 @@
-"""Cells on a Ray cluster (extra `ray`). Results travel back through Ray: no shared file system is needed, but the
-same version of servesim, and the files a scenario names under the same paths, on every node."""
+"""Execution of cells on a Ray cluster (extra `ray`). Results travel back through Ray, so no shared file system is
+needed. Every node needs the same version of servesim, and the files a scenario names under the same paths."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from servesim.experiments.objects import TRACES, trace_file
 from servesim.experiments.store import CELLS, Cell, Store, compute
 
 RETRIES = 3
-"""Times a cell is tried again whose worker or node died."""
+"""Number of retries for a cell whose worker or node died."""
 
 
 class RayExecutor:
-    """One Ray task a cell, each on one CPU."""
+    """Executor with one Ray task per cell, each on one CPU."""
 
     def __init__(self, address: str | None = None) -> None:
-        """Connect to a cluster. `address`: host:port of a running cluster, "auto" for the one on this machine; None: a
-        new cluster, or the one RAY_ADDRESS names."""
+        """Connect to a cluster. `address` is host:port of a running cluster, "auto" for the one on this machine, or
+        None for a new cluster or the one RAY_ADDRESS names."""
         try:
             import ray
         except ImportError:
@@ -60,8 +60,8 @@ class RayExecutor:
 
 
 def _compute(cell: Cell, folder: str, trace_name: str | None, trace: bytes | None) -> str | dict[str, bytes]:
-    """Compute a cell on a node; return the files of the result, or what went wrong. Relative paths are those of
-    `folder`, if it is there."""
+    """Compute a cell on a node. Return the files of the result, or the error. Relative paths are relative to `folder`
+    if it exists."""
     if os.path.isdir(folder):
         os.chdir(folder)
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""Why requests miss a goal, in words: which limit, and of which prompts or when."""
+"""Reasons that requests miss a goal, in words: the limit, and the prompts or the times affected."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from servesim.experiments.run_metrics import Run
 from servesim.metrics.slo import time_text
 
 MOST = 0.9
-"""Share of the requests that miss a limit which a group must hold to be named in their stead."""
+"""Share of the requests missing a limit that a group must contain to be named in their place."""
 RARE = 0.5
-"""Share of all requests up to which a group explains anything: most of all requests are no group."""
+"""Maximum share of all requests that a group may contain to be an explanation."""
 
 
 class Misses(NamedTuple):
-    """The requests that miss a goal, by the limit that most of them miss."""
+    """Requests that miss a goal, described by the limit that most of them miss."""
 
     metric: str
     limit: float
-    """Milliseconds."""
+    """Limit in milliseconds."""
     share: float
-    """Share of all requests."""
+    """Share of all requests that miss the goal."""
     over: int | None
-    """Prompts longer than this many tokens are nearly all of them, and rare among all; None: no such length."""
+    """Prompt length in tokens that nearly all of them exceed, but few of all requests do. None if there is no such
+    length."""
     rejected: bool
-    """Most of them did not complete."""
+    """Whether most of them did not complete."""
 
     @property
     def which(self) -> str:
-        """The late requests in words, such as "TTFT of prompts over 6,000 tokens"."""
+        """Description of the late requests, such as "TTFT of prompts over 6,000 tokens"."""
         if self.rejected:
             return "requests that do not complete"
         return self.metric.upper() + (f" of prompts over {self.over:,} tokens" if self.over is not None else "")
 
     @property
     def sentence(self) -> str:
-        """The failure in words, such as "prompts over 6,000 tokens take longer than 1 s to their first token"."""
+        """Description of the failure, such as "prompts over 6,000 tokens take longer than 1 s to their first token"."""
         if self.rejected:
             return "requests do not complete (longer than the server admits, or timed out)"
         who = f"prompts over {self.over:,} tokens" if self.over is not None else f"{100 * self.share:.2g} % of requests"
@@ -52,7 +53,7 @@ class Misses(NamedTuple):
 
 
 def misses_of(run: Run, rows: NDArray[np.int64], goal: Goal) -> Misses | None:
-    """Return which requests miss a goal; None where none of them does, or classes have limits of their own."""
+    """Return the requests that miss a goal, or None if there are none or classes have their own limits."""
     rows = goal.counted(run, rows)
     good = goal.good(run)[rows]
     if not len(rows) or good.all() or not goal.limits:
@@ -67,7 +68,8 @@ def misses_of(run: Run, rows: NDArray[np.int64], goal: Goal) -> Misses | None:
 
 
 def _longer(prompt: NDArray[np.float64], missed: NDArray[np.bool_]) -> int | None:
-    """Return the length, of two digits, above which nearly all prompts lie that missed, and few of all."""
+    """Return the two-digit length that nearly all prompts that missed exceed, but few of all prompts do. Return None if
+    there is no such length."""
     if not missed.any():
         return None
     edge = float(np.quantile(prompt[missed], 1 - MOST))
@@ -78,8 +80,8 @@ def _longer(prompt: NDArray[np.float64], missed: NDArray[np.bool_]) -> int | Non
 
 
 def exact_length(run: Run, misses: Misses) -> Misses:
-    """Return the misses of a run on an idle server, where length alone decides: with the longest prompt that is within
-    the limit in place of a rounded length, if all longer ones miss it."""
+    """Return the misses of a run on an idle server, on which only length matters. If all longer prompts miss the limit,
+    replace the rounded length with the length of the longest prompt within it."""
     prompt = run.columns["prompt_len"]
     late = ~(np.nan_to_num(run.latency_ms(misses.metric)) <= misses.limit)
     if misses.metric != "ttft" or misses.rejected or late.all() or not late.any():

@@ -1,4 +1,4 @@
-"""Recorded runs of real servers: one form for all the formats they come in."""
+"""Recorded runs of real servers, in one common form for all their formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METRICS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True)
 class Server:
-    """The machine of the recorded engine. None: not recorded, the engine's default."""
+    """Machine of the recorded engine. None means not recorded or the engine's default."""
 
     model: str | None = None
     gpu: str | None = None
@@ -39,45 +39,45 @@ class Server:
     prefix_caching: bool = True
     asynchronous: bool = True
     moe_backend: str | None = None
-    """Kernel of routed experts."""
+    """Kernel of the routed experts."""
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
     speculation: str = ""
-    """The speculator that stands for the engine's own; empty: none."""
+    """Speculator that represents the engine's own, or empty if there is none."""
     acceptance: str = ""
-    """Acceptance by its counters."""
+    """Acceptance according to the server's counters."""
     scheduler: str = "vllm"
-    """The policy that stands for the engine's own scheduler, as on the command line."""
+    """Policy that represents the engine's own scheduler, as on the command line."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Requests of one run in the order they were sent, and what each experienced."""
+    """Requests of one run in the order they were sent, with their recorded latencies."""
 
     name: str
     path: Path
     format: str
     server: Server
     arrival_ns: Ints
-    """When a request was sent, from the first one."""
+    """Time at which each request was sent, relative to the first one."""
     prompt_len: Ints
     output_len: Ints
     ttft_ms: Floats
-    """NaN where not recorded."""
+    """TTFT of each request, NaN if not recorded."""
     e2el_ms: Floats
     prompt_id: Ints | None = None
-    """Prompts of one id begin with the same tokens; None: all are different."""
+    """Ids of the prompts: prompts with the same id begin with the same tokens. None if all are different."""
     concurrency: int | None = None
-    """Closed loop: this many clients share the requests, and a replay sends one when one of them is free; None:
-    open."""
+    """Number of clients that share the requests of a closed loop; a replay sends one when one of them is free. None for
+    an open loop."""
     at_engine: bool = False
-    """True: times were taken inside the engine, without its front end."""
+    """Whether times were taken inside the engine, without its front end."""
     hit_rate: float | None = None
-    """Share of the tokens of prompts that the server found in its prefix cache; None: not recorded."""
+    """Share of prompt tokens that the server found in its prefix cache, or None if not recorded."""
     totals: dict[str, float] = field(default_factory=dict)
     """Aggregates recorded instead of per-request times: `ttft_mean`, ..., `output_throughput`."""
     unpriced: str = ""
-    """Why the run cannot be replayed; empty when it can."""
+    """Reason that the run cannot be replayed, or empty if it can."""
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class RecordedRun:
 
     @property
     def tpot_ms(self) -> Floats:
-        """Time per output token after the first; NaN for requests of one token."""
+        """Time per output token after the first, NaN for requests of one token."""
         gaps = np.where(self.output_len > 1, self.output_len - 1, np.nan)
         return np.asarray((self.e2el_ms - self.ttft_ms) / gaps)
 
@@ -113,7 +113,7 @@ def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
 
 
 def numbers(columns: dict[str, list[str]], name: str, path: Path) -> Floats:
-    """Return a numeric column; an error names the line of a wrong value."""
+    """Return a numeric column. The error for an invalid value names its line."""
     values = np.empty(len(columns[name]))
     for i, text in enumerate(columns[name]):
         try:
@@ -136,13 +136,13 @@ def settings_beside(path: Path, root: Path) -> dict[str, Any]:
 
 
 def server_dtype(name: str | None) -> str:
-    """Return servesim's name of a vLLM format; that of checkpoints where none is given, or "auto"."""
+    """Return servesim's name for a vLLM format. If none is given, or "auto", return the usual format of checkpoints."""
     known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
     return known.get(name, name) if name and name != "auto" else "bf16"
 
 
 def stated_server(path: Path, settings: dict[str, Any], model: str | None) -> Server:
-    """Return the server that the settings beside a recording describe."""
+    """Return the server described by the settings next to a recording."""
     named = model_named(model) if model else None
     return Server(
         model=known_model(model),
@@ -178,7 +178,7 @@ def run_name(path: Path, root: Path) -> str:
 
 
 def known_model(name: str | None) -> str | None:
-    """Return the bundled model of a Hugging Face name; the name itself if none matches."""
+    """Return the bundled model for a Hugging Face name, or the name itself if none matches."""
     if name is None:
         return None
     if (found := model_named(name)) is not None:
@@ -189,14 +189,14 @@ def known_model(name: str | None) -> str | None:
 
 
 def known_gpu(text: str) -> str | None:
-    """Return the GPU a text names: "H100 SXM", "RTXPRO6000", or a folder called `..._h200`."""
+    """Return the GPU that a text names: "H100 SXM", "RTXPRO6000", or a folder called `..._h200`."""
     plain = _plain(text)
     found = [gpu for gpu in gpu_names() if _plain(gpu) in plain]
     return max(found, key=len, default=None)
 
 
 def gpu_of(path: Path, settings: dict[str, Any]) -> str | None:
-    """Return the GPU the settings name, else that of the nearest folder whose name holds one."""
+    """Return the GPU that the settings name, or else the GPU of the nearest folder whose name contains one."""
     for key in ("gpu", "gpu_name", "hardware", "device"):
         if settings.get(key):
             return known_gpu(str(settings[key])) or str(settings[key])

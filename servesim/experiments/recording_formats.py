@@ -1,4 +1,4 @@
-"""Readers of recorded runs, one function a format; which one reads a file is told by its content."""
+"""Readers of recorded runs, with one function per format. A file's content determines its reader."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ PACKED = (".gz", ".zst")
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 CHUNK_MAX_NUM_SEQS = 256
-"""max_num_seqs of the recorded servers whose settings do not state it (description of the data set)."""
+"""max_num_seqs of recorded servers whose settings do not state it (from the description of the data set)."""
 SPANS_ENGINE = "vllm 0.15.1"
 SPANS_PROMPTS = 100
-"""Distinct prompts those runs cycle through: the prompt of a row is its index modulo this."""
+"""Number of distinct prompts that those runs cycle through: the prompt of a row is its index modulo this."""
 
 
 def read_folder(folder: Path) -> list[RecordedRun]:
@@ -62,14 +62,14 @@ def read_folder(folder: Path) -> list[RecordedRun]:
 
 
 def is_recording_name(name: str) -> bool:
-    """Return whether a file of this name may hold a recorded run."""
+    """Return whether a file with this name may hold a recorded run."""
     bare = next((name.removesuffix(packed) for packed in PACKED if name.endswith(packed)), name)
     return bare.endswith(SUFFIXES)
 
 
 def read_run(path: Path, root: Path, alone: bool = False) -> RecordedRun | None:
-    """Read the run in a file; None when it holds something else. `alone`: it was asked for by name, so that any log
-    with latencies is one."""
+    """Read the run in a file, or return None if it holds something else. `alone` means that the file was requested by
+    name, so that any log with latencies counts as one."""
     if not path.name.endswith(".parquet") and (run := _by_keys(path, root)) is not None:
         return tell_loop(_ordered(run))
     found = read_tool(path, root, alone)
@@ -77,7 +77,7 @@ def read_run(path: Path, root: Path, alone: bool = False) -> RecordedRun | None:
 
 
 def _by_keys(path: Path, root: Path) -> RecordedRun | None:
-    """Read a run that is told by its first keys or columns."""
+    """Read a run whose format is recognized by its first keys or columns."""
     text = read_text(path)
     first = text[:4096].lstrip()
     if first.startswith("{"):
@@ -105,7 +105,7 @@ def _json_keys(text: str) -> set[str]:
 
 
 def _ordered(run: RecordedRun) -> RecordedRun:
-    """Sort rows by time of sending and check their times."""
+    """Sort rows by sending time and check their times."""
     for name in ("prompt_len", "output_len"):
         bad = np.flatnonzero(getattr(run, name) < 1)
         if len(bad):
@@ -122,7 +122,8 @@ def _ordered(run: RecordedRun) -> RecordedRun:
 
 
 def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
-    """Read CSV of a streaming client: when it sent a request, got the first and the last chunk (epoch us)."""
+    """Read the CSV of a streaming client: when it sent a request and received the first and the last chunk (epoch
+    us)."""
     columns = csv_columns(text, path)
     send, first, last = (numbers(columns, f"{name}_time_us", path) for name in ("send", "first_chunk", "last_chunk"))
     prompt = numbers(columns, "server_input_tokens" if "server_input_tokens" in columns else "input_tokens", path)
@@ -150,7 +151,7 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _clients(columns: dict[str, list[str]], path: Path) -> int | None:
-    """Return how many clients sent the requests of a closed loop, where a column says so."""
+    """Return the number of clients that sent the requests of a closed loop, if a column states it."""
     if not columns.get("max_concurrency"):
         return None
     stated = numbers(columns, "max_concurrency", path)
@@ -160,7 +161,7 @@ def _clients(columns: dict[str, list[str]], path: Path) -> int | None:
 
 
 def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
-    """Read JSONL of an engine's own clock (seconds): queued, scheduled, first and last token."""
+    """Read JSONL with an engine's internal times (seconds): queued, scheduled, first and last token."""
     rows = []
     for i, line in enumerate(text.splitlines()):
         if line.strip():
@@ -205,7 +206,7 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _spans(text: str, path: Path, root: Path) -> RecordedRun:
-    """Read CSV with arrival, TTFT and E2E of each request, beside a `<stem>.meta.json` of the server."""
+    """Read CSV with the arrival, TTFT and E2E of each request, next to a `<stem>.meta.json` of the server."""
     columns = csv_columns(text, path)
     arrival, prompt, output, ttft, e2e = (
         numbers(columns, name, path) for name in ("arrival_time_us", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
@@ -216,7 +217,7 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
     stem = path.name.removesuffix(".gz").removesuffix(".csv")
     meta = _beside(path, f"{stem}.meta.json")
     asked = _asked_output(meta.get("profile", {}))
-    counted = np.maximum(output[ok], 1)  # an empty answer still cost its first token
+    counted = np.maximum(output[ok], 1)  # even an empty answer took its first token
     config = {**meta.get("config", {}), **settings_beside(path, root)}
     sheet = next((_beside(path, p.name).get("name") for p in path.parent.glob("*.json") if known_gpu(p.stem)), None)
     server = Server(
@@ -246,8 +247,9 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _asked_output(profile: dict[str, Any]) -> int | None:
-    """Return the tokens the server was made to answer with, whatever the text says: a client that counts tokens by
-    encoding the text again finds fewer (empty answers among them) although the server took the same time for all."""
+    """Return the number of tokens the server was forced to answer with, regardless of the text. A client that counts
+    tokens by re-encoding the text finds fewer (including empty answers), although the server took the same time for
+    all."""
     if not profile.get("server", {}).get("ignore_eos"):
         return None
     data = profile.get("data", {})
@@ -256,7 +258,7 @@ def _asked_output(profile: dict[str, Any]) -> int | None:
 
 
 def _sheet(path: Path, hardware: str) -> str | None:
-    """Return the data sheet of the GPU, where the log holds one."""
+    """Return the data sheet of the GPU if the log holds one."""
     sheet = path.parent / hardware
     return str(sheet) if hardware.endswith((".yaml", ".yml")) and sheet.is_file() else None
 

@@ -1,4 +1,4 @@
-"""Open loops and closed ones: whether the client of a recorded run waited for answers before it sent on."""
+"""Detection of open and closed loops: whether the client of a recorded run waited for answers before sending more."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 from servesim.experiments.recording import Ints, RecordedRun
 
 MOST_TURN_NS = 10_000_000
-"""Longest time from an answer to the request it made room for; the clients of closed loops that are known took 0.03 to
-0.16 ms (1st to 99th percentile; 256 requests in flight, same host)."""
+"""Longest time from an answer to the request it made room for. Clients of known closed loops took 0.03 to 0.16 ms (1st
+to 99th percentile; 256 requests in flight, same host)."""
 FLAT = 0.02
-"""Most that the number in flight lies below its highest, as a share of it, in FLAT_SENDS of the sends once it was
+"""Maximum relative distance of the number in flight below its peak, in FLAT_SENDS of the sends after the peak was
 reached."""
 FLAT_SENDS = 0.9
 
 
 def tell_loop(run: RecordedRun) -> RecordedRun:
-    """Return the run as a closed loop where it was recorded as an open one, but the requests in flight stay at a cap
-    and each one beyond it was sent right after an answer; any other run as it is.
+    """Return the run as a closed loop if it was recorded as an open one, but the requests in flight stay at a cap and
+    each one beyond it was sent right after an answer. Return any other run unchanged.
 
-    Sent at its recorded times, such a run would pile up in front of a simulated server that is slower by a few percent,
-    as the recorded client never let it."""
+    If sent at its recorded times, such a run would queue up at a simulated server that is slower by a few percent,
+    which the recorded client did not allow.
+    """
     if run.concurrency is not None or len(run) < 3 or not np.isfinite(run.e2el_ms).all():
         return run
     sent, ends = run.arrival_ns, np.sort(run.arrival_ns + np.rint(run.e2el_ms * 1e6).astype(np.int64))
@@ -45,8 +46,8 @@ def tell_loop(run: RecordedRun) -> RecordedRun:
 
 
 def due_ns(run: RecordedRun) -> Ints:
-    """Return when the replay may send each request: a client of a closed loop also waits for an answer, from the first
-    beyond the cap on for nothing else."""
+    """Return the times at which the replay may send each request. A client of a closed loop also waits for an answer;
+    from the first request beyond the cap on, it waits for nothing else."""
     if run.concurrency is None or not len(run):
         return run.arrival_ns
     due: Ints = np.minimum(run.arrival_ns, run.arrival_ns[min(run.concurrency, len(run)) - 1])

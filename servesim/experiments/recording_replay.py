@@ -1,4 +1,4 @@
-"""Replays recorded runs: the same requests against a simulated server with the recorded settings."""
+"""Replays of recorded runs: the same requests against a simulated server with the recorded settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAST = MODES["fast"]
 
 @dataclass(frozen=True)
 class Replay:
-    """Times on the simulated server, by request in recorded order; NaN where one was refused."""
+    """Times on the simulated server, by request in recorded order, NaN if one was refused."""
 
     ttft_ms: Floats
     tpot_ms: Floats
@@ -44,17 +44,17 @@ class Replay:
     output_len: Ints
     refused: int
     hit_rate: float
-    """Share of the tokens of prompts that were found in the prefix cache when first admitted."""
+    """Share of prompt tokens that were found in the prefix cache at first admission."""
     preemptions: int
     num_blocks: int
     asynchronous: bool
     cost_shares: dict[str, float | None]
-    """GPU time by source: measured kernels, between them, beyond them, formula."""
+    """Share of GPU time by source: measured kernels, interpolated, extrapolated, formula."""
 
 
 def replay(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Replay:
-    """Simulate a recorded run; UserError where its model or GPU is not known. The kernels are those that the
-    engine of the recording is known to choose."""
+    """Simulate a recorded run. Raise UserError if its model or GPU is unknown. The kernels are those that the recorded
+    engine is known to choose."""
     speculation = _speculation(run)
     core, limits = _engine(run, speculation)
     assert run.server.model is not None
@@ -144,8 +144,8 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
 
 
 def recorded_trace(run: RecordedRun) -> Trace:
-    """Return the requests of a run; prompts are all different where nothing says which are alike, so that a preempted
-    request may yet find its own blocks."""
+    """Return the requests of a run. Prompts are all different if the run does not record which are alike, so that a
+    preempted request may still find its own blocks."""
     content = None
     if run.server.prefix_caching:
         ids = np.arange(len(run)) if run.prompt_id is None else run.prompt_id

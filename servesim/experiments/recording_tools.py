@@ -1,4 +1,4 @@
-"""Runs as benchmark clients, gateways and tracers recorded them: the latencies in what is read as a trace."""
+"""Runs recorded by benchmark clients, gateways and tracers: the latencies in files that are also read as traces."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from servesim.experiments.recording import RecordedRun, run_name, settings_besid
 
 
 def read_tool(path: Path, root: Path, alone: bool) -> RecordedRun | None:
-    """Read the run in a file of AIPerf, GuideLLM, GenAI-Perf, inference-perf, OpenTelemetry or Baseten or, where it is
-    asked for `alone`, of any log with latencies; None when it holds no latencies."""
+    """Read the run in a file of AIPerf, GuideLLM, GenAI-Perf, inference-perf, OpenTelemetry or Baseten or, if `alone`
+    is set, of any log with latencies. Return None if it holds no latencies."""
     from servesim.traces.formats import detect_format, formats
 
     try:

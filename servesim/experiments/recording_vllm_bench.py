@@ -1,4 +1,4 @@
-"""Runs of `vllm bench serve`: aggregates, and what the files beside them tell of lengths and server."""
+"""Runs of `vllm bench serve`: aggregates, plus lengths and server facts from the files next to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_LENGTHS = "lengths of requests are not recorded: all take the mean"
 
 
 def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
-    """Read JSON of `vllm bench serve`: aggregates, and lengths and times of requests when it was told to keep them."""
+    """Read the JSON of `vllm bench serve`: aggregates, and lengths and times of requests if it was run to save them."""
     record = read_json(path)
     settings = {**cache_config(_counters(path)), **settings_beside(path, root)}
     count = int(record["completed"])
@@ -65,11 +65,11 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def with_lengths(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """Fill in runs without recorded lengths from a run beside them that sent the same prompts.
+    """Fill in runs without recorded lengths from a neighboring run that sent the same prompts.
 
     The client draws prompt lengths from one seed, so a shorter run sends the first prompts of a longer one; the sum
-    says whether it did, to the token. Answers are drawn after all prompts: they have the same distribution, not the
-    same values, and are scaled to the run's own total.
+    verifies this to the token. Answers are drawn after all prompts: they have the same distribution but different
+    values, and are scaled to the run's own total.
     """
     known = [run for run in runs if run.format == "vllm bench" and NO_LENGTHS not in run.notes]
     return [_with_lengths(run, known) if NO_LENGTHS in run.notes else run for run in runs]
@@ -88,7 +88,7 @@ def _with_lengths(run: RecordedRun, known: Sequence[RecordedRun]) -> RecordedRun
 
 
 def _summing_to(lengths: Ints, total: int) -> Ints:
-    """Return lengths in proportion to the given ones, of a given sum, at least 1 each."""
+    """Return lengths proportional to the given ones that add up to `total`, at least 1 each."""
     scaled = np.diff(np.rint(np.cumsum(lengths) * (total / lengths.sum())), prepend=0.0)
     whole: Ints = np.maximum(scaled, 1).astype(np.int64)
     return whole
@@ -102,13 +102,15 @@ def _lengths(record: dict[str, Any], name: str, total: str, count: int) -> Ints:
 
 
 def _counters(path: Path, when: str = "m1") -> str:
-    """Return the server's counters after the run (`<stem>.m1.gz`; before it: m0), empty without."""
+    """Return the server's counters after the run (`<stem>.m1.gz`, or m0 for before it), or an empty string without
+    any."""
     paths = [path.with_name(f"{path.name.removesuffix('.json')}.{when}{end}") for end in (".gz", "")]
     return "\n".join(read_text(p) for p in paths if p.is_file())
 
 
 def cache_config(counters: str) -> dict[str, Any]:
-    """Return KV blocks, their size and whether prefixes are cached, as the server states them among its counters."""
+    """Return the number of KV blocks, their size and whether prefixes are cached, as stated in the server's
+    counters."""
     line = next((row for row in counters.splitlines() if row.startswith("vllm:cache_config_info{")), "")
     stated = dict(re.findall(r'(\w+)="([^"]*)"', line))
     found = {key: int(stated[key]) for key in ("num_gpu_blocks", "block_size") if stated.get(key, "").isdigit()}
@@ -117,11 +119,12 @@ def cache_config(counters: str) -> dict[str, Any]:
 
 
 def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -> tuple[str, str, str]:
-    """Return (speculator, acceptance, why it is not known) from the settings beside a run, the names of its folders and
-    the server's counters of drafts; empty without drafts.
+    """Return (speculator, acceptance, why it is not known) from the settings next to a run, the names of its folders
+    and the server's draft counters. All are empty without drafts.
 
-    The counters hold warm-up requests too, a fifth more. What the run itself had accepted follows from its mean gap
-    between chunks: rates are theirs, scaled to its acceptance length."""
+    The counters also include warm-up requests, a fifth more. The run's own acceptance length follows from its mean gap
+    between chunks; the rates are those of the counters, scaled to it.
+    """
     stated = settings.get("speculative_config") or {}
     rates = _accepted(path)
     length = _acceptance_length(record)
@@ -139,22 +142,22 @@ def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -
 
 
 def _spread(record: dict[str, Any]) -> str:
-    """Return how far requests differ in what they have accepted: as their TPOT does, whose variation with drafts is
-    almost all of that cause."""
+    """Return how much acceptance differs between requests. It is taken from the variation of their TPOT, which with
+    drafts has almost no other cause."""
     std, mean = record.get("std_tpot_ms"), record.get("mean_tpot_ms")
     return f",spread={min(std / mean, MOST_SPREAD):.4f}" if std and mean else ""
 
 
 def _acceptance_length(record: dict[str, Any]) -> float | None:
-    """Return the tokens per chunk of a streamed answer, first ones aside: tokens over gaps, whose number is the time
-    after first tokens over the mean gap."""
+    """Return the tokens per chunk of a streamed answer, without first tokens: tokens over gaps. The number of gaps is
+    the time after first tokens over the mean gap."""
     count, gap = record["completed"], record.get("mean_itl_ms")
     decoding = count * (record.get("mean_e2el_ms", 0.0) - record["mean_ttft_ms"])
     return (record["total_output_tokens"] - count) / (decoding / gap) if gap and decoding > 0 else None
 
 
 def _accepted(path: Path) -> list[float]:
-    """Return accepted drafts of each position over verifications, during the run."""
+    """Return accepted drafts over verifications by position, during the run."""
     after, before = (_spec_counters(_counters(path, when)) for when in ("m1", "m0"))
     drafts = after.get("drafts", 0.0) - before.get("drafts", 0.0)
     if drafts <= 0:
@@ -164,7 +167,8 @@ def _accepted(path: Path) -> list[float]:
 
 
 def _hit_rate(path: Path) -> float | None:
-    """Return the share of queried tokens that the server's prefix cache had during the run; None where it has none."""
+    """Return the share of queried tokens that the server's prefix cache had during the run, or None if it has no such
+    cache."""
     after, before = (_prefix_counters(_counters(path, when)) for when in ("m1", "m0"))
     queries = after.get("queries", 0.0) - before.get("queries", 0.0)
     return (after["hits"] - before.get("hits", 0.0)) / queries if queries > 0 and "hits" in after else None

@@ -1,10 +1,9 @@
 """Replicates of a workload, and the random numbers its policies share.
 
-Synthetic workloads and presets are drawn again from other seeds. A recorded trace is replayed once, whole, at one
-stretch factor, so that peaks stay peaks and queues outlast the window they began in; its replicates are successive
-windows of that run.
-Draws are keyed by (seed, purpose, row), so every policy of a replicate meets the same arrivals, lengths, contents and
-acceptance luck, in whatever order it runs things.
+Synthetic workloads and presets are redrawn with other seeds. A recorded trace is replayed once, whole, at one stretch
+factor, so that peaks stay peaks and queues outlast the window they began in; its replicates are successive windows of
+that run. Draws are keyed by (seed, purpose, row), so every policy of a replicate sees the same arrivals, lengths,
+contents and acceptance draws, in any order of execution.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ WORKLOAD = (
     *("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks"),
     *("seed", "clients", "acceptance"),
 )
-"""Settings that say what is replayed: the same for all that is compared."""
+"""Settings that define the replayed workload, equal for everything that is compared."""
 
 MARGIN = 0.1
-"""Share of the arrivals left out at either end of a workload that is drawn."""
+"""Share of the arrivals left out at either end of a synthetic workload."""
 MOST = 10_000
-"""Replicates of one question."""
+"""Maximum number of replicates of one question."""
 
 
 @dataclass(frozen=True)
@@ -37,33 +36,34 @@ class Replicates:
     """Repetitions of one workload."""
 
     kind: str
-    """seeds or windows."""
+    """Kind of replicates: seeds or windows."""
     changes: tuple[Settings, ...]
-    """The rows of each: {"seed"}, which is drawn by a run of its own, or {"skip", "requests"}, a window of the one run
-    that replays the whole trace."""
+    """Setting changes of each replicate: {"seed"}, drawn by a separate run, or {"skip", "requests"}, a window of the
+    one run that replays the whole trace."""
     notes: tuple[str, ...] = ()
     """Notes on the workload."""
     recorded: bool = False
     mean_rate: float | None = None
-    """Arrivals/s of the trace as it is; None where they come at once, or are drawn and it was not asked for."""
+    """Arrivals/s of the unscaled trace, or None if they all arrive at the start, or are synthetic and the rate was not
+    requested."""
 
     def __len__(self) -> int:
         return len(self.changes)
 
     def settings(self, settings: Mapping[str, Any], j: int) -> Settings:
-        """Return the settings of the run that replicate `j` is in."""
+        """Return the settings of the run that contains replicate `j`."""
         return {**settings, **(self.changes[j] if self.kind == "seeds" else {})}
 
     def rows(self, j: int) -> tuple[int, int] | None:
-        """Return the first row of replicate `j` in its run, and the one after its last; None: all of them."""
+        """Return the first row of replicate `j` in its run and the one after its last, or None for all rows."""
         if self.kind == "seeds":
             return None
         first = self.changes[j]["skip"] - self.changes[0]["skip"]
         return first, first + self.changes[j]["requests"]
 
     def margins(self, warmup: float | None, cooldown: float | None) -> tuple[float, float]:
-        """Return the shares of the arrivals left out at both ends: unless given a tenth of what is drawn, nothing of
-        what was recorded, whose ends are as real as its middle."""
+        """Return the shares of the arrivals left out at both ends. The default is a tenth for synthetic workloads and
+        nothing for recorded ones, whose ends are as real as their middle."""
         default = 0.0 if self.recorded else MARGIN
         return default if warmup is None else warmup, default if cooldown is None else cooldown
 
@@ -75,7 +75,7 @@ def counted(replicates: Mapping[str, Any]) -> str:
 
 
 def check_count(count: int) -> None:
-    """Raise UserError for a number of replicates that makes no sense."""
+    """Raise UserError for an invalid number of replicates."""
     if not 1 <= count <= MOST:
         raise UserError(f"replicates is {count}, must be from 1 to {MOST:,}")
 
@@ -90,8 +90,8 @@ def replicates_of(
     """Return `count` (by default `default`) replicates of a scenario's workload.
 
     A recorded trace is replayed whole, or its first `requests` rows, and cut into `count` equal windows of successive
-    requests, or into windows of `window` requests each, at most `count` of them. `objects`: traces that are not files,
-    by name.
+    requests, or into windows of `window` requests each, at most `count` of them. `objects` holds traces that are not
+    files, by name.
     """
     wanted = default if count is None else count
     check_count(wanted)
@@ -118,5 +118,5 @@ def replicates_of(
 
 
 def _as_it_is(scenario: Scenario, objects: Mapping[str, Trace] | None) -> Trace:
-    """Return the trace of a scenario at its own rate."""
+    """Return the trace of a scenario at its original rate."""
     return open_scenario(scenario.model_copy(update={"rate": None}), (objects or {}).get(scenario.trace))

@@ -1,8 +1,8 @@
-"""Measurements over the steady part of a run, the same part of all runs that are compared.
+"""Measurements over the steady part of a run, which is the same part for all runs that are compared.
 
 Requests that arrive in the first `warmup` of the arrival span (the server fills up) and in its last `cooldown` (no
-later arrivals add load) are left out, and rates are taken over the time between. The window is fixed before anything is
-seen. Its metrics are those of servesim.experiments.metrics.
+later arrivals add load) are left out, and rates are taken over the time between. The window is fixed before any results
+are seen. Its metrics are those of servesim.experiments.metrics.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Columns = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Run:
-    """The part of a result directory that experiments need."""
+    """Part of a result directory that experiments need."""
 
     summary: dict[str, Any]
     columns: Columns
     classes: Sequence[str] | None = None
-    """The class of each request, where the trace has such labels."""
+    """Class of each request if the trace has class labels."""
 
     @classmethod
     def load(cls, folder: Path) -> Run:
-        """Load a result directory as `servesim run --out` writes it."""
+        """Load a result directory as written by `servesim run --out`."""
         import pyarrow.parquet as pq
 
         with reading(folder):
-            table = pq.read_table(folder / REQUESTS).sort_by("row")  # a streamed run writes them as they leave
+            table = pq.read_table(folder / REQUESTS).sort_by("row")  # streamed runs write in a different order
             names = [field.name for field in table.schema if field.type != "string"]
             columns = {name: table[name].to_numpy().astype(np.float64) for name in names}
             classes = table["class"].to_pylist() if "class" in table.column_names else None
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def requests(self) -> int:
-        """Rows of the trace; retries are rows of their own beyond them."""
+        """Number of rows of the trace. Retries have additional rows after these."""
         return len(self.columns["row"]) - int(self.summary["requests"].get("retries") or 0)
 
     @property
@@ -64,7 +64,7 @@ class Run:
         return np.asarray(self.columns["state"] == State.FINISHED)
 
     def latency_ms(self, name: str) -> NDArray[np.float64]:
-        """Return a latency of every request; NaN where it has none."""
+        """Return a latency of every request, NaN if it has none."""
         if name == "ntpot":
             return np.asarray(self.columns["e2el_ns"] / np.maximum(self.columns["output_len"], 1) / MS)
         return np.asarray(self.columns[f"{name}_ns"] / MS)
@@ -72,29 +72,29 @@ class Run:
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a run: what its metrics are made from, as those of a whole run are from servesim.metrics.measured. What
-    `total` returns is of the requests that arrived in it, what `ended` returns was delivered in it."""
+    """Part of a run that provides the inputs of metrics, as servesim.metrics.measured does for a whole run. `total`
+    counts the requests that arrived in it, and `ended` counts the output delivered in it."""
 
     run: Run
     rows: NDArray[np.int64]
-    """The requests that arrived in it."""
+    """Rows of the requests that arrived in it."""
     start: float
-    """Its first ns."""
+    """Start of the part in ns."""
     end: float
-    """Its last ns."""
+    """End of the part in ns."""
     whole: bool = True
-    """Whether it is all of the run that is measured."""
+    """Whether it covers the whole measured run."""
     prefix_caching = True
-    """True for all runs: those without a prefix cache find nothing."""
+    """True for all runs, since those without a prefix cache find nothing."""
 
     @property
     def ns(self) -> float:
-        """How long it is."""
+        """Length of the part in ns."""
         return self.end - self.start
 
     @property
     def seconds(self) -> float:
-        """The same in seconds."""
+        """Length of the part in seconds."""
         return self.ns / SECOND
 
     def total(self, name: str) -> float:
@@ -104,7 +104,7 @@ class Slice:
         return float(self.run.columns[COLUMNS[name]][self.rows].sum())
 
     def ended(self, name: str) -> float:
-        """Return what was delivered in it: requests completed, output tokens, prompt tokens computed."""
+        """Return the amount delivered in it: completed requests, output tokens or computed prompt tokens."""
         if name == "completed":
             return self._with_last(self.run.done)
         c, done = self.run.columns, self.run.done
@@ -113,7 +113,7 @@ class Slice:
         return float(c["prompt_len"][done & self.holds(c["first_token_ns"])].sum())
 
     def latency_ms(self, name: str) -> Statistics:
-        """Return the statistics of a latency, worked out when they are asked for."""
+        """Return the statistics of a latency, computed on request."""
         return Statistics(self.run.latency_ms(name)[self.rows])
 
     @property
@@ -130,15 +130,15 @@ class Slice:
         return _usd(self.run, self.start, self.end)
 
     def holds(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which times lie in it."""
+        """Return a mask of the times within it."""
         return np.asarray((times >= self.start) & (times <= self.end))
 
     def _with_last(self, which: NDArray[np.bool_]) -> float:
-        """Return how many of these requests have their last token in it."""
+        """Return the number of these requests whose last token lies in it."""
         return float((which & self.holds(self.run.columns["last_token_ns"])).sum())
 
     def table(self) -> Any:
-        """Return its requests as a DataFrame, for metrics of the user's own."""
+        """Return its requests as a DataFrame, for user-defined metrics."""
         import pandas as pd
 
         frame = pd.DataFrame(self.run.columns)
@@ -148,7 +148,7 @@ class Slice:
 
 
 class Statistics(NamedTuple):
-    """Statistics of values, NaN where there are none."""
+    """Statistics of values, NaN if there are none."""
 
     values: NDArray[np.float64]
 
@@ -166,18 +166,18 @@ COLUMNS = {
 
 
 class Measure(Protocol):
-    """The members of a metric that `measure` needs (servesim.experiments.metrics.Metric)."""
+    """Members of a metric that `measure` needs (servesim.experiments.metrics.Metric)."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the metric."""
 
     def part(self, part: Slice, /) -> float:
-        """Return its value over a part of a run; NaN if nothing there has one."""
+        """Return its value over a part of a run, or NaN if there is none."""
 
 
 def check_window(warmup: float, cooldown: float) -> None:
-    """Raise UserError unless both are shares that leave something between them."""
+    """Raise UserError unless both are shares that leave a window between them."""
     if not (0 <= warmup < 1 and 0 <= cooldown < 1 and warmup + cooldown <= 0.9):
         raise UserError(f"warmup {warmup:g} and cooldown {cooldown:g}: shares of the arrivals, at most 0.9 together")
 
@@ -190,11 +190,11 @@ def measure(
     rows: NDArray[np.int64] | None = None,
     part: tuple[int, int] | None = None,
 ) -> dict[str, float]:
-    """Return the value of each metric; NaN where nothing in the window has one.
+    """Return the value of each metric, NaN if the window has none.
 
-    `rows`, if given, are the requests to take instead of those of the window, repeats allowed (latencies only). `part`:
-    first row and the one after the last of a part of the trace, which is measured from its first arrival to the first
-    after it.
+    `rows`, if given, are the requests to use instead of those in the window; repeats are allowed (latencies only).
+    `part` is the first row of a part of the trace and the one after its last. The part is measured from its first
+    arrival to the first arrival after it.
     """
     start, end, steady = _window(run, warmup, cooldown)
     if part is not None:
@@ -212,7 +212,8 @@ def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
 
 
 def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDArray[np.bool_]]:
-    """Return start and end in ns, and which requests arrive between; the end of the run without a cooldown."""
+    """Return start and end in ns, and a mask of the requests that arrive between. Without a cooldown, the end is the
+    end of the run."""
     arrival = run.columns["arrival_ns"]
     first, span = arrival.min(), np.ptp(arrival)
     start, stop = first + warmup * span, first + (1 - cooldown) * span
@@ -221,7 +222,7 @@ def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDA
 
 
 def part_rows(run: Run, part: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which requests belong to these rows of the trace; retries have numbers beyond its end."""
+    """Return a mask of the requests that belong to these rows of the trace. Retries have numbers beyond its end."""
     row = run.columns["row"] % run.requests
     return np.asarray((row >= part[0]) & (row < part[1]))
 
@@ -239,7 +240,7 @@ def _part(
 
 
 def statistic(values: NDArray[np.float64], stat: str) -> float:
-    """Return the mean or a percentile (`p99`) of values; NaN without any."""
+    """Return the mean or a percentile (`p99`) of values, NaN if there are none."""
     values = values[~np.isnan(values)]
     if not len(values):
         return float("nan")
@@ -247,7 +248,8 @@ def statistic(values: NDArray[np.float64], stat: str) -> float:
 
 
 def output_tokens(part: Slice) -> float:
-    """Return the tokens delivered in a part of a run; those of a request lie evenly between its first and its last."""
+    """Return the number of tokens delivered in a part of a run. A request's tokens are assumed to be evenly spaced
+    between its first and last."""
     c, done = part.run.columns, part.run.done
     first, last, count = c["first_token_ns"][done], c["last_token_ns"][done], c["output_len"][done]
     inside = np.clip(np.minimum(last, part.end) - np.maximum(first, part.start), 0, None)
@@ -256,8 +258,8 @@ def output_tokens(part: Slice) -> float:
 
 
 def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> NDArray[np.bool_]:
-    """Return which requests completed within every limit, of their class where that has its own; a request without a
-    TPOT has one of 0."""
+    """Return a mask of the requests that completed within every limit, or their class's limits if it has its own. A
+    request without a TPOT counts as having one of 0."""
     good = run.done
     limits: Mapping[str, Any] = slo
     if classes and run.classes is not None:
@@ -268,8 +270,8 @@ def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str
 
 
 def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tuple[int, int] | None = None) -> float:
-    """Return what the GPUs that were up cost in the window, or in a part of the trace, by the hour ($); NaN where that
-    has no length."""
+    """Return the hourly cost ($) of the GPUs that were up in the window or in a part of the trace, NaN if that has no
+    length."""
     start, end, steady = _window(run, warmup, cooldown)
     if part is not None:
         start, end, _ = _part(run, part, start, end, steady)
@@ -277,7 +279,7 @@ def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tup
 
 
 def _usd_of_replicas(run: Run, start: float, end: float) -> float:
-    """Return the price ($) of the time between that each replica was up, by the price of its pool."""
+    """Return the price ($) of the replicas between two times, for the time each was up, at the price of its pool."""
     replicas, pools, usd = run.summary["replicas"], run.summary["pools"], 0.0
     first = float(run.columns["arrival_ns"].min())
     for name, pool in pools.items():
@@ -299,5 +301,5 @@ def _usd(run: Run, start: float, end: float) -> float:
 
 
 def per(amount: float, of: float) -> float:
-    """Return a ratio; NaN of nothing."""
+    """Return a ratio, NaN if the denominator is 0."""
     return float(amount / of) if of else float("nan")

@@ -1,4 +1,4 @@
-"""Computes the cells of an experiment, each once, and keeps what went wrong."""
+"""Runner that computes the cells of an experiment, each once, and records their errors."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from servesim.untrusted import read_json
 
 @dataclass(frozen=True)
 class Progress:
-    """The state after one more cell."""
+    """Progress after one more cell."""
 
     done: int
     total: int
     cell: Cell
     error: str | None
     computed: bool
-    """False: it was there before."""
+    """Whether the cell was computed now, rather than found in the store."""
     name: str = ""
     """Name of the cell in its experiment."""
     left: int | None = None
-    """Cells that will probably follow beyond `total`; None: none will."""
+    """Number of cells that will probably follow beyond `total`, or None if none will."""
     best: str = ""
-    """The best variant a sweep has found so far."""
+    """Best variant that a sweep has found so far."""
     damage: str | None = None
-    """Damage of the earlier result, if it had to be computed again."""
+    """Damage of the earlier result, if it had to be recomputed."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -43,7 +43,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass
 class Runner:
-    """An open experiment directory and where its cells are computed."""
+    """Open experiment directory, and the executor of its cells."""
 
     store: Store
     execute: Executor
@@ -51,13 +51,13 @@ class Runner:
     errors: dict[str, str] = field(default_factory=dict)
     """Errors by address."""
     objects: Objects = field(default_factory=Objects)
-    """Traces that are no files."""
+    """Traces that are not files."""
     _read: set[str] = field(default_factory=set)
-    """Addresses of results that are known to be whole."""
+    """Addresses of results that are known to be complete."""
 
     def run(self, cells: Sequence[Cell], names: Mapping[str, str] | None = None, left: int | None = None) -> None:
-        """Compute every cell that is neither stored whole nor known to fail. `names` by address and `left`, cells that
-        will probably be asked for later, are told to who watches."""
+        """Compute every cell that is neither completely stored nor known to fail. `names` (by address) and `left`, the
+        number of cells that will probably be requested later, are passed to the progress callback."""
         wanted = {cell.address: cell for cell in cells}
         damages = self._drop_damaged(wanted)
         missing = [cell for address, cell in wanted.items() if address not in self.store and address not in self.errors]
@@ -80,7 +80,7 @@ class Runner:
             self._read |= {cell.address for cell in missing}
 
     def _drop_damaged(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Remove stored results that are not whole and return what was wrong with them; each is looked at once."""
+        """Remove incomplete stored results and return their damage. Each result is checked once."""
         found = {}
         for address in addresses:
             if address in self.store and address not in self._read:
@@ -91,14 +91,14 @@ class Runner:
         return found
 
     def cell(self, settings: Mapping[str, Any]) -> Cell:
-        """Return the cell of these settings; settings that make no scenario give a cell that has failed already."""
+        """Return the cell of these settings. For an invalid scenario, return a cell that has already failed."""
         try:
             return Cell.of(settings)
         except UserError as error:
             return self.failed(settings, str(error))
 
     def failed(self, settings: Mapping[str, Any], error: str) -> Cell:
-        """Return a cell that is known not to run."""
+        """Return a cell that is known to fail."""
         address = f"invalid {len(self.errors)}"
         self.errors[address] = error
         return Cell(address, dict(settings))
@@ -113,12 +113,12 @@ class Runner:
 
 
 def check_same(document: Path, workload: Mapping[str, Any]) -> None:
-    """Raise UserError where the document of an earlier experiment has other settings than `workload`. Axes that grow
-    are no other experiment: only settings that both share count."""
+    """Raise UserError if the document of an earlier experiment has settings other than `workload`. Additional axes do
+    not make it a different experiment: only settings in both are compared."""
     try:
         earlier = read_json(document)["workload"] if document.is_file() else {}
     except (UserError, KeyError, TypeError):
-        return  # damaged: nothing is lost
+        return  # damaged: nothing to lose
     now = plain(workload)
     differing = sorted(key for key in now.keys() & earlier.keys() if now[key] != earlier[key])
     if differing:
@@ -139,9 +139,9 @@ def open_runner(
     workload: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Iterator[Runner]:
-    """Open a runner over `out`, where `document` will stand, or over a temporary directory that is removed
-    afterwards. `workload`: the settings that all runs share; without `overwrite` the document of another workload, or
-    of an experiment of another kind, is not replaced."""
+    """Open a runner over `out`, which will hold `document`, or over a temporary directory that is removed afterwards.
+    `workload` holds the settings that all runs share. Without `overwrite`, the document of another workload, or of
+    another kind of experiment, is not replaced."""
     if out is not None and not overwrite:
         check_same(Path(out) / document, workload or {})
     elif out is not None:

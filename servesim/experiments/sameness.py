@@ -1,4 +1,4 @@
-"""Variants whose results are equal, why they are, and what else than the policy tells variants apart."""
+"""Variants with equal results, the reason for it, and differences between variants other than the policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IDLE = re.compile(r"(?P<subject>.+?)(?: limits nothing: | changes nothing: )(?P
 
 
 def equal_ones(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[Equal]:
-    """Return the groups of variants whose requests all had the same times, at the same price an hour."""
+    """Return the groups of variants whose requests all had the same times, at the same hourly price."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(cells):
         if not any(cell.address in runner.errors for cell in row):
@@ -53,7 +53,8 @@ def _outcome(runner: Runner, cells: Sequence[Cell]) -> tuple[Any, ...]:
 
 
 def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> str | None:
-    """Return the cause that a run of the group notes of a setting in which the group differs; None: not known."""
+    """Return the reason that a run of the group notes for a setting in which the group differs, or None if not
+    known."""
     differing = {
         part
         for key in variants[0].axes
@@ -69,7 +70,7 @@ def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> 
 
 
 def equal_text(equal: Equal) -> str:
-    """Return a group in words."""
+    """Return a sentence on a group."""
     labels = [label or "the run" for label in equal["labels"]]
     return f"{'; '.join(labels[:-1])} and {labels[-1]} are equal in every request: no effect" + (
         f": {equal['why']}" if equal["why"] else ""
@@ -77,7 +78,8 @@ def equal_text(equal: Equal) -> str:
 
 
 def budget_of(runner: Runner, cells: Sequence[Cell]) -> int | None:
-    """Return the tokens a step may compute, as the first run that did not fail resolved it; None: no such limit."""
+    """Return the token budget of a step, as resolved by the first run that did not fail, or None if there is no
+    limit."""
     for cell in cells:
         if cell.address not in runner.errors:
             given = runner.load(cell).summary["scenario"]["scheduler"]
@@ -88,12 +90,12 @@ def budget_of(runner: Runner, cells: Sequence[Cell]) -> int | None:
 
 
 BUDGETS = ("max_num_batched_tokens", "chunk_size", "prefill_size", "max_prefill_tokens")
-"""Names, or ends of names, of schedulers' token budgets."""
+"""Names, or name suffixes, of schedulers' token budgets."""
 
 
 def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> list[str]:
-    """Return what tells variants apart without having been asked for: token budgets, and how steps are planned
-    (`late`: labels of those planned synchronously)."""
+    """Return warnings about unrequested differences between variants: token budgets, and the planning of steps (`late`
+    holds the labels of those planned synchronously)."""
     axes = [f"{key}={value}" for v in described for key, value in v["axes"].items()]
     found = []
     budgets = {v["label"]: v["max_num_batched_tokens"] for v in described if v["max_num_batched_tokens"] is not None}

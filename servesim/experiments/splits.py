@@ -1,5 +1,5 @@
-"""Ways to split GPUs between prefill and decode: `pd: 4` in a capacity question is each of them on 4 GPUs, and all GPUs
-together as the deployments to beat."""
+"""Splits of GPUs between prefill and decode: `pd: 4` in a capacity question covers every split of 4 GPUs, plus unsplit
+deployments of all GPUs as the baselines to beat."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 
 SIZES = (1, 2, 4, 8)
-"""GPUs of a replica that are tried on either side."""
+"""Numbers of GPUs per replica to try on either side."""
 MOST_GPUS = 64
 
 
 def split(variants: Sequence[Variant]) -> list[Variant]:
-    """Return the variants with each whose `pd` is a number of GPUs replaced by its splits. UserError for a number that
-    cannot be split."""
+    """Return the variants, with each one whose `pd` is a number of GPUs replaced by its splits. Raise UserError for a
+    number that cannot be split."""
     found: list[Variant] = []
     for variant in variants:
         text = str(variant.settings.get("pd") or "")

@@ -1,8 +1,8 @@
 """Statistics of comparisons: pure functions on arrays of paired differences, one per replicate.
 
-Requests of one run share its queue and are never taken for independent: replicates are, and within one long
-trace moving blocks of successive requests are resampled. Differences are of logarithms where a metric is
-positive (so that "12 % lower" and its inverse say the same), else plain.
+Requests of one run share its queue and are never treated as independent: replicates are, and within one long trace
+moving blocks of successive requests are resampled. Differences are of logarithms if a metric is positive (so that "12 %
+lower" and its inverse are symmetric), else plain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEVEL = 0.95
 POWER = 0.9
 RESAMPLES = 9999
 BCA_FROM = 30
-"""Replicates from which on the BCa bootstrap is used: below, its tails are too short."""
+"""Number of replicates from which the BCa bootstrap is used; with fewer, its tails are too short."""
 MAX_REPLICATES = 100_000
 
 
@@ -36,15 +36,15 @@ def check_method(name: str) -> None:
 
 
 class Interval(NamedTuple):
-    """A confidence interval."""
+    """Confidence interval."""
 
     low: float
     high: float
 
 
 def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
-    """Return an interval of the mean of independent values: `t`, `studentised`, `bca`, or by number t below 30 and BCa
-    from there on."""
+    """Return an interval of the mean of independent values by `t`, `studentised` or `bca`, or by number: t below 30
+    values, and BCa from there on."""
     if method == "auto":
         method = "bca" if len(d) >= BCA_FROM else "t"
     if len(d) < 2:
@@ -55,18 +55,18 @@ def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
 
 
 def t_interval(d: Floats, level: float = LEVEL) -> Interval:
-    """Return Student's t interval: exact for normal values, good for symmetric ones."""
+    """Return Student's t interval, which is exact for normal values and good for symmetric ones."""
     half = _t_quantile(0.5 + level / 2, len(d) - 1) * _standard_error(d)
     return Interval(float(d.mean() - half), float(d.mean() + half))
 
 
 def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
-    """Return the bootstrap-t interval (Efron and Tibshirani 1993, ch. 12): the distribution of t is resampled, not
-    assumed."""
+    """Return the bootstrap-t interval (Efron and Tibshirani 1993, ch. 12), which resamples the distribution of t
+    instead of assuming it."""
     n = len(d)
     resampled = d[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))]
     spread = resampled.std(axis=1, ddof=1) / np.sqrt(n)
-    usable = spread > 0  # a resample of one value repeated says nothing about t
+    usable = spread > 0  # a resample of one repeated value cannot give t
     t = (resampled.mean(axis=1)[usable] - d.mean()) / spread[usable]
     low, high = np.quantile(t, [0.5 - level / 2, 0.5 + level / 2])
     error = _standard_error(d)
@@ -76,8 +76,8 @@ def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Inte
 def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
     """Return the bias-corrected and accelerated bootstrap interval (Efron 1987), by scipy.
 
-    Resampled means vary less than true ones, by sqrt(1 - 1/n), and have normal tails, not t's: the level is
-    raised to make up for it (Hesterberg 2015, "expanded" interval), or 95 % would be 93.5 % at 30 replicates.
+    Resampled means vary less than true ones, by sqrt(1 - 1/n), and have normal tails, not t's. The level is raised to
+    compensate (Hesterberg 2015, "expanded" interval); otherwise 95 % would be 93.5 % at 30 replicates.
     """
     from scipy.special import ndtr
     from scipy.stats import bootstrap
@@ -92,9 +92,10 @@ def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
 
 
 def sign_flip_p(d: Floats, seed: int = 0) -> float:
-    """Return the two-sided p-value of no difference: each pair might as well have been the other way round.
+    """Return the two-sided p-value of no difference, under which the sign of each pair is random.
 
-    Exact where there are fewer than 2^n ways than resamples (n <= 13), else by random flips, by scipy.
+    It is exact if there are fewer than 2^n sign patterns than resamples (n <= 13), else estimated by random flips, by
+    scipy.
     """
     from scipy.stats import permutation_test
 
@@ -112,7 +113,8 @@ def sign_flip_p(d: Floats, seed: int = 0) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust the p-values of a family (Holm 1979): the chance of any false alarm stays below the level."""
+    """Return the adjusted p-values of a family (Holm 1979): the probability of any false alarm stays below the
+    level."""
     adjusted = [1.0] * len(p)
     worst = 0.0
     for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
@@ -123,7 +125,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 def block_length(series: Floats) -> int:
     """Return the automatic block length for the moving-block bootstrap of a mean (Politis and White 2004, corrected by
-    Patton, Politis and White 2009), at most a fifth of the series so that there is something to resample."""
+    Patton, Politis and White 2009), at most a fifth of the series so that enough blocks remain to resample."""
     n = len(series)
     centred = series - series.mean()
     variance = float(centred @ centred) / n
@@ -155,10 +157,10 @@ def block_interval(
     resamples: int = 999,
     seed: int = 0,
 ) -> tuple[Interval, float]:
-    """Apply the moving-block bootstrap (Künsch 1989) to a statistic of n successive requests, given as row numbers;
-    return the percentile interval, and a two-sided p-value of 0 read off the same distribution.
+    """Apply the moving-block bootstrap (Künsch 1989) to a statistic of n successive requests, given as row numbers.
+    Return the percentile interval, and a two-sided p-value of 0 from the same distribution.
 
-    Blocks wrap around, so that every request is drawn as often as any other.
+    Blocks wrap around, so that every request is equally likely to be drawn.
     """
     rng = np.random.default_rng(seed)
     count = -(-n // length)
@@ -182,11 +184,12 @@ def replicates_needed(
     power: float = POWER,
     effect: float | None = None,
 ) -> int | None:
-    """Return the replicates in all with which a difference like the one seen would be told from 0, or found to lie
-    within the margin, whichever takes fewer, with probability `power`; None where more than 100,000 would be needed.
+    """Return the total number of replicates with which a difference like the observed one would be distinguished from 0
+    or shown to lie within the margin, whichever takes fewer, with probability `power`. Return None if that takes more
+    than 100,000.
 
-    The spread is the one seen; from few replicates that is a rough guess. `family`: comparisons Holm adjusts for.
-    `effect`: a difference to look for, instead of the one seen.
+    The spread is the observed one; from few replicates that is a rough guess. `family` is the number of comparisons
+    that Holm adjusts for. `effect` is a difference to detect instead of the observed one.
     """
     spread = float(d.std(ddof=1))
     effect = abs(float(d.mean()) if effect is None else effect)
@@ -194,7 +197,7 @@ def replicates_needed(
     if gap <= 0:
         return None
     alpha = (1 - level) / family if effect >= margin - effect else 1 - level
-    # A sign-flip test of n pairs knows 2^n outcomes: its smallest p-value is 2^(1 - n).
+    # A sign-flip test of n pairs has 2^n outcomes: its smallest p-value is 2^(1 - n).
     least = max(2, int(np.ceil(1 - np.log2(alpha))))
 
     def enough(n: int) -> bool:
@@ -207,10 +210,11 @@ def replicates_needed(
 
 
 def verdict(d: Floats, found: Interval, p_adjusted: float, better: str, margin: float, level: float = LEVEL) -> str:
-    """Return `identical` if no replicate differs; `better` or `worse` if the interval leaves out 0 and the adjusted
-    test agrees; `equivalent` if the interval lies within the margin; else `undecided`.
+    """Return `identical` if no replicate differs, `better` or `worse` if the interval excludes 0 and the adjusted test
+    agrees, `equivalent` if the interval lies within the margin, else `undecided`.
 
-    A difference that is certain and within the margin is equivalent: too small to matter, by the margin's word.
+    A difference that is certain but within the margin is equivalent: by the margin's definition, it is too small to
+    matter.
     """
     if not d.any():
         return "identical"

@@ -1,12 +1,12 @@
-"""Results stored by their inputs: a cell's address is a hash of everything that could change it.
+"""Results stored by their inputs: a cell's address is a hash of everything that could change its result.
 
-    DIR/cells/<address>/    one result directory as `servesim run --out` writes it, whole or not there
+    DIR/cells/<address>/    one result directory as `servesim run --out` writes it, complete or absent
 
-Beside it stand the experiment's document, its table and its page, and DIR/traces (servesim.experiments.objects).
+Next to it are the experiment's document, its table, its page, and DIR/traces (servesim.experiments.objects).
 
 An address covers the validated scenario, the content of every file it refers to (servesim.experiments.input_files), the
-simulator's code and tables, and the versions of Python and libraries that stand in a result.
-So what is there is never computed again, and what has changed in any way is.
+simulator's code and tables, and the versions of Python and libraries recorded in a result. So stored results are never
+recomputed, and any change leads to a new computation.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from servesim.run.summary import versions
 
 CELLS = "cells"
 DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
-"""Documents that experiments leave beside their runs, each with a table of the same name."""
+"""Documents that experiments write next to their runs, each with a table of the same name."""
 
 
 def table_of(document: str) -> str:
-    """Return the name of the table beside a document."""
+    """Return the name of the table that belongs to a document."""
     return document.replace(".json", ".parquet")
 
 
@@ -61,7 +61,7 @@ class Cell:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Cell:
-        """Build a cell from settings; UserError where they are no scenario."""
+        """Build a cell from settings. Raise UserError if they are not a valid scenario."""
         return cls(address_of(settings), dict(settings))
 
 
@@ -79,36 +79,35 @@ def address_of(settings: Mapping[str, Any]) -> str:
 
 
 def compute(cell: Cell, folder: Path) -> str | None:
-    """Run a cell into its folder; return None, or one line that says what went wrong."""
+    """Run a cell into its folder. Return None, or one line that describes the error."""
     try:
         if address_of(cell.settings) != cell.address:
             return "this machine has other code or files than the one that asked: install the same version and inputs"
         simulate(cell.settings, trace=kept_trace(cell.settings, folder.parents[1]), out=folder)
-    except Exception as error:  # whatever a policy or a library raises is this cell's failure, not the sweep's
+    except Exception as error:  # any exception of a policy or a library fails this cell, not the sweep
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         return " ".join(f"{kind}{error}".split())
     return None
 
 
 class Store:
-    """The results of one experiment directory."""
+    """Store with the results of one experiment directory."""
 
     def __init__(self, root: str | Path, document: str = "") -> None:
-        """Open the store below `root`. `document`: the name of the file that the experiment leaves there."""
+        """Open the store below `root`. `document` is the name of the file that the experiment writes there."""
         self.root = Path(root)
         self.cells = self.root / CELLS
         self._document = document
 
     def folder(self, address: str) -> Path:
-        """Return where the result of a cell stands or will stand."""
+        """Return the path of a cell's result, whether or not it exists."""
         return self.cells / address
 
     def __contains__(self, address: str) -> bool:
         return (self.folder(address) / SUMMARY).is_file()
 
     def damage(self, address: str) -> str | None:
-        """Return in one line what is wrong with the files of a stored result; None if they can all be read and are what
-        was written."""
+        """Return one line on the damage of a stored result, or None if all of its files are readable and unchanged."""
         import pyarrow.parquet as pq
 
         folder = self.folder(address)
@@ -126,7 +125,7 @@ class Store:
         shutil.rmtree(self.folder(address))
 
     def put(self, address: str, files: Mapping[str, bytes]) -> None:
-        """Store a result computed elsewhere, whole or not at all."""
+        """Store a remotely computed result completely or not at all."""
         partial = self.cells / f"{address}.{os.getpid()}.partial"
         partial.mkdir()
         for name, data in files.items():
@@ -138,8 +137,8 @@ class Store:
 
     @contextmanager
     def open(self) -> Iterator[Store]:
-        """Hold the directory until the end, locked against other processes; what a killed run left half-written is
-        removed. Of an experiment that fails before a run has ended no folder stays that it made."""
+        """Hold the directory until the end, locked against other processes, and remove partial results of a killed run.
+        If an experiment fails before a run has ended, the folders it created are removed."""
         import fcntl
 
         self._refuse_foreign()
@@ -159,7 +158,7 @@ class Store:
                 shutil.rmtree(left, ignore_errors=True)
             yield self
         except BaseException:
-            with suppress(OSError):  # one of them is not empty: the others hold it
+            with suppress(OSError):  # one is not empty: it contains the others
                 for folder in made:
                     folder.rmdir()
             raise
@@ -167,7 +166,7 @@ class Store:
             os.close(handle)
 
     def _refuse_foreign(self) -> None:
-        """Raise UserError if the directory holds anything but an earlier experiment of this kind, which is
+        """Raise UserError if the directory holds anything but an earlier experiment of this kind, which would be
         continued."""
         if self.root.is_dir():
             for name in sorted(path.name for path in self.root.iterdir()):
@@ -183,7 +182,7 @@ class Store:
 
 @cache
 def code_digest() -> str:
-    """Hash the code and tables a result depends on; experiments, reports and command line are not among them."""
+    """Return a hash of the code and tables that a result depends on, without experiments, reports and command line."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parents[1]
     files = [(f"servesim/{p.name}", p) for p in sorted(here.glob("*.py"))]

@@ -1,46 +1,45 @@
-"""Sweeps: every combination of the axes' values, each run computed once and kept by its content.
+"""Sweeps: every combination of the axes' values, with each run computed once and stored by its content.
 
 Written under `out`:
 
     sweep.json           the document below
     sweep.parquet        tidy, one row per run: label, one column per axis (as text), replicate, address, status, error,
-                         unstable, and one column a metric (null: nothing to measure)
-    cells/<address>/     one result directory a run, as `servesim run --out` writes it
+                         unstable, and one column per metric (null: nothing to measure)
+    cells/<address>/     one result directory per run, as `servesim run --out` writes it
 
 sweep.json, keys sorted, NaN as null:
 
     schema      "servesim.sweep/1"
     settings    warmup, cooldown, best_by, trials (null: all combinations)
-    workload    settings all runs share
+    workload    settings that all runs share
     axes        {setting: [values]} of the axes with several values
     replicates  {kind: "seeds" | "windows", count}
     metrics     [{name, unit, better, scale, latency}]
     variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, decided: runs long
-                enough to tell, stability: "stable" | "unstable" | "undecided" (null: failed), cells: [address or null
+                enough to decide, stability: "stable" | "unstable" | "undecided" (null: failed), cells: [address or null
                 by replicate], values: {metric: mean over replicates}, meets_slo: whether every goal of the SLO is
-                reached (99 % of requests, unless it says another share; null: there is none), pareto, equal_to: null or
+                reached (99 % of requests, unless it states another share; null: no SLO), pareto, equal_to: null or
                 the label of the first
                 variant that served every request at the same times, at the same price; with intervals also bars:
                 {says, and by mean latency low and high: eight of ten measured servers}}], in the order of the axes
     equal       [{labels, why: null or text}]: groups of such variants
     best        null or {label, metric, value, rate, equal: [labels of variants equal to it]}: of the variants that are
-                stable and did not fail; where rate is an axis, of those at the highest rate at which several did;
-                with intervals also sure: share of measured pairs by which it stays the best, against the variant
-                that is most doubtful of (null: not known), says
-    best_by_rate  null, or, where rate is an axis, such an entry for each rate with several of them
-    model_error null, or {level, says, front: [{label, rate, on: whether it is on the front, told: apart from others
-                (null: not known), sure: share of measured pairs by which that stays so, against the variant it is
+                stable and did not fail; if rate is an axis, of those at the highest rate at which several did;
+                with intervals also sure: share of measured pairs for which it stays the best, against: the variant
+                it is least sure of (null: not known), says}
+    best_by_rate  null or, if rate is an axis, such an entry for each rate with several of them
+    model_error null, or {level, says, front: [{label, rate, on: whether it is on the front, told: distinguished from
+                others (null: not known), sure: share of measured pairs for which that holds, against: the variant it is
                 least sure of, low, high: p99 end-to-end latency by the ratio to that one, ms, says}]}: members of the
-                fronts, and what may belong there (servesim.experiments.front_error)
+                fronts, and variants that may belong there (servesim.experiments.front_error)
     notes       [sentences]
 
-Variants are ranked within a rate: at a lower one every server looks better. What is unstable at a rate is so at every
-higher one, whatever a run that ended too soon says. `pareto`: it meets the SLO, if there is one, and no
-other stable variant at this rate that does is at least as good in price per million tokens, p99 end-to-end latency and
-output throughput, and better in one.
+Variants are ranked within a rate, since every server looks better at a lower one. A variant that is unstable at a rate
+is unstable at every higher one, whatever a run that ended too soon indicates. `pareto` means that it meets the SLO, if
+there is one, and that no other stable variant at this rate that meets it is at least as good in price per million
+tokens, p99 end-to-end latency and output throughput, and better in one.
 
-A rerun, also after a crash, computes only the runs that are not in cells/; runs that
-failed are tried again.
+A rerun, also after a crash, computes only the runs that are not in cells/. Failed runs are tried again.
 """
 
 from __future__ import annotations
@@ -96,14 +95,14 @@ def sweep(
     intervals: bool = True,
     **axes: Any,
 ) -> pd.DataFrame:
-    """Run every combination of the axes; return one row per run. The document is in `.attrs["document"]`.
+    """Run every combination of the axes. Return one row per run. The document is in `.attrs["document"]`.
 
     `scenario` may be a YAML file or mapping with a key `axes`: {setting: [values]}; keywords override both. A run that
-    fails is recorded with its error and the rest goes on. `best_by`: the metric of the best so far (goodput with an
-    SLO, else mean end-to-end latency). `trials`: let Optuna (extra `search`) choose N combinations instead of
-    trying all, for best_by, or for several metrics with commas between. `overwrite`: let `out` replace another
-    experiment's document. `intervals`: error bars of means, of the front and of the best, which take no run. UserError
-    where the question makes no sense.
+    fails is recorded with its error, and the others continue. `best_by` is the metric of the best so far (goodput with
+    an SLO, else mean end-to-end latency). `trials` makes Optuna (extra `search`) choose N combinations instead of
+    trying all, for best_by, or for several metrics separated by commas. `overwrite` lets `out` replace another
+    experiment's document. `intervals` adds error bars of means, of the front and of the best, which take no run. Raises
+    UserError if the question is invalid.
     """
     import pandas as pd
 
@@ -146,7 +145,7 @@ def sweep(
 
 
 class Table:
-    """The runs of a sweep as they come in."""
+    """Table of the runs of a sweep as they complete."""
 
     def __init__(
         self,
@@ -167,10 +166,10 @@ class Table:
         self._values: dict[tuple[str, int], dict[str, float]] = {}  # by address and replicate
         self._unstable: dict[str, bool] = {}
         self._decided: dict[str, bool] = {}
-        self._reached: dict[str, list[float]] = {}  # by goal of the SLO: how far its share is exceeded
+        self._reached: dict[str, list[float]] = {}  # by goal of the SLO: margin of its share
         self._busy: dict[str, list[str]] = {}
         self._cells: dict[str, tuple[Variant, Replicates, list[Cell]]] = {}  # by label
-        self._labels: dict[str, str] = {}  # by address, of the variants under way
+        self._labels: dict[str, str] = {}  # by address, of the variants being run
         self._best = ""
         self._best_value = np.nan
         self._inner = runner.on_progress
@@ -200,14 +199,14 @@ class Table:
         return v, repeats, [self._runner.cell(repeats.settings(v.settings, j)) for j in range(len(repeats))]
 
     def ends(self) -> tuple[float, float]:
-        """Return the shares of the arrivals that are left out, of the first variant."""
+        """Return the shares of the arrivals that are left out for the first variant."""
         return next(iter(self._cells.values()))[1].margins(*self._ends)
 
     def _on_progress(self, progress: Progress) -> None:
         label = self._labels[progress.cell.address]
         if progress.error is None:
             self._measure(progress.cell, label)
-        if progress.error is None and "rate" not in self._cells[label][0].axes:  # an empty server is none the better
+        if progress.error is None and "rate" not in self._cells[label][0].axes:  # an empty server is not better
             value = self._mean(label, self._goal)
             sign = 1 if self._goal.better == "higher" else -1
             better = np.isnan(self._best_value) or sign * value > sign * self._best_value
@@ -238,19 +237,19 @@ class Table:
         self._decided[cell.address] = bool(run.summary["stability"]["decided"])
 
     def _meets_slo(self, cells: Sequence[Cell]) -> bool | None:
-        """Return whether every goal of the SLO is reached, on average over replicates; None without one."""
+        """Return whether every goal of the SLO is reached on average over replicates, or None without one."""
         found = [self._reached[cell.address] for cell in cells if cell.address in self._reached]
         return bool((np.mean(found, axis=0) >= 0).all()) if found and found[0] else None
 
     def _mean(self, label: str, metric: Metric) -> float:
-        """Return the mean over the replicates that have ended and have such a value; NaN: none has."""
+        """Return the mean over the completed replicates that have such a value, NaN if there are none."""
         addresses = enumerate(cell.address for cell in self._cells[label][2])
         found = [self._values[a, j][metric.name] for j, a in addresses if (a, j) in self._values]
         known = [value for value in found if not np.isnan(value)]
         return float(np.mean(known)) if known else float("nan")
 
     def value(self, v: Variant, metric: Metric) -> float | None:
-        """Return the mean over the replicates; None for a variant that failed or is unstable."""
+        """Return the mean over the replicates, or None for a variant that failed or is unstable."""
         found = self._variant(v.label)
         return None if found["status"] == "failed" or is_unstable(found) else found["values"][metric.name]
 
@@ -276,7 +275,7 @@ class Table:
         }
 
     def document(self) -> dict[str, Any]:
-        """Return all of the document but the axes and how the sweep was made."""
+        """Return the document without the axes and the sweep's settings."""
         found = [self._variant(label) for label in self._cells]
         judge_stability(found)
         usable = [v for v in found if v["status"] == "ok" and v["stability"] != "unstable"]

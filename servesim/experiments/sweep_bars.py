@@ -1,5 +1,5 @@
-"""Error bars of a sweep: of the mean latencies of each combination, of the Pareto fronts, of the best. They take no
-run: what measured servers say of a case follows from its summary."""
+"""Error bars of a sweep, for the mean latencies of each combination, the Pareto fronts, and the best. They take no run,
+because a case's error relative to measured servers follows from its summary."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Variants = Sequence[Mapping[str, Any]]
 
 
 class First(NamedTuple):
-    """Error of a combination, by its first run."""
+    """Error of a combination, from its first run."""
 
     side: Case | str
     tail: float | None
-    """Share as of Candidate."""
+    """Share as defined in Candidate."""
     bars: Mapping[str, Any]
 
 
 class SweepBars:
-    """Errors of the combinations, by their first runs."""
+    """Errors of the combinations, from their first runs."""
 
     def __init__(self) -> None:
         self._added: dict[str, First] = {}  # by address
 
     def add(self, address: str, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Add the first run of a combination, or of several that are the same run."""
+        """Add the first run of a combination, or of several with the same run."""
         tail = tail_of(summary, price_of(settings)["open_loop"])
         self._added[address] = First(side_of(summary), tail, intervals(summary))
 
@@ -46,9 +46,9 @@ class SweepBars:
         same: Mapping[str, str],
         addresses: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Give each variant its `bars` and each best one how sure it is; return the document's `model_error`. `groups`:
-        variants by rate that are ranked; `same`: labels of those that are others under another name; `addresses`: of
-        first runs, by label."""
+        """Set the `bars` of each variant and the confidence of each best one. Return the document's `model_error`.
+        `groups` holds the ranked variants by rate, `same` the labels of variants identical to another one, and
+        `addresses` those of the first runs, by label."""
         known = {label: self._added[address] for label, address in addresses.items() if address in self._added}
         for variant in variants:
             first = known.get(variant["label"])
@@ -65,7 +65,7 @@ class SweepBars:
 
 
 def _of_front(group: Variants, candidates: Sequence[Candidate], same: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the entries of the front of one rate, where there are several to choose from."""
+    """Return the entries of the front of one rate if it has several candidates."""
     late = {v["label"] for v in group if v["meets_slo"] is False}  # never on a front
     whole = [c for c in candidates if c.label not in late and all(c.values.get(name) is not None for name in PARETO)]
     if len(whole) <= 1:
@@ -82,7 +82,7 @@ def _of_best(label: str, candidates: Sequence[Candidate], goal: str, same: Mappi
 
 
 def _of_means(values: Mapping[str, float | None], bars: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the interval of each mean latency that is among the values."""
+    """Return the interval of each mean latency among the values."""
     found: dict[str, Any] = {"says": bars["says"] if bars["kind"] is not None else f"none: {bars['says']}"}
     for key in LATENCY_KEYS.values():
         value, ends = values.get(f"{key}_mean"), bars[key]

@@ -19,7 +19,7 @@ from servesim.experiments.recording_replay import Replay, replay
 
 STATISTICS = ("mean", "p50", "p99")
 Figures = dict[str, Any]
-"""{"ttft"|"tpot"|"e2el": {"mean", "p50", "p99"} in ms, "output_throughput" in tokens/s}; None: not recorded."""
+"""{"ttft"|"tpot"|"e2el": {"mean", "p50", "p99"} in ms, "output_throughput" in tokens/s}, each None if not recorded."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Comparison:
     run: RecordedRun
     measured: Figures
     simulated: Figures | None
-    """With host terms; without them where none are known for the engine."""
+    """Figures with host terms, or without them if none are known for the engine."""
     error: Figures | None
     zero_shot: dict[str, Figures] | None
     """{"simulated", "error"} of the replay from kernel times alone."""
@@ -37,14 +37,14 @@ class Comparison:
     """Name of the host terms."""
     unpriced: str = ""
     noise: Figures | None = None
-    """Relative spread (largest over smallest, less 1) of the figures over repeats of the run."""
+    """Relative spread (largest over smallest, minus 1) of the figures over repeats of the run."""
     hit_rate: float | None = None
-    """Share of the tokens of prompts found in the simulated prefix cache, with host terms; None: not replayed, or the
+    """Share of prompt tokens found in the simulated prefix cache, with host terms. None if not replayed, or if the
     server has no such cache."""
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready mapping: errors as signed fractions, per_request as the mean of their sizes."""
+        """Return a JSON-ready mapping, with errors as signed fractions and per_request as the mean absolute error."""
         return {
             "name": self.run.name,
             "format": self.run.format,
@@ -74,11 +74,11 @@ def validate(
     num_blocks: int | None = None,
     on_run: Callable[[str], None] | None = None,
 ) -> list[Comparison]:
-    """Replay every recorded run under a folder. `host`: instead of the shipped terms of each run's engine; `model`,
-    `gpu` and `num_blocks` (KV blocks): for runs that do not state theirs; `tables`: kernel tables instead of the
+    """Replay every recorded run under a folder. `host` replaces the shipped terms of each run's engine. `model`, `gpu`
+    and `num_blocks` (KV blocks) apply to runs that do not state theirs. `tables` are kernel tables that replace the
     shipped ones."""
     if tables is not None and tables not in (ROOFLINE_ONLY, IDEAL):
-        KernelTables.load(folder=tables)  # a wrong folder is no fault of the runs
+        KernelTables.load(folder=tables)  # a wrong folder is not the runs' error
     found = []
     for run in read_folder(Path(folder)):
         own = run.server
@@ -91,7 +91,7 @@ def validate(
 
 
 def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None = None) -> Comparison:
-    """Replay one run from kernel times alone, and with host terms."""
+    """Replay one run with kernel times alone, and with host terms."""
     measured = measured_figures(run)
     terms = host.on(run.server.gpu or "") if host is not None else host_terms(run.server.engine, run.server.gpu or "")
     try:
@@ -154,7 +154,7 @@ def simulated_figures(outcome: Replay) -> Figures:
 
 
 def errors(run: RecordedRun, measured: Figures, outcome: Replay) -> Figures:
-    """Return errors as signed fractions by figure; `per_request`: mean over requests of the absolute error."""
+    """Return errors as signed fractions by figure. `per_request` is the mean over requests of the absolute error."""
     simulated = simulated_figures(outcome)
     columns = {
         "ttft": (run.ttft_ms, outcome.ttft_ms),
@@ -198,8 +198,8 @@ def _per_request(theirs: Floats, ours: Floats) -> float | None:
 
 
 def _noise(found: list[Comparison]) -> Iterator[tuple[str, Figures]]:
-    """Yield the spread over runs that sent equally many requests, equally long in all, within 1 % of the same time or
-    by equally many clients, to the same kind of server."""
+    """Yield the spread over runs of the same kind of server with equally many requests of equal total length, sent
+    within 1 % of the same time or by equally many clients."""
     groups: dict[Any, list[Comparison]] = {}
     for c in found:
         run = c.run

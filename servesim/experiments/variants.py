@@ -1,4 +1,4 @@
-"""Variants of one workload that are compared, and which of them are oracles."""
+"""Variants of one workload to compare, and which of them are oracles."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def variants_of(scenarios: Sequence[str | Path | Mapping[str, Any]], axes: Mappi
 
 
 def is_oracle(settings: Mapping[str, Any]) -> bool:
-    """Return whether a policy among the settings is told true output lengths."""
+    """Return whether a policy among the settings receives the true output lengths."""
     for registry in REGISTRIES:
         if settings.get(registry.kind) is not None:
             name = policy_settings(settings[registry.kind])["name"]
@@ -51,15 +51,15 @@ def is_oracle(settings: Mapping[str, Any]) -> bool:
 
 
 def plans_ahead(settings: Mapping[str, Any]) -> bool:
-    """Whether steps are planned while the one before runs."""
+    """Return whether steps are planned while the previous one runs."""
     scenario = Scenario.of(settings)
     scheduler = schedulers.resolve(scenario.scheduler["name"])[0]
     return scenario.engine.async_scheduling and scenario.pp == 1 and "async" in scheduler.supports
 
 
 def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the price an hour of all GPUs of a deployment ($; None where an autoscaler says how many there are), and
-    whether requests come at a rate of their own; None and False where the settings make no scenario."""
+    """Return the hourly price of all GPUs of a deployment ($; None if an autoscaler sets their number), and whether
+    requests arrive at an independent rate. Return None and False if the settings are not a valid scenario."""
     try:
         scenario = Scenario.of(settings)
         usd = None if is_scaled(scenario) else sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
@@ -71,7 +71,7 @@ def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_scaled(scenario: Scenario) -> bool:
-    """Whether replicas come and go by an autoscaler."""
+    """Return whether an autoscaler adds and removes replicas."""
     return fleet_varies(scenario)
 
 
@@ -81,8 +81,8 @@ def _usd_per_hour(scenario: Scenario) -> float:
 
 
 def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the labels of the variants that plan a step only when the one before is done, where others plan ahead:
-    they pay for planning in every step, whatever their policy is worth."""
+    """Return the labels of the variants that plan a step only after the one before has ended, while others plan ahead.
+    They pay for planning in every step, however good their policy is."""
     labels = [v["label"] for v in described if v["asynchronous"] is False]
     return labels if any(v["asynchronous"] for v in described) else []
 
@@ -109,10 +109,10 @@ def named(variants: Sequence[Variant], label: str) -> int:
 
 
 def put_first(items: Sequence[T], index: int) -> list[T]:
-    """Return the items with one of them in front."""
+    """Return the items with the one at `index` first."""
     return [items[index], *items[:index], *items[index + 1 :]]
 
 
 def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings that are the same in all."""
+    """Return the settings that are equal in all mappings."""
     return {k: v for k, v in sorted(settings[0].items()) if all(k in s and s[k] == v for s in settings)}

@@ -1,4 +1,4 @@
-"""From values by replicate to rows with intervals and verdicts."""
+"""Conversion of values by replicate to rows with intervals and verdicts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """One variant's differences from the baseline, before the family of tests is known."""
+    """Differences of one variant from the baseline, before the family of tests is known."""
 
     d: Array
     found: Interval
@@ -51,8 +51,9 @@ def judge(
     settings: Settings,
     runs: Sequence[Run | None] | None,
 ) -> list[Row]:
-    """Return a row for each metric and variant. `values`: (variants, replicates, metrics), the baseline first; `runs`:
-    the one run of each variant (None: it failed), where there is one replicate and blocks within it are resampled."""
+    """Return a row for each metric and variant. `values` has shape (variants, replicates, metrics), the baseline first.
+    `runs` holds the only run of each variant (None if it failed) if there is one replicate, whose blocks are
+    resampled."""
     rows = []
     for m, metric in enumerate(metrics):
         rows += _metric_rows(variants, values[:, :, m], metric, settings, runs)
@@ -60,8 +61,8 @@ def judge(
 
 
 def is_unstable(variant: Mapping[str, Any]) -> bool:
-    """Return whether a queue grows without end in at least half of a variant's runs. Leaving out the unstable runs
-    would compare survivors."""
+    """Return whether a queue grows without end in at least half of a variant's runs. Leaving out only the unstable runs
+    would bias the comparison to survivors."""
     ran = sum(address is not None for address in variant["cells"])
     return bool(2 * variant["unstable"] >= max(ran, 1))
 
@@ -75,7 +76,7 @@ def _metric_rows(
 ) -> list[Row]:
     ratio = metric.scale == "ratio" and bool((values[~np.isnan(values)] > 0).all())
     scaled = np.log(values) if ratio else values
-    # A metric that may be 0, or is here, changes by differences; the margin is then a share of what is usual.
+    # A metric that may be 0, or is 0 here, changes by differences; the margin is then a share of the usual value.
     margin = np.log1p(settings.margin) if ratio else settings.margin * _usual(values[0], metric)
     unstable = [metric.latency and is_unstable(v) for v in variants]
     judged: dict[int, Judged] = {}
@@ -123,7 +124,8 @@ def _judged(
 
 
 def _blocks(base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool) -> tuple[Interval, float]:
-    """Return interval and p-value within one run: successive requests are resampled together, in both runs alike."""
+    """Return interval and p-value within one run. Successive requests are resampled together, in the same way in both
+    runs."""
     rows = steady_rows(base, settings.warmup, settings.cooldown)
     name = metric.name.rpartition("_")[0]
     gaps = other.latency_ms(name)[rows] - base.latency_ms(name)[rows]
@@ -163,7 +165,7 @@ def _figures(
 
 
 def _usual(baseline: Array, metric: Metric) -> float:
-    """Return the value a margin is a share of: 1 for shares and counts per request, else the baseline's mean."""
+    """Return the value that a margin refers to: 1 for shares and counts per request, else the baseline's mean."""
     if metric.unit in ("share", "") or np.isnan(baseline).all():
         return 1.0
     return float(np.abs(np.nanmean(baseline))) or 1.0
@@ -172,7 +174,7 @@ def _usual(baseline: Array, metric: Metric) -> float:
 def _oracle(
     variants: Sequence[Mapping[str, Any]], centres: Sequence[float], metric: Metric, unstable: Sequence[bool]
 ) -> float | None:
-    """Return the best oracle's value; None without one."""
+    """Return the best oracle's value, or None without one."""
     known = [c for v, c, u in zip(variants, centres, unstable, strict=True) if v["oracle"] and not u and c == c]
     if not known:
         return None
@@ -186,13 +188,13 @@ def _value(centre: float, ratio: bool) -> float | None:
 
 
 def _change(difference: float, ratio: bool) -> float | None:
-    """Return a change on the scale people read; None where it is not finite."""
+    """Return a change on the reported scale, or None if it is not finite."""
     changed = float(np.expm1(difference)) if ratio else difference
     return changed if np.isfinite(changed) else None
 
 
 def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
-    """Rank variants, best first; unstable and failed ones are named, not ranked."""
+    """Rank variants, best first. Unstable and failed ones are listed but not ranked."""
     value = {row["variant"]: row["value"] for row in rows if row["metric"] == metric.name}
     unstable = [v["label"] for v in variants if is_unstable(v) and v["error"] is None]
     failed = [v["label"] for v in variants if v["error"] is not None]
@@ -203,15 +205,15 @@ def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: 
 
 
 AT_THE_RATE = "set by the rate"
-"""Verdict on a price per token where nothing could have changed it."""
+"""Verdict on a price per token that no policy could have changed."""
 TOO = {("lower", "better"): "too fast", ("lower", "worse"): "too slow"}
-"""Verdicts on a simulated server against a measured one, by those on two policies."""
+"""Verdicts on a simulated server against a measured one, by the verdicts on two policies."""
 
 
 def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], equal: Collection[str] = ()) -> list[Row]:
-    """Return the rows with prices per token that the rate of arrivals decides said to be so: variants at one price an
-    hour, which serve the same requests as they come, pay the same for them. `equal`: labels of variants that are
-    the baseline in everything."""
+    """Return the rows, marking prices per token that are set by the arrival rate: variants with the same hourly price
+    that serve the same requests as they arrive pay the same for them. `equal` holds the labels of variants that are
+    identical to the baseline."""
     hourly = {v["label"]: v["usd_per_hour"] for v in variants if v["open_loop"]}
     base = hourly.get(variants[0]["label"])
     return [
@@ -227,12 +229,13 @@ def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], equa
 
 
 def off_the_measured(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of a comparison with a measured server with verdicts that say how far off the simulation is."""
+    """Return the rows of a comparison with a measured server, with verdicts on the direction of the simulation's
+    error."""
     return [row | {"verdict": TOO.get((row["better"], row["verdict"]), row["verdict"])} for row in rows]
 
 
 def sentence(row: Row, baseline: str) -> str:
-    """Return a row in words."""
+    """Return a row as a sentence."""
     name, who = metric_label(row["metric"]), row["variant"]
     if row["verdict"] == "failed":
         return f"{who} does not run"

@@ -1,6 +1,6 @@
-"""A worker process: cells come in as lines of JSON, the outcome of each goes out as one.
+"""Worker process that reads cells as lines of JSON and writes the outcome of each as one.
 
-It ends at once, in the middle of a cell, when the process that feeds it is gone.
+It ends immediately, even in the middle of a cell, when the process that feeds it is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from servesim.experiments.store import Cell, compute
 def main() -> None:
     """Serve standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a policy prints is no answer
+    os.dup2(2, 1)  # a policy's prints are no answers
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     while True:

@@ -1,15 +1,15 @@
-"""The value of X: a capacity question with and without it, on the same draws of the workload.
+"""Value of X: a capacity question with and without it, on the same draws of the workload.
 
-Each X of `of` is taken by itself against a deployment that has none of them, and several of them together too. What it
-is worth is the price of an hour per request/s with it over that without it: with `rate` the deployments that carry the
-rate (whole replicas), else those of the highest rates.
+Each X of `of` is compared separately with a deployment that has none of them, and several are also compared together.
+Its value is the ratio of the hourly price per request/s with it to the price without it, over the deployments that
+carry `rate` (whole replicas) if it is given, else at their highest rates.
 
-The document is that of servesim.experiments.capacity, with a key more:
+The document is the one of servesim.experiments.capacity with one more key:
 
     worth         [{of: X, which is the label of the row with it, with, without: the settings that differ,
                   price_ratio, gain: 1 - price_ratio; null: one of the two carries nothing,
                   low, high: of the gain, a 95 % t interval over replicates, each with and without X under the same
-                  requests, null where there is none (`says`); model_error: {low, high: of the gain, level, says} or
+                  requests, null if there is none (`says`); model_error: {low, high: of the gain, level, says} or
                   null; usd_per_hour, rate, verdicts: of the two rows; says_worth, says_error: both in a sentence}]
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WITHOUT = "without"
-"""Label of the deployment that has nothing of what is asked for."""
+"""Label of the deployment without any of the features in question."""
 SWITCHES = {
     "fp8": ("dtype=fp8", "dtype=bf16"),
     "fp8-kv": ("kv_dtype=fp8", "kv_dtype=bf16"),
@@ -49,31 +49,32 @@ SWITCHES = {
     "async-scheduling": ("engine.async_scheduling=true", "engine.async_scheduling=false"),
     "expert-parallel": ("engine.enable_expert_parallel=true", "engine.enable_expert_parallel=false"),
 }
-"""Settings that are with and without a thing, by its name."""
+"""Settings with and without a feature, by its name."""
 BY_CONTENT = ("prefix-caching", "offload")
-"""Things that find KV by the prompt it is of."""
+"""Features that find KV by the content of the prompt."""
 NAMES = ("prefix-caching", "speculation", "offload", "tp", "disaggregation", *SWITCHES)
 
 
 class Feature(NamedTuple):
-    """A thing whose worth is asked for."""
+    """Feature whose worth is computed."""
 
     name: str
     on: tuple[str, ...]
-    """Assignments that give a deployment it."""
+    """Assignments that add it to a deployment."""
     off: tuple[str, ...]
-    """Assignments that take it away."""
+    """Assignments that remove it."""
 
 
 def worth(
     scenario: str | Path | Mapping[str, Any] | None = None, *, of: str | Sequence[str], **asked: Any
 ) -> pd.DataFrame:
-    """Find what things are worth on a workload: prefix-caching, fp8, fp8-kv, speculation, offload, tp, chunked-prefill,
-    async-scheduling, expert-parallel, disaggregation (of `pd`, against as many GPUs whose replicas do both, each of the
-    scenario's `tp`), or any setting (`scheduler.max_num_seqs=64`) against that of the scenario.
+    """Compute the worth of features on a workload: prefix-caching, fp8, fp8-kv, speculation, offload, tp,
+    chunked-prefill, async-scheduling, expert-parallel, disaggregation (of `pd`, against as many GPUs whose replicas do
+    both, each of the scenario's `tp`), or any setting (`scheduler.max_num_seqs=64`) against the scenario's own value.
 
-    Keywords are those of `servesim.capacity`, but every setting has one value. Returns the rows of the deployments; the
-    document, with what each thing is worth, is in `.attrs["document"]`. UserError where the question makes no sense.
+    Keywords are those of `servesim.capacity`, but every setting has one value. Returns the rows of the deployments. The
+    document, including the worth of each feature, is in `.attrs["document"]`. Raises UserError if the question is
+    invalid.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
@@ -95,7 +96,7 @@ def worth(
 
 
 def _names(of: str | Sequence[str]) -> list[str]:
-    """Split lists at commas; a part such as `policy=priority` that is no setting continues the one before it."""
+    """Split lists at commas. A part such as `policy=priority` that is not a setting continues the one before it."""
     names: list[str] = []
     for text in [of] if isinstance(of, str) else of:
         for i, part in enumerate(listed("of", text)):
@@ -112,7 +113,7 @@ def _names(of: str | Sequence[str]) -> list[str]:
 
 
 def feature(name: str, settings: Settings) -> Feature:
-    """Return what a name stands for in a scenario; UserError where there is no such thing."""
+    """Return the feature of a scenario that a name refers to. Raise UserError if there is none."""
     if "=" in name:
         key = full_name(assigned(name)[0])
         check_key(key)
@@ -142,8 +143,8 @@ def feature(name: str, settings: Settings) -> Feature:
 
 
 def _together(settings: Settings) -> tuple[str, ...]:
-    """Return the assignments that make of `pd` as many GPUs whose replicas do both; UserError where there is none, or
-    they would not come out even."""
+    """Return the assignments that replace `pd` by the same number of GPUs whose replicas do both. Raise UserError if
+    there is no `pd`, or if the GPUs do not divide evenly."""
     if not settings.get("pd"):
         raise UserError("of: the scenario has prefill and decode together; say how they are apart, as --pd 1x1:1x1")
     sides = spelled_out(settings)["pools"]
@@ -154,7 +155,8 @@ def _together(settings: Settings) -> tuple[str, ...]:
 
 
 def _variants(features: Sequence[Feature], settings: Settings) -> list[Variant]:
-    """Return the deployment without anything, with each by itself, and with all of several."""
+    """Return the deployment with none of the features, with each separately, and with all of them if there are
+    several."""
     bare = override(settings, [text for each in features for text in each.off])
     found = [Variant(WITHOUT, {}, bare)]
     for one in features:
@@ -171,7 +173,7 @@ def _variants(features: Sequence[Feature], settings: Settings) -> list[Variant]:
 
 
 def _check_told(features: Sequence[Feature], variants: Sequence[Variant], objects: Objects) -> None:
-    """Raise UserError for what works by what prompts share, on a trace that does not tell."""
+    """Raise UserError for features that depend on shared prompt content if the trace does not record it."""
     known, *others = [Scenario.of(v.settings) for v in variants]
     asked = [
         one.name
@@ -221,13 +223,13 @@ def _worth(found: Found, features: Sequence[Feature]) -> list[dict[str, Any]]:
 
 
 def _gains(bars: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bars of a price ratio as those of a gain."""
+    """Return the bars of a price ratio converted to a gain."""
     low, high = bars["high"], bars["low"]
     return {**bars, "low": low and 1 - low, "high": high and 1 - high}
 
 
 def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ratio: float | None) -> dict[str, Any]:
-    """Return the interval of a gain over replicates, or in words why there is none."""
+    """Return the interval of a gain over replicates, or the reason there is none."""
     none: dict[str, Any] = {"low": None, "high": None}
     if ratio is None:
         return none | {"says": "one of the two carries nothing"}
@@ -243,8 +245,8 @@ def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ra
 
 
 def limits(study: Study, label: str) -> list[float | None]:
-    """Return the highest rate of each replicate by itself, interpolated in logarithms between the loads tried; None
-    where they do not bracket it."""
+    """Return the highest rate of each replicate separately, interpolated in logarithms between the loads tried, or None
+    if they do not bracket it."""
     tried = sorted((load, outcomes) for (name, load), outcomes in study.outcomes.items() if name == label)
     goals = np.array([goal.share for goal in study.measuring.goals])
 
@@ -268,7 +270,7 @@ def _crossing(loads: Sequence[float], margins: Sequence[float]) -> float | None:
 
 
 def sentence(one: Mapping[str, Any]) -> str:
-    """Return what a thing is worth in one sentence."""
+    """Return a sentence on the worth of a feature."""
     ours, theirs = one["verdicts"]
     if one["price_ratio"] is None:
         if ours == "carries":
@@ -288,7 +290,7 @@ def sentence(one: Mapping[str, Any]) -> str:
 
 
 def error_words(one: Mapping[str, Any]) -> str:
-    """Return how far the model's error goes, in a sentence; empty where error bars were left out."""
+    """Return a sentence on the extent of the model's error, or an empty string if error bars were left out."""
     bars = one["model_error"]
     if bars is None:
         return ""

@@ -10,7 +10,7 @@ from servesim.untrusted import parse_json
 
 
 def bundled_models() -> list[str]:
-    """Return names `ModelSpec.load` knows without a file."""
+    """Return the names that `ModelSpec.load` accepts without a file."""
     folder = resources.files("servesim.hardware").joinpath("models")
     names = [entry.name for entry in folder.iterdir()]
     return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))

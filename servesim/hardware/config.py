@@ -1,4 +1,4 @@
-"""Hugging Face `config.json` to the shapes of a decoder; what cannot be priced is refused by name."""
+"""Conversion of a Hugging Face `config.json` into the shapes of a decoder; unsupported parts are refused by name."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ KNOWN_TYPES = frozenset(
         *("nemotron_h", "kimi_linear", "deepseek_v32", "glm_moe_dsa", "llama4_text"),
     )
 )
-"""Values of `model_type` whose decoders have the parts that servesim prices: attention with grouped heads, a dense MLP
-or experts in each layer. Where it is missing, config.json claims nothing else."""
+"""Values of `model_type` whose decoders consist of parts that servesim prices: attention with grouped heads, and a
+dense MLP or experts in each layer. If `model_type` is missing, config.json claims nothing else."""
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True, "linear_attention": False}
 _LLAMA4 = "llama4_text"
 _QWEN_NEXT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -60,13 +60,13 @@ _WHOLE = (
     *_SHARED_SIZES, *_SHARED_COUNTS, "first_k_dense_replace",
     "num_kv_shared_layers", "kv_lora_rank", "q_lora_rank",
 )  # fmt: skip
-"""Keys that may be missing or null, but are whole numbers where they are not."""
+"""Keys that may be missing or null, and must otherwise be whole numbers."""
 MOST_LAYERS = 10_000
 _KINDS = {"layer_types": list, "mlp_only_layers": list, "quantization_config": dict, "model_type": str}
 
 
 def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of `ModelSpec` but its name."""
+    """Return the fields of `ModelSpec` except its name."""
     _refuse_unsupported(config, where)
     _check_types(config, where)
     _refuse_unknown(config, where)
@@ -103,7 +103,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "norms_per_layer": 4 if kind.startswith(("gemma2", "gemma3")) else 1 if kind == "nemotron_h" else 2,
         "attention_sinks": kind == "gpt_oss",
         "layer_norm_bias": is_opt,
-        # OPT's table has two rows more than positions: its indices start at 2.
+        # OPT's table has two more rows than positions: its indices start at 2.
         "learned_positions": positions + 2 if is_opt else 0,
         "experts": experts,
         "latent": _latent(config, where),
@@ -117,7 +117,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _dense_width(config: dict[str, Any], is_opt: bool, layers: tuple[Layer, ...], where: str) -> int:
-    """Return the width of a dense MLP; 0 where every layer has experts and no such width is stated."""
+    """Return the width of a dense MLP, or 0 if every layer has experts and no such width is stated."""
     key = "ffn_dim" if is_opt else "intermediate_size"
     if config.get("model_type") == _LLAMA4:
         key = "intermediate_size_mlp"
@@ -127,8 +127,8 @@ def _dense_width(config: dict[str, Any], is_opt: bool, layers: tuple[Layer, ...]
 
 
 def changed_config(config: dict[str, Any], name: str, changes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the `config.json` of a model with keys changed, their values as YAML has them; UserError for a key that
-    nothing reads."""
+    """Return the `config.json` of a model with some keys changed, their values parsed as YAML; raise UserError for a
+    key that is never read."""
     values = {key: parse_yaml(text, f"model.{key}") for key, text in changes.items()}
     read = _Reading(config | values)
     model_fields(read, f"model config {name}")
@@ -139,7 +139,7 @@ def changed_config(config: dict[str, Any], name: str, changes: Mapping[str, str]
 
 
 class _Reading(dict[str, Any]):
-    """A config that remembers which of its keys were asked for."""
+    """A config that records which of its keys were read."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -174,7 +174,8 @@ def _experts(config: dict[str, Any], kind: str, where: str) -> Experts | None:
 
 
 def _experts_dtype(quantized: dict[str, Any]) -> str | None:
-    """Return the format of experts that are quantized while attention is not; None: that of all layers alike."""
+    """Return the format of experts that are quantized while attention is not, or None if all layers have the same
+    format."""
     if quantized.get("quant_method") == "mxfp4":
         return "mxfp4"
     if not any("self_attn" in str(name) for name in quantized.get("ignore") or ()):
@@ -219,7 +220,7 @@ def _layers(config: dict[str, Any], experts: bool, where: str) -> tuple[Layer, .
 
 
 def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
-    if config.get("model_type") == _LLAMA4:  # attention within chunks, every fourth layer over everything
+    if config.get("model_type") == _LLAMA4:  # chunked attention, every fourth layer full
         chunk = _count(config, "attention_chunk_size", where)
         return [chunk if (i + 1) % 4 else 0 for i in range(count)]
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
@@ -245,15 +246,15 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
 
 
 def _dense_layers(config: dict[str, Any], count: int) -> set[int]:
-    """Return the layers of a mixture-of-experts model that have a dense MLP all the same."""
+    """Return the layers of a mixture-of-experts model that have a dense MLP instead."""
     dense = set(range(config.get("first_k_dense_replace") or 0)) | set(config.get("mlp_only_layers") or [])
     every = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
     return dense | {i for i in range(count) if (i + 1) % every}
 
 
 def _kv_shared(config: dict[str, Any], count: int, where: str) -> set[int]:
-    """Return the layers that attend the KV of an earlier one: the last ones (num_kv_shared_layers), or all but the
-    first of every group (cla_share_factor, where use_cla is set)."""
+    """Return the layers that attend to the KV of an earlier one: the last ones (num_kv_shared_layers), or all but the
+    first of every group (cla_share_factor, if use_cla is set)."""
     last = config.get("num_kv_shared_layers") or 0
     if not 0 <= last < count:
         raise UserError(f"{where}: num_kv_shared_layers must be from 0 to {count - 1}, not {last}")
@@ -282,7 +283,7 @@ def _count(config: dict[str, Any], key: str, where: str, most: int = 1 << 40) ->
 
 
 def _refuse_unknown(config: dict[str, Any], where: str) -> None:
-    """Raise UserError for an architecture that servesim does not know: what its layers compute is anybody's guess."""
+    """Raise UserError for an architecture that servesim does not support, because the cost of its layers is unknown."""
     kind = config.get("model_type")
     if kind and kind not in KNOWN_TYPES:
         raise UserError(
@@ -294,7 +295,7 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
 
 def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
     inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else {}  # what cannot be priced there is more than a wrapping
+    text = inner if isinstance(inner, dict) else {}  # unsupported keys there matter more than a wrapper
     for key, what in [*(pair for pair in _UNSUPPORTED.items() if text.get(pair[0])), *_UNSUPPORTED.items()]:
         if key == "attention_chunk_size" and config.get("model_type") == _LLAMA4:
             continue

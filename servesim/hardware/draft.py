@@ -1,4 +1,4 @@
-"""Models that draft: a small model, a layer on top of the target, or heads alone."""
+"""Draft models: a small model, a layer on top of the target, or heads alone."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from servesim.hardware.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """Weights a drafting pass goes through, on the GPUs of the target."""
+    """Weights used by a drafting pass, on the GPUs of the target."""
 
     spec: ModelSpec
     """Decoder layers, and the LM head with its vocabulary."""
     decoder: bool = True
-    """False: no layers, only `linears` and the LM head."""
+    """Whether it has layers; if not, only `linears` and the LM head."""
     linears: tuple[tuple[int, int], ...] = ()
-    """(output width, input width) of further linear layers over every token of every pass."""
+    """(output width, input width) of additional linear layers over every token of every pass."""
     first_linears: tuple[tuple[int, int], ...] = ()
-    """Those in the first pass alone."""
+    """(output width, input width) of linear layers in the first pass only."""
     owns_lm_head: bool = True
-    """False: the target's, whose weights are there already (embeddings are always the target's)."""
+    """Whether it has its own LM head; if not, it uses the target's, which is already loaded (embeddings are always the
+    target's)."""
     shares_layers: bool = False
-    """True: the layers are the target's own (early exit): neither weights nor KV of its own."""
+    """Whether the layers are the target's (early exit), with no additional weights or KV."""
 
     def weight_bytes(self, dtype: str) -> int:
-        """Return the bytes beside the target's weights; whole model, before tensor parallelism."""
+        """Return the bytes in addition to the target's weights; whole model, before tensor parallelism."""
         if self.shares_layers:
             return 0
         layers = range(self.spec.num_layers if self.decoder else 0)
@@ -37,7 +38,7 @@ class DraftModel:
 
     @property
     def kv_layers(self) -> int:
-        """Layers that keep KV of their own."""
+        """Number of layers that keep their own KV."""
         return self.spec.num_layers if self.decoder and not self.shares_layers else 0
 
 
@@ -49,9 +50,9 @@ def eagle_head(target: ModelSpec, draft_vocab: int | None = None) -> DraftModel:
 
 
 def eagle3_head(target: ModelSpec, draft_vocab: int, mlp_width: int) -> DraftModel:
-    """Return the EAGLE-3 head (arXiv 2503.01840): one dense layer whose attention reads embedding and hidden state side
-    by side; hidden states of three target layers are fused before the first pass; an LM head over a reduced vocabulary.
-    """
+    """Return the EAGLE-3 head (arXiv 2503.01840): one dense layer whose attention reads the concatenated embedding and
+    hidden state; hidden states of three target layers are fused before the first pass; an LM head over a reduced
+    vocabulary."""
     h = target.hidden_size
     qkv = target.q_size + 2 * target.kv_size
     spec = replace(_layers(target, 1, draft_vocab), intermediate_size=mlp_width)
@@ -60,7 +61,7 @@ def eagle3_head(target: ModelSpec, draft_vocab: int, mlp_width: int) -> DraftMod
 
 def mtp_head(target: ModelSpec) -> DraftModel:
     """Return the multi-token prediction head (DeepSeek-V3, arXiv 2412.19437): one layer of the target's last kind over
-    embedding and hidden state side by side; embedding and LM head are the target's."""
+    the concatenated embedding and hidden state; embedding and LM head are the target's."""
     h = target.hidden_size
     spec = _layers(target, 1, None, kinds=target.layers[-1:])
     return DraftModel(spec, linears=((h, 2 * h),), owns_lm_head=False)
@@ -79,7 +80,7 @@ def early_exit(target: ModelSpec, layers: int) -> DraftModel:
 
 
 def _layers(target: ModelSpec, count: int, vocab: int | None, kinds: tuple[Layer, ...] = ()) -> ModelSpec:
-    """Return `count` layers of a target's shape: of the given kinds, or (draft heads) dense with full attention."""
+    """Return `count` layers of a target's shape: of the given kinds, or (for draft heads) dense with full attention."""
     return replace(
         target,
         name=f"{target.name} draft",

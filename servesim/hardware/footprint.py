@@ -1,6 +1,6 @@
 """Memory of a model: KV cache by layer and token, weights by format, and the GPUs it fits on.
 
-GB are 10^9 bytes. Memory alone: whether a GPU has arithmetic for a format is another question.
+GB are 10^9 bytes. Only memory is considered, not whether a GPU supports arithmetic in a format.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from servesim.hardware.model import ModelSpec, check_tp, read_config
 TP_DEGREES = (1, 2, 4, 8)
 FORMATS = ("fp32", "bf16", "fp8", "int8", "int4", "q4_k_m", "int3", "ternary")
 FORMATS_TRIED = ("bf16", "fp8", "int4")
-"""The formats each GPU is sized with by default."""
+"""The formats in which the model is sized on each GPU by default."""
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load that KV memory must hold, and its format."""
+    """The load that KV memory must hold, and its KV format."""
 
     context: int = 4096
-    """Tokens of a sequence, prompt and output."""
+    """Tokens per sequence, prompt and output."""
     sequences: int = 1
     kv_dtype: str = "bf16"
     block_size: int = 16
     memory_utilization: float = 0.92
 
     def check(self) -> None:
-        """Raise UserError for a figure that cannot be."""
+        """Raise UserError for an invalid value."""
         for name in ("context", "sequences", "block_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -48,26 +48,26 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A model on `tp` GPUs of a kind, with the memory budget vLLM draws up at start-up."""
+    """A model on `tp` GPUs of a kind, with the memory budget that vLLM computes at start-up."""
 
     gpu: str
     weights: str
     tp: int
     weight_bytes: int
-    """On each GPU."""
+    """Bytes of weights on each GPU."""
     num_blocks: int = 0
-    """Blocks that can be handed out (without vLLM's null block)."""
+    """Blocks that can be allocated (without vLLM's null block)."""
     kv_tokens: int = 0
-    """Tokens those hold where nothing is shared."""
+    """Tokens that those blocks hold without sharing."""
     sequences: int = 0
-    """Sequences of the load's context that fit at a time."""
+    """Number of sequences of the load's context that fit at the same time."""
     reason: str = ""
-    """Why no block fits."""
+    """Reason why no block fits."""
 
 
 def changed(name_or_path: str, settings: dict[str, Any]) -> ModelSpec:
-    """Return a model with some keys of its `config.json` replaced; UserError for a key that is not there and changes
-    nothing."""
+    """Return a model with some keys of its `config.json` replaced; raise UserError for a key that is missing there and
+    has no effect."""
     config, name = read_config(name_or_path)
     model = ModelSpec.from_config({**config, **settings}, name)
     if "num_key_value_heads" in settings and model.latent is not None:
@@ -81,7 +81,7 @@ def changed(name_or_path: str, settings: dict[str, Any]) -> ModelSpec:
 
 
 def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
-    """Return whether a config describes that very model."""
+    """Return whether a config describes exactly this model."""
     try:
         return ModelSpec.from_config(config, model.name) == model
     except UserError:
@@ -89,7 +89,7 @@ def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
 
 
 def attention_kind(model: ModelSpec) -> str:
-    """Return the field's name for how the heads share keys and values."""
+    """Return the field's term for how the heads share keys and values."""
     if model.latent is not None:
         chosen = f", {model.latent.indexer.topk} tokens chosen" if model.latent.indexer is not None else ""
         return f"MLA, a latent of {model.latent.kv_rank} + {model.latent.rope_dim} numbers{chosen}"
@@ -102,7 +102,7 @@ def attention_kind(model: ModelSpec) -> str:
 
 
 def fit(model: ModelSpec, gpu: Gpu, tp: int, weights: str, load: Load) -> Fit:
-    """Return how much KV cache is left beside the weights; UserError for a `tp` that does not divide the heads."""
+    """Return the room for KV cache next to the weights; raise UserError for a `tp` that does not divide the heads."""
     check_tp(model, tp)
     limits, groups = vllm_defaults(gpu), kv_groups(model.kept_layers)
     load = replace(load, block_size=state_block_size(model, load.block_size, load.kv_dtype, tp))
@@ -139,7 +139,7 @@ def fits(
     model: ModelSpec, gpus: Sequence[Gpu], formats: Sequence[str], load: Load, degrees: Sequence[int] = ()
 ) -> list[Fit]:
     """Fit a model on each GPU in each format: at the smallest TP degree that holds the load (the largest if none does),
-    or at each of the `degrees` given."""
+    or at each of the given `degrees`."""
     found = []
     for gpu in gpus:
         for weights in formats:
@@ -167,7 +167,7 @@ def footprint(
     formats: Sequence[str] = (),
     degrees: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return everything `servesim size` says of a model, ready for JSON: bytes, tokens, counts."""
+    """Return the complete output of `servesim size` for a model, ready for JSON: bytes, tokens, counts."""
     load.check()
     kinds = Counter((layer.window, layer.owns_kv) for layer in model.kept_layers if layer.mixer and not layer.recurrent)
     groups = kv_groups(model.kept_layers)

@@ -1,4 +1,4 @@
-"""GPUs by their data sheets, from `gpus.yaml`."""
+"""GPUs with their data sheets, from `gpus.yaml`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Gpu:
     name: str
     description: str
     memory_bytes: int
-    """Total memory as torch reports it: what vLLM multiplies by `gpu_memory_utilization`."""
+    """Total memory as reported by torch, which vLLM multiplies by `gpu_memory_utilization`."""
     bandwidth: float
     flops: dict[str, float]
-    """Dense peak by compute dtype; a dtype that is missing has no hardware support."""
+    """Dense peak by compute dtype; missing dtypes have no hardware support."""
     nvlink_bandwidth: float
-    """0 without NVLink."""
+    """NVLink bandwidth, or 0 without NVLink."""
     pcie_bandwidth: float
     usd_per_hour: float
-    """An assumption, not a quote."""
+    """Assumed price, not a quote."""
     tables: str | None
-    """Name of the kernel tables it is priced with; None: roofline formula."""
+    """Name of the kernel tables that price it; None: roofline formula."""
 
     @classmethod
     def load(cls, name: str) -> Gpu:
@@ -59,8 +59,8 @@ class Gpu:
 
 
 def _unknown(name: str) -> str:
-    """Suggestion for a name without a data sheet: the GPU that it spells otherwise, never one that is merely spelt
-    alike."""
+    """Return an error message for a name without a data sheet. Suggest a GPU only if the name is another spelling of
+    it, not if it merely looks similar."""
     same = [known for known in _gpus() if _spelling(known).search(name.lower())]
     if same:
         return f'unknown GPU {shown(name)} (did you mean "{max(same, key=len)}"?)'
@@ -71,12 +71,13 @@ def _unknown(name: str) -> str:
 
 
 def _spelling(known: str) -> re.Pattern[str]:
-    """A name as a word of its own, whatever stands between its characters: "RTX PRO 6000", but no "GH200" for h200."""
+    """Return a pattern that matches a GPU name as a separate word, with any separators between its characters: "RTX PRO
+    6000", but not "GH200" for h200."""
     return re.compile(r"(?<![a-z0-9])" + r"[^a-z0-9]*".join(c for c in known if c.isalnum()) + r"(?![a-z0-9])")
 
 
 def gpu_names() -> list[str]:
-    """Return every GPU known."""
+    """Return the names of all known GPUs."""
     return sorted(_gpus())
 
 
@@ -90,7 +91,7 @@ def _gpus() -> dict[str, dict[str, Any]]:
 
 
 def _changed(gpu: Gpu, changes: dict[str, str]) -> Gpu:
-    """Return the GPU with parts of its data sheet changed; UserError for what is no part of it."""
+    """Return the GPU with fields of its data sheet changed; raise UserError for an unknown field."""
     parts = {field.name for field in fields(Gpu)} - {"name", "description", "flops"}
     parts |= {f"flops.{dtype}" for dtype in gpu.flops}
     update: dict[str, Any] = {}
@@ -149,7 +150,7 @@ def _from_file(path: Path) -> Gpu:
 
 
 def _tables(name: Any, where: str) -> str | None:
-    """Return the name of bundled kernel tables, or None; UserError where there are none of that name."""
+    """Return the name of bundled kernel tables, or None; raise UserError if no tables have that name."""
     bundled = sorted({sheet["tables"] for sheet in _gpus().values() if sheet["tables"] is not None})
     if name is None or name in bundled:
         return name  # type: ignore[no-any-return]

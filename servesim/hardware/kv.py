@@ -1,10 +1,10 @@
-"""KV cache layout: how vLLM groups the layers of a model, and what a block of each group takes.
+"""KV cache layout: how vLLM groups the layers of a model, and the size of a block of each group.
 
-Layers that attend everything and layers that slide a window keep different blocks of a request. vLLM puts layers
-of one kind into groups, all groups with the same number of layers so that a block of any group has the same size
-and all draw from one pool; every group has its own block table. A state takes a block of its group: blocks are made as
-long as one needs (vllm/platforms/interface.py, "attention page size is >= mamba page size"), and the block in which the
-last computed token lies is the one that holds it, a window of that token and the next.
+Layers with full attention and layers with a sliding window keep different blocks of a request. vLLM puts layers of one
+kind into groups. All groups have the same number of layers, so that their blocks have the same size and come from one
+pool; every group has its own block table. A recurrent state takes a block of its group: blocks are made large enough to
+hold one (vllm/platforms/interface.py, "attention page size is >= mamba page size"). The block with the last computed
+token holds the state, so its window is that token and the next one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from servesim.hardware.layers import STATE_WINDOW, Layer
 from servesim.hardware.model import ModelSpec
 
 _NEARLY_EQUAL = 1.25
-"""Up to this ratio between the kinds' layer counts vLLM pads the smaller kinds instead of splitting all into groups
-of the smallest."""
+"""Ratio between the kinds' layer counts up to which vLLM pads the smaller kinds instead of splitting all into groups of
+the smallest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class KvGroup:
     layers: int
     """Layers of the group."""
     window: int = 0
-    """Tokens their queries attend; 0: all; `STATE_WINDOW`: they keep a state."""
+    """Tokens that their queries attend to; 0: all; `STATE_WINDOW`: the layers keep a state."""
 
     def blocks(self, tokens: int, block_size: int, in_flight: int = 1) -> int:
-        """Return the most blocks a request of `tokens` tokens holds, of which `in_flight` are computed in one step. One
-        window may straddle a block more than its length needs."""
+        """Return the maximum number of blocks that a request of `tokens` tokens holds, of which `in_flight` are
+        computed in one step. A window may span one block more than its length requires."""
         if not self.window:
             return -(-tokens // block_size)
         if self.window == STATE_WINDOW:
-            return min(2, -(-tokens // block_size))  # where it was, and where it goes on
+            return min(2, -(-tokens // block_size))  # the state's block and the next one
         return -(-min(self.window - 1 + in_flight, tokens) // block_size) + 1
 
 
@@ -59,12 +59,12 @@ def kv_groups(layers: Sequence[Layer]) -> list[KvGroup]:
 
 
 _ALIGNED = 16
-"""Tokens that the length of a block is a multiple of where states decide it."""
+"""Divisor of the number of tokens in a block if states determine it."""
 
 
 def state_block_size(model: ModelSpec, block_size: int, kv_dtype: str = "bf16", tp: int = 1) -> int:
-    """Return the tokens of a block whose keys and values of one layer take at least a state's bytes on one GPU; no
-    fewer than `block_size`."""
+    """Return the number of tokens in a block whose keys and values of one layer take at least the bytes of a state on
+    one GPU; at least `block_size`."""
     if model.recurrent is None or not any(layer.owns_kv for layer in model.layers):
         return block_size
     sixteen = _ALIGNED * model.kv_bytes_per_token_per_layer(kv_dtype, tp)
@@ -77,20 +77,20 @@ def page_bytes(model: ModelSpec, block_size: int, kv_dtype: str = "bf16", tp: in
 
 
 def block_bytes(groups: Sequence[KvGroup], page: int) -> int:
-    """Return the bytes of a block in the pool all groups draw from: the pages of the largest group."""
+    """Return the bytes of a block in the pool shared by all groups: the pages of the largest group."""
     return page * max((group.layers for group in groups), default=0)
 
 
 def max_concurrency(
     num_blocks: int, groups: Sequence[KvGroup], block_size: int, max_model_len: int, in_flight: int
 ) -> float:
-    """Return how many requests of `max_model_len` tokens `num_blocks` blocks hold at a time, as vLLM reports it at
-    start-up."""
+    """Return how many requests of `max_model_len` tokens fit in `num_blocks` blocks at the same time, as vLLM reports
+    it at start-up."""
     return num_blocks / sum(group.blocks(max_model_len, block_size, in_flight) for group in groups)
 
 
 def longest(num_blocks: int, groups: Sequence[KvGroup], block_size: int, in_flight: int) -> int:
-    """Return the length in tokens of the longest request that `num_blocks` blocks hold."""
+    """Return the length in tokens of the longest request that fits in `num_blocks` blocks."""
     low, high = 0, num_blocks * block_size
     while low < high:
         middle = (low + high + 1) // 2

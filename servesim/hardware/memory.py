@@ -1,8 +1,8 @@
 """The number of KV blocks that fit, computed the way vLLM does at start-up, and vLLM's default limits by GPU.
 
 vLLM takes `ceil(total memory * utilization)`, subtracts the weights, the peak of a profile run, memory outside torch
-and, in newer releases, an estimate of its CUDA graphs, and divides the rest by the bytes of a block. The profile run is
-replaced here by a formula (`peak_activation_bytes`). Errors by server: tests/validation/test_memory_model.py.
+and, in newer releases, an estimate of its CUDA graphs, and divides the rest by the bytes of a block. Here a formula
+(`peak_activation_bytes`) replaces the profile run. Errors by server: tests/validation/test_memory_model.py.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from servesim.hardware.model import ModelSpec, check_tp
 
 GIB = 2**30
 Version = tuple[int, int]
-"""A release of vLLM: (0, 22) is 0.22."""
+"""Release of vLLM: (0, 22) is 0.22."""
 NON_TORCH_BYTES = int(0.13 * GIB)
-"""Workspaces of cuBLAS and the attention backend, outside torch's allocator. What weights, activations and KV cache of
-Llama-3.1-8B leave of 90 % of an H100 (an earlier release, no graphs subtracted); gpt-oss-20b, Qwen3-0.6B and Qwen3-32B
-leave as much to 0.01 GiB."""
+"""Workspaces of cuBLAS and the attention backend, outside torch's allocator: the part of 90 % of an H100 that weights,
+activations and KV cache of Llama-3.1-8B leave (an earlier release, no graphs subtracted). gpt-oss-20b, Qwen3-0.6B and
+Qwen3-32B leave the same within 0.01 GiB."""
 NCCL_BYTES = {1: 0, 2: 420 * 2**20, 4: 470 * 2**20, 8: 470 * 2**20}
-"""NCCL and all-reduce buffers by number of GPUs: two set on Llama-3.3-70B TP 2 as above, more GPUs 50 MiB above that
-(aiconfigurator-core 0.12.0, system descriptions)."""
+"""NCCL and all-reduce buffers by number of GPUs: the value for two is fitted to Llama-3.3-70B TP 2 as above; more GPUs
+take 50 MiB more (aiconfigurator-core 0.12.0, system descriptions)."""
 STATES_PER_KV = 0.9
-"""Bytes of the pool of states for one of keys and values (SGLang's mamba_full_memory_ratio), where blocks are not laid
-out by groups of layers."""
+"""Bytes of the state pool per byte of the KV pool (SGLang's mamba_full_memory_ratio), if blocks are not laid out by
+groups of layers."""
 _PADDED_TO = 256
-"""Multiple to which experts in mxfp4 have their hidden size padded on Hopper. Set on the weights of gpt-oss-20b (13.47
-GiB; without padding 12.81); with it those of gpt-oss-120b come out at 64.49 GiB (64.38 loaded)."""
+"""Multiple to which experts in mxfp4 have their hidden size padded on Hopper. Fitted to the weights of gpt-oss-20b
+(13.47 GiB; without padding 12.81); it yields 64.49 GiB for the weights of gpt-oss-120b (64.38 loaded)."""
 
 
 SORTING = 38.3
-"""Bytes a logit of a sampler that sorts: 2 of logits, 4 of a float32 copy, 12 of sorted values and int64 indices, the
-rest scratch of the sort, softmax and sums. Set on the activations of Llama-3.1-8B and Qwen3-0.6B (1,024 sequences on an
-H100; 38.34 and 38.25); gpt-oss-20b and -120b, Llama-3.3-70B and Qwen3-32B come out within 0.4 % (vocabularies of
-128,256 to 201,088)."""
+"""Bytes per logit of a sampler that sorts: 2 for logits, 4 for a float32 copy, 12 for sorted values and int64 indices,
+and the rest for scratch space of the sort, softmax and sums. Fitted to the activations of Llama-3.1-8B and Qwen3-0.6B
+(1,024 sequences on an H100; 38.34 and 38.25); gpt-oss-20b and -120b, Llama-3.3-70B and Qwen3-32B come out within 0.4 %
+(vocabularies of 128,256 to 201,088)."""
 UNSORTED = 18.0
-"""Bytes a logit of a sampler that does not sort: 2 of logits, 4 of a float32 copy and three buffers like it. Assumed,
-not measured: with it gpt-oss-120b on an H200 (0.22) gets 1 % more blocks than it had."""
+"""Bytes per logit of a sampler that does not sort: 2 for logits, 4 for a float32 copy and three buffers like it.
+Assumed, not measured: with it, gpt-oss-120b on an H200 (0.22) gets 1 % more blocks than it had."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Memory that vLLM's start-up counts as taken, which differs between releases."""
+    """Memory that vLLM counts as used at start-up, which differs between releases."""
 
     gpu_memory_utilization: float = 0.92
     """Default share of the GPU's memory."""
     sampler_bytes_per_logit: float = UNSORTED
-    """Peak of the sampler in the profile run, by sequence and entry of the vocabulary."""
+    """Peak bytes of the sampler in the profile run, per sequence and vocabulary entry."""
     cuda_graphs: int = int(0.15 * GIB)
-    """Its estimate of captured graphs, subtracted from what KV memory gets."""
+    """vLLM's estimate of captured graphs, subtracted from KV memory."""
 
 
 _ACCOUNTING: dict[Version, Accounting] = {
@@ -62,14 +62,14 @@ _ACCOUNTING: dict[Version, Accounting] = {
     (0, 17): Accounting(0.9, cuda_graphs=0),
     (0, 21): Accounting(),
 }
-"""Rules by the first release that counts so. Nothing is sorted since the top-k and top-p kernels in Triton (vLLM PR
-33538); the first release with them lies between 0.15 and 0.22. Graphs are subtracted since 0.21; their estimate is set
-on one server (Qwen3-14B, 0.23, 18,038 blocks on an H100): it grows with the model, at times to many GiB (vLLM issue
-45178)."""
+"""Rules by the first release that uses them. Samplers no longer sort since the top-k and top-p kernels in Triton (vLLM
+PR 33538); the first release with them lies between 0.15 and 0.22. Graphs are subtracted since 0.21. Their estimate is
+fitted to one server (Qwen3-14B, 0.23, 18,038 blocks on an H100); it grows with the model, at times to many GiB (vLLM
+issue 45178)."""
 
 
 def accounting(version: Version | None = None) -> Accounting:
-    """Return how a release of vLLM counts memory; None: the latest known."""
+    """Return the memory accounting of a release of vLLM; None: the latest known release."""
     known = max(_ACCOUNTING) if version is None else max(since for since in _ACCOUNTING if since <= version)
     return _ACCOUNTING[known]
 
@@ -89,7 +89,7 @@ class MemoryBudget:
     """The uses of one GPU's memory, in bytes, and the KV blocks that fit in the rest."""
 
     usable: int
-    """ceil(total * utilization)."""
+    """Usable bytes: ceil(total * utilization)."""
     weights: int
     activations: int
     non_torch: int
@@ -97,21 +97,21 @@ class MemoryBudget:
     block_bytes: int
     """Bytes of one block on one GPU, all layers."""
     num_blocks: int
-    """Blocks of the pool, vLLM's null block included."""
+    """Blocks of the pool, including vLLM's null block."""
     ignored: bool = False
-    """True: the memory of the GPU was not looked at."""
+    """Whether the memory of the GPU was ignored."""
     state_bytes: int = 0
-    """Bytes of the states of one sequence where they lie in a pool of their own (no groups of layers)."""
+    """Bytes of the states of one sequence if they have a separate pool (no groups of layers)."""
     state_slots: int = 0
-    """Sequences whose states that pool holds; 0: there is none."""
+    """Number of sequences whose states fit in that pool; 0: there is none."""
 
 
 def vllm_defaults(gpu: Gpu, usage: str = "server", version: Version | None = None) -> VllmDefaults:
     """Return vLLM's max_num_batched_tokens and max_num_seqs by GPU memory; usage is "server" or "offline". The
-    utilization is that of a release (None: the latest known).
+    utilization is the default of a release (None: the latest known).
 
-    At least 160 GB: 16384 tokens. At least 70 GB and not an A100: 16384 offline, 8192 as a server.
-    Others: 8192 offline, 2048 as a server. Sequences: 1024 on the two large classes, 256 on others.
+    At least 160 GB: 16384 tokens. At least 70 GB and not an A100: 16384 offline, 8192 as a server. Others: 8192
+    offline, 2048 as a server. Sequences: 1024 on the two large classes, 256 on others.
     """
     if usage not in ("server", "offline"):
         raise UserError(f'usage must be "server" or "offline", not {usage!r}')
@@ -136,9 +136,9 @@ def peak_activation_bytes(
 ) -> int:
     """Return the peak of the profile run: the larger of the MLP on a full batch and the sampler on full sequences.
 
-    MLP: gate and up outputs, their product, residual and hidden state, 2 bytes each; experts: the same for every
-    routed copy of a token, and its output. Sampler (where the stage `samples`): logits of every sequence over the
-    whole vocabulary, beside the hidden states of the batch and those to be sampled.
+    MLP: gate and up outputs, their product, residual and hidden state, 2 bytes each; experts: the same for every routed
+    copy of a token, and its output. Sampler (if the stage `samples`): logits of every sequence over the whole
+    vocabulary, in addition to the hidden states of the batch and the hidden states to be sampled.
     """
     width = (3 if model.gated_mlp else 2) * model.intermediate_size // tp
     if model.experts is not None:
@@ -152,7 +152,7 @@ def peak_activation_bytes(
 
 
 def padding_bytes(model: ModelSpec, layers: range) -> int:
-    """Return the bytes that experts in mxfp4 are padded by in some layers, on all GPUs together."""
+    """Return the bytes of padding of mxfp4 experts in some layers, on all GPUs together."""
     moe = model.experts
     if moe is None or moe.dtype != "mxfp4":
         return 0
@@ -162,8 +162,8 @@ def padding_bytes(model: ModelSpec, layers: range) -> int:
 
 
 def stage_weight_bytes(model: ModelSpec, layers: range, dtype: str) -> int:
-    """Return the bytes of the weights of a pipeline stage that runs `layers`, all its GPUs together: the embedding on
-    the first stage, LM head (a copy of a tied embedding) and final norm on the last."""
+    """Return the bytes of the weights of a pipeline stage that runs `layers`, on all its GPUs together: with the
+    embedding on the first stage, and the LM head (a copy of a tied embedding) and final norm on the last."""
     first, last = layers.start == 0, layers.stop == model.num_layers
     if first and last:
         return model.weight_bytes(dtype)
@@ -173,7 +173,7 @@ def stage_weight_bytes(model: ModelSpec, layers: range, dtype: str) -> int:
 
 
 def expert_bytes(model: ModelSpec, layers: range, dtype: str) -> float:
-    """Return the bytes of the routed experts in some layers, padding included, on all GPUs together."""
+    """Return the bytes of the routed experts in some layers, including padding, on all GPUs together."""
     moe = model.experts
     if moe is None:
         return 0.0
@@ -182,7 +182,8 @@ def expert_bytes(model: ModelSpec, layers: range, dtype: str) -> float:
 
 
 def _weights_of_gpu(model: ModelSpec, stage: range, dtype: str, tp: int, dp: int, redundant: int) -> int:
-    """Return the bytes of weights on one GPU: of routed experts, copies included, its share among all ranks."""
+    """Return the bytes of weights on one GPU, including its share of the routed experts and their copies among all
+    ranks."""
     whole = stage_weight_bytes(model, stage, dtype) + padding_bytes(model, stage)
     if dp == 1 and not redundant:
         return whole // tp
@@ -211,16 +212,16 @@ def memory_budget(
     draft: DraftModel | None = None,
     version: Version | None = None,
 ) -> MemoryBudget:
-    """Return the memory budget of one of `tp` GPUs; with `pp` stages, of a GPU of the stage where the fewest blocks
-    fit.
+    """Return the memory budget of one of `tp` GPUs; with `pp` stages, the budget of a GPU of the stage with the fewest
+    blocks.
 
-    `num_blocks` overrides the count (vLLM's num_gpu_blocks_override). `ignore_memory` asks what would happen with
-    unlimited KV memory: `num_blocks` blocks, or 2^31 when none are given. `hybrid`: a block is one of a group of layers
-    (`kv_groups`), as vLLM lays out models with windows in some layers; without it every layer keeps every token (vLLM's
-    disable_hybrid_kv_cache_manager), and one block table is all a request has. `draft`: its weights and the KV of its
-    layers lie beside the model's, on the last stage. `version`: the release of vLLM that counts (None: the latest
-    known), and whose utilization holds where none is given. `dp`: data-parallel ranks of `tp` GPUs, over all of which
-    experts are spread, `redundant_experts` further copies in each layer among them.
+    `num_blocks` overrides the count (vLLM's num_gpu_blocks_override). `ignore_memory` assumes unlimited KV memory:
+    `num_blocks` blocks, or 2^31 if not given. `hybrid`: a block belongs to a group of layers (`kv_groups`), as vLLM
+    lays out models with windows in some layers; without it, every layer keeps every token (vLLM's
+    disable_hybrid_kv_cache_manager), and a request has a single block table. `draft`: its weights and the KV of its
+    layers are stored next to the model's, on the last stage. `version`: the release of vLLM whose accounting is used
+    (None: the latest known), and whose utilization is the default. `dp`: data-parallel ranks of `tp` GPUs, over all of
+    which experts are spread, including `redundant_experts` additional copies in each layer.
     """
     counted = accounting(version)
     if gpu_memory_utilization is None:
@@ -262,17 +263,17 @@ def memory_budget(
 
 
 def _fit(budget: MemoryBudget, what: str, gpu: Gpu, dtype: str, num_blocks: int | None) -> MemoryBudget:
-    """Return the budget with the blocks that fit, or raise an error that says how much memory is missing."""
+    """Return the budget with the blocks that fit, or raise an error that states how much memory is missing."""
     taken = budget.weights + budget.activations + budget.non_torch + budget.cuda_graphs
     rest = max(budget.usable - taken, 0)
     if budget.state_bytes:
         states = int(rest * STATES_PER_KV / (1 + STATES_PER_KV))
         budget = replace(budget, state_slots=states // budget.state_bytes)
         taken, rest = taken + states, rest - states
-    # a stage whose layers all attend the KV of another one keeps none itself
+    # A stage whose layers all attend to the KV of others keeps none itself.
     fitting = rest // budget.block_bytes if budget.block_bytes else 2**31
     if num_blocks is not None:
-        # An override ignores the utilization, but cannot exceed the memory there is.
+        # An override ignores the utilization, but cannot exceed the total memory.
         room = gpu.memory_bytes - taken
         fitting = min(num_blocks, room // budget.block_bytes if budget.block_bytes else num_blocks)
     if fitting < max(2, num_blocks or 2):

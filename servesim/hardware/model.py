@@ -45,36 +45,39 @@ class ModelSpec:
     max_position: int
     tie_embeddings: bool = False
     gated_mlp: bool = True
-    """True: gate and up projections (SwiGLU); False: one up projection (OPT)."""
+    """Whether there are gate and up projections (SwiGLU) instead of one up projection (OPT)."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
-    """One norm over all heads of the queries, one over those of the keys: tensor-parallel GPUs add up their shares."""
+    """Whether there is one norm over all heads of the queries and another over all heads of the keys; tensor-parallel
+    GPUs then sum their shares."""
     norms_per_layer: int = 2
     attention_sinks: bool = False
-    """One learned logit per head joins the softmax; costs nothing worth counting."""
+    """Whether one learned logit per head joins the softmax; its cost is negligible."""
     layer_norm_bias: bool = False
-    """LayerNorm with weight and bias instead of RMSNorm."""
+    """Whether there is a LayerNorm with weight and bias instead of RMSNorm."""
     learned_positions: int = 0
-    """Rows of a learned position table; 0 with rotary positions."""
+    """Rows of a learned position table, or 0 with rotary positions."""
     experts: Experts | None = None
     latent: Latent | None = None
     recurrent: Recurrent | None = None
     """Sizes of the layers that keep a state."""
     attention_gate: bool = False
-    """The query projection makes a gate of as many numbers beside queries, which attention's output is multiplied
-    by."""
+    """Whether the query projection also produces a gate of the same width, by which the output of attention is
+    multiplied."""
     chunked: bool = False
-    """Windows are chunks, of which a token attends its own alone: what a window costs is exact up to the first chunk's
-    end, and up to twice what a chunk costs beyond. vLLM keeps all tokens of such layers."""
+    """Whether windows are chunks, in which a token attends only to its own chunk. The cost of a window is then exact up
+    to the end of the first chunk, and up to twice the cost of a chunk beyond it. vLLM keeps all tokens of such
+    layers."""
     layer_kinds: tuple[Layer, ...] = ()
-    """The kind of every layer; empty: all of them full attention, one MLP."""
+    """The kind of every layer; if empty, all have full attention and one MLP."""
     dtype: str = "bf16"
-    """The precision the checkpoint is published in."""
+    """The precision in which the checkpoint is published."""
     block_scaled: bool = False
-    """Published in fp8 with one scale for a block of weights, which other kernels multiply by than one for a tensor."""
+    """Whether it is published in fp8 with one scale per block of weights, which uses other kernels than one scale per
+    tensor."""
 
     @classmethod
     def load(cls, name_or_path: str) -> ModelSpec:
@@ -83,7 +86,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> ModelSpec:
-        """Build from the content of a Hugging Face `config.json`; what the simulator cannot price is refused."""
+        """Build from the content of a Hugging Face `config.json`; refuse anything the simulator cannot price."""
         return cls(name=name, **model_fields(config, f"model config {name}"))
 
     @property
@@ -93,7 +96,7 @@ class ModelSpec:
 
     @property
     def kept_layers(self) -> tuple[Layer, ...]:
-        """The layers as memory has them: those that attend chunks keep all tokens."""
+        """The layers as memory treats them: layers with chunked attention keep all tokens."""
         return tuple(layer._replace(window=0) for layer in self.layers) if self.chunked else self.layers
 
     @property
@@ -113,13 +116,13 @@ class ModelSpec:
 
     @property
     def embedding_params(self) -> int:
-        """Weights of token and position embeddings and, unless tied, of the LM head."""
+        """Number of weights of the token and position embeddings and, unless tied, of the LM head."""
         tables = 1 if self.tie_embeddings else 2
         return self.hidden_size * (tables * self.vocab_size + self.learned_positions)
 
     @property
     def attention_params(self) -> int:
-        """Weights of attention and of the norms of one layer that keeps KV."""
+        """Number of weights of attention and the norms of one layer that keeps KV."""
         h, q, kv = self.hidden_size, self.q_size, self.kv_size
         norms = self.norms_per_layer * h * (2 if self.layer_norm_bias else 1)
         if self.latent is not None:
@@ -131,14 +134,14 @@ class ModelSpec:
 
     @property
     def mlp_params(self) -> int:
-        """Weights of the MLP of one dense layer."""
+        """Number of weights of the MLP of one dense layer."""
         h, inter, up = self.hidden_size, self.intermediate_size, 2 if self.gated_mlp else 1
         return (up + 1) * h * inter + self.mlp_bias * (up * inter + h)
 
     @property
     def layer_params(self) -> int:
-        """Weights one token passes through in a layer, mean over the layers: of the experts only those it is
-        routed to."""
+        """Number of weights that one token passes through in a layer, averaged over the layers: only the experts it is
+        routed to count."""
         total = 0.0
         for layer in self.layers:
             rest, router, experts = _layer_params(self, layer)
@@ -148,55 +151,57 @@ class ModelSpec:
 
     @property
     def num_params(self) -> int:
-        """All weights, a tied embedding counted once."""
+        """Number of weights in total, with a tied embedding counted once."""
         final_norm = self.hidden_size * (2 if self.layer_norm_bias else 1)
         layers = sum(sum(_layer_params(self, layer)) for layer in self.layers)
         return layers + self.embedding_params + final_norm
 
     @property
     def experts_dtype(self) -> str | None:
-        """The precision the experts stay in whatever the other layers have; None if there is none."""
+        """The precision of the experts, regardless of the other layers; None if there is none."""
         return self.experts.dtype if self.experts else None
 
     def layer_bytes(self, layer: Layer, dtype: str) -> float:
-        """Return the bytes of the weights of one layer with linear layers in `dtype`; the router never below 2
-        bytes."""
+        """Return the bytes of the weights of one layer with linear layers in `dtype`; the router takes at least 2 bytes
+        per weight."""
         linear, router, experts = _layer_params(self, layer)
         experts_bytes = experts * dtype_bytes(self.experts_dtype or dtype)
         return linear * dtype_bytes(dtype) + router * wide_bytes(dtype) + experts_bytes
 
     def weight_bytes(self, dtype: str) -> int:
-        """Return the bytes of the weights: linear layers in `dtype`, embeddings, LM head and final norm as `wide_bytes`
-        says."""
+        """Return the bytes of the weights: linear layers in `dtype`; embeddings, LM head and final norm by
+        `wide_bytes`."""
         final_norm = self.hidden_size * (2 if self.layer_norm_bias else 1)
         layers = sum(self.layer_bytes(layer, dtype) for layer in self.layers)
         return int(layers + (self.embedding_params + final_norm) * wide_bytes(dtype))
 
     def kv_elements(self, tp: int = 1) -> int:
-        """Return the numbers one token keeps on one of `tp` GPUs in one layer that keeps any: key and value of at least
-        one KV head. Latent attention keeps one vector that serves as both, a copy of it on every GPU."""
+        """Return the number of values that one token keeps on one of `tp` GPUs in one layer with KV: key and value of
+        at least one KV head. Latent attention keeps one vector that serves as both, with a copy on every GPU."""
         if self.latent is not None:
             return self.latent.width
         return 2 * kv_heads_per_gpu(self, tp) * self.head_dim
 
     def kv_bytes_per_token_per_layer(self, dtype: str = "bf16", tp: int = 1) -> int:
-        """Return the bytes of the numbers `kv_elements` counts; with the keys that sparse attention chooses by."""
+        """Return the bytes of the values that `kv_elements` counts, plus the keys by which sparse attention chooses
+        tokens."""
         if self.latent is not None:
             return self.latent.token_bytes(dtype)
         return int(self.kv_elements(tp) * dtype_bytes(dtype))
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tp: int = 1) -> int:
-        """Return the bytes of keys and values one token keeps on one of `tp` GPUs, all layers, ignoring windows."""
+        """Return the bytes of keys and values that one token keeps on one of `tp` GPUs, over all layers, ignoring
+        windows."""
         return sum(layer.owns_kv for layer in self.layers) * self.kv_bytes_per_token_per_layer(dtype, tp)
 
     def kv_bytes(self, tokens: int, dtype: str = "bf16", tp: int = 1) -> int:
-        """Return the bytes of keys, values and states a sequence of `tokens` tokens needs on one of `tp` GPUs: layers
-        with a window keep their window alone, layers that attend another one's KV nothing."""
+        """Return the bytes of keys, values and states that a sequence of `tokens` tokens needs on one of `tp` GPUs:
+        layers with a window keep only their window, layers that attend to another layer's KV keep nothing."""
         kept = sum(min(layer.window or tokens, tokens) for layer in self.kept_layers if layer.owns_kv)
         return kept * self.kv_bytes_per_token_per_layer(dtype, tp) + self.state_bytes(tp)
 
     def state_bytes(self, tp: int = 1) -> int:
-        """Return the bytes of the states a sequence of any length keeps on one of `tp` GPUs, all layers."""
+        """Return the bytes of the states that a sequence of any length keeps on one of `tp` GPUs, over all layers."""
         if self.recurrent is None:
             return 0
         return sum(layer.recurrent for layer in self.layers) * self.recurrent.state_bytes(tp)
@@ -204,14 +209,14 @@ class ModelSpec:
 
 @cache
 def _layer_params(model: ModelSpec, layer: Layer) -> tuple[int, int, int]:
-    """Return the weights of one layer: (attention, norms and MLP or shared expert; router; experts)."""
+    """Return the number of weights of one layer: (attention, norms and MLP or shared expert; router; experts)."""
     attention = model.attention_params
     norms = model.norms_per_layer * model.hidden_size
     if not layer.mixer:
         attention = norms
     elif layer.recurrent and model.recurrent is not None:
         attention = model.recurrent.params(model.hidden_size) + norms
-    elif not layer.owns_kv and model.latent is None:  # no projections of keys and values
+    elif not layer.owns_kv and model.latent is None:  # no key and value projections
         attention -= 2 * model.kv_size * (model.hidden_size + model.qkv_bias) + model.qk_norm * model.head_dim
     if not layer.experts or model.experts is None:
         return attention + layer.mlp * model.mlp_params, 0, 0
@@ -220,12 +225,12 @@ def _layer_params(model: ModelSpec, layer: Layer) -> tuple[int, int, int]:
 
 
 def kv_heads_per_gpu(model: ModelSpec, tp: int) -> int:
-    """Return KV heads on each GPU; with fewer KV heads than GPUs every GPU holds a copy of one."""
+    """Return the number of KV heads on each GPU; with fewer KV heads than GPUs, every GPU holds a copy of one."""
     return 1 if model.latent else max(1, model.num_kv_heads // tp)
 
 
 def check_tp(model: ModelSpec, tp: int) -> None:
-    """Refuse a tensor-parallel degree that does not divide the model's heads."""
+    """Raise UserError for a tensor-parallel degree that does not divide the model's heads."""
 
     def divides(t: int) -> bool:
         kv_heads = t if model.latent else model.num_kv_heads
@@ -241,8 +246,8 @@ def check_tp(model: ModelSpec, tp: int) -> None:
 
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
-    """Read the `config.json` of a bundled model, of a file or of a folder; return its content, with the changes that
-    follow the name (`llama-3.1-8b:num_hidden_layers=4`), and the model's name."""
+    """Read the `config.json` of a bundled model, a file or a folder; return its content, with the changes appended to
+    the name (`llama-3.1-8b:num_hidden_layers=4`), and the model's name."""
     name_or_path, changes = split_changes(name_or_path)
     if changes:
         config, name = read_config(name_or_path)
@@ -264,6 +269,6 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
 
 
 def model_named(name: str) -> Named | None:
-    """Return what a name of a model stands for, a bundled one or a Hugging Face id; None: no such name is known."""
+    """Return the meaning of a model name, either a bundled one or a Hugging Face id; None if the name is unknown."""
     key = name.lower()
     return Named(key) if key in bundled_models() else named(name, tuple(bundled_models()))

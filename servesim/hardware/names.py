@@ -1,7 +1,7 @@
-"""Names of models as people have them: Hugging Face ids, with the format of weights at their end.
+"""Names of models as users write them: Hugging Face ids, with the weight format at the end.
 
-`meta-llama/Llama-3.3-70B-Instruct` is the shape of a bundled model, `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic`
-that of another with weights in fp8. names.yaml says which names share a shape, and where its numbers are from.
+`meta-llama/Llama-3.3-70B-Instruct` has the shape of a bundled model, `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic`
+the shape of another with weights in fp8. names.yaml lists the names that share a shape, and the source of its numbers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FORMATS = (
     (r"fp8|w8a8-fp8", "fp8"),
     (r"w8a8|int8", "int8"),
 )
-"""Formats by how they are written, first match first. The last two of four bits are refused as a dtype."""
+"""Formats by spelling, first match first. The last two four-bit formats are refused as a dtype."""
 _FORMAT = re.compile("|".join(f"(?P<f{i}>{text})" for i, (text, _) in enumerate(_FORMATS)))
 _ENDS = ("dynamic", "static", "pertensor", "kv", "quantized", "g128", "marlin", "sym", "ct")
-"""Words that say more of a format: `-FP8-dynamic`, `-quantized.w4a16`."""
+"""Words that qualify a format: `-FP8-dynamic`, `-quantized.w4a16`."""
 _TUNED = ("instruct", "chat", "hf", "it", "base", "meta", "v0.1", "neuralmagic", "redhatai")
-"""Words that leave the shape as it is."""
+"""Words that do not change the shape."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Named:
     """The meaning of a name."""
 
     model: str
-    """The bundled model of its shape."""
+    """The bundled model with its shape."""
     dtype: str | None = None
-    """Format of its weights, where the name or its publisher says one."""
+    """Format of its weights, if given by the name or its publisher."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Keys of config.json that differ from the bundled model's."""
 
@@ -52,7 +52,7 @@ def _table() -> dict[str, Any]:
 
 
 def named(name: str, bundled: tuple[str, ...]) -> Named | None:
-    """Return what a name stands for; None where no bundled model has its shape. Names with a folder are files unless
+    """Return the meaning of a name, or None if no bundled model has its shape. Names with a folder are files unless
     they have one slash."""
     if name.count("/") > 1 or name.endswith((".json", "/")):
         return None
@@ -71,6 +71,6 @@ def _entry(key: str, dtype: str | None, bundled: tuple[str, ...]) -> Named | Non
     model = entry.pop("model", key)
     if model not in bundled:
         return None
-    if dtype is not None and f"{model}-{dtype}" in bundled:  # a checkpoint that quantizes its experts alone
+    if dtype is not None and f"{model}-{dtype}" in bundled:  # a checkpoint with only its experts quantized
         return Named(f"{model}-{dtype}", None, entry)
     return Named(model, dtype or _table()["published"].get(model), entry)

@@ -1,4 +1,4 @@
-"""Refusals that help: which layers of a `config.json` cannot be priced, and which bundled model is nearest to it."""
+"""Helpful refusals: the layers of a `config.json` that cannot be priced, and the nearest bundled model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from servesim.hardware.bundled import bundled_config, bundled_models
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _LINEAR = frozenset(("linear_attention", "mamba", "gated_deltanet", "kda", "recurrent", "conv"))
-"""Values in `layer_types` of layers that keep a state instead of keys and values."""
+"""Values in `layer_types` for layers that keep a state instead of keys and values."""
 
 
 def nearest(config: Mapping[str, Any]) -> str:
     """Return the bundled model whose sizes are nearest to a config's: by the logarithms of hidden size, layers, heads
-    and experts, of those with experts (or without) alike; empty where the config states too little."""
+    and experts, among models that equally have experts (or none). Return an empty string if the config states too
+    little."""
     own = _text_of(config)
     mine = _sizes(own)
     if "hidden_size" not in mine or "num_hidden_layers" not in mine:
@@ -31,8 +32,8 @@ def nearest(config: Mapping[str, Any]) -> str:
 
 
 def layers_of(config: Mapping[str, Any], key: str) -> str:
-    """Return in words which layers a key of a config speaks of: `layers 0-2, 4-6, ... (36 of 48)`, or all of them;
-    empty where that is not said."""
+    """Return a description of the layers that a key of a config applies to: `layers 0-2, 4-6, ... (36 of 48)`, or all
+    of them. Return an empty string if the config does not specify them."""
     own = _text_of(config)
     count = own.get("num_hidden_layers")
     if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= 10_000:
@@ -53,7 +54,7 @@ def layers_of(config: Mapping[str, Any], key: str) -> str:
 
 
 def _chosen(config: Mapping[str, Any], key: str, count: int) -> list[int]:
-    """Return the layers that keep a state, where the config says which; none: it does not say."""
+    """Return the layers that keep a state, or nothing if the config does not specify them."""
     if key.startswith("index"):
         return list(range(count))
     types = config.get("layer_types")
@@ -70,7 +71,7 @@ def _chosen(config: Mapping[str, Any], key: str, count: int) -> list[int]:
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of the text model inside a multi-modal one's; another's as it is."""
+    """Return the config of the text model inside a multi-modal one, or any other config unchanged."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 

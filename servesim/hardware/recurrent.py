@@ -1,7 +1,8 @@
 """Layers that keep a state of constant size instead of keys and values: gated delta rule, Kimi delta attention, Mamba2.
 
-Each is a short convolution and a recurrence over matrices, one for each head (vllm/model_executor/models/qwen3_next.py
-and layers/kda.py, layers/mamba/mamba_mixer2.py). Which layers they are, and how wide, is read from `config.json`.
+Each consists of a short convolution and a recurrence over matrices, one per head
+(vllm/model_executor/models/qwen3_next.py and layers/kda.py, layers/mamba/mamba_mixer2.py). The position and width of
+these layers are read from `config.json`.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ _PARTS = {"M": "mixer", "*": "mixer", "E": "mlp", "-": "mlp"}
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """Widths of such a layer, before tensor parallelism."""
+    """Widths of a layer with a state, before tensor parallelism."""
 
     kind: str
-    """`gdn`: the gated delta rule of Qwen3-Next and Qwen3.5; `kda`: Kimi delta attention; `mamba2`."""
+    """Kind of layer. `gdn`: the gated delta rule of Qwen3-Next and Qwen3.5; `kda`: Kimi delta attention; `mamba2`."""
     key_heads: int
-    """Heads of queries and keys; Mamba2's groups."""
+    """Number of heads of queries and keys; in Mamba2, of groups."""
     value_heads: int
     key_dim: int
-    """Width of a key; Mamba2's state size."""
+    """Width of a key; in Mamba2, the state size."""
     value_dim: int
     kernel: int
-    """Tokens the convolution reaches over."""
+    """Number of tokens that the convolution spans."""
     state_dtype: str = "bf16"
-    """Format of the matrices; the convolution's last tokens are kept in 2 bytes."""
+    """Format of the matrices; the last tokens of the convolution are kept in 2 bytes."""
 
     @property
     def key_size(self) -> int:
@@ -43,12 +44,12 @@ class Recurrent:
 
     @property
     def value_size(self) -> int:
-        """Width of the values, of their gate, and of what leaves the layer."""
+        """Width of the values, of their gate, and of the layer's output before its projection."""
         return self.value_heads * self.value_dim
 
     def linears(self, hidden: int, tp: int = 1) -> list[tuple[int, int]]:
-        """Return (output width, input width) of the projections on one of `tp` GPUs, the way out last. In `kda` decay
-        and gate pass a rank of one head, which every GPU has whole."""
+        """Return (output width, input width) of the projections on one of `tp` GPUs, the output projection last. In
+        `kda`, decay and gate pass through a rank of one head, which is replicated on every GPU."""
         keys, values, heads = self.key_size // tp, self.value_size // tp, self.value_heads // tp
         out = (hidden, values)
         if self.kind == KDA:
@@ -60,8 +61,8 @@ class Recurrent:
         return [(2 * keys + 2 * values, hidden), (2 * heads, hidden), out]
 
     def params(self, hidden: int) -> int:
-        """Return the weights of the layer: projections, convolution, a decay and a bias a head, the norm of the way
-        out."""
+        """Return the number of weights of the layer: projections, convolution, a decay and a bias per head, and the
+        output norm."""
         channels = 2 * self.key_size + self.value_size
         biases = {GDN: 2 * self.value_heads, KDA: self.value_heads + self.key_size, MAMBA2: 3 * self.value_heads}
         norm = self.value_size if self.kind == MAMBA2 else self.value_dim
@@ -69,15 +70,15 @@ class Recurrent:
         return sum(n * k for n, k in self.linears(hidden)) + convolution + biases[self.kind] + norm
 
     def state_bytes(self, tp: int = 1) -> int:
-        """Return the bytes one sequence keeps on one of `tp` GPUs: the matrices, and of the tokens before the next what
-        the convolution reaches."""
+        """Return the bytes that one sequence keeps on one of `tp` GPUs: the matrices, and the previous tokens that the
+        convolution still needs."""
         matrices = self.value_heads * self.key_dim * self.value_dim * DTYPE_BYTES[self.state_dtype]
         return int(matrices + 2 * (self.kernel - 1) * (2 * self.key_size + self.value_size)) // tp
 
 
 def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
-    """Return the widths a config states of layers with a state; None where it has none; UserError for widths that are
-    no positive integers."""
+    """Return the widths of the layers with a state in a config, or None if it has none; raise UserError for widths that
+    are not positive integers."""
     kda = config.get("linear_attn_config")
     if kda is not None and not isinstance(kda, Mapping):
         raise UserError(f"{where}: linear_attn_config must be an object, not {shown(kda)}")
@@ -97,7 +98,7 @@ def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
         found = Recurrent(GDN, *widths, count("linear_conv_kernel_dim"), _STATE_DTYPES[dtype or "bfloat16"])
     elif kda:
         heads, dim = count("num_heads", kda), count("head_dim", kda)
-        # the state is float32 whatever the model's format
+        # The state is float32 regardless of the model's format.
         found = Recurrent(KDA, heads, heads, dim, dim, count("short_conv_kernel_size", kda), "fp32")
     elif config.get("hybrid_override_pattern"):
         widths = count("n_groups"), count("mamba_num_heads"), count("ssm_state_size"), count("mamba_head_dim")
@@ -110,8 +111,8 @@ def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
 
 
 def layers_with_states(config: Mapping[str, Any], layers: tuple[Layer, ...], where: str) -> tuple[Layer, ...]:
-    """Return `layers` with those marked that keep a state, and the parts that each of Nemotron-H's lacks; UserError
-    where the config does not say which they are."""
+    """Return `layers` with the layers that keep a state marked and, for Nemotron-H, the missing parts of each; raise
+    UserError if the config does not specify which layers they are."""
     pattern, count = config.get("hybrid_override_pattern"), len(layers)
     if pattern is not None:
         if not isinstance(pattern, str) or len(pattern) != count or set(pattern) - set(_PARTS):

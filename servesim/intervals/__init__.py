@@ -1,1 +1,1 @@
-"""Error bars: how far measured servers were from what is simulated of them, and the interval that follows for a run."""
+"""Error bars: how far measured servers were from their simulation, and the resulting interval for a run."""

@@ -1,4 +1,4 @@
-"""A served case as the intervals see it: what is served where, under which load, and what was simulated of it."""
+"""A serving case as used by the intervals: model, engine and hardware, load, and simulated results."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 METRICS = ("ttft", "tpot", "e2e")
-"""Means over requests that intervals are known for: E2E is TTFT + (mean output length - 1) TPOT."""
+"""Metrics with known intervals, as means over requests: E2E is TTFT + (mean output length - 1) TPOT."""
 SHORT_TTFT_MS = 100.0
-"""Simulated TTFT below which it is mostly front end and host, not prompts or queue."""
+"""Simulated TTFT below which it is mostly front end and host time, not prompts or queue."""
 LOADS = ((8.0, "1-8"), (32.0, "9-32"), (128.0, "33-128"), (float("inf"), "129-"))
-"""Requests in flight on one engine, by their largest."""
+"""Bands of requests in flight on one engine, by their upper bound."""
 BEYOND = ((0.0, "0"), (0.05, "0-5 %"), (0.25, "5-25 %"), (1.0, "25-100 %"))
-"""Shares of GPU time beyond what the tables measured, by their largest."""
+"""Bands of the share of GPU time beyond the range measured in the tables, by their upper bound."""
 PROMPTS = ((1500.0, "to 1500"), (5000.0, "to 5000"), (float("inf"), "over 5000"))
-"""Mean prompt lengths, tokens, by their largest."""
+"""Bands of the mean prompt length in tokens, by their upper bound."""
 _SUFFIX = re.compile(r"(-(instruct|chat|it|fp8|fp4|nvfp4|awq|gptq|int4|hf|base|[0-9]{4}))+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One engine under one load. Times are simulated means in ms; texts are empty where nothing is stated."""
+    """One engine under one load. Times are simulated means in ms; texts are empty if nothing is stated."""
 
     engine: str
     """Name of its preset: vllm, sglang, tensorrt-llm, ...."""
@@ -33,22 +33,22 @@ class Case:
     tp: int
     ep: int
     in_flight: float
-    """Mean number of requests on the engine: of a closed loop its clients."""
+    """Mean number of requests on the engine; for a closed loop, its number of clients."""
     prompt: float
     """Mean prompt length, tokens."""
     ttft_ms: float
     tpot_ms: float
     extrapolated: float
-    """Share of GPU time beyond what the kernel tables measured, formulas included."""
+    """Share of GPU time beyond the range measured in the kernel tables, including formulas."""
 
     @property
     def product(self) -> str:
-        """The product, whatever its size."""
+        """The product, regardless of its size."""
         return f"{self.engine} {self.version} {self.model} {self.gpu} {self.precision}"
 
     @property
     def deployment(self) -> str:
-        """One server at all loads."""
+        """One server, regardless of its load."""
         return f"{self.product} tp{self.tp} ep{self.ep}"
 
     @property
@@ -58,12 +58,12 @@ class Case:
 
     @property
     def crowd(self) -> str:
-        """The last band of `LOADS`, or all others together: in the last errors are several times as large."""
+        """The last band of `LOADS`, or all other bands together: in the last one, errors are several times as large."""
         return LOADS[-1][1] if self.load == LOADS[-1][1] else f"1-{LOADS[-2][0]:.0f}"
 
     @property
     def short(self) -> bool:
-        """Whether TTFT is simulated below `SHORT_TTFT_MS`."""
+        """Whether the simulated TTFT is below `SHORT_TTFT_MS`."""
         return self.ttft_ms < SHORT_TTFT_MS
 
     @property
@@ -73,19 +73,19 @@ class Case:
 
 
 def band(value: float, bands: Sequence[tuple[float, str]]) -> str:
-    """Return the name of the first band whose largest value is not below `value`, else of the last."""
+    """Return the name of the first band whose upper bound is not below `value`, or else the last band."""
     return next((name for most, name in bands if value <= most + 1e-12), bands[-1][1])
 
 
 def model_key(name: str) -> str:
-    """Return a model's name by which labels, bundled models and folders of a config.json agree."""
+    """Return a model's name in the form shared by labels, bundled models and folders of a config.json."""
     tail = name.removesuffix("/config.json").rstrip("/").rpartition("/")[2]
     tail = tail.removesuffix(".json").removesuffix("_config").rpartition("--")[2]
     return _SUFFIX.sub("", tail.lower())
 
 
 def features(case: Case) -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) of all that a case has in common with others; names begin with their kind."""
+    """Yield (kind, name) of all features that a case may share with others; names begin with their kind."""
     engine, short = case.engine, "short" if case.short else "long"
     for kind, what in (
         ("all", ""),

@@ -1,4 +1,4 @@
-"""How far a case is from all that was measured: which labels are known decides which cells may speak for it."""
+"""Distance of a case from all measured ones: the known labels determine which cells' errors apply to it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from servesim.intervals.case import Case
 
 LABELS = ("engine", "precision", "version", "model", "gpu", "deployment")
-"""Properties by which a case is known or unknown."""
+"""Properties that make a case known or unknown."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A distance: which labels no measured cell shares, and what it is called."""
+    """A distance: the labels that no measured cell shares, and its name."""
 
     name: str
     unknown: tuple[str, ...]
-    """Labels that the folds leave out. None: single cells are left out."""
+    """Labels that the folds leave out; if empty, single cells are left out."""
     says: str
 
 
@@ -29,16 +29,17 @@ KINDS = (
     Kind("gpu", ("gpu",), "this GPU was not measured"),
     Kind("model and version", ("model", "version"), "neither this model nor this version of the engine was measured"),
 )
-"""From near to far. A case is of the kind that leaves out just what is unknown of it."""
+"""Distances from near to far. A case is of the kind that leaves out exactly its unknown labels."""
 
 
 def label(case: Case, name: str) -> str:
-    """Return a label of a case; versions are those of an engine."""
+    """Return a label of a case; versions include the engine."""
     return f"{case.engine} {case.version}" if name == "version" else str(getattr(case, name))
 
 
 def kind_of(case: Case, known: Mapping[str, Sequence[str]]) -> tuple[Kind | None, str]:
-    """Return the kind of a case, or None and in words why no fold speaks for it. `known`: measured values by label."""
+    """Return the kind of a case, or None and the reason why no fold applies to it. `known`: measured values by
+    label."""
     if case.engine not in known["engine"]:
         return None, f"no server of {case.engine} was measured"
     if case.precision not in known["precision"]:

@@ -1,6 +1,6 @@
-"""Fitted error statistics: for a case, how far measured servers would be from what is simulated of it.
+"""Fitted error statistics: for a case, how far measured servers would be from its simulation.
 
-`fitted.json` is written by `servesim calibrate intervals`; what it was fitted on stands in it.
+`fitted.json` is written by `servesim calibrate intervals`; it also records the data it was fitted to.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ PARTS = ("location", "scale")
 SHARES = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 """Shares of measured servers below the quantiles that are stored."""
 LEVEL = 0.8
-"""Share of measured servers inside an interval: a tenth lies beyond either end."""
+"""Share of measured servers inside an interval: a tenth lies beyond each end."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """The distribution of measured over simulated for one metric of one case."""
+    """The distribution of the ratio of measured to simulated values for one metric of one case."""
 
     location: float
-    """Logarithm."""
+    """Logarithm of the location."""
     scale: float
-    """Spread of logarithms."""
+    """Spread of the logarithms."""
     quantiles: tuple[float, ...]
-    """At SHARES, in units of the scale."""
+    """Quantiles at SHARES, in units of the scale."""
 
     def at(self, share: float) -> float:
-        """Return the factor that a share of servers lies below; shares beyond the outermost of SHARES count as it."""
+        """Return the factor that a share of servers lies below; shares are clamped to the range of SHARES."""
         z = float(np.interp(share, SHARES, self.quantiles))
         return math.exp(self.location + self.scale * z)
 
@@ -53,19 +53,19 @@ class Fitted:
 
     @property
     def known(self) -> Mapping[str, Sequence[str]]:
-        """The values seen of each label."""
+        """The measured values of each label."""
         found: Mapping[str, Sequence[str]] = self.document["known"]
         return found
 
     def kind_of(self, case: Case) -> tuple[Kind | None, str]:
-        """Return how far a case is from what was measured; None and why where that is too far."""
+        """Return how far a case is from the measured ones, or None and the reason if it is too far."""
         kind, why = kind_of(case, self.known)
         if kind is not None and kind.name not in self.document["kinds"]:
             return None, f"{kind.says}, and too few were to say how far off that is"
         return kind, why
 
     def factors(self, case: Case, kind: Kind, metric: str) -> Factors:
-        """Return the distribution of measured over simulated `metric` of a case."""
+        """Return the distribution of measured over simulated values of `metric` for a case."""
         fitted = self.document["kinds"][kind.name]
         terms, none = fitted["terms"], (0.0,) * (len(PARTS) * len(METRICS))
         rows = [terms.get(name, none) for _, name in features(case)]
@@ -76,7 +76,8 @@ class Fitted:
         return Factors(location, math.exp(log_scale), tuple(fitted["quantiles"][metric]))
 
     def coverage(self, kind: Kind, metric: str) -> Mapping[str, float] | None:
-        """Return the share of left-out cells inside their intervals, and its 95 % interval; None where not judged."""
+        """Return the share of left-out cells inside their intervals, and its 95 % interval; None if it was not
+        evaluated."""
         judged: Mapping[str, Any] = self.document.get("judged", {})
         found: Mapping[str, float] | None = judged.get(kind.name, {}).get(metric, {}).get("coverage")
         return found
@@ -84,6 +85,6 @@ class Fitted:
 
 @cache
 def shipped() -> Fitted:
-    """Return the statistics that servesim ships."""
+    """Return the statistics that ship with servesim."""
     text = resources.files("servesim.intervals").joinpath(FILE).read_text(encoding="utf-8")
     return Fitted(json.loads(text))

@@ -1,6 +1,7 @@
-"""Two cases under one workload: how far the ratio of what was measured lies from that of what was simulated.
+"""Two cases under one workload: how far the measured ratio is from the simulated one.
 
-Errors that both have cancel, so a ratio is known better than either side, and never by the difference of two intervals.
+Errors common to both cancel, so a ratio is known better than either side. It is never derived from the difference of
+two intervals.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ WORDS = {
 }
 """Differences between the cases of a pair."""
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-"""Shares of measured pairs whose ratio is off by no more than the stored multiples of the scale."""
+"""Shares of measured pairs whose ratio is off by at most the stored multiples of the scale."""
 
 
 def kind_of_pair(a: Case, b: Case) -> tuple[str, str]:
-    """Return what two cases differ in, or in words why no measured pair is like them; empty both where they are one
-    deployment."""
+    """Return the difference between two cases, or the reason why no measured pair is like them; both are empty if the
+    cases are one deployment."""
     if (a.model, a.gpu) != (b.model, b.gpu):
         return "", "no pairs of other models or GPUs are among the measured ones"
     names = []
@@ -47,7 +48,7 @@ def kind_of_pair(a: Case, b: Case) -> tuple[str, str]:
 
 
 def pair_features(kind: str, a: Case, b: Case) -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) of all that a pair has in common with others, whichever of the two comes first."""
+    """Yield (kind, name) of all features that a pair may share with others, regardless of the order of its cases."""
     engines = " ".join(sorted({a.engine, b.engine}))
     yield "all", "all:"
     yield "pair", f"pair: {kind}"
@@ -65,21 +66,22 @@ class Spread:
 
     kind: str
     factor: float
-    """At least 1: eight of ten measured ratios lie between the simulated one over and times this."""
+    """Factor of at least 1: eight of ten measured ratios lie between the simulated ratio divided by it and multiplied
+    by it."""
     says: str
     by_level: tuple[float, ...]
-    """The factors at LEVELS."""
+    """Factors at LEVELS."""
 
     def beyond(self, factor: float) -> float:
-        """Return the share of measured pairs whose ratio lies beyond the simulated one times a factor of at least 1, on
-        that side: a half at 1, (1 - the last of LEVELS) / 2 at the least."""
+        """Return the share of measured pairs whose ratio exceeds the simulated one times a factor of at least 1, on
+        that side: a half at 1, and no less than (1 - the last of LEVELS) / 2."""
         halves = (0.0, *(math.log(one) for one in self.by_level))
         level = float(np.interp(math.log(factor), np.maximum.accumulate(halves), (0.0, *LEVELS)))
         return (1 - level) / 2
 
 
 def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
-    """Return the spread of the ratio of `metric` of two cases, or in words why none is known."""
+    """Return the spread of the ratio of `metric` of two cases, or the reason why none is known."""
     document: Mapping[str, Any] = fitted.document.get("pairs", {})
     kind, why = kind_of_pair(a, b)
     if why:

@@ -1,1 +1,1 @@
-"""Metric definitions: the meaning of a run's figures, and how they follow from its records."""
+"""Metric definitions: the meaning of a run's figures, and their computation from its records."""

@@ -16,8 +16,8 @@ Slos = Mapping[str, Mapping[str, float]]
 def class_limits(
     labels: Sequence[str], rows: NDArray[np.int64], slo: Mapping[str, float], slos: Slos
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the limits in ms of the requests of these trace rows, by metric: those of their class where it has its
-    own; infinite where there is none."""
+    """Return the limits in ms of the requests of these trace rows, by metric: the limits of their class if it has its
+    own; infinite if there is none."""
     own = [slos.get(labels[row], slo) for row in rows.tolist()]
     known = [name for name in SLO_METRICS if name in slo or any(name in limits for limits in slos.values())]
     return {name: np.array([limits.get(name, np.inf) for limits in own], dtype=np.float64) for name in known}

@@ -1,11 +1,11 @@
-"""Metrics of the user's own: functions of a run's requests, named `path/to/file.py:function` or handed over in Python.
+"""User-defined metrics: functions of a run's requests, named `path/to/file.py:function` or passed in Python.
 
     def slow_starts(requests, summary):
         return (requests["ttft_ns"] > 2e9).mean()
 
-A function is given the requests as a DataFrame (the columns of requests.parquet; experiments leave out those of the
-warm-up and the cool-down) and the run's summary, and returns a number. Its attributes `unit` and `better` ("lower" or
-"higher"), if it has any, say how to read it.
+A function receives the requests as a DataFrame (the columns of requests.parquet; experiments leave out the warm-up and
+cool-down) and the run's summary, and returns a number. Its optional attributes `unit` and `better` ("lower" or
+"higher") state how to read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from servesim.parsing import listed
 from servesim.plugins.files import load_file
 
 Function = Callable[[Any, Mapping[str, Any]], Any]
-"""Called with (requests, a DataFrame; summary)."""
+"""Function called with (requests, a DataFrame; summary)."""
 
 
 def is_custom(name: Any) -> bool:
@@ -29,7 +29,7 @@ def is_custom(name: Any) -> bool:
 
 
 def load_metric(metric: str | Function) -> tuple[str, Function]:
-    """Return name and function of a metric; UserError where there is none."""
+    """Return the name and function of a metric; raise UserError if there is none."""
     if callable(metric):
         name = getattr(metric, "__name__", "")
         if not name.isidentifier():
@@ -48,7 +48,7 @@ def load_metric(metric: str | Function) -> tuple[str, Function]:
 
 
 def value_of(name: str, function: Function, requests: Any, summary: Mapping[str, Any]) -> float:
-    """Return what a function says of a run; NaN where it returns None. UserError where it fails, or returns no
+    """Return a function's value for a run, or NaN if it returns None. Raise UserError if it fails or does not return a
     number."""
     try:
         value = function(requests, summary)
@@ -61,8 +61,8 @@ def value_of(name: str, function: Function, requests: Any, summary: Mapping[str,
 def custom_values(
     metrics: str | Function | Iterable[str | Function] | None, requests: Callable[[], Any], summary: Mapping[str, Any]
 ) -> dict[str, float | None]:
-    """Return the values of all metrics of a run by name, None where they are not finite. `requests`: makes the
-    DataFrame, if it is needed."""
+    """Return the values of all metrics of a run by name, None if they are not finite. `requests`: creates the DataFrame
+    if it is needed."""
     found = dict(load_metrics(metrics))
     if not found:
         return {}
@@ -72,7 +72,7 @@ def custom_values(
 
 
 def load_metrics(metrics: str | Function | Iterable[str | Function] | None) -> list[tuple[str, Function]]:
-    """Return names and functions of a list of metrics, or of one, or of a text with commas between."""
+    """Return the names and functions of a list of metrics, of a single one, or of a comma-separated text."""
     if metrics is None:
         return []
     given = listed("metrics", metrics) if isinstance(metrics, str) else [metrics] if callable(metrics) else metrics

@@ -1,4 +1,4 @@
-"""Figures of steps and batches, of memory, and of what it costs."""
+"""Figures of steps and batches, of memory, and of cost."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BY_KIND = an_object(**dict.fromkeys(KINDS, FIGURE))
 
 
 def mfu(m: Measured) -> float | None:
-    """Return model FLOPs utilization: the arithmetic the answers needed over what the GPUs could do in the duration.
+    """Return model FLOPs utilization: the arithmetic that the answers needed over the GPUs' peak in the duration.
 
     Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and
     all outputs but the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token.
-    Recomputation after preemption and padding are not useful and do not count. None for models whose layers are
-    not all alike and dense, and for several pools.
+    Recomputation after preemption and padding are not useful and do not count. None for models whose layers are not all
+    alike and dense, and for several pools.
     """
     deployment = m.alone
     if deployment is None:
@@ -46,9 +46,9 @@ def mfu(m: Measured) -> float | None:
 
 
 def mbu(m: Measured) -> float | None:
-    """Return memory bandwidth utilization: weights once per step (of embeddings only a tied LM head), and keys and
-    values of every context attended (those a prefill piece finds included), over what the GPUs could read meanwhile.
-    None for models whose layers are not all alike and dense, and for several pools."""
+    """Return memory bandwidth utilization: weights once per step (of embeddings, only a tied LM head), and keys and
+    values of every attended context (including the context cached before a prefill chunk), over the bytes that the GPUs
+    could read in the duration. None for models whose layers are not all alike and dense, and for several pools."""
     deployment, totals = m.alone, m.totals
     if deployment is None:
         return None
@@ -65,12 +65,12 @@ def mbu(m: Measured) -> float | None:
 
 
 def _plain(model: ModelSpec) -> bool:
-    """Return whether every layer computes all its weights for every token and attends the whole context."""
+    """Return whether every layer uses all its weights for every token and attends to the whole context."""
     return model.latent is None and all(layer == Layer() for layer in model.layers)
 
 
 def busy_share(m: Measured) -> float | None:
-    """Return the share of the time that replicas were up in which their GPUs computed."""
+    """Return the share of the replicas' uptime in which their GPUs computed."""
     whole = sum(m.seconds * pool.up(m.duration_ns) * pool.pp for pool in m.pools)
     return per(m.totals.sums["gpu_ns"] / SECOND, whole)
 
@@ -210,7 +210,7 @@ PREFIX_CACHE = Group(
 
 
 def _drafted(m: Measured) -> SpecStats | None:
-    """Return the counts of all replicas together; None if nothing was drafted."""
+    """Return the counts of all replicas together, or None if nothing was drafted."""
     if not any(each.proposed for each in m.drafts):
         return None
     counts = ((each.proposed, each.drafts, each.draft_tokens, each.accepted) for each in m.drafts)

@@ -1,4 +1,4 @@
-"""All figures of a run: groups that every run has, those of its features, and their words."""
+"""All figures of a run: the groups of every run, the groups of its features, and their texts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OF_A_RUN = (
 )  # fmt: skip
 """Groups that every run has."""
 GROUPS = (*OF_A_RUN, REPLICAS, POOLS)
-"""The same, and those of runs of several replicas."""
+"""Groups of every run, and the groups of runs with several replicas."""
 _FIELD = re.compile(r"{{|}}|{([\w.]+)}")
-"""A brace written twice, or a figure."""
+"""Pattern of a doubled brace or a figure."""
 
 
 def summarize(measured: Measured) -> dict[str, Any]:
-    """Return the sections of a finished run. Latencies are in ms, durations in s, shares between 0 and 1."""
+    """Return the sections of a finished run. Latencies are in ms, durations in s, and shares between 0 and 1."""
     found: dict[str, Any] = {}
     for group in OF_A_RUN:
         section = group.of(measured)
@@ -40,7 +40,7 @@ def summarize(measured: Measured) -> dict[str, Any]:
 
 
 def text_of(figure: Figure | None, value: Any) -> str:
-    """Return a value in words, without its unit: a share as a percentage, a count in full."""
+    """Return a value as text, without its unit: a share as a percentage, a count in full."""
     if value is None or isinstance(value, str):
         return value or "-"
     if isinstance(value, dict):
@@ -57,7 +57,7 @@ def text_of(figure: Figure | None, value: Any) -> str:
 
 
 def with_unit(figure: Figure, value: Any) -> str:
-    """Return a value in words with its unit."""
+    """Return a value as text with its unit."""
     text = text_of(figure, value)
     if figure.unit in ("", "share") or text == "-":
         return text
@@ -71,8 +71,8 @@ def said(
     groups: Sequence[Group] = GROUPS,
     text: Callable[[Figure | None, Any], str] = text_of,
 ) -> str | None:
-    """Return words of a group with their figures filled in; None if they are not to be shown. `text`: returns a figure
-    in words. What is no figure stays as it is."""
+    """Return a text of a group with its figures filled in, or None if it is not to be shown. `text`: returns a figure
+    as text. Fields that are not figures are kept as they are."""
     template = words(summary) if callable(words) else words
     if template is None:
         return None
@@ -94,8 +94,8 @@ def said(
 
 
 def _places(path: list[str], group: Group, groups: Sequence[Group]) -> Iterator[tuple[Group, list[str]]]:
-    """Yield groups in which a path may be, and the path from there: its own, those of its first name, those at the
-    top."""
+    """Yield the groups in which a path may be, and the path within each: the group itself, groups whose section is the
+    first name, and top-level groups."""
     yield group, path
     if len(path) > 1:
         yield from ((each, path[1:]) for each in groups if each.section == path[0])
@@ -103,7 +103,7 @@ def _places(path: list[str], group: Group, groups: Sequence[Group]) -> Iterator[
 
 
 def unknown_fields(group: Group, groups: Sequence[Group]) -> list[str]:
-    """Return the names in the words of a group, as far as these are texts, that are no figures."""
+    """Return the fields in a group's static texts that are not figures."""
     rows = [words for _, words in group.rows] if isinstance(group.rows, tuple) else []
     texts = [text for text in (*rows, *(words for tile in group.tiles for words in tile[1:3])) if isinstance(text, str)]
     fields = [found[1] for text in texts for found in _FIELD.finditer(text) if found[1] is not None]
@@ -115,8 +115,9 @@ def _is_figure(path: list[str], group: Group, groups: Sequence[Group]) -> bool:
 
 
 def plain_sections(groups: Sequence[Group], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections that a user's feature made, with numpy's numbers turned into Python's. PolicyError for a value
-    that JSON does not have, a figure of its groups that is missing, and one that is no number if that is declared."""
+    """Return sections that a user's feature made, with numpy numbers converted to Python. Raise PolicyError for a value
+    that JSON does not support, for a missing figure of its groups, and for a figure declared as a number that is
+    none."""
     found = {name: _plain(section, name) for name, section in sections.items()}
     for group in groups:
         section = found.get(group.section)
@@ -150,12 +151,12 @@ def _no_number(name: str, value: Any) -> PolicyError:
 def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int beyond all floats
+    except OverflowError:  # larger than any float
         return False
 
 
 def rows_of(groups: Sequence[Group], summary: Summary) -> Rows:
-    """Return the rows of a run's table, in the order of the groups; those that stand after others by their labels."""
+    """Return the rows of a run's table, in the order of the groups, except rows placed after others by their labels."""
     found: Rows = []
     for group in groups:
         labels = [label for label, _ in found]

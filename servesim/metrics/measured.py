@@ -1,4 +1,4 @@
-"""A run that was measured: what its figures are made from."""
+"""A measured run: the input of its figures."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class Deployment:
     num_blocks: int
     """KV blocks of one replica."""
     capacity_tokens: int
-    """Tokens the KV memory of one replica holds at most."""
+    """Maximum number of tokens that the KV memory of one replica holds."""
     block_bytes: int
     """Bytes of a block on one GPU."""
     prefix_caching: bool
     usd_per_gpu_hour: float
     up_ns: int | None = None
-    """Time that its replicas were up, in all; None: all of them all the time."""
+    """Total uptime of its replicas; None: all of them were up all the time."""
 
     def replica_ns(self, duration_ns: int) -> int:
-        """Return the time that replicas were up in a run of this duration."""
+        """Return the total uptime of replicas in a run of this duration."""
         return self.replicas * duration_ns if self.up_ns is None else self.up_ns
 
     def up(self, duration_ns: int) -> float:
-        """Return the mean number of replicas up at a time in a run of this duration."""
+        """Return the mean number of replicas up in a run of this duration."""
         return self.replicas if self.up_ns is None else self.up_ns / max(duration_ns, 1)
 
     def gpus(self, duration_ns: int) -> float:
-        """Return the mean number of GPUs at a time in a run of this duration."""
+        """Return the mean number of GPUs in use in a run of this duration."""
         return self.up(duration_ns) * self.tp * self.pp
 
 
@@ -54,20 +54,20 @@ class Good(NamedTuple):
 
     slo_ms: Mapping[str, float]
     ended: float
-    """Completed within every limit, those that ended in the time."""
+    """Requests that ended in the period and completed within every limit."""
     arrived_good: float
-    """The same, of those that arrived in the time: of a whole run it is one number."""
+    """Requests that arrived in the period and completed within every limit; equal to `ended` for a whole run."""
     arrived: int
     within: Mapping[str, int]
-    """Completed within each limit, by metric."""
+    """Requests that completed within each limit, by metric."""
     seconds: float
     slo_classes_ms: Mapping[str, Mapping[str, float]] | None = None
     """Limits of classes that have their own."""
 
 
 def good_of(part: Part, slo: Mapping[str, float], limits: Limits | None = None, seconds: float | None = None) -> Good:
-    """Return which requests are within every limit. `limits`: those of each completed request, if they are not all
-    alike; `seconds`: over which rates are taken, by default from the first arrival to the last token."""
+    """Return the requests that are within every limit. `limits`: limits of each completed request, if they differ;
+    `seconds`: the time over which rates are computed, by default from the first arrival to the last token."""
     within = part.met(slo if limits is None else limits)
     good = within.pop(ALL)
     over = part.duration_ns / SECOND if seconds is None else seconds
@@ -76,11 +76,11 @@ def good_of(part: Part, slo: Mapping[str, float], limits: Limits | None = None, 
 
 @dataclass(frozen=True)
 class Measured:
-    """A run that is over."""
+    """A finished run."""
 
     requests: Requests
     itl: Stats
-    """The gaps between tokens, pooled over requests."""
+    """Gaps between tokens, pooled over requests."""
     totals: StepTotals
     pools: Sequence[Deployment]
     slo: Mapping[str, float]
@@ -89,7 +89,7 @@ class Measured:
     drafts: Sequence[SpecStats] = ()
     """Counts of speculative decoding, by replica."""
     relative_error: float | None = None
-    """Standard error of an entry of the kernel tables, relative to it; None if it is not known."""
+    """Relative standard error of an entry of the kernel tables; None if it is unknown."""
 
     @cached_property
     def duration_ns(self) -> int:
@@ -98,7 +98,7 @@ class Measured:
 
     @cached_property
     def seconds(self) -> float:
-        """The same in seconds."""
+        """Time from the first arrival to the last token, in seconds."""
         return self.duration_ns / SECOND
 
     @cached_property
@@ -112,7 +112,7 @@ class Measured:
         return self._totals[name]
 
     ended = total
-    """Return a sum over what was delivered in the time: of a whole run over its requests."""
+    """Return a sum over the work delivered in the period; for a whole run, the sum over its requests."""
 
     def latency_ms(self, name: str) -> Stats:
         """Return the statistics of a latency."""
@@ -120,7 +120,7 @@ class Measured:
 
     @property
     def good(self) -> Good | None:
-        """Requests within the limits of the scenario; None without limits."""
+        """Requests within the limits of the scenario, or None without limits."""
         return good_of(self.requests, self.slo) if self.slo else None
 
     @property
@@ -130,7 +130,7 @@ class Measured:
 
     @cached_property
     def alone(self) -> Deployment | None:
-        """The deployment, where all replicas are alike."""
+        """The deployment, if all replicas are alike."""
         return self.pools[0] if len(self.pools) == 1 else None
 
     @cached_property
@@ -144,10 +144,10 @@ class Measured:
 
     @cached_property
     def gpu_hours(self) -> float:
-        """Time of all GPUs that were up."""
+        """GPU-hours of all GPUs that were up."""
         return sum(self.gpu_hours_of(pool) for pool in self.pools)
 
     @cached_property
     def usd(self) -> float:
-        """Price of that time."""
+        """Price of the GPU-hours."""
         return sum(self.gpu_hours_of(pool) * pool.usd_per_gpu_hour for pool in self.pools)

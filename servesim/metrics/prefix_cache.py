@@ -6,9 +6,9 @@ from collections import deque
 
 
 class RecentHitRate:
-    """Tokens found over tokens looked up, of the most recent requests (vLLM 0.33: vllm/v1/metrics/stats.py,
-    CachingMetrics). Observations go whole, oldest first, once they count more than `window` requests; the last one
-    always stays."""
+    """Tokens found over tokens looked up, for the most recent requests (vLLM 0.33: vllm/v1/metrics/stats.py,
+    CachingMetrics). Whole observations are dropped, oldest first, once they count more than `window` requests; the last
+    one always stays."""
 
     def __init__(self, window: int = 1000) -> None:
         self.window = window
@@ -16,7 +16,7 @@ class RecentHitRate:
         self._requests = self._queries = self._hits = 0
 
     def observe(self, requests: int, queries: int, hits: int) -> None:
-        """Record that `requests` requests looked up `queries` tokens in all and found `hits`."""
+        """Record that `requests` requests looked up `queries` tokens in total and found `hits`."""
         if not requests:
             return
         self._seen.append((requests, queries, hits))
@@ -31,5 +31,5 @@ class RecentHitRate:
 
     @property
     def rate(self) -> float:
-        """Share of looked-up tokens that were found; 0 where nothing was looked up."""
+        """Share of looked-up tokens that were found; 0 if nothing was looked up."""
         return self._hits / self._queries if self._queries else 0.0

@@ -1,4 +1,4 @@
-"""Figures of each replica and each pool: load, prefix cache, queue, time up, and how even the load was."""
+"""Figures of each replica and each pool: load, prefix cache, queue, uptime, and balance of the load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Up:
-    """When a replica was up: from the beginning of its start to its end."""
+    """Uptime of a replica: from the beginning of its start to its end."""
 
     pool: int
     """Index of its pool."""
@@ -35,12 +35,12 @@ class Up:
 
     @property
     def ns(self) -> int:
-        """How long."""
+        """Duration."""
         return self.until_ns - self.since_ns
 
 
 class ReplicaTotals:
-    """Sums by replica over steps and requests, taken in chunk by chunk."""
+    """Sums by replica over steps and requests, added chunk by chunk."""
 
     def __init__(self) -> None:
         self._sums = {name: np.zeros(0) for name in SUMS}
@@ -60,7 +60,7 @@ class ReplicaTotals:
         np.maximum.at(self._sums["kv_peak"], replica, rows[:, _STEP["kv_peak"]])
 
     def add_requests(self, columns: RequestColumns) -> None:
-        """Add records of requests; those that were with no replica are left out."""
+        """Add records of requests, except those that were never sent to a replica."""
         table = columns.table
         sent = table["replica"] >= 0
         replica = table["replica"][sent]
@@ -77,7 +77,8 @@ class ReplicaTotals:
         self.add_served(replica, values)
 
     def add_served(self, replica: NDArray[np.int64], values: Mapping[str, NDArray[Any]]) -> None:
-        """Add what replicas served; `replica` and each of `values` (SUMS but `requests`) have one entry per request."""
+        """Add the work that replicas served; `replica` and each of `values` (SUMS except `requests`) have one entry per
+        request."""
         self._grow(replica)
         np.add.at(self._sums["requests"], replica, 1)
         for name, value in values.items():
@@ -90,8 +91,8 @@ class ReplicaTotals:
         first_ns: int,
         states: Sequence[list[list[Any]] | None],
     ) -> list[dict[str, Any]]:
-        """Return the figures of each replica, by index. `ups`: when each was up; `pools`: names and deployments;
-        `first_ns`: when the run began, from which seconds count; `states`: [second, state] of each change."""
+        """Return the figures of each replica, by index. `ups`: uptime of each; `pools`: names and deployments;
+        `first_ns`: start of the run, from which seconds count; `states`: [second, state] of each change."""
         have = len(self._sums["steps"])
         found = []
         for index, up in enumerate(ups):
@@ -101,7 +102,7 @@ class ReplicaTotals:
 
 
 class One(NamedTuple):
-    """A replica, as its figures see it."""
+    """A replica, as the figures need it."""
 
     number: int
     pool: str
@@ -112,7 +113,7 @@ class One(NamedTuple):
     states: list[list[Any]] | None
 
     def used(self, name: str) -> float | None:
-        """Return a sum over steps as a share of the memory of the replica and its time up."""
+        """Return a sum over steps as a share of the replica's memory times its uptime."""
         return per(self.sums[name], self.up.ns * self.deployment.capacity_tokens)
 
 
@@ -148,7 +149,7 @@ REPLICAS = Group(
 
 
 class Whole(NamedTuple):
-    """A pool, as its figures see it."""
+    """A pool, as the figures need it."""
 
     deployment: Deployment
     own: Sequence[Mapping[str, Any]]
@@ -161,7 +162,7 @@ class Whole(NamedTuple):
 
     @property
     def gpu_hours(self) -> float:
-        """Time of its GPUs."""
+        """GPU-hours of the pool."""
         hours: float = self.sum("up_s") * self.deployment.tp * self.deployment.pp / 3600
         return hours
 
@@ -171,7 +172,7 @@ def _mean_of(key: str, doc: str, unit: str = "share") -> Figure:
 
 
 def _pool_rows(summary: Summary) -> TableRows:
-    """Return a row for each pool, if the scenario names them."""
+    """Return a row for each pool, if the scenario names its pools."""
     if not summary["scenario"].get("pools"):
         return []
     return [
@@ -216,7 +217,7 @@ POOLS = Group(
 def of_pools(
     replicas: Sequence[Mapping[str, Any]], pools: Sequence[tuple[str, Deployment]], duration_ns: int
 ) -> dict[str, Any]:
-    """Return the figures of each pool. `replicas`: those of each replica."""
+    """Return the figures of each pool. `replicas`: the figures of each replica."""
     return {
         name: POOLS.values(Whole(deployment, [one for one in replicas if one["pool"] == name], duration_ns))
         for name, deployment in pools
@@ -224,13 +225,13 @@ def of_pools(
 
 
 def imbalance(shares: Sequence[float | None]) -> float | None:
-    """Return the largest over the mean; 1 is even. None where there is nothing."""
+    """Return the largest share divided by the mean; 1 is even. None if there are no shares."""
     known = [share or 0.0 for share in shares]
     return per(max(known, default=0.0) * len(known), sum(known))
 
 
 def _mean(replicas: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The mean of a figure over replicas: by their requests where it is one of requests, else by their time up."""
+    """Return the mean of a figure over replicas, weighted by requests for figures of requests, otherwise by uptime."""
     weight = "requests" if key in ("queue_ms", "hit_rate") else "up_s"
     known = [one for one in replicas if one[key] is not None]
     return per(sum(one[key] * one[weight] for one in known), sum(one[weight] for one in known))

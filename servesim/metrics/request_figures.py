@@ -1,4 +1,4 @@
-"""Figures of requests: how many there were, how long they took, how many were good."""
+"""Figures of requests: their number, their latencies, and their goodput."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ LATENCY_LABELS = {
 }
 """Names of latencies in tables and sentences."""
 SHOWN = ("ttft", "tpot", "itl", "e2el", "queue_time")
-"""Latencies of the terminal's table and the page's."""
+"""Latencies shown in the tables of the terminal and the page."""
 
 
 def _latency(name: str, doc: str) -> Figure:
@@ -116,7 +116,7 @@ def _latency(name: str, doc: str) -> Figure:
 
 
 def _latency_tile(key: str, name: str, shown: Callable[[Summary], bool]) -> Tile:
-    """Return the tile of a 99th percentile, which warns where that is above its limit."""
+    """Return the tile of a 99th percentile, with a warning if it is above its limit."""
 
     def value(summary: Summary) -> str | None:
         if not shown(summary):
@@ -171,7 +171,7 @@ LATENCY = Group(
 
 
 def limits_text(slo: Mapping[str, float]) -> str:
-    """Return limits in words."""
+    """Return limits as text."""
     return ", ".join(f"{name} <= {limit:g} ms" for name, limit in slo.items())
 
 

@@ -1,7 +1,7 @@
-"""Metrics of requests: latencies, throughput, SLOs. Definitions in the field's (vLLM's) terms.
+"""Metrics of requests: latencies, throughput, SLOs. Definitions follow the field's (vLLM's) terms.
 
-t_s: arrival; t_1, t_n: first and last output token; n: output tokens; E2E = t_n - t_s. A request of several samples
-counts once (servesim.metrics.samples); n is then that of the longest.
+t_s: arrival; t_1, t_n: first and last output token; n: output tokens; E2E = t_n - t_s. A request with several samples
+counts once (servesim.metrics.samples); n is then the length of the longest.
 """
 
 from __future__ import annotations
@@ -27,74 +27,77 @@ INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """Weights of tokens in a tenant's service, as in VTC (Sheng et al., OSDI'24): outputs cost more than inputs."""
 
 Limits = Mapping[str, float] | Mapping[str, NDArray[np.float64]]
-"""Milliseconds by metric, of all requests alike or of each completed one."""
+"""Milliseconds by metric, the same for all requests or one value for each completed request."""
 Stats = dict[str, float] | None
 
 
 class Service(NamedTuple):
-    """Tokens and requests that clients got, and those they did not."""
+    """Tokens and requests that were served to clients, and those that were not."""
 
     given: float
     """Weighted tokens of the answers and their prompts."""
     refused: float
-    """Weighted tokens of the requests none of whose attempts was answered: prompt and cap."""
+    """Weighted tokens of the requests without any successful attempt: prompt and cap."""
     answers: int
     seconds: float
-    """Sum over answers of the time a token took (E2E / n)."""
+    """Sum over answers of the time per token (E2E / n)."""
 
 
 class Part(Protocol):
-    """The source of the figures of some requests: their records, or sums over records that went by."""
+    """The source of the figures of some requests: their records, or sums over streamed records."""
 
     def total(self, name: str) -> int:
         """Return one of TOTALS."""
 
     def latency_ms(self, name: str) -> Stats:
-        """Return the statistics of one of LATENCIES; None when there is none."""
+        """Return the statistics of one of LATENCIES, or None if there are no values."""
 
     def met(self, limits: Limits) -> dict[str, int]:
-        """Return the completed requests within each limit (value <= limit), and within every one (ALL)."""
+        """Return the number of completed requests within each limit (value <= limit), and within every one (ALL)."""
 
     def service(self, rows: int) -> Service:
-        """Return what was answered; `rows`: of the trace."""
+        """Return the service given; `rows`: requests of the trace."""
 
     @property
     def duration_ns(self) -> int:
-        """Time from the first arrival of all to the last token of all, the drain at the end included."""
+        """Time from the first arrival to the last token of all requests, including the drain at the end."""
 
 
 class Requests(Part, Protocol):
     """The figures of all requests of a run."""
 
     def why(self, ended: State) -> dict[str, int]:
-        """Return how many requests ended in state `ended`, by reason."""
+        """Return the number of requests that ended in state `ended`, by reason."""
 
     def max_concurrency(self) -> int:
-        """Return the most completed requests in the system at once; at one instant departures come before arrivals."""
+        """Return the maximum number of completed requests in the system at the same time; at the same instant,
+        departures come before arrivals."""
 
     def lookups(self, count: int) -> list[tuple[int, int]]:
-        """Return (prompt tokens, those of them found in the cache) of the `count` requests admitted last, in that
-        order."""
+        """Return (prompt tokens, tokens of them found in the cache) of the last `count` admitted requests, in order of
+        admission."""
 
     def load(self) -> Load | None:
-        """Return the numbers waiting and in the system over the arrival span; None if there is no span."""
+        """Return the numbers of requests waiting and in the system over the arrival span, or None if there is no
+        span."""
 
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """The request records as named columns, in order of trace row; latencies in nanoseconds, of completed requests."""
+    """The request records as named columns, in order of trace row; latencies are in nanoseconds, for completed
+    requests."""
 
     table: dict[str, NDArray[np.int64]]
     done: NDArray[np.bool_]
-    """Which requests completed; the latencies below have one entry for each of these."""
+    """Mask of completed requests; the latencies below have one entry for each of them."""
     reasons: Mapping[int, str] = field(default_factory=dict)
-    """Why they ended, by row."""
+    """Reason why each request ended, by row."""
     sequences: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The records of each output sequence: of a request of n samples, n of them."""
+    """The records of each output sequence: a request with n samples has n."""
 
     @classmethod
     def of(cls, rows: Rows, reasons: Mapping[int, str] | None = None) -> RequestColumns:
-        """Build from the recorder's table, whatever its order."""
+        """Build from the recorder's table in any row order."""
         rows = rows[np.argsort(rows[:, REQUEST_COLUMNS.index("row")], kind="stable")]
         sequences = {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(REQUEST_COLUMNS)}
         table = requests_of(sequences)
@@ -119,7 +122,7 @@ class RequestColumns:
 
     @property
     def tpot(self) -> NDArray[np.float64]:
-        """(E2E - TTFT) / (n - 1); 0 where n <= 1, which is what SLOs see of such requests."""
+        """(E2E - TTFT) / (n - 1), or 0 if n <= 1, which is the value that SLOs use for such requests."""
         gaps = self.completed("longest_output_len") - 1
         return np.where(gaps > 0, (self.e2el - self.ttft) / np.maximum(gaps, 1), 0.0)
 
@@ -135,7 +138,7 @@ class RequestColumns:
 
     @property
     def duration_ns(self) -> int:
-        """Time from the first arrival of all to the last token of all, the drain at the end included."""
+        """Time from the first arrival to the last token of all requests, including the drain at the end."""
         if not self.done.any():
             return 0
         return int(self.completed("last_token_ns").max() - self.table["arrival_ns"].min())
@@ -185,7 +188,7 @@ class RequestColumns:
         """Return arrival, end of waiting and departure of each request that was not rejected."""
         table = self.table
         kept = np.flatnonzero(table["state"] != State.REJECTED)
-        kept = kept[np.argsort(table["arrival_ns"][kept], kind="stable")]  # closed loops send out of the trace's order
+        kept = kept[np.argsort(table["arrival_ns"][kept], kind="stable")]  # closed loops do not send in trace order
         leaves = np.where(table["state"] == State.ABORTED, table["finished_ns"], table["last_token_ns"])[kept]
         waits = np.where(table["scheduled_ns"] < 0, table["finished_ns"], table["scheduled_ns"])[kept]
         return table["arrival_ns"][kept], waits, leaves
@@ -203,8 +206,8 @@ def _of_completed(column: str) -> Callable[[RequestColumns], int]:
 
 
 def _looked_up(c: RequestColumns) -> NDArray[np.bool_]:
-    """Return which sequences were admitted by themselves: one forked off another has all of its prompt and did no
-    lookup."""
+    """Return the sequences that were admitted themselves; a sequence forked off another shares its whole prompt and
+    does no lookup."""
     table = c.sequences
     forked = (table["sample"] > 1) & (table["hit_tokens"] == table["prompt_len"])
     asked: NDArray[np.bool_] = (table["scheduled_ns"] >= 0) & ~forked
@@ -216,8 +219,8 @@ def _of_admitted(column: str) -> Callable[[RequestColumns], int]:
 
 
 def _computed(c: RequestColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return, for each completed sequence, the tokens whose keys and values it needs (the prompt and all outputs but
-    the last), and how many of them were there."""
+    """Return, for each completed sequence, the number of tokens whose keys and values it needs (the prompt and all
+    outputs except the last), and the number of them that were cached."""
     done = c.sequences["state"] == State.FINISHED
     prompt, output, hit = (c.sequences[name][done] for name in ("prompt_len", "output_len", "hit_tokens"))
     return prompt + output - 1, hit
@@ -248,7 +251,7 @@ TOTALS: dict[str, Callable[[RequestColumns], int]] = {
     "useful_tokens": _tokens,
     "useful_pairs": _pairs,  # query-key pairs of those tokens
 }
-"""Whole numbers of a run that add up over its requests."""
+"""Integer totals of a run that add up over its requests."""
 LATENCIES: dict[str, Callable[[RequestColumns], Numbers]] = {
     "ttft": lambda c: c.ttft,
     "tpot": lambda c: c.tpot[c.completed("longest_output_len") > 1],
@@ -256,11 +259,11 @@ LATENCIES: dict[str, Callable[[RequestColumns], Numbers]] = {
     "ntpot": lambda c: c.ntpot,
     "queue_time": lambda c: c.queue_time,
 }
-"""In nanoseconds, of the completed requests that have them."""
+"""Latencies in nanoseconds, of the completed requests that have them."""
 
 
 def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
-    """Return the most of these stays that overlap; at one instant those that end go first."""
+    """Return the maximum number of stays that overlap; at the same instant, ends come before beginnings."""
     if not len(enter):
         return 0
     arrivals, departures = np.sort(enter), np.sort(leave)
@@ -269,5 +272,5 @@ def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
 
 
 def per(amount: float, of: float) -> float | None:
-    """Return a ratio; None where there is nothing to divide by."""
+    """Return a ratio, or None if the divisor is zero."""
     return amount / of if of else None

@@ -1,7 +1,7 @@
-"""Requests of several samples (n > 1): their output sequences taken together.
+"""Requests with several samples (n > 1): their output sequences taken together.
 
-A request counts once. Its tokens are those of all samples; its first token is the first of any, it ends with the last
-of all, and fails if one does.
+A request counts once. Its tokens are the tokens of all samples. Its first token is the first of any sample, it ends
+with the last token of all, and it fails if one of them does.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ def requests_of(table: Columns) -> Columns:
 
 
 def numbers_of(table: Columns) -> NDArray[np.int64]:
-    """Return the request each sequence belongs to, by row."""
+    """Return the request of each sequence, by row."""
     return np.where(table["sample"] != 0, table["request"], table["row"])
 
 
 def reasons_of(table: Columns, reasons: Mapping[int, str]) -> dict[int, str]:
-    """Return the reason each request ended: the reason of the sample that ended last among those that ended worst."""
+    """Return the reason why each request ended: the reason of the last sample to end among those with the worst
+    outcome."""
     if not table["sample"].any() or not reasons:
         return dict(reasons)
     number = numbers_of(table)

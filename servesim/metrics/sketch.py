@@ -1,4 +1,4 @@
-"""A histogram that answers percentiles within a stated relative error in constant memory."""
+"""A histogram that computes percentiles within a stated relative error in constant memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 from servesim.metrics.distribution import PERCENTILES, Numbers, named
 
 RELATIVE_ERROR = 0.001
-"""Largest relative error of a percentile, against the exact one interpolated between its two neighbours."""
+"""Maximum relative error of a percentile, compared with the exact one interpolated between its two neighbors."""
 _LOG_RATIO = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 
 
 class Sketch:
     """Counts of non-negative values in buckets whose bounds grow geometrically (DDSketch: Masson et al., VLDB 2019).
 
-    Count, minimum and maximum are exact, mean and standard deviation but for rounding. Values below 1 (a nanosecond)
-    other than 0 share the first bucket. The order in which values come does not matter to any percentile.
+    Count, minimum and maximum are exact; mean and standard deviation are exact except for rounding. Values below 1 (a
+    nanosecond) other than 0 share the first bucket. Percentiles do not depend on the order of the values.
     """
 
     def __init__(self) -> None:
         self._zeros = 0
         self._counts = np.zeros(0, dtype=np.int64)  # bucket b holds values in (ratio^(b-1), ratio^b]
-        self._first = 0  # the bucket that counts[0] is of
+        self._first = 0  # bucket of counts[0]
         self._count = 0
         self._mean = self._squares = 0.0  # of deviations from the mean (Chan et al., 1979)
         self._low, self._high = math.inf, -math.inf
@@ -53,7 +53,7 @@ class Sketch:
         self._low, self._high = min(self._low, float(present.min())), max(self._high, float(present.max()))
 
     def _reach(self, low: int, high: int) -> None:
-        """Have buckets from `low` to `high`."""
+        """Extend the buckets to cover `low` to `high`."""
         if len(self._counts) and self._first <= low and high < self._first + len(self._counts):
             return
         if len(self._counts):
@@ -63,7 +63,8 @@ class Sketch:
         self._counts, self._first = grown, low
 
     def describe(self, unit: float = 1.0) -> dict[str, float] | None:
-        """Describe the values, each divided by `unit`, as `distribution.describe` does; None when there are none."""
+        """Describe the values, each divided by `unit`, as `distribution.describe` does; return None if there are
+        none."""
         if self._count == 0:
             return None
         ends = self._zeros + np.cumsum(self._counts)
@@ -78,17 +79,17 @@ class Sketch:
         return a + (b - a) * (position - low)
 
     def _at(self, ends: NDArray[np.int64], rank: int) -> float:
-        """Return the value of a rank, counted from 0."""
+        """Return the value at a rank, counted from 0."""
         if rank < self._zeros:
             return 0.0
         return self._middle(int(np.searchsorted(ends, rank, side="right")))
 
     def _middle(self, index: int) -> float:
-        """Return the point of a bucket that is nearest, relatively, to both bounds."""
+        """Return the point of a bucket with the smallest relative distance to both bounds."""
         middle = math.exp((self._first + index) * _LOG_RATIO) * (1 - RELATIVE_ERROR)
         return min(max(middle, self._low), self._high)
 
     def buckets(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the values taken in, ascending and each within the relative error, and how often each came."""
+        """Return the added values, ascending and each within the relative error, and their counts."""
         values = [0.0, *(self._middle(index) for index in range(len(self._counts)))]
         return np.array(values), np.concatenate([[self._zeros], self._counts])

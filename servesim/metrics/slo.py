@@ -1,9 +1,9 @@
 """Limits of latencies (SLOs), as text and as numbers.
 
     ttft:500  ttft<500ms  ttft<0.5s     a request is good if it is within this limit and all others of the kind (joint)
-    ttft:p99<1s  ttft:p99:1000          99 % of the requests are within this limit, whatever becomes of others (each)
+    ttft:p99<1s  ttft:p99:1000          99 % of the requests are within this limit, regardless of others (each)
 
-Several stand with commas or blanks between. Without a unit limits are milliseconds; us, ms, s and min are known.
+Separate several limits by commas or blanks. Limits without a unit are in milliseconds; the units are us, ms, s and min.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIME = re.compile(r"([0-9.e+-]*[0-9.])\s*([a-z]*)")
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Return limits in milliseconds by metric, or by metric and percentile (`ttft:p99`) where they hold each."""
+    """Return limits in milliseconds by metric, or by metric and percentile (`ttft:p99`) if each holds separately."""
     limits: dict[str, float] = {}
     for part in (part for several in listed("slo", text) for part in several.split()):
         found = _PART.fullmatch(part)
@@ -38,7 +38,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def milliseconds(name: str, value: Any) -> float:
-    """Return a limit in milliseconds, of a number or a text such as `1s`."""
+    """Return a limit in milliseconds from a number or a text such as `1s`."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -53,12 +53,13 @@ def milliseconds(name: str, value: Any) -> float:
 
 
 def is_time(value: Any) -> bool:
-    """Return whether a value is text that begins as a number and ends as a unit."""
+    """Return whether a value is text that begins with a number and ends with a unit."""
     return isinstance(value, str) and value[:1].isdecimal() and value[-1:].isalpha()
 
 
 def split_slo(limits: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return limits by metric, and the percentiles of those that hold each, taken out of their keys (`ttft:p99`)."""
+    """Return limits by metric, and the percentiles of limits that hold separately, taken out of their keys
+    (`ttft:p99`)."""
     plain: dict[str, Any] = {}
     percentiles: dict[str, float] = {}
     for key, limit in limits.items():
@@ -82,7 +83,7 @@ def _percentile(name: str, text: str) -> float:
 
 
 def check_slo(limits: dict[str, float]) -> dict[str, float]:
-    """Return the limits in the order of SLO_METRICS; UserError where they cannot be limits."""
+    """Return the limits in the order of SLO_METRICS; raise UserError if they are not valid limits."""
     for name, value in limits.items():
         if name not in SLO_METRICS:
             raise UserError(f"slo: unknown metric {name!r}{suggest(name, SLO_METRICS)}")
@@ -92,5 +93,5 @@ def check_slo(limits: dict[str, float]) -> dict[str, float]:
 
 
 def time_text(ms: float) -> str:
-    """Return a limit as people say it, such as "50 ms" and "1 s"."""
+    """Return a limit in readable form, such as "50 ms" and "1 s"."""
     return f"{ms / 1e3:g} s" if ms >= 1e3 else f"{ms:g} ms"

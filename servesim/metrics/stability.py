@@ -1,4 +1,4 @@
-"""Test of whether the queue is still growing when arrivals end: then percentiles depend on the trace's length."""
+"""Test of whether the queue is still growing when arrivals end; if it is, percentiles depend on the trace's length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TENTHS = 10
 RISING = 3
-"""Tenths of the arrival span, counted from its end, through which the number must rise."""
+"""Number of tenths at the end of the arrival span through which the number must rise."""
 
 GROWING = "the queue was still growing when arrivals ended; latencies depend on the trace's length"
 """Meaning of an unstable run."""
@@ -30,20 +30,20 @@ class Load:
     """Load of a system over the arrival span, in tenths."""
 
     waiting: NDArray[np.float64]
-    """Mean number waiting (not yet scheduled for the first time) in each tenth."""
+    """Mean number of requests waiting (not yet scheduled for the first time) in each tenth."""
     in_system: NDArray[np.float64]
     arrived: NDArray[np.int64]
     """Arrivals before each of the eleven edges."""
     filling: NDArray[np.float64]
-    """Mean number in the system in each tenth had each arrival stayed as long as arrivals of the whole run."""
+    """Mean number in the system in each tenth if the stays of its arrivals were distributed as in the whole run."""
     service_ns: float
-    """Mean time from the first schedule to the end."""
+    """Mean time from the first scheduling to the end."""
     span_ns: int
 
 
 def load_of(arrival: Times, waits: Times, leaves: Times) -> Load | None:
-    """Return the load, from the times each request arrived (ascending), stopped waiting and left; None where they
-    arrive at once."""
+    """Return the load, from the times at which each request arrived (ascending), stopped waiting and left; None if they
+    all arrive at the same time."""
     span = int(arrival[-1] - arrival[0]) if len(arrival) else 0
     if span < TENTHS:
         return None
@@ -55,15 +55,15 @@ def load_of(arrival: Times, waits: Times, leaves: Times) -> Load | None:
 
 
 def stability(requests: Requests) -> dict[str, Any]:
-    """Return the verdict and what it rests on: mean numbers waiting and in the system in tenths of the arrival span.
+    """Return the verdict and its basis: mean numbers waiting and in the system in tenths of the arrival span.
 
-    Unstable is a run in which the number waiting (not yet scheduled for the first time) rises through the last
-    three tenths and is there higher than in some earlier tenth by at least max(10, 2 %, 2 sqrt) of the requests
-    that arrived in between: more than the chance wandering of a queue below capacity, which is of the order of the
-    square root. Engines that admit every request and slow down show it in the number in the system instead. There
-    only the second half counts, and what an empty server that fills would show is taken off first: the number that
-    the same arrivals would give if each stayed as long as those observed (`expected_present`). Where nothing grows, and
-    half the span is less than three times the mean time in service, the trace is too short to tell: undecided.
+    A run is unstable if the number waiting (not yet scheduled for the first time) rises through the last three tenths
+    and is there higher than in some earlier tenth by at least max(10, 2 %, 2 sqrt) of the requests that arrived in
+    between: more than the random fluctuation of a queue below capacity, which is of the order of the square root.
+    Engines that admit every request and slow down show growth in the number in the system instead. There, only the
+    second half counts, and the growth expected from an empty server that fills up is subtracted first: the number that
+    the same arrivals would give if each stayed as long as those observed (`expected_present`). If nothing grows, and
+    half the span is less than three times the mean time in service, the trace is too short to decide: undecided.
     """
     load = requests.load()
     if load is None:
@@ -110,7 +110,7 @@ STABILITY = Group(
 
 
 def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64]:
-    """Return the mean number present between successive edges, exactly: the integral of the number over the width."""
+    """Return the exact mean number present between successive edges: the integral of the number over the width."""
     width = np.diff(edges)
     stay = [
         np.maximum(np.minimum(leave, b) - np.maximum(enter, a), 0).sum(dtype=np.float64)
@@ -122,12 +122,12 @@ def mean_between(enter: Times, leave: Times, edges: Times) -> NDArray[np.float64
 def expected_present(
     arrived: Times, width: float, stays: NDArray[Any], counts: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the mean number present in each tenth of a span if what arrives in it, spread evenly, stays `stays[i]`
-    with weight `counts[i]`, whenever it arrives.
+    """Return the mean number present in each tenth of a span if arrivals, spread evenly within a tenth, stay `stays[i]`
+    with weight `counts[i]`, regardless of their time of arrival.
 
-    `arrived`: arrivals before each of the eleven edges, `width` apart; `stays` in the same unit. What begins at one
-    time and stays S is present for min(S, t) of the next t; H(t) is the mean over S of its integral up to t, and the
-    arrivals of a tenth are present d tenths later in proportion to the second difference of H there.
+    `arrived`: arrivals before each of the eleven edges, `width` apart; `stays` in the same unit. An arrival that stays
+    S is present for min(S, t) of the next t; H(t) is the mean over S of its integral up to t, and the arrivals of a
+    tenth are present d tenths later in proportion to the second difference of H there.
     """
     weight = counts / counts.sum()
     integrals = [0.0, 0.0]
@@ -139,7 +139,7 @@ def expected_present(
 
 
 def _grows(number: NDArray[np.float64], arrived: Times, tenths: int) -> bool:
-    """Return whether growth shows in the last `tenths`; `arrived` counts arrivals before each edge."""
+    """Return whether the last `tenths` show growth; `arrived` counts arrivals before each edge."""
     if not (np.diff(number[-RISING:]) > 0).all():
         return False
     for since in range(TENTHS - tenths, TENTHS - RISING + 1):

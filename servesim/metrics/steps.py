@@ -1,4 +1,4 @@
-"""Metrics of the engine, summed up chunk by chunk while the step table streams by."""
+"""Metrics of the engine, summed chunk by chunk while the step table is streamed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _PER_STEP_SUMS = ("prefill_tokens", "prefill_context", "sampled", "padded_tokens
 
 @dataclass
 class StepTotals:
-    """Sums over all steps. A row of the table stands for k steps; whole numbers stay whole."""
+    """Sums over all steps. A row of the table represents k steps; integers stay exact."""
 
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*_SUMS, *_PER_STEP_SUMS), 0))
     decode_tokens: int = 0
     decode_context: int = 0
-    """Sum of the contexts attended by decoding sequences over all steps."""
+    """Sum of the contexts attended to by decoding sequences over all steps."""
     kv_external_ns: int = 0
     kv_peak: int = 0
     steps_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     ns_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     gpu_ns_by_origin: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ORIGINS, 0))
     decode_reach: dict[int, int] = field(default_factory=dict)
-    """Largest sum of contexts attended in a step, by number of decoding sequences."""
+    """Maximum total context attended to in a step, by number of decoding sequences."""
     replicas: set[int] = field(default_factory=set)
     _batch: dict[int, int] = field(default_factory=dict)
     _tokens: dict[int, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class StepTotals:
 
     @property
     def steps(self) -> int:
-        """Steps of all replicas."""
+        """Number of steps of all replicas."""
         return self.sums["k"]
 
     def batch_size(self) -> dict[str, float] | None:
@@ -80,21 +80,21 @@ class StepTotals:
         return _described(self._batch)
 
     def tokens_per_step(self) -> dict[str, float] | None:
-        """Return the distribution of tokens computed per step (padding not included), over steps."""
+        """Return the distribution of tokens computed per step (without padding), over steps."""
         return _described(self._tokens)
 
     def cost_shares(self) -> dict[str, float | None]:
-        """Return the shares of the GPU time by source: measured kernels, between them, beyond them, formula."""
+        """Return the shares of the GPU time by origin: measured kernels, interpolated, extrapolated, formula."""
         total = sum(self.gpu_ns_by_origin.values())
         return {origin: per(ns, total) for origin, ns in self.gpu_ns_by_origin.items()}
 
     def uncertainty(self, relative_error: float | None) -> float | None:
         """Return the half-width of a 95 % interval on the GPU time, relative to it, from the standard error of one
-        table entry by its repeats; None where that is not known.
+        table entry over its repeats; None if it is unknown.
 
-        Errors of entries are taken to go together (one session, one clock), so they do not average out. Latencies
-        that no queue lengthens vary by as much at most. What is extrapolated or formula is off by more than repeats
-        say and is not in it.
+        Errors of entries are assumed to be correlated (one session, one clock), so they do not average out. Latencies
+        without queueing vary by at most as much. Extrapolated and formula times are off by more than the repeats show
+        and are not included.
         """
         shares = self.cost_shares()
         if relative_error is None or shares["measured"] is None or shares["interpolated"] is None:

@@ -1,4 +1,4 @@
-"""Figures of requests whose records are not kept: sums, sketches of latencies, and what overlaps in time."""
+"""Figures of requests whose records are not kept: sums, sketches of latencies, and overlaps in time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Times = NDArray[np.int64]
 
 
 class StreamedPart:
-    """A `metrics.requests.Part` that takes in records in pieces. Without retries: each row is one request."""
+    """A `metrics.requests.Part` to which records are added in pieces. Without retries: each row is one request."""
 
     def __init__(self) -> None:
         self._sums: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class StreamedRequests(StreamedPart):
     """Streamed figures of all requests of a run (`metrics.requests.Requests`)."""
 
     def __init__(self, origin_ns: int) -> None:
-        """Begin with nothing; no request arrives before `origin_ns`."""
+        """Start empty; no request arrives before `origin_ns`."""
         super().__init__()
         self._why: dict[State, Counter[str]] = {}
         self._overlap = Overlap()
@@ -68,8 +68,8 @@ class StreamedRequests(StreamedPart):
         self._recent = np.empty((0, 4), dtype=np.int64)  # scheduled, row, prompt, hit
 
     def take(self, columns: RequestColumns, limits: Limits, settled_ns: int) -> None:
-        """Add records; those of all requests that arrived before `settled_ns` and ended must have been added by
-        then."""
+        """Add records. By then, the records of all requests that arrived before `settled_ns` and have ended must have
+        been added."""
         self.add(columns, limits)
         for state in (State.FINISHED, State.REJECTED, State.ABORTED):
             self._why.setdefault(state, Counter()).update(columns.why(state))
@@ -93,15 +93,15 @@ class StreamedRequests(StreamedPart):
 
 
 class Overlap:
-    """Most stays at once, exactly, of stays that come in the order in which they end."""
+    """Exact maximum number of overlapping stays, for stays added in the order in which they end."""
 
     def __init__(self) -> None:
         self.most = 0
         self._enter = self._leave = np.empty(0, dtype=np.int64)  # not settled yet
-        self._inside = 0  # of those settled: entered and not left
+        self._inside = 0  # settled stays not left yet
 
     def add(self, enter: Times, leave: Times, settled_ns: int) -> None:
-        """Add stays; no further one begins before `settled_ns`."""
+        """Add stays; no later one begins before `settled_ns`."""
         enter, leave = np.concatenate([self._enter, enter]), np.concatenate([self._leave, leave])
         entered, left = enter < settled_ns, leave < settled_ns
         if entered.any():
@@ -114,15 +114,16 @@ class Overlap:
 
 
 class LoadGrid:
-    """Numbers waiting and in the system over time, in bins that double in width as time goes on: between BINS / 2 and
-    BINS of them cover it, and the edges of tenths are as exact as one bin."""
+    """Numbers waiting and in the system over time, in bins that double in width as the run goes on: the run is covered
+    by between BINS / 2 and BINS of them, and the edges of tenths are accurate to one bin."""
 
     BINS = 8192
 
     def __init__(self, origin_ns: int) -> None:
         self._origin = origin_ns
         self._width = 1 << 20
-        # For arrivals, ends of waits and departures: how many in each bin, and for how long before the bin's end.
+        # For arrivals, ends of waits and departures: their number in each bin, and their total time until the bin's
+        # end.
         self._count = np.zeros((3, self.BINS), dtype=np.int64)
         self._since = np.zeros((3, self.BINS), dtype=np.int64)
         self._first, self._last = NEVER, -1
@@ -152,7 +153,7 @@ class LoadGrid:
         self._width *= 2
 
     def load(self) -> Load | None:
-        """Return the load as `stability.load_of` does; None where all requests arrive at once."""
+        """Return the load as `stability.load_of` does, or None if all requests arrive at the same time."""
         span = self._last - self._first
         if span < TENTHS:
             return None

@@ -1,10 +1,10 @@
-"""Figures in words: as many digits as help to read them."""
+"""Figures as text, with as many digits as are useful."""
 
 from __future__ import annotations
 
 
 def number(value: float | None) -> str:
-    """Return a figure with as many digits as help to read it."""
+    """Return a figure with as many digits as are useful."""
     if value is None:
         return "-"
     if abs(value) >= 1e15:
@@ -19,7 +19,7 @@ def percent(share: float | None) -> str:
 
 
 def amount(value: float, unit: str = "") -> str:
-    """Format a value with three digits or all whole ones, and the unit: `3.36`, `16,384`, `71.9 ms`."""
+    """Format a value with three significant digits or all integer digits, and the unit: `3.36`, `16,384`, `71.9 ms`."""
     size = abs(value)
     if size >= 1000:
         text = f"{value:,.0f}"

@@ -1,1 +1,1 @@
-"""Policies by name: those built in, installed and in files of the user's own, and how these are held to contracts."""
+"""Policies by name: built-in, installed, and in the user's own files, and the checks of their contracts."""

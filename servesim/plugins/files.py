@@ -1,4 +1,4 @@
-"""Files of Python that the user names, loaded once each as modules."""
+"""Python files named by the user, each loaded once as a module."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from servesim.errors import UserError
 
 
 def load_file(what: str, path: Path, prefix: str) -> ModuleType:
-    """Return the module of a file; UserError, which begins with `what`, where it does not load.
+    """Return the module of a file; raise UserError, which begins with `what`, if it does not load.
 
-    Its name, from `prefix`, path and content, keeps files and their versions apart, and classes picklable.
+    Its name, made from `prefix`, path and content, distinguishes files and their versions, and keeps classes picklable.
     """
     key = str(path.resolve()).encode() + b"\0" + path.read_bytes()
     name = f"{prefix}{hashlib.sha256(key).hexdigest()[:12]}"
@@ -28,12 +28,12 @@ def load_file(what: str, path: Path, prefix: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # Docstrings of settings are read from the source, which may have changed, and may be another module as well.
+    # Docstrings of settings are read from the source, which may have changed, and may also be loaded as another module.
     linecache.checkcache(str(path))
     inspect.modulesbyfile[os.path.normcase(path.absolute())] = name
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:  # a file may raise anything, or leave
+    except BaseException as error:  # a file may raise anything, or exit
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise

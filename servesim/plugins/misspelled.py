@@ -1,4 +1,5 @@
-"""Names in a user's classes that look like a verb or flag of their contract, and are none: servesim never uses them."""
+"""Names in a user's classes that resemble a verb or flag of their contract but are not one: servesim never uses
+them."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import Any
 from servesim.plugins.user_policies import is_own
 
 ALIKE = 0.8
-"""Ratio of difflib from which on two names are taken for the same word: `on_arival` and `on_arrival` have .95."""
+"""Minimum difflib ratio for two names to count as the same word: `on_arival` and `on_arrival` have .95."""
 
 
 def misspelled(classes: Iterable[type[Any]]) -> Iterator[str]:
-    """Yield a sentence for each such name."""
+    """Yield a sentence for each misspelled name."""
     for cls in dict.fromkeys(filter(is_own, classes)):
         own = [*takewhile(is_own, cls.__mro__)]
         known = {name for each in cls.__mro__[len(own) :] for name in _public(each)}
@@ -27,7 +28,7 @@ def misspelled(classes: Iterable[type[Any]]) -> Iterator[str]:
 
 
 def classes_beside(cls: type[Any]) -> Iterator[type[Any]]:
-    """Yield the classes of a user's file that are built on ones of servesim, `cls` among them."""
+    """Yield the classes of a user's file that are derived from classes of servesim, including `cls`."""
     if is_own(cls):
         for each in vars(sys.modules[cls.__module__]).values():
             if isinstance(each, type) and each.__module__ == cls.__module__ and _built_on_ours(each):
@@ -39,7 +40,7 @@ def _built_on_ours(cls: type[Any]) -> bool:
 
 
 def _used(cls: type[Any]) -> Iterator[str]:
-    """Yield the names that the methods of a class use, of its own helpers among them."""
+    """Yield the names that the methods of a class use, including its own helpers."""
     for value in vars(cls).values():
         code = getattr(getattr(value, "fget", value), "__code__", None)
         yield from code.co_names if code is not None else ()

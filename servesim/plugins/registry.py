@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FILE_MODULE = "servesim_policy_"
 _MOST_TIME = {"_s": 1e9, "_ms": 1e12, "_us": 1e15}
-"""Most of a parameter that is a time, by how its name ends: 31 years, which fit beside any arrival in whole ns."""
+"""Maximum of a time parameter, by suffix of its name: 31 years, which fits next to any arrival in integer ns."""
 _MOST_WHOLE = 1 << 62
-"""Most of a whole number, and of one below zero: what fits a record, added to another."""
+"""Maximum of an integer's absolute value: the sum of two still fits a record."""
 
 
 class WrongKind(UserError):
-    """A policy's name leads to a class of another kind, or to no policy."""
+    """A policy name that leads to a class of another kind, or to no policy."""
 
 
 class Registry(Generic[T]):
@@ -47,7 +47,7 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str) -> Any:
-        """Return a class decorator that enters a policy under `name`."""
+        """Return a class decorator that registers a policy under `name`."""
 
         def enter(cls: type[T]) -> type[T]:
             if name in self._classes and not self._classes[name].__module__.startswith(_FILE_MODULE):
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         return cls, pairs(f"{self.kind} {head}", rest)
 
     def configured(self, settings: Mapping[str, Any]) -> tuple[type[T], Any]:
-        """Return the class that a scenario's settings name, and its parameters."""
+        """Return the class named by a scenario's settings, and its parameters."""
         values = {key: value for key, value in settings.items() if key != "name"}
         cls, _ = self.resolve(settings["name"])
         return cls, build_params(f"{self.kind} {settings['name']}", cls.Params, values)  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ class Registry(Generic[T]):
         if not isinstance(cls, type):
             classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
             raise UserError(f"{path} has no class {class_name!r}{suggest(class_name, classes)}")
-        if self._base not in cls.__mro__:  # compiled contracts share the cache that issubclass asks
+        if self._base not in cls.__mro__:  # compiled contracts share the issubclass cache
             raise WrongKind(f"{path}: {class_name} is no {self._base.__name__} (servesim.contracts)")
         cls.name = class_name  # type: ignore[attr-defined]
         adopt(cls)
@@ -115,8 +115,8 @@ class Registry(Generic[T]):
 def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
     """Build the frozen dataclass `cls` from strings or YAML values.
 
-    UserError where a key is unknown or a value not what its field says. A boolean is no number; a number is finite,
-    unless it is an infinite default.
+    Raise UserError if a key is unknown or a value does not match its field. A boolean is not a number; a number must be
+    finite, unless it is an infinite default.
     """
     from pydantic import ValidationError
 
@@ -154,11 +154,11 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 
 
 def _first_error(error: ValidationError) -> str:
-    """Return one line that names the parameter and what is wrong with it."""
+    """Return one line that names the parameter and its error."""
     first = error.errors()[0]
     where = ".".join(str(p) for p in first["loc"])
     if first["type"] == "missing":
         return f"{where} is missing"
-    if not where:  # the class's own check, which names the parameter itself
+    if not where:  # the class's own check, which names the parameter
         return first["msg"].removeprefix("Value error, ")
     return f"{where} = {shown(first['input'])}: {first['msg']}"

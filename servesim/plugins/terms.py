@@ -27,7 +27,7 @@ class Terms(NamedTuple):
     returns: dict[str, str]
     """Annotations of what verbs return."""
     required: list[str]
-    """Verbs that have no default."""
+    """Verbs without a default."""
     made: dict[str, Kind]
     """Attributes that the contract's `__init__` sets, and that no class attribute may hide."""
     has: dict[str, Kind]

@@ -1,8 +1,8 @@
-"""Policies of the user's own, held to their contracts.
+"""The user's own policies, and the enforcement of their contracts.
 
-What a policy hands to the engine is what its contract says, or one line says otherwise. A compiled build takes nothing
-else, and a pure one would carry a float or a None on to where its origin is lost: here both do the same. Policies from
-`servesim` itself are left as they are; mypy has read them.
+The values that a policy returns to the engine must match its contract; otherwise a one-line error is raised. A compiled
+build accepts nothing else, but a pure Python one would carry a float or a None on until its origin is lost; with these
+checks, both behave the same. Policies from `servesim` itself are not wrapped, because mypy has checked them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _adopted: WeakSet[type[Any]] = WeakSet()
 
 
 def adopt(cls: type[Any]) -> None:
-    """Hold a class to its contract: its verbs return what they should, with numpy's numbers turned into Python's; else
-    PolicyError. UserError where a verb is missing, or a class attribute hides what `__init__` sets."""
+    """Enforce a class's contract: its verbs must return the declared types, with numpy numbers converted to Python;
+    otherwise a call raises PolicyError. Raise UserError if a verb is missing, or a class attribute hides one that
+    `__init__` sets."""
     if not is_own(cls):
         return
     terms = _terms(cls)
@@ -54,7 +55,7 @@ def adopt(cls: type[Any]) -> None:
 
 
 def _check_params(cls: type[Any]) -> None:
-    """Raise UserError where a policy has parameters of its own without those that its base's `__init__` reads."""
+    """Raise UserError if a policy's own parameters do not include those that its base's `__init__` reads."""
     if not isinstance(vars(cls).get("Params"), type):
         return
     own: Any = cls
@@ -69,7 +70,8 @@ def _check_params(cls: type[Any]) -> None:
 
 
 def make(cls: type[Any], *args: Any) -> Any:
-    """Make a policy of that class. PolicyError where a user's policy cannot be made, or lacks what it must have."""
+    """Make a policy of that class. Raise PolicyError if a user's policy cannot be made, or lacks a required
+    attribute."""
     with blaming([cls]):
         policy = cls(*args)
     if is_own(cls):
@@ -85,8 +87,8 @@ def make(cls: type[Any], *args: Any) -> Any:
 
 @contextmanager
 def blaming(classes: Iterable[type[Any]], when: Callable[[], str] = str) -> Iterator[None]:
-    """Turn an exception into a PolicyError that names the class and the line that raises it, where one of these classes
-    is the user's own. `when`: what follows the name."""
+    """Turn an exception into a PolicyError that names the class and the line that raised it, if one of these classes is
+    the user's own. `when`: returns the text after the name."""
     try:
         yield
     except (UserError, PolicyError, Interrupted):
@@ -99,7 +101,7 @@ def blaming(classes: Iterable[type[Any]], when: Callable[[], str] = str) -> Iter
 
 
 def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError | None:
-    """Return the PolicyError that names the user's class at fault; None where no such class is."""
+    """Return the PolicyError that names the user's class at fault, or None if there is no such class."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         module, me = frame.f_globals.get("__name__"), type(frame.f_locals.get("self"))
         here = [cls for cls in own if any(module == each.__module__ for each in filter(is_own, cls.__mro__))]
@@ -123,7 +125,7 @@ def is_own(cls: type[Any]) -> bool:
 
 
 def _name(cls: type[Any]) -> str:
-    """Return what a class is called: by its registry, or in its file."""
+    """Return the name of a class: its name in the registry, or else in its file."""
     return str(getattr(cls, "name", cls.__name__))
 
 
@@ -170,7 +172,7 @@ def _hold(verb: Any, usual: type[Any], settle: Callable[[Any], Any], a: str) -> 
 
 
 def _blaming(verb: Any) -> Callable[..., Any]:
-    """Return the verb with its exceptions blamed on its class."""
+    """Return the verb with its exceptions attributed to its class."""
 
     def blamed(feature: Any, *args: Any) -> Any:
         with blaming([type(feature)]):
@@ -194,7 +196,7 @@ def settles(annotation: str, settle: Callable[[Any], Any], a: str, usual: type[A
 
 
 def _settlers() -> dict[str, _Settler]:
-    """Return, by annotation: the type that needs no look inside, what converts other values, and its name."""
+    """Return, by annotation: the type that needs no further check, the converter of other values, and its name."""
     nothing = _Nothing
     return _of_contracts | {
         "int": (int, _whole, "an int"),

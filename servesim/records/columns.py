@@ -14,27 +14,27 @@ STEP_COLUMNS = (
     "planned_ns",  # of the first step
     "start_ns",  # of the first step
     "end_ns",  # of the last step
-    "elapsed_ns",  # from the start, or the end of the replica's step before if later (pipeline stages), to the end
+    "elapsed_ns",  # from start_ns, or the replica's previous end_ns if later (pipeline stages), to end_ns
     "prefill_tokens",  # per step, like all counts below
     "prefill_pieces",
-    "prefill_context",  # sum over pieces of the tokens in the KV cache before them
+    "prefill_context",  # sum over chunks of the tokens already in the KV cache
     "decode_count",
-    "decode_context",  # sum of contexts attended in the first step; grows by decode_count per step
+    "decode_context",  # sum of contexts in the first step; grows by decode_count per step
     "sampled",
     "padded_tokens",
     "drafts",  # draft tokens verified
-    "accepted",  # of them accepted and delivered
+    "accepted",  # accepted and delivered drafts
     "preempted",  # requests preempted while the step was planned
     "bytes_moved",
     "gpu_ns",  # of all k steps
-    "host_ns",  # of all k steps, hidden behind the GPU or not
-    "kv_used",  # tokens in memory once the first step is planned: see contracts.kv.Usage
+    "host_ns",  # of all k steps, hidden or not
+    "kv_used",  # tokens in memory when the first step is planned: see contracts.kv.Usage
     "kv_internal",
     "kv_external",
-    "kv_peak",  # tokens allocated (used + internal) once the last step is planned
+    "kv_peak",  # tokens allocated (used + internal) when the last step is planned
     "kv_used_ns",  # integrals over the row's steps, token-nanoseconds
     "kv_internal_ns",
-    "measured_ns",  # of gpu_ns, by origin; what a lowered clock adds has none
+    "measured_ns",  # of gpu_ns, by origin; excludes time added by low clocks
     "interpolated_ns",
     "extrapolated_ns",
     "roofline_ns",
@@ -48,22 +48,22 @@ REQUEST_COLUMNS = (
     "max_tokens",
     "priority",
     "arrival_ns",
-    "scheduled_ns",  # first; -1: never
+    "scheduled_ns",  # -1 if never
     "first_token_ns",
     "last_token_ns",
     "finished_ns",
     "hit_tokens",  # prefix tokens found in the cache when first admitted
     "num_preemptions",
     "recomputed_tokens",
-    "sample",  # 0: the only one; of several samples (n > 1) from 1 to n, or -1: only filled the prefix cache for them
-    "request",  # row of the request it is a sample of
+    "sample",  # 0 for a single sample; 1 to n for several (n > 1), or -1 if it only filled the prefix cache for them
+    "request",  # row of the request it samples
 )
-"""A row for each output sequence; a request of n samples has n."""
+"""Columns of requests. There is one row per output sequence; a request with n samples has n."""
 LATE_COLUMNS = (
     "row",
-    "ns",  # when the step ended that delivered, on the engine's clock
-    "since_ns",  # when the request got tokens before; `ns` itself: never
+    "ns",  # end of the step that delivered, on the engine's clock
+    "since_ns",  # time of the request's previous tokens; `ns` if none
     "tokens",
 )
-"""Deliveries out of the ordinary. Between its first and its last token every step of a request's replica that ends
-delivers it one token, except where a row here says otherwise: none between `since_ns` and `ns`, then `tokens`."""
+"""Columns of irregular deliveries. Between a request's first and last token, every step that ends on its replica
+delivers it one token, unless a row here states otherwise: none between `since_ns` and `ns`, then `tokens`."""

@@ -26,7 +26,7 @@ STAGED = 1 << 14
 
 
 class Numbers:
-    """Integers of 64 bits. They come to `staged` and are packed many at a time: one by one that costs five times as
+    """64-bit integers. They are added to `staged` and packed in batches, because packing one by one costs five times as
     much."""
 
     __slots__ = ("packed", "staged")
@@ -36,12 +36,12 @@ class Numbers:
         self.packed = array("q")
 
     def pack(self) -> None:
-        """Move what is staged."""
+        """Pack the staged integers."""
         self.packed.frombytes(struct.pack(f"{len(self.staged)}q", *self.staged))
         self.staged.clear()
 
     def take(self, most: int | None = None) -> Rows:
-        """The first `most`, or all, of those packed; they are gone from here."""
+        """Remove and return the first `most` packed integers, or all of them."""
         taken = self.packed[:most]
         self.packed = self.packed[len(taken) :]
         return np.frombuffer(taken, dtype=np.int64)
@@ -49,7 +49,7 @@ class Numbers:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Table:
-    """Rows of integers under fixed columns, kept in chunks or handed to a sink chunk by chunk."""
+    """Rows of integers under fixed columns, kept in chunks or passed to a sink chunk by chunk."""
 
     def __init__(self, columns: tuple[str, ...], sink: Callable[[Rows], None] | None = None) -> None:
         self.columns = columns
@@ -57,29 +57,29 @@ class Table:
         self._chunks: list[Rows] = []
         self._sink = sink or self._chunks.append
         self._most = -(-FLUSH_CELLS // len(columns)) * len(columns)
-        self._room = min(STAGED, self._most)  # cells that may be staged
+        self._room = min(STAGED, self._most)  # staging room in cells
 
     def add(self, row: tuple[int, ...]) -> None:
-        """One row, in the order of the columns."""
+        """Add one row, in the order of the columns."""
         staged = self._cells.staged
         staged += row
         if len(staged) >= self._room:
             self._pack()
 
     def _pack(self) -> None:
-        """Pack what is staged, and hand on what fills chunks."""
+        """Pack the staged cells, and pass on full chunks."""
         self._cells.pack()
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """The same chunks, however rows came."""
+        """Pass on full chunks, which are the same however the rows were added."""
         cells, most = self._cells, self._most
         while len(cells.packed) >= most:
             self._sink(cells.take(most).reshape(-1, len(self.columns)))
         self._room = min(STAGED, most - len(cells.packed))
 
     def extend(self, rows: Rows) -> None:
-        """Many rows."""
+        """Add many rows."""
         cells = self._cells
         if cells.staged:
             cells.pack()
@@ -89,24 +89,24 @@ class Table:
             self._hand_on()
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Pass on everything buffered."""
         self._pack()
         if self._cells.packed:
             self._sink(self._cells.take().reshape(-1, len(self.columns)))
 
     def array(self) -> Rows:
-        """All rows kept, as an array of shape (rows, columns)."""
+        """Return all rows kept, as an array of shape (rows, columns)."""
         self.flush()
         return np.concatenate(self._chunks) if self._chunks else np.empty((0, len(self.columns)), dtype=np.int64)
 
     def column(self, name: str) -> Rows:
-        """One column of all rows kept."""
+        """Return one column of all rows kept."""
         return self.array()[:, self.columns.index(name)]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Recorder:
-    """Collects the records of one simulation, all replicas together."""
+    """Collector of the records of one simulation, all replicas together."""
 
     def __init__(
         self,
@@ -116,23 +116,23 @@ class Recorder:
         request_sink: Callable[[Rows], None] | None = None,
         gap_sink: Callable[[Rows, Rows], None] | None = None,
     ) -> None:
-        """`out_ns`: how long a token takes from the engine to the client, in the times of requests. What goes to a sink
-        is not kept; `gap_sink` is told (ns ascending and distinct, how often)."""
+        """Create a recorder. `out_ns`: time of a token from the engine to the client, included in the times of
+        requests. Records passed to a sink are not kept; `gap_sink` receives (ns ascending and distinct, counts)."""
         self._out_ns = out_ns
         self.steps = Table(STEP_COLUMNS, step_sink)
         self.deliveries = Table(LATE_COLUMNS, late_sink)
         self.requests = Table(REQUEST_COLUMNS, request_sink)
         self.reasons: dict[int, str] = {}
-        """Finish reason or reason of rejection by row; the request sink may forget those it has been handed."""
+        """Finish reason or rejection reason by row; the request sink may drop the reasons of rows it has received."""
         self.join = True
-        """Whether decode steps that go on as the one before share its row."""
-        self._last: dict[int, Row] = {}  # by replica: the row that steps to come may go on
+        """Whether decode steps that continue the previous one share its row."""
+        self._last: dict[int, Row] = {}  # by replica: the row that later steps may extend
         self._gap_ns, self._gap_count = Numbers(), Numbers()
         self._pooled: list[tuple[Rows, Rows]] = []
         self._gap_sink = gap_sink or (lambda ns, count: self._pooled.append((ns, count)))
 
     def step(self, step: Step, replica: int) -> None:
-        """A step is done."""
+        """Record a finished step."""
         usage = step.usage
         self.run(step, replica, 1, step.end_ns, step.gpu_ns, usage.used + usage.internal, 0, 0, step.sources)
 
@@ -148,8 +148,8 @@ class Recorder:
         internal_ns: int,
         sources: Sources,
     ) -> None:
-        """k steps are done: `first` and those like it. `used_ns` and `internal_ns` are what the memory
-        integrals have beyond the usage of the first step held throughout."""
+        """Record k finished steps: `first` and those like it. `used_ns` and `internal_ns` are the memory integrals
+        minus the usage of the first step held throughout."""
         row = self._last.get(replica)
         ns = end_ns - (first.start_ns if row is None else max(first.start_ns, row.end_ns))
         usage = first.usage
@@ -163,31 +163,31 @@ class Recorder:
         self._last[replica] = Row(first, k, end_ns, ns, gpu_ns, kv_peak, used_ns, internal_ns, sources)
 
     def rows(self, replica: int, rows: Rows) -> None:
-        """Rows of their own, none of which goes on."""
+        """Add separate rows, none of which continues another."""
         row = self._last.pop(replica, None)
         if row is not None:
             self.steps.add(row.cells(replica))
         self.steps.extend(rows)
 
     def open_row(self, replica: int) -> Row | None:
-        """The row that decode steps may go on; None where none may."""
+        """Return the row that decode steps may extend, or None if there is none."""
         return self._last.get(replica) if self.join else None
 
     def close(self) -> None:
-        """Nothing more will happen: the rows that might have gone on, one a replica, are complete."""
+        """Write the last row of each replica, because no further steps follow."""
         for replica in sorted(self._last):
             self.steps.add(self._last[replica].cells(replica))
         self._last.clear()
 
     def gap(self, ns: int, count: int) -> None:
-        """`count` pairs of successive tokens of a request lay `ns` apart."""
+        """Record `count` gaps of `ns` between successive tokens of a request."""
         self._gap_ns.staged.append(ns)
         self._gap_count.staged.append(count)
         if len(self._gap_ns.staged) >= STAGED:
             self._pack_gaps()
 
     def gaps(self, ns: list[int], count: int) -> None:
-        """The same for each element of `ns`."""
+        """Record `count` gaps for each element of `ns`."""
         self._gap_ns.staged += ns
         self._gap_count.staged += [count] * len(ns)
         if len(self._gap_ns.staged) >= STAGED:
@@ -200,8 +200,9 @@ class Recorder:
             self.pool()
 
     def late(self, now: int, late: list[Late]) -> None:
-        """A step delivered at `now` otherwise than one token to a request that had one from the step before."""
-        shared = count = at_once = 0  # requests held up together share a gap
+        """Record the deliveries of a step at `now` other than one token to a request that got one from the previous
+        step."""
+        shared = count = at_once = 0  # requests delayed together share a gap
         for row, since, tokens in late:
             self.deliveries.add((row, now, since, tokens))
             at_once += tokens - 1
@@ -218,7 +219,7 @@ class Recorder:
             self.gap(shared, count)
 
     def late_together(self, now: int, since: int, rows: list[int]) -> None:
-        """Record a token each, delivered at `now`, for requests whose last ones came at `since`, before the last
+        """Record one token each, delivered at `now`, for requests that got their last ones at `since`, before the last
         step."""
         late = np.empty((len(rows), len(LATE_COLUMNS)), dtype=np.int64)
         late[:, 0], late[:, 1], late[:, 2], late[:, 3] = rows, now, since, 1
@@ -226,8 +227,8 @@ class Recorder:
         self.gap(now - since, len(rows))
 
     def deliver(self, rows: list[int], gains: NDArray[np.uint8], ends: Rows, before: int, at_once: int) -> None:
-        """Steps that end at `ends` deliver to each of `rows` as many tokens as `gains` says, of shape (rows, steps), in
-        all `at_once` beyond one each; all had their last tokens `before`."""
+        """Record steps that end at `ends` and deliver `gains` tokens, of shape (rows, steps), to `rows`: in total
+        `at_once` beyond one each. All requests got their last tokens at `before`."""
         since = np.empty_like(ends)
         since[0], since[1:] = before, ends[:-1]
         by_step = gains.T
@@ -241,7 +242,7 @@ class Recorder:
             self.gap(0, at_once)
 
     def leave(self, request: Request, replica: int) -> None:
-        """A request has finished or was rejected."""
+        """Record a request that has finished or was rejected."""
         self.reasons[request.row] = request.reason
         out, parent = self._out_ns, request.parent
         first = request if request.leg is None else request.leg
@@ -268,18 +269,18 @@ class Recorder:
         )
 
     def pooled(self, ns: Rows, count: Rows) -> None:
-        """Gaps counted elsewhere."""
+        """Record gaps that were counted elsewhere."""
         self._gap_sink(ns, count)
 
     def pool(self) -> None:
-        """Hand on the gaps seen since the last time, equal ones counted."""
+        """Pass on the gaps since the last call, with equal ones counted."""
         self._gap_ns.pack()
         self._gap_count.pack()
         if self._gap_ns.packed:
             self._gap_sink(*_counted(self._gap_ns.take(), self._gap_count.take()))
 
     def itl(self) -> tuple[Rows, Rows]:
-        """Gaps between successive tokens pooled over requests: (ns ascending and distinct, how often)."""
+        """Return gaps between successive tokens pooled over requests: (ns ascending and distinct, counts)."""
         self.pool()
         none = np.empty(0, dtype=np.int64)
         ns, count = (np.concatenate(column) for column in zip((none, none), *self._pooled, strict=True))

@@ -1,4 +1,4 @@
-"""A row of the step table while it may still grow."""
+"""A row of the step table that may still grow."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from servesim.contracts.cost import Sources
 from servesim.records.step import Step
 
 MOST_TOKEN_NS = 1 << 60
-"""Memory times time of a row: sums of two such fit 64 bits."""
+"""Maximum memory-time integral of a row: the sum of two such values fits 64 bits."""
 
 
 @dataclass(slots=True)
 class Row:
-    """k steps of one composition, from `first` on."""
+    """A row of k steps with one composition, starting with `first`."""
 
     first: Step
     k: int
@@ -26,7 +26,7 @@ class Row:
     sources: Sources
 
     def continues_with(self, step: Step) -> bool:
-        """Return whether a step is one more of these: decode alone, the same requests, one token later."""
+        """Return whether a step continues this row: decode only, the same requests, one token later."""
         batch, n = step.batch, step.batch.decode_count
         return (
             batch.linear_tokens == n == batch.sampled

@@ -10,19 +10,19 @@ from mypy_extensions import mypyc_attr
 @mypyc_attr(serializable=True)
 @dataclass(slots=True)
 class SpecStats:
-    """Counts of speculative decoding, as vLLM keeps them."""
+    """Counts of speculative decoding, with vLLM's definitions."""
 
     proposed: int = 0
-    """Draft tokens proposed; those of requests that were preempted or ended meanwhile are never verified."""
+    """Draft tokens proposed; drafts of requests that were preempted or ended in the meantime are never verified."""
     drafts: int = 0
-    """Verifications of at least one draft token."""
+    """Number of verifications of at least one draft token."""
     draft_tokens: int = 0
     accepted: int = 0
     per_pos: list[int] = field(default_factory=list)
     """Accepted draft tokens by position."""
 
     def add(self, drafts: int, accepted: int) -> None:
-        """One verification of `drafts` tokens, the first `accepted` of which were right."""
+        """Add one verification of `drafts` tokens, of which the first `accepted` were right."""
         self.drafts += 1
         self.draft_tokens += drafts
         self.accepted += accepted
@@ -31,8 +31,8 @@ class SpecStats:
             self.per_pos[i] += 1
 
     def add_many(self, drafts: int, tokens: bytes | bytearray) -> int:
-        """Add one verification of `drafts` tokens for each element of `tokens`: the tokens that it delivered, one being
-        the target's own. Return how many were accepted."""
+        """Add one verification of `drafts` tokens for each element of `tokens`, its number of delivered tokens, of
+        which one is the target's own. Return the number of accepted tokens."""
         before, count = self.accepted, len(tokens)
         self.drafts += count
         self.draft_tokens += drafts * count

@@ -10,7 +10,7 @@ from servesim.contracts.cost import Batch, Sources
 from servesim.contracts.kv import Usage
 from servesim.contracts.request import Request
 
-NO_DRAFTS: dict[Request, int] = {}  # never written to
+NO_DRAFTS: dict[Request, int] = {}  # read-only
 _NOBODY: frozenset[Request] = frozenset()
 
 
@@ -27,22 +27,22 @@ class Step:
     drafts: dict[Request, int]
     preempted: int
     accepted: int
-    """Draft tokens accepted and delivered, once it is committed."""
+    """Number of draft tokens accepted and delivered, once it is committed."""
     verified: list[tuple[int, int]] | None
     """(depth, accepted) of the drafts it verified, once it is committed."""
     dummies: frozenset[Request]
-    """Requests whose drafts are only there to keep the batch uniform (newly admitted): none can be accepted."""
+    """Requests whose drafts only keep the batch uniform (newly admitted requests): none can be accepted."""
     stale: set[Request] | None
-    """Requests preempted since: their tokens are still delivered, their counters stand."""
+    """Requests preempted since planning: their tokens are still delivered, and their counters are kept."""
     planned_ns: int
     start_ns: int
     end_ns: int
     gpu_ns: int
     host_ns: int
     sources: Sources
-    """The parts of `gpu_ns` by where they come from."""
+    """The parts of `gpu_ns` by origin."""
 
-    def __init__(  # written out, that a compiled build compiles it
+    def __init__(  # explicit so that mypyc compiles it
         self,
         id: int,
         batch: Batch,
@@ -76,4 +76,4 @@ class Step:
 
 
 Late = tuple[int, int, int]
-"""(row, when the request got its last tokens before, tokens it got now)."""
+"""(row, time of the request's previous tokens, number of tokens it got now)."""

@@ -1,1 +1,1 @@
-"""From a scenario to a result."""
+"""Conversion of a scenario into a result."""

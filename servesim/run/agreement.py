@@ -1,6 +1,5 @@
-"""Agreement of two runs: every request, step, delivery and gap between tokens, to the nanosecond; and of both modes on
-the first requests of a run.
-"""
+"""Agreement of two runs to the nanosecond, for every request, step, delivery and gap between tokens; and of both modes
+on the first requests of a run."""
 
 from __future__ import annotations
 
@@ -23,19 +22,19 @@ _STEP = {name: i for i, name in enumerate(STEP_COLUMNS)}
 COMPOSITION = (
     "prefill_tokens", "prefill_pieces", "prefill_context", "decode_count", "decode_context", "sampled", "padded_tokens",
 )  # fmt: skip
-"""Columns that hold for each step of a row; decode contexts grow by `decode_count` from one to the next."""
+"""Columns with values for each step of a row; decode contexts grow by `decode_count` per step."""
 FIRST = ("planned_ns", "start_ns", "kv_used", "kv_internal", "kv_external")
-"""Columns that hold for the first step of a row."""
+"""Columns with values for the first step of a row."""
 SUMMED = (
     "elapsed_ns", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved",
     "measured_ns", "interpolated_ns", "extrapolated_ns", "roofline_ns",
 )  # fmt: skip
-"""Columns that sum over the steps of a row."""
+"""Columns with sums over the steps of a row."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The records of a run, in an order that does not depend on how it was run."""
+    """The records of a run, in an order that does not depend on the mode it was run in."""
 
     requests: Rows
     reasons: dict[int, str]
@@ -59,8 +58,8 @@ class Outcome:
 
 
 def difference(run: Outcome, plain: Outcome, elsewhere: str = "in reference mode") -> str:
-    """Describe in one line what differs first; empty where all agrees. Each row of steps of `plain` is one step; one of
-    `run` may stand for several. `elsewhere` says what `plain` is."""
+    """Return one line that describes the first difference, or an empty string if everything agrees. Each row of steps
+    in `plain` is one step; a row in `run` may represent several. `elsewhere` describes `plain`."""
     told = [*_requests(run, plain, elsewhere), *_steps(run.steps, plain.steps, elsewhere)]
     if not told:
         if not np.array_equal(run.deliveries, plain.deliveries):
@@ -94,7 +93,7 @@ def _requests(run: Outcome, plain: Outcome, elsewhere: str) -> list[str]:
 
 
 def _steps(run: Rows, plain: Rows, elsewhere: str) -> list[str]:
-    """Return a line about the first step that differs, of the replica where that is earliest."""
+    """Return a line about the earliest step that differs, over all replicas."""
     found = []
     for replica in np.union1d(run[:, 0], plain[:, 0]).tolist():
         first = _first_step(run[run[:, 0] == replica], plain[plain[:, 0] == replica], elsewhere)
@@ -104,7 +103,7 @@ def _steps(run: Rows, plain: Rows, elsewhere: str) -> list[str]:
 
 
 def _first_step(run: Rows, plain: Rows, elsewhere: str) -> tuple[int, int, str] | None:
-    """Return when the first step that differs on one replica starts, its id, and what differs."""
+    """Return the start of the first step that differs on one replica, its id, and the difference."""
     k = run[:, _STEP["k"]]
     at, starts = np.repeat(np.arange(len(run)), k), np.cumsum(k) - k
     behind = np.arange(len(at)) - starts[at]
@@ -127,7 +126,7 @@ def _first_step(run: Rows, plain: Rows, elsewhere: str) -> tuple[int, int, str] 
 
 
 def _sums(run: Rows, plain: Rows, starts: Rows, elsewhere: str) -> tuple[int, int, str] | None:
-    """Compare as `_first_step` does, by the sums that rows state over their steps."""
+    """Compare as `_first_step` does, by the sums that rows hold over their steps."""
     if not len(run):
         return None
     parts = {name: np.add.reduceat(plain[:, _STEP[name]], starts) for name in SUMMED}
@@ -143,16 +142,17 @@ def _sums(run: Rows, plain: Rows, starts: Rows, elsewhere: str) -> tuple[int, in
 
 
 REQUESTS = 300
-"""Requests compared, or fewer where a run has fewer."""
+"""Number of requests compared, or fewer if a run has fewer."""
 
 
 def check_beginning(setup: Setup, requests: int = REQUESTS) -> None:
-    """Compare both modes on the first requests of a run. PolicyError says which request and step differ first."""
+    """Compare both modes on the first requests of a run. Raise a PolicyError that names the first request and step to
+    differ."""
     fast, plain = (_outcome(setup, mode, requests) for mode in ("fast", "reference"))
     if isinstance(fast, Outcome) and isinstance(plain, Outcome):
         told = difference(fast, plain)
     elif str(fast) == str(plain):
-        return  # the policy may wait for more requests than these: the run itself will show
+        return  # the policy may wait for more requests than these: the full run will show
     else:
         errors = [str(each) if isinstance(each, PolicyError) else "all is served" for each in (fast, plain)]
         told = f"{errors[0]}; in reference mode {errors[1]}"
@@ -171,7 +171,7 @@ def _outcome(setup: Setup, mode: str, requests: int) -> Outcome | PolicyError:
         "rate": None,
         "shape": [],
         "stream": False,
-    }  # of what the trace is already
+    }  # already applied to the trace
     part = set_up(setup.scenario.model_copy(update={**whole, "mode": mode, "check": False}), trace)
     clients, form = clients_of(part.scenario), part.cores[0].scheduler.samples
     cluster = part.cluster(TraceWorkload(trace, part.predicted, clients, form), Recorder(out_ns=part.out_ns))

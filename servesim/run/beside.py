@@ -1,7 +1,7 @@
-"""Paths in a scenario file are relative to that file: what it names stands beside it, wherever a command runs.
+"""Resolution of paths in a scenario file relative to that file, regardless of the working directory of a command.
 
-A name that leads to nothing beside the file is left as it is (a bundled one, or a path from the working directory). So
-are names in the scenario.yaml of a result: they are those of the run, from where that was started.
+A name without a file next to the scenario is left unchanged (a bundled one, or a path from the working directory). So
+are names in the scenario.yaml of a result: they are relative to the directory in which the run was started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Names = Callable[[str], str]
 
 
 def beside(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the settings of a scenario file with what stands beside it named by a path that leads there."""
+    """Return the settings of a scenario file, with files next to it replaced by paths to them."""
     folder = file.parent
     if folder == Path() or (folder / _SUMMARY).is_file():
         return dict(settings)
@@ -42,12 +42,12 @@ def beside(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name longer than any file's
+    except OSError:  # a name too long for a file
         return False
 
 
 def _in(value: Any, place: Names) -> Any:
-    """Return a value with every text in it placed."""
+    """Return a value with `place` applied to every text in it."""
     if isinstance(value, str):
         return place(value)
     if isinstance(value, Mapping):
@@ -56,7 +56,7 @@ def _in(value: Any, place: Names) -> Any:
 
 
 def _places(key: str, found: Names) -> Names:
-    """Return what names a file among the values of a setting."""
+    """Return the function that resolves file names in the values of a setting."""
     outer = key.partition(".")[0]
     if outer == "trace":
         return lambda text: text if text.startswith(("preset:", "synth:", "object:")) else found(text)
@@ -74,7 +74,7 @@ def _places(key: str, found: Names) -> Names:
 def _sheet(text: str, found: Names, folders: bool) -> str:
     name = split_changes(text)[0]
     if not name.endswith(SHEETS) and not (folders and ("/" in name or "\\" in name)):
-        return text  # a name, whatever is called the same beside the file
+        return text  # a name, even if a file next to it has the same name
     return found(name) + text[len(name) :]
 
 
@@ -84,7 +84,8 @@ def _after(text: str, mark: str, found: Names) -> str:
 
 
 def _policy(text: str, found: Names) -> str:
-    """Place `file.py:Class`, a parameter that is a file (`table=counts.json`), or such a file alone."""
+    """Resolve the path in `file.py:Class`, in a parameter that is a file (`table=counts.json`), or in a file name
+    alone."""
     path, py, rest = text.partition(".py:")
     if py:
         return f"{found(f'{path}.py')}:{rest}"

@@ -1,5 +1,4 @@
-"""Notes on changed parts of a GPU's data sheet and of a model's config: each is named, with what it can do in this
-run."""
+"""Notes on changed parts of a GPU's data sheet and of a model's config: each is named, with its effect in this run."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from servesim.run.scenario import Scenario
 def on_changes(
     scenario: Scenario, gpu: Gpu, model: ModelSpec, cost: TableCostModel, fitting_blocks: int | None
 ) -> Iterator[str]:
-    """Yield what each change of the data sheet and of the config does. `scenario`: resolved; `gpu` and `model`: as
-    changed; `fitting_blocks`: KV blocks the GPU's memory gives."""
+    """Yield the effect of each change of the data sheet and of the config. `scenario`: resolved; `gpu` and `model`:
+    with the changes; `fitting_blocks`: KV blocks that fit in the GPU's memory."""
     name, changes = split_changes(scenario.gpu)
     sheet = Gpu.load(name)
     for key in changes:
@@ -38,7 +37,7 @@ def on_changes(
 
 
 def _idle(scenario: Scenario, gpu: Gpu, model: ModelSpec, key: str, fitting_blocks: int | None) -> str | None:
-    """Return why a changed part of the data sheet has no effect; None where it has one."""
+    """Return the reason why a changed part of the data sheet has no effect, or None if it has one."""
     alone, engine = scenario.tp * scenario.pp == 1, scenario.engine
     if key == "usd_per_hour" and scenario.usd_per_gpu_hour != gpu.usd_per_hour:
         return f"usd_per_gpu_hour={scenario.usd_per_gpu_hour:g} is given"

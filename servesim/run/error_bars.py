@@ -1,6 +1,6 @@
-"""Error bars of a run: the interval that measured servers say mean TTFT, TPOT and E2E lie in, or why none is known.
+"""Error bars of a run: the interval of mean TTFT, TPOT and E2E according to measured servers, or why none is known.
 
-Of figures that no measured server has (p99, goodput, price): servesim.run.stretched.
+For figures without measurements (p99, goodput, price), see servesim.run.stretched.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.run.presets import preset_settings
 
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-"""Shares of servers that lie below either end of an interval."""
+"""Shares of servers that lie below each end of an interval."""
 LATENCY_KEYS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
-"""Keys of latencies in a summary by the intervals' names of metrics."""
+"""Keys of latencies in a summary, by the intervals' names of metrics."""
 
 
 def case_of(summary: Mapping[str, Any]) -> Case | None:
-    """Return the case that a run is, one replica of it; None where no request completed or none has two tokens."""
+    """Return the case of one replica of a run, or None if no request completed or none has two tokens."""
     scenario, flow, times = summary["scenario"], summary["throughput"], summary["latency_ms"]
     means: dict[str, Any] = {metric: (times[key] or {}).get("mean") for metric, key in LATENCY_KEYS.items()}
     if not all(means.values()):
@@ -45,13 +45,13 @@ def case_of(summary: Mapping[str, Any]) -> Case | None:
 
 
 def _dealt(scenario: Mapping[str, Any]) -> int:
-    """Return the GPUs that experts are dealt out to."""
+    """Return the number of GPUs over which experts are spread."""
     whole = scenario["tp"] * scenario.get("dp", 1) if scenario["engine"]["enable_expert_parallel"] else 1
     return int(scenario.get("ep") or whole)
 
 
 def unlike(summary: Mapping[str, Any]) -> str:
-    """Return in words why a run is like nothing that was measured; empty where that is not so."""
+    """Return the reason why a run is unlike anything measured, or an empty string if it is not."""
     scenario = summary["scenario"]
     if summary["stability"]["unstable"]:
         return "the queue grows without end"
@@ -74,20 +74,20 @@ def unlike(summary: Mapping[str, Any]) -> str:
 
 
 def side_of(summary: Mapping[str, Any] | None) -> Case | str:
-    """Return the case of a run, or in words why no measured server is like it. `summary`: None where it failed."""
+    """Return the case of a run, or the reason why no measured server is like it. `summary`: None if the run failed."""
     if summary is None:
         return "it failed"
     return unlike(summary) or case_of(summary) or "no request of two tokens or more completed"
 
 
 def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[str, Any]:
-    """Return the error bars of a finished run by its summary.
+    """Return the error bars of a finished run from its summary.
 
-    `kind`: how far it is from what was measured, which names the folds the interval is from (null: too far), `says`:
-    the same in words; `level`: share of measured servers inside; by metric `mean` (simulated), `low` and `high` in ms,
-    and the `coverage` that such intervals had on cells left out like this one (value, and its 95 % interval); `fitted`:
-    date, cells and deployments. A run adds `propagated`: those of percentiles, goodput and price, or why there are
-    none.
+    `kind`: how far it is from the measured servers, which names the folds that the interval is from (null: too far),
+    `says`: the same in words; `level`: share of measured servers inside; by metric, `mean` (simulated), `low` and
+    `high` in ms, and the `coverage` of such intervals on similar cells that were left out (value, and its 95 %
+    interval); `fitted`: date, cells and deployments. A run adds `propagated`: the intervals of percentiles, goodput and
+    price, or the reason why there are none.
     """
     fitted = shipped() if fitted is None else fitted
     on = fitted.document["fitted_on"]

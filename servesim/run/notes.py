@@ -1,7 +1,7 @@
-"""Settings that change nothing in this run, and assumptions its reader must know: reported, never silently ignored.
+"""Notes on settings without effect in this run, and assumptions the reader must know: reported, never silently ignored.
 
-A setting is reported when it differs from its default and yet cannot have had an effect. What is said depends
-on the resolved scenario and on the run alone, so that a rerun of the resolved scenario says the same.
+A setting is reported when it differs from its default but cannot have had an effect. The notes depend only on the
+resolved scenario and the run, so that a rerun of the resolved scenario has the same notes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from servesim.workload.trace_stream import TraceFacts
 def before_run(
     scenario: Scenario, trace: TraceFacts, scheduler: Scheduler, kv: KVAllocator, fitting_blocks: int | None
 ) -> Iterator[str]:
-    """Yield what can be told from the scenario and the trace. `fitting_blocks`: KV blocks the GPU's memory would
-    give."""
+    """Yield notes that follow from the scenario and the trace. `fitting_blocks`: KV blocks that would fit in the GPU's
+    memory."""
     yield from _oracles(scheduler, kv)
     yield from _name(scenario)
     if len(trace.models) > 1 and not scenario.pools:
@@ -74,7 +74,7 @@ def before_run(
 
 
 def _name(scenario: Scenario) -> Iterator[str]:
-    """Say what a name that is not a bundled one is taken for."""
+    """Yield a note on the interpretation of a name that is not a bundled one."""
     found = model_named(scenario.model)
     if found is None or found.model == scenario.model.lower():
         return
@@ -83,7 +83,7 @@ def _name(scenario: Scenario) -> Iterator[str]:
 
 
 def unpriced(scenario: Scenario) -> str | None:
-    """Return one line where prices by GPU are given, but do not hold for this one."""
+    """Return a note if prices by GPU are given but do not apply to this one."""
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
         return f"price is given for {names}, not for {gpu}: ${usd or 0:g} a GPU-hour holds"
@@ -91,15 +91,15 @@ def unpriced(scenario: Scenario) -> str | None:
 
 
 HITS = 0.01
-"""Hit rate from which on results depend on it."""
+"""Hit rate from which results depend on it."""
 BUSY = 0.7
-"""Share of their time that API processes work for prompts from which on requests wait for them."""
+"""Share of their time that API processes work on prompts from which requests wait for them."""
 
 
 def after_run(
     scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any], front: FrontTerms
 ) -> Iterator[str]:
-    """Yield what only the run shows."""
+    """Yield notes that follow only from the run."""
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
     if (
@@ -144,7 +144,7 @@ def after_run(
 
 
 def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
-    """Yield that the API processes are what limits the run."""
+    """Yield a note if the API processes limit the run."""
     tokens, duration = summary["throughput"]["total_token_throughput"], summary["duration_s"]
     if not duration or not (front.request_ns or front.token_ns):
         return
@@ -158,7 +158,7 @@ def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
 
 
 def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[str]:
-    """Yield costs that the kernel tables lack. `decode_reach`: the largest sum of contexts attended in a step, by
+    """Yield costs that the kernel tables lack. `decode_reach`: the maximum total context attended to in a step, by
     number of decoding sequences."""
     beyond = cost.extrapolated(decode_reach)
     if beyond:
@@ -171,7 +171,7 @@ def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[
 
 
 def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None) -> Iterator[str]:
-    """Yield how far the engine asked for is from what was measured. `engine`: whose facts are used."""
+    """Yield notes on the gap between the requested engine and the measured one. `engine`: the facts in use."""
     named = f"{engine.engine} {engine.version}" if scenario.preset in (None, engine.engine) else str(scenario.preset)
     if engine.beyond:
         yield f"engine.version={engine.version} is newer than any looked at: what is known of the newest is taken"
@@ -180,7 +180,7 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
 
 
 def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
-    """Yield how memory treats layers with sliding windows or states."""
+    """Yield notes on the treatment of layers with sliding windows or states in memory."""
     if model.recurrent is not None:
         yield from _on_states(scenario, model, kv)
         return

@@ -20,7 +20,7 @@ from servesim.run.sections import renamed
 
 
 def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Return the sections of a scenario's class by name."""
+    """Return the sections of a scenario's class, by name."""
     fields = model.model_fields.items()
     return {
         name: of for name, field in fields if isinstance(of := field.annotation, type) and issubclass(of, BaseModel)
@@ -29,8 +29,9 @@ def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 @cache
 def _sections(kind: type[BaseModel]) -> dict[str, tuple[str, ...]]:
-    """Return the sections of a scenario that have a part of each name: fields, and parameters of any policy. Those of
-    routers and autoscalers give way: what an engine names so is the engine's."""
+    """Return the sections of a scenario that have a part of each name: fields, and parameters of any policy. Parameters
+    of routers and autoscalers have lower precedence: a name that they share with the engine means the engine's
+    setting."""
     from servesim.contracts import REGISTRIES
 
     found: dict[str, list[str]] = {}
@@ -53,8 +54,8 @@ def _sections(kind: type[BaseModel]) -> dict[str, tuple[str, ...]]:
 
 
 def whole_name(key: str, kind: type[BaseModel]) -> str | None:
-    """Return the dotted name of a part by its own, hyphens for underscores or not; None where no section has it.
-    UserError where two sections have it."""
+    """Return the dotted name of a part by its short name, with hyphens or underscores, or None if no section has it.
+    Raise UserError if two sections have it."""
     name = key.replace("-", "_")
     sections = _sections(kind).get(name, ())
     if len(sections) > 1:

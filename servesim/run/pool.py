@@ -1,4 +1,4 @@
-"""One pool of a scenario: from settings to the servers that it is made of."""
+"""One pool of a scenario: conversion of its settings into servers."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from servesim.workload.trace_stream import TraceFacts
 
 @dataclass(frozen=True)
 class PoolSetup:
-    """A pool with nothing left open."""
+    """A fully resolved pool."""
 
     name: str
     scenario: Scenario
-    """The scenario as it is for this pool."""
+    """The scenario of this pool."""
     pool: Pool
     cost: TableCostModel
     deployment: Deployment
     server: Server
     notes: list[str]
     asked_as: tuple[str, ...]
-    """Names by which requests may ask for its model."""
+    """Model names by which requests may address this pool."""
 
     @property
     def cores(self) -> list[EngineCore]:
@@ -51,7 +51,7 @@ class PoolSetup:
 
 
 def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> PoolSetup:
-    """Resolve a pool for a trace; UserError where its parts do not fit together."""
+    """Resolve a pool for a trace; raise UserError if its parts do not fit together."""
     scenario, model, gpu, policies = server.scenario, server.model, server.gpu, server.policies
     speculation, cost = server.speculation, server.cost
     budget, fitting = kv_budget(
@@ -99,12 +99,12 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
 
 
 SLOTS_PER_RUNNING = 3
-"""States kept for each request that may run where prefixes stay findable (SGLang's
-MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO); one where none do."""
+"""Number of states kept per request that may run, if prefixes are cached (SGLang's
+MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO); otherwise one."""
 
 
 def _most_seqs(policies: Policies, budget: MemoryBudget) -> int:
-    """Return the most requests that run at once: those whose states fit a pool of their own, too."""
+    """Return the maximum number of running requests, limited also by a separate pool of states if there is one."""
     if not budget.state_slots:
         return policies.max_num_seqs
     each = SLOTS_PER_RUNNING if policies.kv.shares else 1
@@ -112,7 +112,7 @@ def _most_seqs(policies: Policies, budget: MemoryBudget) -> int:
 
 
 def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:
-    """Raise UserError, as vLLM does at start-up, where a prompt does not fit one step without chunks."""
+    """Raise UserError, as vLLM does at start-up, if a prompt does not fit one step without chunked prefill."""
     if max_num_batched_tokens < max_model_len:
         raise UserError(
             f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len={max_model_len}: "
@@ -158,8 +158,8 @@ def _kv_memory(
     in_flight: int,
     ahead: int,
 ) -> KVMemory:
-    """Return the memory an allocator hands out. `in_flight`: tokens that steps in flight may compute; `ahead`: those of
-    one request, drafts included, that may be planned before it is known to have ended."""
+    """Return the memory of an allocator. `in_flight`: tokens that steps in flight may compute; `ahead`: tokens of one
+    request, including drafts, that may be planned before its end is noticed."""
     engine, block_bytes = scenario.engine, budget.block_bytes
     return KVMemory(
         budget.num_blocks,

@@ -1,4 +1,4 @@
-"""Pools of a scenario: each is the scenario with some settings of its own."""
+"""Pools of a scenario: each is the scenario with some settings overridden."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FIELDS = (
     "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price",
     *(key for feature in installed() for key in feature.of_pool),
 )  # fmt: skip
-"""Settings that pools may have of their own."""
+"""Settings that pools may override."""
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 MOST_NAME = 100
-"""Characters of a pool's name, which tables and notes repeat."""
+"""Maximum length of a pool's name, which tables and notes repeat."""
 Settings = dict[str, Any]
 
 
 class PoolScenario(NamedTuple):
-    """A scenario as it is for one of its pools."""
+    """The scenario of one of its pools."""
 
     name: str
     role: Role
@@ -61,10 +61,10 @@ def with_pools(
 
 
 def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
-    """Return the scenario of each pool; without pools the scenario itself."""
+    """Return the scenario of each pool, or the scenario itself if there are no pools."""
     if not scenario.pools:
         return [PoolScenario("default", "both", scenario)]
-    base = scenario.model_dump(exclude={"pools", "router"})  # whose router is one of all
+    base = scenario.model_dump(exclude={"pools", "router"})  # all pools share one router
     return [
         PoolScenario(
             pool["name"],
@@ -76,7 +76,8 @@ def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
 
 
 def resolved_pools(pools: Sequence[PoolScenario]) -> Settings:
-    """Return what changes of a scenario when its pools are resolved: the pools, and the settings of the first."""
+    """Return the settings of a scenario that change when its pools are resolved: the pools, and the settings of the
+    first."""
     dumped = [scenario.model_dump(include={*FIELDS}) for _, _, scenario in pools]
     first = {key: getattr(pools[0].scenario, key) for key in FIELDS}
     named = [{"name": pool.name, "role": pool.role, **fields} for pool, fields in zip(pools, dumped, strict=True)]
@@ -84,7 +85,7 @@ def resolved_pools(pools: Sequence[PoolScenario]) -> Settings:
 
 
 def _mapping(pool: Any) -> Settings:
-    """A pool written as a mapping, or as `name:key=value,...`."""
+    """Return a pool, written as a mapping or as `name:key=value,...`, as a mapping."""
     if isinstance(pool, Mapping):
         found = dict(pool)
     elif isinstance(pool, str):
@@ -105,7 +106,7 @@ def _mapping(pool: Any) -> Settings:
 
 
 def _changed(base: Mapping[str, Any], pool: Settings, kind: type[BaseModel]) -> Settings:
-    """The settings of the scenario under those of a pool; those of the engine are taken one by one."""
+    """Return the scenario's settings overridden by a pool's; settings of the engine are merged one by one."""
     own = dict(pool)
     engine = own.pop("engine", None)
     parts = {f"engine.{key}": value for key, value in engine.items()} if isinstance(engine, Mapping) else {}
@@ -115,7 +116,7 @@ def _changed(base: Mapping[str, Any], pool: Settings, kind: type[BaseModel]) -> 
 
 
 def of_each(names: Sequence[str], notes: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the notes of all pools: what all say once, the rest under the name of its pool."""
+    """Yield the notes of all pools: common notes once, the rest with the name of their pool."""
     told: set[str] = set()
     for name, lines in zip(names, notes, strict=True):
         for line in lines:

@@ -1,4 +1,5 @@
-"""Serving systems by name: policies and settings of engines.yaml and of the version, under what the user says."""
+"""Serving systems by name: policies and settings from engines.yaml and the version, overridden by the user's
+settings."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from servesim.versions import EngineFacts, engine_facts, engines
 
 POLICIES = ("scheduler", "kv", "router")
 VERSIONED = ("gpu_memory_utilization", "async_scheduling")
-"""Settings of the engine whose defaults are facts of its version."""
+"""Settings of the engine whose defaults depend on its version."""
 
 
 @cache
@@ -27,7 +28,7 @@ def engine_presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_settings(name: Any) -> dict[str, Any]:
-    """Return the settings of a system; UserError for an unknown name."""
+    """Return the settings of a system; raise UserError for an unknown name."""
     known = engine_presets()
     if name not in known:
         raise UserError(f"preset: unknown engine {name!r}{suggest(str(name), known)}")
@@ -37,7 +38,7 @@ def preset_settings(name: Any) -> dict[str, Any]:
 
 def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """Complete settings with those of their `preset`, if any, and with those of the engine's version. Parameters of a
-    preset's policy hold for that policy alone."""
+    preset's policy apply only to that policy."""
     merged = dict(settings)
     name = settings.get("preset")
     if name is not None:
@@ -54,17 +55,17 @@ def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str
 
 
 def _dense(model: Any) -> bool:
-    """Return whether the model named has no experts and no weights in FP8 blocks; False for one that is not known."""
+    """Return whether the named model has no experts and no weights in FP8 blocks; False for an unknown model."""
     try:
         spec = ModelSpec.load(model)
     except (UserError, TypeError):
-        return False  # told where the model is asked for
+        return False  # reported when the model is loaded
     return spec.experts is None and not spec.block_scaled
 
 
 def facts_of(preset: str | None, version: Any = None, gpu: str = "") -> EngineFacts:
-    """Return the facts about the engine of a preset (None: vllm). Systems there are no facts about are priced as the
-    newest vLLM is; UserError for a version of one of these, or for what is no version."""
+    """Return the facts about the engine of a preset (None: vllm). Systems without facts are priced as the newest vLLM;
+    raise UserError for a version of such a system, or for an invalid version."""
     if preset is not None and preset not in engines():
         if version is not None:
             raise UserError(f"engine.version: nothing is known about versions of {preset} ({', '.join(engines())} are)")

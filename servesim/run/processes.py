@@ -1,9 +1,9 @@
-"""Replicas that do not depend on each other, in separate processes, with the result of one process to the byte.
+"""Execution of independent replicas in separate processes, with results byte-identical to one process.
 
-Every process replays all arrivals and routes them, so that clocks, tokenizers and horizons are the same everywhere, and
-serves those of its own replicas. Their records are put in the order in which one process would have written them: by
-the time of the event that recorded them, then by replica. A worker has a pickled Task on its standard input and answers
-with a pickled Share or error.
+Every process replays and routes all arrivals, so that clocks, tokenizers and horizons are the same everywhere, and
+serves the requests of its own replicas. Their records are put in the order in which one process would have written
+them: by the time of the event that recorded them, then by replica. A worker reads a pickled Task from its standard
+input and writes a pickled Share or error.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from servesim.workload.workload import TraceWorkload
 
 @dataclass(frozen=True)
 class Task:
-    """The input of a worker."""
+    """Input of a worker."""
 
     scenario: dict[str, Any]
     trace: Trace | None
-    """Where the trace is an object of Python's."""
+    """The trace, if it is a Python object."""
     replicas: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Share:
-    """The output of a worker."""
+    """Output of a worker."""
 
     steps: tuple[Rows, Rows]
-    """Rows, and when each was recorded."""
+    """Rows, and the time at which each was recorded."""
     deliveries: tuple[Rows, Rows]
     requests: Rows
     reasons: dict[int, str]
     gaps: tuple[Rows, Rows]
-    """ns, how often."""
+    """ns, counts."""
     drafts: dict[int, SpecStats]
     """Counts of speculative decoding by replica."""
     priced: list[Priced]
@@ -67,7 +67,7 @@ class Share:
 
 
 def check_independent(setup: Setup) -> None:
-    """Raise UserError where replicas depend on each other, or on answers."""
+    """Raise UserError if replicas depend on each other, or arrivals on answers."""
     scenario, clients = setup.scenario, setup.scenario.clients
     reasons = {
         f"router {scenario.router['name']} looks at the replicas": not setup.router.blind or bool(life(setup.router)),
@@ -88,21 +88,22 @@ def check_independent(setup: Setup) -> None:
 
 
 def _reasons(scenario: Scenario) -> list[str]:
-    """Return why features that are on keep replicas together."""
+    """Return the reasons why active features keep replicas together."""
     on = [feature for feature in features_of(scenario) if feature.is_on(scenario)]
     return [feature.refuses(scenario)["jobs"] for feature in on if "jobs" in feature.refuses(scenario)]
 
 
 def _followers(setup: Setup) -> list[str]:
-    """Return why parts of a user's own keep replicas together: what they see of a run would stay in other processes."""
+    """Return the reasons why user-defined parts keep replicas together: a part could not see the run in other
+    processes."""
     own = [part for part in setup.parts if is_own(type(part))]
     seen = [(part, [verb for verb in RUN_VERBS if part.wants(verb)]) for part in own]
     return [f"{type(part).__name__} follows the run ({', '.join(verbs)})" for part, verbs in seen if verbs]
 
 
 def run_apart(setup: Setup, trace: Trace | None, jobs: int, recorder: Recorder) -> float:
-    """Serve everything in up to `jobs` processes and record it; return the CPU seconds of their loops. The setup was
-    made from `trace`, if there is one."""
+    """Serve all requests in up to `jobs` processes and record them; return the CPU seconds of their loops. The setup
+    was made from `trace`, if there is one."""
     count = len(setup.cores)
     jobs = min(jobs, count)
     tasks = [Task(setup.asked.model_dump(), trace, tuple(range(first, count, jobs))) for first in range(jobs)]
@@ -136,7 +137,7 @@ def _merge(table: Table, parts: Sequence[tuple[Rows, Rows]], replica: Any) -> No
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-    # The process inherits what is blocked: an interrupt is for its parent, from its first import on.
+    # The process inherits blocked signals: from its first import on, an interrupt goes to its parent.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -144,7 +145,7 @@ def _start(task: Task) -> subprocess.Popen[bytes]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert worker.stdin is not None
     pickle.dump(task, worker.stdin)
-    worker.stdin.flush()  # and left open: a worker ends when whoever started it is gone
+    worker.stdin.flush()  # left open: a worker ends when its parent is gone
     return worker
 
 
@@ -161,14 +162,14 @@ def _answer(worker: subprocess.Popen[bytes]) -> Share:
 
 
 class _Dated(Table):
-    """A table that knows when each row was recorded."""
+    """A table that records the time at which each row was added."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         super().__init__(columns)
         self.ns = array("q")
         self.cluster: Cluster | None = None
         self.closing = False
-        """Whether the run has ended: records that waited for a step still running then go at the end."""
+        """Whether the run has ended: records that waited for a step still running then go to the end."""
 
     def add(self, row: tuple[int, ...]) -> None:
         assert self.cluster is not None
@@ -199,7 +200,7 @@ class _DatedRecorder(Recorder):
 
 
 def serve(task: Task) -> Share:
-    """Serve some replicas' requests."""
+    """Serve the requests of some replicas and return their records."""
     setup = set_up(Scenario.of(task.scenario), task.trace)
     recorder = _DatedRecorder(setup.out_ns)
     workload = TraceWorkload(setup.trace, setup.predicted, clients_of(setup.scenario))
@@ -222,7 +223,7 @@ def serve(task: Task) -> Share:
 def main() -> None:
     """Run one task."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a policy prints is no answer
+    os.dup2(2, 1)  # policy output is not an answer
     task = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

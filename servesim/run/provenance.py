@@ -1,6 +1,5 @@
-"""The inputs of a result besides its scenario, and whether its files are as servesim wrote them: what goes wrong with
-them then is a bug, no damage.
-"""
+"""The inputs of a result besides its scenario, and whether its files are unchanged since servesim wrote them: an error
+in unchanged files is a bug, not damage."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostM
 
 
 def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
-    """Return hashes of the kernel tables by file, and whose measurements they are; None without tables."""
+    """Return hashes of the kernel tables by file, and the source of their measurements; None without tables."""
     if scenario.kernel_tables in (ROOFLINE_ONLY, IDEAL):
         return None
     if scenario.kernel_tables is not None:
@@ -59,7 +58,7 @@ def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
 
 
 def measured_by(provenance: dict[str, Any]) -> str:
-    """Return `project version (licence)` of one table's provenance."""
+    """Return `project version (license)` of one table's provenance."""
     project, version = provenance.get("project", "unknown"), provenance.get("project_version", "")
     licence = provenance.get("licence")
     return f"{project} {version}".strip() + (f" ({licence})" if licence else "")
@@ -71,7 +70,7 @@ def sha256_of(path: Path) -> str:
 
 
 DIGESTS = "sha256"
-"""Key of timing.json that holds the digests of the other files, by name."""
+"""Key in timing.json of the digests of the other files, by name."""
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -80,7 +79,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def as_written(folder: Path, timing: str) -> bool:
-    """Return whether a run's files have the digests that the file `timing` in it holds. False where it holds none."""
+    """Return whether a run's files have the digests that its file `timing` contains. False if it contains none."""
     with suppress(OSError, UserError):
         document: Any = read_json(folder / timing)
         kept = document.get(DIGESTS) if isinstance(document, Mapping) else None

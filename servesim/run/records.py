@@ -1,4 +1,4 @@
-"""Records of a run, for its figures and its result: all of them, or, of a streamed run, their sums."""
+"""Records of a run, for its figures and its result: all of them, or only their sums for a streamed run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Records:
     workload: TraceWorkload
     notes: tuple[str, ...] = ()
     samples: Any = None
-    """A pyarrow table of the sequences of requests of several."""
+    """A pyarrow table of output sequences, for requests with several samples."""
 
     def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
         self._setup, self._writer = setup, writer
         self.totals = StepTotals()
         self.replicas = ReplicaTotals() if setup.several else None
-        """Sums by replica, where there are several."""
+        """Sums by replica, if there are several."""
         self.tables: dict[str, list[Rows] | Path | None] = {}
         """Rows of each table, or the path of its file; None if they are not kept."""
         sinks = {file: self._sink_of(file) for file in STREAMED}
@@ -73,12 +73,12 @@ class Records:
         self._steps(rows)
 
     def flush(self) -> None:
-        """Hand on what is buffered at the end of the run."""
+        """Pass on buffered records at the end of the run."""
         self.recorder.steps.flush()
         self.recorder.deliveries.flush()
 
     def close(self) -> None:
-        """Work out what figures are made of, and the tables."""
+        """Compute the inputs of figures, and the tables."""
         self._columns = RequestColumns.of(self.recorder.requests.array(), self.recorder.reasons)
         self.requests: Requests = self._columns
         if self.replicas is not None:
@@ -102,7 +102,7 @@ class Records:
                 self._add_columns(type(part).__name__, part.columns(numbers))
 
     def _add_served(self, replicas: ReplicaTotals) -> None:
-        """Count every request where it was served: one that several replicas served, by each of them."""
+        """Count every request on the replica that served it; if several replicas served it, on each of them."""
         with blaming([type(part) for part in self._setup.parts]):
             apart = [served for part in self._setup.parts if (served := part.served()) is not None]
         rows = [row for served in apart for row in served.rows]
@@ -112,7 +112,7 @@ class Records:
                 replicas.add_served(replica, values)
 
     def _add_columns(self, whose: str, columns: dict[str, Any]) -> None:
-        """Add columns of integers to the table of requests; PolicyError for one that does not fit."""
+        """Add columns of integers to the table of requests; raise PolicyError for a column that does not fit."""
         from servesim.run.result_files import arrow_array
 
         for name, column in columns.items():
@@ -201,7 +201,7 @@ class StreamedRecords(Records):
 
 
 def _by_text(texts: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return each distinct text and where it stands."""
+    """Return each distinct text and its positions."""
     names, code = np.unique(np.array(texts), return_inverse=True)
     order = np.argsort(code, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)

@@ -1,20 +1,21 @@
-"""The fewest replicas that carry something: the search is asked what to try next and told whether that was enough."""
+"""Search for the minimum number of replicas that carry a load: it returns the next number to try and receives the
+outcome."""
 
 from __future__ import annotations
 
 
 class ReplicaSearch:
-    """The fewest replicas that carry a load: doubled until they do, then bisected."""
+    """The minimum number of replicas that carry a load: doubled until they do, then bisected."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._too_few = 0
         self._given_up = False
         self.fewest: int | None = None
-        """The fewest known to carry it."""
+        """Smallest number known to carry the load."""
 
     def next(self) -> int | None:
-        """Return the number to try; None when found, or when the most allowed are too few."""
+        """Return the next number to try, or None if the minimum is found or even the maximum is too few."""
         if self._given_up:
             return None
         if self.fewest is None:
@@ -30,12 +31,12 @@ class ReplicaSearch:
             self._too_few = replicas
 
     def give_up(self) -> None:
-        """Try no more: further replicas change nothing."""
+        """Stop the search, because more replicas would change nothing."""
         self._given_up = True
 
     @property
     def left(self) -> int:
-        """Numbers that will probably be tried yet."""
+        """Estimated number of further trials."""
         if self.next() is None:
             return 0
         return max((self.fewest - self._too_few - 1).bit_length(), 1) if self.fewest is not None else 2

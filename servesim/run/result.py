@@ -1,4 +1,4 @@
-"""The findings of a run: figures, records as DataFrames, and everything that made them."""
+"""The result of a run: figures, records as DataFrames, and all of its inputs."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ SUMMARY_KEYS = (
     *("cost_shares", "duration_s", "engine", "goodput", "kv", "latency_ms", "notes", "prefix_cache", "price"),
     *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty"),
 )
-"""Keys of every summary; `classes` and `tenants` only where the trace has such labels, `intervals` unless they were
+"""Keys of every summary; `classes` and `tenants` only if the trace has such labels, `intervals` unless they were
 switched off."""
 
 
 _NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix_cache", "cost_shares"))
 _SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list}
-"""Kinds of the parts of a summary that are no mappings."""
+"""Types of the parts of a summary that are not mappings."""
 
 NOT_KEPT = "a streamed run keeps records only in its result directory: give it one (out=...)"
 
 
 class Result:
-    """One finished run. DataFrames are made when first asked for."""
+    """One finished run. DataFrames are created on first access."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Result:
         streamed: Mapping[str, list[Rows] | Path | None],
         samples: Any = None,
     ) -> None:
-        """Build a result. `requests` is a pyarrow table, or where it was written; `streamed` the chunks of the tables
-        of steps and deliveries by the names of their files, or the Parquet files themselves. None: not kept. `samples`:
-        a pyarrow table of the samples, where requests have several."""
+        """Build a result. `requests` is a pyarrow table, or the path of its file; `streamed` has the chunks of the
+        tables of steps and deliveries by file name, or the Parquet files themselves, or None if not kept. `samples`: a
+        pyarrow table of the samples, if requests have several."""
         self.summary = summary
         """All figures, as in summary.json: latencies in ms, durations in s, shares between 0 and 1."""
         self.scenario = scenario
-        """Fully resolved: running it again gives the same result."""
+        """Fully resolved scenario: a rerun gives the same result."""
         self.timing = timing
         """Time and memory of the run itself, as in timing.json."""
         self._requests = requests
@@ -79,7 +79,7 @@ class Result:
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Error bars of mean TTFT, TPOT and E2E by measured servers, or in words why there are none."""
+        """Error bars of mean TTFT, TPOT and E2E by measured servers, or the reason why there are none."""
         kept: dict[str, Any] | None = self.summary.get("intervals")
         if kept is not None:
             return kept
@@ -91,12 +91,12 @@ class Result:
         return as_text(self.summary)
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show."""
+        """Return the HTML that notebooks show."""
         return as_html(self.summary)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row per request, in trace order. Times in ns; -1 or null: has not happened."""
+        """One row per request, in trace order. Times in ns; -1 or null if the event has not happened."""
         frame: pd.DataFrame = self._request_table().to_pandas()
         return frame
 
@@ -122,19 +122,19 @@ class Result:
 
     @cached_property
     def deliveries(self) -> pd.DataFrame:
-        """Steps that delivered anything but one token to each request; see servesim.records.recorder."""
+        """Steps that did not deliver exactly one token to each request; see servesim.records.recorder."""
         return self._frame(DELIVERIES)
 
     def figure(self, name: str, window_s: tuple[float, float] | None = None) -> Drawing:
-        """Draw one figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) names
-        all)."""
+        """Draw one figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) lists all
+        names)."""
         import servesim
 
         drawn: Drawing = servesim.figure(self, name, window_s=window_s)
         return drawn
 
     def save(self, out: str | Path) -> Path:
-        """Write the directory `servesim run --out` writes, without its report."""
+        """Write the directory that `servesim run --out` writes, without its report."""
         requests = self._request_table()
         writer = ResultWriter(out)
         try:
@@ -173,8 +173,8 @@ class Result:
             )
 
     def _request_table(self) -> Any:
-        """Return the requests as a pyarrow table, in trace order (a streamed run writes it in the order in which
-        requests leave)."""
+        """Return the requests as a pyarrow table in trace order (a streamed run writes them in the order in which they
+        end)."""
         import pyarrow.parquet as pq
 
         if self._requests is None:
@@ -197,7 +197,7 @@ class Result:
         return pd.DataFrame(rows, columns=list(columns))
 
     def _chunks(self, file: str) -> list[Rows]:
-        """Return a table in the pieces it was recorded in."""
+        """Return a table in the chunks in which it was recorded."""
         source = self._streamed[file]
         if source is None:
             raise UserError(NOT_KEPT)
@@ -218,7 +218,7 @@ def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
 
 
 def _whole(summary: Mapping[str, Any]) -> None:
-    """Raise ValueError where a part of a summary is null that a run always fills."""
+    """Raise ValueError if a part of a summary that a run always fills is null."""
     for key in SUMMARY_KEYS:
         if summary[key] is None and key in _NULLABLE:
             continue
@@ -227,7 +227,8 @@ def _whole(summary: Mapping[str, Any]) -> None:
 
 
 def sample_table(columns: RequestColumns) -> Any:
-    """Return the records of the sequences of requests of several samples as a pyarrow table; None if there are none."""
+    """Return the records of output sequences as a pyarrow table for requests with several samples, or None if there are
+    none."""
     import pyarrow as pa
 
     which = columns.sequences["sample"] != 0

@@ -1,6 +1,6 @@
-"""Result directories: written under a temporary name, then renamed, so that there is a whole result or none.
+"""Result directories: written under a temporary name, then renamed, so that a result is either complete or absent.
 
-The bytes of every file but `timing.json` depend on the inputs alone.
+The bytes of every file except `timing.json` depend only on the inputs.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from servesim.run.provenance import DIGESTS, digests
 SUMMARY, SCENARIO, TIMING = "summary.json", "scenario.yaml", "timing.json"
 REQUESTS, STEPS, DELIVERIES = "requests.parquet", "steps.parquet", "deliveries.parquet"
 STREAMED = {STEPS: STEP_COLUMNS, DELIVERIES: LATE_COLUMNS}
-"""Tables that are written while the run goes on, and their columns."""
+"""Tables that are written during the run, and their columns."""
 SAMPLES = "samples.parquet"
-"""Only where requests ask for several samples (n > 1)."""
+"""File of samples, written only if requests have several (n > 1)."""
 STEP_REQUESTS = "step_requests.parquet"
-"""Only where it was asked for."""
+"""File of the requests in each step, written only on request."""
 STEP_REQUESTS_COLUMNS = (
     *("replica", "step", "row"),
     *("num_scheduled_tokens", "num_computed_tokens", "draft_tokens"),
 )
 REPLACED = ".replaced"
 REPORT = "report.html"
-"""Made from the others, by the command line."""
+"""File of the report, which the command line makes from the others."""
 FILES = frozenset((SUMMARY, SCENARIO, TIMING, REQUESTS, *STREAMED, SAMPLES, STEP_REQUESTS, REPORT))
 
 
 class ResultWriter:
-    """A result directory in the making: `out` with `.partial` after its name until `finish`."""
+    """A result directory in progress: `out` with the suffix `.partial` until `finish`."""
 
     def __init__(self, out: str | Path) -> None:
-        """Claim the place; UserError, before any work is done, if a result cannot be written there."""
+        """Claim the path; raise UserError, before any work is done, if a result cannot be written there."""
         self.out = Path(out)
-        if ".." in self.out.parts:  # `a/../b` is b, whether or not there is an a
+        if ".." in self.out.parts:  # `a/../b` is b, whether or not a exists
             self.out = self.out.resolve()
         self._open: dict[str, Any] = {}
         self._lock: int | None = None
@@ -67,7 +67,7 @@ class ResultWriter:
     @classmethod
     @contextmanager
     def of(cls, out: str | Path | None) -> Iterator[ResultWriter | None]:
-        """Return the writer for a place, if there is one, and discard what it has not finished."""
+        """Yield the writer for a path, if there is one, and discard an unfinished result."""
         writer = cls(out) if out is not None else None
         try:
             yield writer
@@ -76,7 +76,7 @@ class ResultWriter:
                 writer.discard()
 
     def check_same(self, scenario_yaml: str) -> None:
-        """Raise UserError where the result of another scenario stands already."""
+        """Raise UserError if the path already has the result of another scenario."""
         found = self.out / SCENARIO
         try:
             stands = found.read_text(encoding="utf-8") if found.is_file() else scenario_yaml
@@ -90,7 +90,7 @@ class ResultWriter:
         import pyarrow as pa
 
         table = pa.table({name: arrow_array(rows[:, i]) for i, name in enumerate(STREAMED[file])})
-        # Columns of counts and times: deltas are both smaller and quicker than dictionaries.
+        # Columns of counts and times: deltas are both smaller and faster than dictionaries.
         self.add_table(file, table, use_dictionary=False, column_encoding="DELTA_BINARY_PACKED")
 
     def add_table(self, file: str, table: Any, **encoding: Any) -> None:
@@ -111,13 +111,13 @@ class ResultWriter:
         samples: Any = None,
         page: Callable[[Path], object] | None = None,
     ) -> None:
-        """Write the rest (`page` writes the report of the whole directory into it; `requests` is a pyarrow table,
-        unless it has been written; `samples` another, where requests
-        have several) and put the directory in place."""
+        """Write the rest and put the directory in place. `page` writes the report of the whole directory into it;
+        `requests` is a pyarrow table, unless it has been written; `samples` is another one, if requests have several
+        samples."""
         import pyarrow.parquet as pq
 
         written = REQUESTS in self._open
-        for file in STREAMED.keys() - self._open.keys():  # nothing came: an empty table all the same
+        for file in STREAMED.keys() - self._open.keys():  # no rows: still write an empty table
             self.add(file, np.empty((0, len(STREAMED[file])), dtype=np.int64))
         with writable(self.out):
             self._close()
@@ -140,8 +140,8 @@ class ResultWriter:
             self._put_in_place()
 
     def _put_in_place(self) -> None:
-        """Rename into place. Of writers that finish at once the last one's result stays: whenever another came first,
-        that one is moved away in turn."""
+        """Rename into place. If several writers finish at the same time, the last result stays: a writer moves away any
+        result that got there first."""
         replaced = self.partial.with_suffix(REPLACED)
         while True:
             _refuse_foreign(self.out)
@@ -164,14 +164,14 @@ class ResultWriter:
                     shutil.rmtree(replaced, ignore_errors=True)
 
     def discard(self) -> None:
-        """Remove what was written so far; nothing happens after `finish`."""
+        """Remove everything written so far; do nothing after `finish`."""
         self._close()
         shutil.rmtree(self.partial, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
         for folder in self._new:
-            with suppress(OSError):  # not empty: the result is in it
+            with suppress(OSError):  # not empty: it holds the result
                 folder.rmdir()
 
     def _close(self) -> None:
@@ -181,7 +181,8 @@ class ResultWriter:
 
 
 def _locked(folder: Path) -> int | None:
-    """Lock a folder for as long as this process holds it open; None where another one has it, or there are no locks."""
+    """Lock a folder as long as this process holds it open; return None if another process has the lock, or locks are
+    not supported."""
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
@@ -194,8 +195,8 @@ def _locked(folder: Path) -> int | None:
 
 
 def clear_up(out: Path) -> None:
-    """Remove what runs with the same `out` left half-written: their process is gone and holds no lock. An earlier
-    result that one had moved away comes back if nothing took its place."""
+    """Remove unfinished results of other runs with the same `out` whose process is gone, so that they hold no lock.
+    Restore an earlier result that such a run had moved away, unless another has taken its place."""
     for suffix in (REPLACED, ".partial"):
         for left in sorted(out.parent.glob(f"{glob.escape(out.name)}.*{suffix}")):
             pid = left.name[len(out.name) + 1 : -len(suffix)]
@@ -220,14 +221,14 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # somebody else's
+    except OSError:  # another user's
         return True
     return True
 
 
 @contextmanager
 def writable(out: Path) -> Iterator[None]:
-    """Turn an OSError while writing there into a UserError that names it."""
+    """Turn an OSError during writing there into a UserError that names the path."""
     try:
         yield
     except OSError as error:
@@ -235,9 +236,9 @@ def writable(out: Path) -> Iterator[None]:
 
 
 def arrow_array(values: Numbers, valid: NDArray[np.bool_] | None = None) -> Any:
-    """Return int64 or float64 values as an Arrow array, null where not `valid`.
+    """Return int64 or float64 values as an Arrow array, with nulls at positions that are not `valid`.
 
-    By its buffers: `pyarrow.array` imports pandas, which a run has no other need for.
+    It is built from buffers because `pyarrow.array` imports pandas, which a run does not otherwise need.
     """
     import pyarrow as pa
 
@@ -247,7 +248,7 @@ def arrow_array(values: Numbers, valid: NDArray[np.bool_] | None = None) -> Any:
 
 
 def arrow_strings(values: Sequence[str]) -> Any:
-    """Return strings as an Arrow array, by its buffers likewise."""
+    """Return strings as an Arrow array, also built from buffers."""
     import pyarrow as pa
 
     encoded = [value.encode() for value in values]
@@ -256,7 +257,7 @@ def arrow_strings(values: Sequence[str]) -> Any:
 
 
 def to_json(value: Mapping[str, Any]) -> str:
-    """Return JSON with sorted keys; NaN and infinity have no place in it."""
+    """Return JSON with sorted keys; NaN and infinity are not allowed."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -278,7 +279,7 @@ def write_text(path: Path, text: str, option: str) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an error while reading there into a UserError that names it."""
+    """Turn an error during reading there into a UserError that names the path."""
     try:
         yield
     except (OSError, ValueError, TypeError) as error:
@@ -286,14 +287,14 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Raise UserError where a result would replace anything but an earlier result."""
+    """Raise UserError if a result would replace anything but an earlier result."""
     if not out.name:
         raise UserError(f'--out "{out}": names no directory')
     if out.is_symlink():
         raise UserError(f"--out {out}: is a symbolic link; name the directory itself")
     try:
         found = list(out.iterdir())
-    except FileNotFoundError:  # also where another writer has just moved it away
+    except FileNotFoundError:  # another writer may have just moved it away
         return
     except NotADirectoryError as error:
         what = "exists and is not a directory" if out.exists() else f"cannot be written: {error.strerror}"

@@ -1,8 +1,8 @@
-"""One validated description of a run. Every default of servesim is here, documented, once.
+"""Validated description of a run. Every default of servesim is defined and documented here, once.
 
 A scenario comes from YAML, from the command line, or from Python keywords. Fields and their docstrings are also the
 options of `servesim run`, `compare`, `sweep` and `capacity` and their help (servesim.cli.options). Unknown keys are
-refused with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as the number it means.
+refused with a suggestion. In YAML 1.1 `1e-3` is a string; it is read as a number.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from servesim.run.sections import (
 from servesim.workload.client_tools import under_tool
 
 SELDOM = ("pools", "features", "slo_class_percentiles")
-"""Settings that are written only if they say something."""
+"""Settings that are written only if they are not empty."""
 FOR_FEATURE: dict[str, Any] = {"for_feature": True}
-"""Mark of a setting that is an error unless a feature claims it."""
+"""Marker of a setting that is an error unless a feature claims it."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
     "model": ": a bundled one such as llama-3.1-8b, or a config.json",
@@ -65,108 +65,112 @@ class _Scenario(Section):
     """
 
     trace: str
-    """A trace file or log (its format is found from the content; `-`: standard input), `preset:NAME` or
+    """Trace file or log (its format is detected from the content; `-`: standard input), `preset:NAME` or
     `synth:key=value,...`."""
     model: str
-    """A bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; -FP8, -AWQ and the like set the
-    dtype), or the config.json of any other; keys of that may be changed: `model.num_hidden_layers`, or
+    """Bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; -FP8, -AWQ and the like set the
+    dtype), or the config.json of any other model. Keys of the config may be changed: `model.num_hidden_layers`, or
     `NAME:num_hidden_layers=4`."""
     gpu: str
-    """h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by formula), or
-    the YAML data sheet of another one; parts of the sheet may be changed: `gpu.memory_bytes`, `gpu.flops.bf16`."""
+    """GPU: h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by
+    formula), or the YAML data sheet of another one. Parts of the sheet may be changed: `gpu.memory_bytes`,
+    `gpu.flops.bf16`."""
     requests: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Number of requests to replay, from the first; none: all the trace has (presets and synthetic traces: their
+    """Number of requests to replay, from the first; none: the whole trace (presets and synthetic traces: their
     default)."""
     skip: int = Field(default=0, ge=0, le=100_000_000)
-    """Requests left out before the first: a window of a trace is `skip` and `requests`."""
+    """Number of requests to skip at the start: `skip` and `requests` select a window of a trace."""
     rate: float | str | None = None
-    """Mean arrivals per second, to which all gaps are scaled alike, or `3x`: as many times as recorded; inf: all at
-    once; none: as recorded."""
+    """Mean arrivals per second, to which all gaps are scaled equally, or `3x`: a multiple of the recorded rate; inf:
+    all together; none: as recorded."""
     clients: ClientSettings = ClientSettings()
     sort: bool = False
-    """Order a file's rows by arrival instead of refusing times that run backwards."""
+    """Sort a file's rows by arrival instead of rejecting arrival times that run backwards."""
     timing: Literal["auto", "think", "original", "open"] = "auto"
-    """When turns of recorded conversations come: think: by pauses after answers; original: also not before their
-    recorded times; open: at recorded times whatever has ended; auto: as the format says."""
+    """Arrival of turns in recorded conversations: think: after pauses that follow answers; original: also not before
+    their recorded times; open: at recorded times, whether or not earlier turns have ended; auto: by the format."""
     shape: list[str] = Field(default=[])
-    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`; one may be a text."""
+    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`; a single step may be
+    a text."""
     columns: str | None = None
-    """Columns of a log with names of its own, where they are not guessed right, such as arrival='Request
-    Time',prompt=in,output=out; unit=us says the unit of its times, prompt=2000 a number instead of a column."""
+    """Columns of a log with non-standard names, if they are not guessed correctly, such as arrival='Request
+    Time',prompt=in,output=out; unit=us sets the unit of its times, prompt=2000 a number instead of a column."""
     spread_ticks: Literal["none", "uniform"] = "none"
-    """Spread requests that share a clock tick over it (Mooncake's published traces tick every 3 s)."""
+    """Spread requests that share a clock tick over its duration (Mooncake's published traces tick every 3 s)."""
     seed: int = 0
     """Seed of all draws: synthetic traces, presets, predictors."""
     predictor: str = "max_tokens"
-    """Output lengths that policies are told, if they ask: max_tokens (the cap), random:error=0.3 (mean relative error)
+    """Output lengths that policies see if they use them: max_tokens (the cap), random:error=0.3 (mean relative error)
     or exact."""
     dtype: str = "bf16"
-    """Format of linear weights: fp32, bf16, fp16, fp8, int8; of weights alone: int8_wo, int4, nf4, int3, ternary."""
+    """Format of linear weights: fp32, bf16, fp16, fp8, int8; weight-only: int8_wo, int4, nf4, int3, ternary."""
     kv_dtype: str = "bf16"
-    """Format of the KV cache: bf16, fp16, fp8, fp32. Left out, fp8 where the engine takes it from such weights
-    (servesim/versions)."""
+    """Format of the KV cache: bf16, fp16, fp8, fp32. Default: fp8 if the engine derives it from such weights
+    (servesim/versions), else bf16."""
     tp: int = Field(default=1, ge=1, le=1024)
     """GPUs of a stage (tensor parallelism)."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
-    """Data-parallel ranks of a replica: each has a scheduler and KV memory of its own on tp GPUs, and experts are
-    spread over the GPUs of all, so that every step lasts as long as that of the slowest."""
+    """Data-parallel ranks of a replica: each has its own scheduler and KV memory on tp GPUs. Experts are spread over
+    the GPUs of all ranks, so that every step lasts as long as the slowest rank's."""
     ep: int | None = Field(default=None, ge=1, le=4096)
-    """Number of the tp x dp GPUs that whole experts are dealt out to, split by width over the rest; none: all of them
-    with engine.enable_expert_parallel, else 1."""
+    """Number of the tp x dp GPUs over which whole experts are distributed, split by width over the rest; none: all of
+    them with engine.enable_expert_parallel, else 1."""
     pp: int = Field(default=1, ge=1, le=1024)
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
     preset: str | None = None
-    """A serving system, whose policies and settings hold where the scenario says nothing: vllm, vllm-v0, sglang, orca,
-    fastertransformer, tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""
+    """Serving system whose policies and settings are used as defaults: vllm, vllm-v0, sglang, orca, fastertransformer,
+    tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""
     scheduler: Settings = Field(default={"name": "vllm"})
     """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
     """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same memory without it. For
-    a model with sliding windows they become `hybrid` and `hybrid-paged`, as in vLLM."""
+    a model with sliding windows, they become `hybrid` and `hybrid-paged`, as in vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
     """Router, written the same way."""
     pools: list[Settings] = Field(default=[])
-    """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and what it has of its own:
+    """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and its own settings:
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
     features: list[str] = Field(default=[])
-    """Features of your own, `path/to/file.py:Class` each; their settings are keys of their own."""
+    """Your own features, `path/to/file.py:Class` each; their settings have their own keys."""
     speculation: Settings = Field(default={"name": "none"})
-    """How drafts are made: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
+    """Speculative decoding method: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
     acceptance: Settings | None = None
-    """Acceptance of drafts, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: what the
-    method assumes, which is then noted."""
+    """Acceptance of drafts, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: the method's own
+    assumption, with a note."""
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
     """Limits of ttft, tpot and e2el, in milliseconds or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`: a
-    request is good if it is within all of them. With a percentile (`ttft:p99<1s,tpot:p99<50ms`) each holds by
-    itself."""
+    request is good if it is within all of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit holds
+    separately."""
     slo_percentiles: dict[str, float] = Field(default={})
-    """Percentiles of the limits in `slo` that hold each by itself, as `ttft:p99<1s` sets it."""
+    """Percentiles of the limits in `slo` that hold separately, as set by `ttft:p99<1s`."""
     slo_classes: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
-    """Limits of single classes (the trace's labels `class`), such as `gold: ttft:300` in YAML; other classes have
-    those of `slo`. With a percentile (`gold: ttft:p99<300ms`) each holds by itself, for the requests of the class."""
+    """Limits of single classes (the trace's labels `class`), such as `gold: ttft:300` in YAML; other classes use the
+    limits of `slo`. With a percentile (`gold: ttft:p99<300ms`), each limit holds separately, for the requests of the
+    class."""
     slo_class_percentiles: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
-    """Percentiles of the limits in `slo_classes` that hold each by itself, as `gold: ttft:p99<300ms` sets them."""
+    """Percentiles of the limits in `slo_classes` that hold separately, as set by `gold: ttft:p99<300ms`."""
     mode: Literal["fast", "reference"] = "fast"
-    """fast, or reference: every step by itself, the same result to the nanosecond, slowly."""
+    """Mode: fast, or reference (every step simulated individually: slow, with the same result to the nanosecond)."""
     stream: bool = False
-    """For traces larger than memory: requests come and go in chunks, records are kept only in the result directory,
+    """For traces larger than memory: requests are processed in chunks, records are kept only in the result directory,
     there is no report, and percentiles of latencies are within 0.1 %."""
     check: bool = False
-    """Check invariants of scheduler and memory after every step, and the first 300 requests against reference mode."""
+    """Check invariants of scheduler and memory after every step, and compare the first 300 requests with reference
+    mode."""
     host: str = "auto"
-    """Host terms, the time the engine adds to its kernels: a shipped set or a YAML file; auto: the latest shipped
+    """Host terms, the time that the engine adds to its kernels: a shipped set or a YAML file; auto: the latest shipped
     terms of vLLM; none: kernel times alone."""
     kernel_tables: str | None = None
-    """A folder of kernel tables measured on this GPU instead of the shipped ones, or the name of other shipped ones
-    (`h100-trtllm`: GEMMs and attention of TensorRT-LLM); `roofline`: none, everything by formula; `ideal`: by formula
-    at the data sheet's full rates, launches and activations free, as in hand calculations."""
+    """Folder of kernel tables measured on this GPU, or the name of other shipped tables (`h100-trtllm`: GEMMs and
+    attention of TensorRT-LLM), instead of the default ones; `roofline`: no tables, everything by formula; `ideal`: by
+    formula at the data sheet's full rates, without launches and activations, as in hand calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
-    """Price of a GPU, whatever it is; none: by `price`, else the assumption in the GPU's data sheet."""
+    """Price per GPU-hour, for any GPU; none: by `price`, else the assumption in the GPU's data sheet."""
     price: dict[str, float] = Field(default={})
-    """Prices by GPU, $ an hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
+    """Prices by GPU, in $ per hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod
@@ -190,7 +194,7 @@ class _Scenario(Section):
 
     @model_serializer(mode="wrap")
     def _short(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what few scenarios have: of features the settings of those that are on, in full."""
+        """Leave out rarely used settings; the settings of active features are written in full."""
         found: dict[str, Any] = dumped(self)
         seldom = {*SELDOM}
         for feature in scenario_features(tuple(self.features)):
@@ -210,7 +214,7 @@ class _Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _slo_each(cls, value: Any) -> Any:
-        """Take percentiles out of the limits' keys."""
+        """Move percentiles out of the limits' keys."""
         if not isinstance(value, Mapping):
             return value
         classes = value.get("slo_classes")
@@ -268,7 +272,7 @@ class _Scenario(Section):
         return scenario
 
     def to_yaml(self) -> str:
-        """Return the scenario as YAML, every key spelt out."""
+        """Return the scenario as YAML, with every key written out."""
         import yaml
 
         text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -276,8 +280,8 @@ class _Scenario(Section):
 
 
 def own_features(value: Any) -> tuple[str, ...]:
-    """Return the names of a user's features: a text with commas between, or a list of texts. UserError if one names no
-    class of a file, or two are called the same."""
+    """Return the names of a user's features, given as a comma-separated text or a list of texts. Raise UserError if one
+    does not name a class in a file, or two have the same name."""
     given = listed("features", value) if isinstance(value, str) and value else value or []
     if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
         raise UserError(f"features is {shown(value)}, must be a list of path/to/file.py:Class")
@@ -295,7 +299,8 @@ def _installed(name: str) -> str:
 
 
 def scenario_features(own: Sequence[str] = ()) -> tuple[Feature, ...]:
-    """Return the features that a scenario may have, by rank: those installed, and a user's own, as their files are."""
+    """Return the features that a scenario may have, by rank: installed ones, and the user's own, from the current
+    files."""
     return by_rank([*installed(), *of_user(own)]) if own else installed()
 
 
@@ -319,7 +324,7 @@ def fleet_varies(scenario: Scenario) -> bool:
 
 
 def scenario_class(own: Sequence[str] = ()) -> type[Any]:
-    """Return the class of scenarios that have the settings of these features of a user, beside all others."""
+    """Return the class of scenarios with the settings of these user-defined features, in addition to all others."""
     mine = [feature for feature in of_user(own) if feature.Settings.model_fields]
     known = {*Scenario.model_fields}
     for feature in mine:
@@ -340,7 +345,7 @@ def _class_with(parts: tuple[tuple[str, type[Section]], ...]) -> type[Any]:
 
 
 def check_claims(scenario: Scenario) -> None:
-    """Raise UserError for a setting without effect because the feature that it is for is not there."""
+    """Raise UserError for a setting without effect because its feature is not installed."""
     claimed = {key for feature in features_of(scenario) for key in feature.claims}
     plain = {name: field.default for name, field in Scenario.model_fields.items() if _for_feature(field)}
     wanted = {name: getattr(scenario, name) for name in plain if getattr(scenario, name) != plain[name]}
@@ -361,14 +366,14 @@ else:
 
 
 def under_name(settings: Settings) -> Settings:
-    """Complete settings with the format of weights that the model's name says, where they say none."""
+    """Complete settings with the weight format in the model's name, if they do not specify one."""
     found = model_named(str(settings.get("model", ""))) if settings.get("dtype") is None else None
     return settings | {"dtype": found.dtype} if found is not None and found.dtype is not None else settings
 
 
 def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return one line: the key, what is wrong, what would be right."""
-    # A misspelt key also leaves one missing: the misspelling is what helps.
+    """Return one line: the key, its error, and the valid values."""
+    # A misspelled key also leaves one missing: report the misspelling, which helps more.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]
     key = ".".join([*outer, last])

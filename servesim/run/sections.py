@@ -25,82 +25,85 @@ if TYPE_CHECKING:
 
 
 class EngineSettings(Section):
-    """The engine around the policies, under vLLM's names and with its defaults."""
+    """The engine around the policies, with vLLM's names and defaults."""
 
     version: str | None = None
-    """Version of the engine that the preset names (vllm, sglang or tensorrt-llm; vllm without a preset), such as
-    0.23.0: it decides kernels, host terms and the defaults below, as servesim/versions says; none: the newest known."""
+    """Version of the preset's engine (vllm, sglang or tensorrt-llm; vllm without a preset), such as 0.23.0: it
+    determines kernels, host terms and the defaults below, as listed in servesim/versions; none: the newest known."""
     async_scheduling: bool = True
-    """Plan a step while the one before runs (two in flight); schedulers that cannot fall back, and it is noted."""
+    """Plan a step while the previous one runs (two in flight); unsupported by some schedulers, which then plan
+    synchronously, with a note."""
     max_model_len: int | Literal["auto"] = "auto"
-    """Longest prompt + output in tokens; auto: what the model was made for, or less if the KV memory is smaller."""
+    """Longest prompt + output in tokens; auto: the model's own maximum, or less if the KV memory is smaller."""
     block_size: int = Field(default=16, ge=1, le=1 << 30)
     """Tokens per KV block."""
     gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
-    """Share of the GPU's memory the engine may use."""
+    """Share of the GPU's memory that the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     """KV blocks of a replica; none: all that fit."""
     disable_hybrid_kv_cache_manager: bool = False
     """Keep the whole KV of layers with sliding windows, as engines without such a manager do (and vLLM with some KV
-    connectors); false: such layers give back what has slid out of their windows."""
+    connectors); false: such layers free the tokens that have left their windows."""
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
     """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
-    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one the engine is known to run
+    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one that the engine is known to use
     (servesim/versions), else the fastest measured."""
     attention_backend: Literal["auto", "eager"] = "auto"
-    """eager: no fused attention; scores and probabilities go through memory (by formula; the memory they take is not
-    counted)."""
+    """Attention: eager means no fused attention; scores and probabilities go through memory (by formula; the memory
+    they take is not counted)."""
     enable_expert_parallel: bool = False
-    """Deal experts out to the tp x dp GPUs whole instead of splitting each by width (`ep` says to how many)."""
+    """Distribute whole experts over the tp x dp GPUs instead of splitting each by width (`ep` sets the number of
+    GPUs)."""
     all2all_backend: Literal[
         "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
     ] = "auto"
-    """How tokens get to the experts of other data-parallel ranks, and back; auto: the engine's default; deepep_auto:
-    low latency where all ranks decode, else high throughput."""
+    """How tokens reach the experts of other data-parallel ranks, and return; auto: the engine's default; deepep_auto:
+    low latency if all ranks decode, else high throughput."""
     expert_skew: float | None = Field(default=None, ge=0, le=3)
-    """Exponent of the power law that the loads of experts follow (0: all alike; the most loaded GPU sets the time);
-    none: as kernels were measured, 1.2 (over more than 8 GPUs by this law alone)."""
+    """Exponent of the power law of expert loads (0: all equal; the most loaded GPU determines the time); none: as in
+    the kernel measurements, 1.2 (over more than 8 GPUs by this law alone)."""
     enable_eplb: bool = False
-    """Balance experts over GPUs by their loads, each redundant one a second copy of the most loaded (EPLB)."""
+    """Balance experts over GPUs by their loads, with each redundant expert a second copy of the most loaded one
+    (EPLB)."""
     num_redundant_experts: int = Field(default=0, ge=0, le=4096)
-    """Further copies of experts under EPLB; they take memory."""
+    """Additional copies of experts under EPLB; they take memory."""
     api_server_count: int = Field(default=1, ge=1, le=1024)
     """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count)."""
     stream_interval: int = Field(default=1, ge=1, le=1 << 20)
-    """Tokens of a streamed chunk (vLLM's --stream-interval): fewer chunks are less work for the API servers."""
+    """Tokens per streamed chunk (vLLM's --stream-interval): fewer chunks mean less work for the API servers."""
     max_queued_requests: int | None = Field(default=None, ge=0)
-    """Requests that may wait on a replica; further ones are rejected. None: any number, as in vLLM."""
+    """Maximum number of requests waiting on a replica; further ones are rejected. None: no limit, as in vLLM."""
     ignore_memory: bool = False
-    """Ignore memory limits: room for everything the trace can ask for, unless num_gpu_blocks says less."""
+    """Ignore memory limits: there is room for everything the trace can request, unless num_gpu_blocks is lower."""
 
 
 class ClientSettings(Section):
-    """Client behavior. By default each request goes out at its time, and clients wait for as long as it takes."""
+    """Client behavior. By default, each request is sent at its arrival time, and clients wait as long as it takes."""
 
     tool: Literal["vllm-bench", "sglang-bench", "aiperf", "inferencex"] | None = None
-    """A benchmark client, whose way of sending holds where the scenario says nothing: rate (inf unless given), gaps,
-    turn-around, number of requests. Its warm-up requests are not replayed."""
+    """Benchmark client whose sending behavior is used as default: rate (inf unless given), gaps, turnaround, number of
+    requests. Its warm-up requests are not replayed."""
     max_concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: the most requests outstanding, the others queue outside; none: no limit."""
+    """Closed loop: maximum number of outstanding requests, while the others queue outside; none: no limit."""
     turn_ms: float | None = Field(default=None, ge=0, le=1e7)
-    """Mean time from an answer to the next request of a closed loop, each drawn from an exponential distribution; none:
-    no time, so that requests which end together are followed at one instant."""
+    """Mean time from an answer to the next request of a closed loop, drawn from an exponential distribution; none: no
+    delay, so that requests that end together are followed at the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
-    """Seconds over which the clients of a closed loop begin, evenly one after the other."""
+    """Seconds over which the clients of a closed loop start, evenly one after the other."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)
-    """Draw the times of arrivals at `rate`, with gaps of a gamma distribution of this shape (1: Poisson; below:
-    bursts), as vLLM's --burstiness; none: as recorded."""
+    """Draw arrival times at `rate`, with gaps from a gamma distribution of this shape (1: Poisson; below: bursts), as
+    vLLM's --burstiness; none: as recorded."""
     batch: bool = False
-    """Send max_concurrency requests at once and the next ones when all have left (latency of a single batch)."""
+    """Send max_concurrency requests together, and the next ones when all have ended (latency of a single batch)."""
     max_sessions: int | None = Field(default=None, ge=1)
-    """The most conversations in progress; the next begins when one ends. None: no limit."""
+    """Maximum number of conversations in progress; the next begins when one ends. None: no limit."""
     timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """Seconds after which a client gives up if its last token has not come; none: never."""
+    """Seconds after which a client gives up if it has not received its last token; none: never."""
     ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """Seconds after which a client gives up if its first token has not come; none: never."""
+    """Seconds after which a client gives up if it has not received its first token; none: never."""
     retries: int = Field(default=0, ge=0, le=100)
-    """Times a request that was rejected or timed out is sent again."""
+    """Number of times a request that was rejected or timed out is sent again."""
     retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
     """Seconds before a request is sent again."""
 
@@ -110,7 +113,7 @@ Rate = float | str
 
 
 def parse_rate(value: float | str) -> Rate:
-    """Return a rate as a number, or a factor as text such as `3x`; ValueError for anything else."""
+    """Return a rate as a number, or a factor as text such as `3x`; raise ValueError for anything else."""
     text = str(value).strip().lower()
     try:
         number = float(text.removesuffix("x"))
@@ -126,12 +129,12 @@ def parse_rate(value: float | str) -> Rate:
 
 
 def factor_of(rate: Rate | None) -> float | None:
-    """Return the factor where the rate is one."""
+    """Return the factor if the rate is one, else None."""
     return float(rate[:-1]) if isinstance(rate, str) else None
 
 
 def rate_words(rate: Rate) -> str:
-    """Return a rate in words, such as "4.4 requests/s" and "3x the recorded rate"."""
+    """Return a rate as text, such as "4.4 requests/s" and "3x the recorded rate"."""
     if isinstance(rate, str):
         return f"{rate} the recorded rate" if rate.endswith("x") else f"{rate} requests/s"
     return f"{rate:g} requests/s"
@@ -141,8 +144,8 @@ MOST_USD = 1e6
 
 
 def prices_of(given: Any) -> dict[str, float]:
-    """Return $ per GPU hour by GPU. `given`: `h100=2.2,h200=3.1`, a mapping, or the path of a YAML file of such a
-    mapping or of a CSV file whose rows are GPU and price; UserError for names of no GPU and prices that are none."""
+    """Return $ per GPU-hour by GPU. `given`: `h100=2.2,h200=3.1`, a mapping, or the path of a YAML file of such a
+    mapping or of a CSV file with rows of GPU and price; raise UserError for unknown GPUs and invalid prices."""
     if isinstance(given, str):
         path = Path(given)
         if path.suffix in (".yaml", ".yml"):
@@ -157,7 +160,7 @@ def prices_of(given: Any) -> dict[str, float]:
 
 
 def price_of(gpu: Gpu, prices: Mapping[str, float], usd_per_gpu_hour: float | None) -> float:
-    """Return the price of a GPU hour: the one for all GPUs, else the one by name, else the data sheet's assumption."""
+    """Return the price of a GPU-hour: the one for all GPUs, else the one by name, else the data sheet's assumption."""
     return usd_per_gpu_hour if usd_per_gpu_hour is not None else prices.get(gpu.name, gpu.usd_per_hour)
 
 
@@ -181,9 +184,8 @@ def _from_csv(path: Path) -> dict[str, str]:
 
 
 def with_percentiles(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in which limits, of all requests (`slo`) and of classes (`slo_classes`), are milliseconds by
-    metric, and percentiles stand in keys of their own. What is no limits at all is left for the validation to refuse.
-    """
+    """Return settings in which limits, both of all requests (`slo`) and of classes (`slo_classes`), are milliseconds by
+    metric, and percentiles have separate keys. Values that are not limits are left for validation to refuse."""
     found = dict(settings)
     plain, percentiles = _taken_apart(found.get("slo"))
     found |= {"slo": plain} if "slo" in found else {}
@@ -207,7 +209,7 @@ def _taken_apart(limits: Any) -> tuple[Any, dict[str, float]]:
 
 
 def check_percentiles(limits: Mapping[str, float], percentiles: dict[str, float]) -> dict[str, float]:
-    """Return percentiles of limits; ValueError where one has no limit, or is none."""
+    """Return percentiles of limits; raise ValueError for one without a limit, or an invalid one."""
     for name, percentile in percentiles.items():
         if name not in limits or not 0 < percentile <= 100:
             raise ValueError("percentiles of limits in slo, above 0 and up to 100, are needed")
@@ -215,7 +217,7 @@ def check_percentiles(limits: Mapping[str, float], percentiles: dict[str, float]
 
 
 def yaml_value(what: str, text: str) -> Any:
-    """Return the value that YAML makes of a text; UserError, which `what` begins, where it makes none."""
+    """Return the YAML value of a text; raise UserError, which begins with `what`, if it is not valid YAML."""
     try:
         return untrusted.parse_yaml(text, what)
     except UserError as error:
@@ -223,15 +225,16 @@ def yaml_value(what: str, text: str) -> Any:
 
 
 def renamed(value: Any) -> Any:
-    """Return a model or GPU that is a mapping with `name` and changed parts, as one text; anything else as it is."""
+    """Return a model or GPU given as a mapping with `name` and changed parts as one text; return anything else
+    unchanged."""
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return with_changes(value["name"], {key: inner for key, inner in value.items() if key != "name"})
     return value
 
 
 def extended(base: type[Section], parts: Sequence[tuple[str, type[Section]]]) -> type[Any]:
-    """Return a class of the same name that has the settings of these parts after its own, each under the section that
-    stands before it ("": at the top); parts of one section share it, in their order."""
+    """Return a class of the same name that adds the settings of these parts after its own, each under the section
+    paired with it ("": at the top). Parts of one section share it, in their order."""
     top = [part for section, part in parts if not section and part.model_fields]
     inner: dict[str, list[type[Section]]] = {}
     for section, part in parts:
@@ -240,7 +243,7 @@ def extended(base: type[Section], parts: Sequence[tuple[str, type[Section]]]) ->
     fields: dict[str, Any] = {}
     for section, group in inner.items():
         name = f"{section.title().replace('_', '')}Settings"
-        # Of several base classes pydantic takes the fields of the last one first.
+        # With several base classes, pydantic takes the fields of the last one first.
         model = create_model(
             name, __base__=tuple(reversed(group)), __module__=base.__module__, __doc__=group[0].__doc__
         )

@@ -1,7 +1,7 @@
-"""Commands that start a server, as scenarios: `vllm serve MODEL --tensor-parallel-size 4 ...` and those of SGLang and
-TensorRT-LLM. serve_flags.yaml says what each flag is.
+"""Conversion of commands that start a server into scenarios: `vllm serve MODEL --tensor-parallel-size 4 ...` and the
+equivalents of SGLang and TensorRT-LLM. serve_flags.yaml lists the meaning of each flag.
 
-A file of flags inside a command (`--config`, `--extra_llm_api_options`) is read; flags of the command go over it.
+A file of flags inside a command (`--config`, `--extra_llm_api_options`) is read; flags of the command override it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ ENGINES = {
 }
 PRESETS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 SIZES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp"}
-"""Flags that say how many GPUs share what; SGLang and TensorRT-LLM count the GPUs of all ranks in tp and ep."""
+"""Flags for the number of GPUs in each parallel dimension; in tp and ep, SGLang and TensorRT-LLM count the GPUs of all
+ranks."""
 FILES = ("config", "extra-llm-api-options")
 DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", "medusa": "medusa",
           "deepseek_mtp": "mtp"}  # fmt: skip
@@ -44,16 +45,16 @@ Flags = tuple[tuple[str, str], ...]
 
 @dataclass
 class Served:
-    """A command as settings, and what of it is none."""
+    """A command as settings, and its flags that are not settings."""
 
     settings: Settings
     nothing: list[str] = field(default_factory=list)
-    """Flags that change nothing here."""
+    """Flags without effect here."""
     unknown: list[str] = field(default_factory=list)
     """Flags that are not modeled."""
 
     def notes(self) -> list[str]:
-        """Return the flags without a meaning here, in words."""
+        """Return notes on the flags without a meaning here."""
         said = (("flags that change nothing here", self.nothing), ("flags that are NOT MODELED", self.unknown))
         return [f"--serve: {what}: {' '.join(flags)}" for what, flags in said if flags]
 
@@ -69,9 +70,10 @@ def serve_flags() -> dict[str, dict[str, Any]]:
 
 
 def parsed(command: str) -> tuple[str, str, Flags]:
-    """Return (engine, model, flags) of a command; flags by name with hyphens, sorted, with their values or nothing."""
+    """Return (engine, model, flags) of a command; flags by name with hyphens, sorted, with their values or an empty
+    string."""
     words = [word for word in shlex.split(command.replace("\\\n", " ")) if word not in _SKIPPED]
-    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):  # settings of the environment
+    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):  # environment variables
         words.pop(0)
     engine = ENGINES.get(words[0], words[0]) if words else ""
     switches = {name for name, meaning in serve_flags().get(engine, {}).items() if _is_switch(meaning)}
@@ -103,8 +105,8 @@ def _is_switch(meaning: Any) -> bool:
 
 
 def settings_of_flag(meaning: Any, value: str) -> dict[str, Any] | None:
-    """Return the settings, by dotted key, that a flag with this value is; none for one that changes nothing, None for
-    a value that is not modeled. `meaning`: see serve_flags.yaml."""
+    """Return the settings, by dotted key, of a flag with this value: empty for a flag without effect, None for a value
+    that is not modeled. `meaning`: see serve_flags.yaml."""
     if meaning is None:
         return {}
     if isinstance(meaning, str):
@@ -116,8 +118,8 @@ def settings_of_flag(meaning: Any, value: str) -> dict[str, Any] | None:
 
 
 def served(command: str) -> Served:
-    """Return the scenario settings of a command, or of the one in a file (`@file`); UserError where it starts no server
-    that is known."""
+    """Return the scenario settings of a command, or of the command in a file (`@file`); raise UserError if it does not
+    start a known server."""
     text = read_text(Path(command[1:]), "yaml") if command.startswith("@") else command
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     try:
@@ -162,14 +164,15 @@ def _text(value: Any) -> str:
 
 
 def _model(name: str) -> str:
-    """Return a model as a scenario names it: a folder as it is, a known name in full, the end of another path."""
+    """Return a model as a scenario names it: a folder unchanged, a known name in full, or the last part of any other
+    path."""
     if Path(name).exists() or model_named(name) is not None:
         return name
     return name.rstrip("/").rpartition("/")[2] if name.count("/") > 1 or name.startswith("/") else name
 
 
 def _settings(engine: str, name: str, value: str, found: Served) -> dict[str, Any]:
-    """Return what a flag sets, and enter it where it sets nothing."""
+    """Return the settings of a flag, and record the flag if it has none."""
     written = f"--{name} {value}".strip()
     if name == "speculative-config":
         drafts = _speculation(value)
@@ -188,13 +191,13 @@ def _settings(engine: str, name: str, value: str, found: Served) -> dict[str, An
 
 
 def _number(value: str) -> str:
-    """Return `32k` as 32000 and `32K` as 32768, as vLLM reads them; -1 is auto."""
+    """Return `32k` as 32000 and `32K` as 32768, as in vLLM; -1 is auto."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG])", value)
     return str(int(float(match[1]) * _SUFFIXES[match[2]])) if match else value
 
 
 def _speculation(text: str) -> str | None:
-    """Return vLLM's --speculative-config as a speculator; None for one that is not modeled."""
+    """Return vLLM's --speculative-config as a speculator, or None if it is not modeled."""
     try:
         config = json_value(text)
     except ValueError:
@@ -214,11 +217,11 @@ def _size(name: str, value: object) -> int:
 
 
 def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], found: Served) -> None:
-    """Enter how experts are dealt out and what data-parallel ranks are: those of a model with experts step together,
-    those of another are replicas. vLLM's tp is that of a rank; SGLang's and TensorRT-LLM's counts all of its ranks."""
+    """Enter the distribution of experts and the meaning of data-parallel ranks: with experts, ranks step together;
+    without, they are replicas. vLLM's tp is per rank; SGLang's and TensorRT-LLM's counts the GPUs of all ranks."""
     try:
         experts = ModelSpec.load(found.settings["model"]).experts is not None
-    except UserError:  # said where the scenario is run
+    except UserError:  # reported by the run
         experts = False
     attention_dp = "enable-dp-attention" in flags or str(flags.get("enable-attention-dp", "")).lower() == "true"
     tp, dp = _size("tp", dotted.get("tp", 1)), _size("dp", dotted.get("dp", 1))
@@ -239,7 +242,7 @@ def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], foun
 
 
 def merged(settings: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
-    """Return settings under others, sections key by key."""
+    """Return settings overridden by others, with sections merged key by key."""
     both = {k: {**settings[k], **v} for k, v in over.items() if isinstance(v, Mapping) and _is_section(settings, k)}
     return {**settings, **over, **both}
 
@@ -249,6 +252,6 @@ def _is_section(settings: Mapping[str, Any], key: str) -> bool:
 
 
 def commands(given: Any) -> list[Served]:
-    """Return the commands that options of the command line name, one or several."""
+    """Return the commands named by command-line options, one or several."""
     texts: Sequence[str] = [given] if isinstance(given, str) else given or ()
     return [served(text) for text in texts]

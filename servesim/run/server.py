@@ -1,4 +1,4 @@
-"""A server of a scenario as far as no trace decides: policies, speculation, cost of steps."""
+"""The part of a scenario's server that does not depend on a trace: policies, speculation, cost of steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from servesim.versions import EngineFacts
 
 @dataclass(frozen=True)
 class Policies:
-    """The two policies' classes and parameters, and the limits the scheduler runs under."""
+    """The two policies' classes and parameters, and the limits of the scheduler."""
 
     scheduler: type[Scheduler]
     scheduler_params: Any
@@ -49,7 +49,7 @@ class Server:
 
     @classmethod
     def of(cls, scenario: Scenario) -> Server:
-        """Resolve what a scenario says of its servers; UserError where its parts do not fit together."""
+        """Resolve a scenario's server; raise UserError if its parts do not fit together."""
         model, gpu = ModelSpec.load(scenario.model), Gpu.load(scenario.gpu)
         check_copies(scenario)
         scenario = with_groups(scenario, model)
@@ -90,7 +90,7 @@ def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults
 
 
 def cost_model_of(scenario: Scenario) -> TableCostModel:
-    """Return the cost model a scenario is priced with."""
+    """Return the cost model of a scenario."""
     gpu = Gpu.load(scenario.gpu)
     model = ModelSpec.load(scenario.model)
     engine = facts_of(scenario.preset, scenario.engine.version, gpu.name)
@@ -121,7 +121,7 @@ def _cost_model(
 
 
 def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
-    """Return the terms asked for; those of the newest vLLM where there are none of the engine."""
+    """Return the requested terms, or those of the newest vLLM if there are none for the engine."""
     if scenario.host == "none":
         return None
     if scenario.host != "auto":
@@ -131,14 +131,15 @@ def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
 
 
 def experts_over(scenario: Scenario) -> int:
-    """Return the GPUs that experts are dealt out to whole."""
+    """Return the number of GPUs over which whole experts are distributed."""
     if scenario.ep is not None:
         return scenario.ep
     return scenario.tp * scenario.dp if scenario.engine.enable_expert_parallel else 1
 
 
 def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
-    """Return the load of the most loaded GPU in mean loads; None: as kernels were measured, over a box of 8 at most."""
+    """Return the load of the most loaded GPU relative to the mean; None: as in the kernel measurements, over at most 8
+    GPUs."""
     engine, ep = scenario.engine, experts_over(scenario)
     asked = engine.expert_skew is not None or engine.enable_eplb
     if model.experts is None or ep == 1 or (ep <= MEASURED_OVER and not asked):
@@ -149,13 +150,13 @@ def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
 
 
 def check_copies(scenario: Scenario) -> None:
-    """Raise UserError for copies of experts that nothing places."""
+    """Raise UserError for copies of experts without EPLB to place them."""
     if scenario.engine.num_redundant_experts and not scenario.engine.enable_eplb:
         raise UserError("engine.num_redundant_experts are copies that EPLB places: set engine.enable_eplb too")
 
 
 def on_ranks(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
-    """Yield what is assumed of data-parallel ranks and of experts dealt out."""
+    """Yield assumptions about data-parallel ranks and the distribution of experts."""
     load = load_of(scenario, model)
     if load is not None:
         yield f"experts over {experts_over(scenario)} GPUs: the most loaded one has {load:.2f} times the mean load"

@@ -16,8 +16,8 @@ from servesim.run.sections import yaml_value
 
 
 def full_name(key: str, own: tuple[str, ...] = ()) -> str:
-    """Return a key of a scenario as it is, and the common name of a part in full; UserError, with a suggestion, if no
-    scenario has such a setting. `own`: names of a user's features."""
+    """Return a key of a scenario unchanged, and the short name of a part in full; raise UserError, with a suggestion,
+    if no scenario has such a setting. `own`: names of a user's features."""
     return part_names.full_name(key, Scenario, scenario_class(own))
 
 
@@ -30,7 +30,8 @@ def load_settings(path: str | Path) -> Settings:
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
-    """The settings with each `a.b=value` put in; values are read as YAML, but for the version, which is text."""
+    """Return the settings with each `a.b=value` inserted; values are parsed as YAML, except the version, which is
+    text."""
     changed, own = dict(settings), own_features(settings.get("features"))
     for assignment in assignments:
         key, value = assigned(assignment)
@@ -40,7 +41,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Setting
 
 
 def assigned(assignment: str) -> tuple[str, str]:
-    """Key and text of `key=value`."""
+    """Return the key and text of `key=value`."""
     key, equals, text = assignment.partition("=")
     if not equals:
         raise UserError(f"--set {assignment}: write key=value, such as engine.block_size=32")

@@ -1,4 +1,4 @@
-"""From a scenario to everything a run needs, every default filled in."""
+"""Conversion of a scenario into everything that a run needs, with every default filled in."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["Setup", "cost_model_of", "set_up"]
 
 @dataclass(frozen=True)
 class Setup:
-    """A scenario with nothing left open, and the parts it names."""
+    """A fully resolved scenario, and the parts it names."""
 
     asked: Scenario
     """The scenario as given."""
@@ -50,15 +50,15 @@ class Setup:
     """Options of features (servesim.contracts.feature.Feature.Options), as attributes."""
     scenario: Scenario
     trace: Trace
-    """Its rows; of a streamed run the first ones."""
+    """Rows of the trace; for a streamed run, the first ones."""
     stream: TraceStream | None
-    """All of them, where the run is streamed."""
+    """All rows of the trace, if the run is streamed."""
     facts: TraceFacts
     predictor: str
-    """Source of the output lengths that policies see: the scenario's choice if the scheduler declares that it asks,
-    else the cap that every engine knows."""
+    """Source of the output lengths that policies see: the scenario's choice if the scheduler declares that it uses
+    them, else the cap that every engine has."""
     predicted: Ints
-    """Output tokens as the predictor sees them, by row and then by further sample."""
+    """Output tokens as the predictor sees them, by row and then by additional sample."""
     pools: list[PoolSetup]
     router: Router
     notes: list[str]
@@ -69,18 +69,18 @@ class Setup:
 
     @property
     def engine_pools(self) -> list[Pool]:
-        """The pools, as a Cluster takes them."""
+        """The pools, in the form that a Cluster takes."""
         return [pool.pool for pool in self.pools]
 
     @property
     def several(self) -> bool:
-        """Whether there are several replicas, or may come to be, or a pool with a name."""
+        """Whether there are several replicas, or may be later, or a named pool."""
         several = self.scenario.replicas * self.scenario.dp > 1 or bool(self.scenario.pools)
         return several or fleet_varies(self.scenario)
 
     @property
     def cores(self) -> list[EngineCore]:
-        """Cores of all replicas that are there from the beginning."""
+        """Cores of all initial replicas."""
         return [core for pool in self.pools for core in pool.cores]
 
     @property
@@ -90,12 +90,12 @@ class Setup:
 
     @property
     def deployment(self) -> Deployment:
-        """The first pool's."""
+        """The deployment of the first pool."""
         return self.pools[0].deployment
 
     @property
     def front(self) -> FrontTerms:
-        """The front end of all replicas together, by the first pool's terms: their API processes are one pool."""
+        """The front end shared by all replicas, with the first pool's terms: their API processes are one pool."""
         terms, engine = self.cost.terms, self.scenario.engine
         processes = sum(p.scenario.engine.api_server_count * p.scenario.replicas for p in self.pools)
         model = self.deployment.model.name
@@ -103,7 +103,7 @@ class Setup:
 
     @property
     def out_ns(self) -> int:
-        """Time a token takes from the engine to the client, in ns."""
+        """Time of a token from the engine to the client, in ns."""
         return self.front.out_ns
 
     def make_router(self) -> Router:
@@ -114,7 +114,7 @@ class Setup:
         return router
 
     def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
-        """Return the replicas behind router and front end; `options`: further ones of Cluster."""
+        """Return the replicas behind router and front end; `options`: additional ones of Cluster."""
         return Cluster(
             FrontEnd(workload, self.front),
             self.engine_pools,
@@ -127,8 +127,8 @@ class Setup:
 
 
 def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) -> Setup:
-    """Resolve a scenario; UserError if its parts do not fit together. A `trace` given is taken as it is,
-    but for `skip`, `requests` and `rate`. `options`: see Setup."""
+    """Resolve a scenario; raise UserError if its parts do not fit together. A given `trace` is used unchanged, except
+    for `skip`, `requests` and `rate`. `options`: see Setup."""
     whole, asked = scenario, pool_scenarios(scenario)
     servers = [Server.of(pool.scenario) for pool in asked]
     policies = [server.policies for server in servers]
@@ -173,7 +173,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) 
 
 
 def built(feature: Feature, setup: Setup) -> Part | None:
-    """Return the part of a feature, held to its contract; None: it is off."""
+    """Return the part of a feature, checked against its contract, or None if the feature is off."""
     part = feature.build(setup)
     if part is not None:
         if Part not in type(part).__mro__:
@@ -183,7 +183,7 @@ def built(feature: Feature, setup: Setup) -> Part | None:
 
 
 def options_of(scenario: Scenario, given: Mapping[str, Any]) -> Any:
-    """Return the options of all features, those given and the others by default; UserError for one that is wrong."""
+    """Return the options of all features, given ones and defaults; raise UserError for an invalid one."""
     try:
         return _options_class(tuple(feature.Options for feature in features_of(scenario)))(**given)
     except ValidationError as error:
@@ -193,7 +193,7 @@ def options_of(scenario: Scenario, given: Mapping[str, Any]) -> Any:
 
 @cache
 def _options_class(parts: tuple[type[Section], ...]) -> Any:
-    """Return a class of the options of some features."""
+    """Return a class with the options of some features."""
     return extended(Section, [("", part) for part in parts])
 
 
@@ -205,7 +205,7 @@ def _resolved(scenario: Scenario, pools: list[PoolSetup], router: dict[str, Any]
 
 
 def _check_together(scenario: Scenario, pools: list[PoolSetup], trace: Trace) -> None:
-    """Raise UserError for features of a run that refuse one another."""
+    """Raise UserError for features of a run that exclude one another."""
     scenarios = [pool.scenario for pool in pools]
     on = [f for f in features_of(scenario) if f.is_on(scenario) or any(map(f.is_on, scenarios))]
     present = {feature.name for feature in on}
@@ -220,8 +220,8 @@ def _check_together(scenario: Scenario, pools: list[PoolSetup], trace: Trace) ->
 
 
 def _check_models(pools: list[PoolSetup], trace: Trace) -> None:
-    """Have requests know which pools serve the model they ask for; UserError if none does, or if pools serve several
-    samples of a request in different ways."""
+    """Set the models that each pool serves; raise UserError if no pool serves a requested model, or if pools serve
+    several samples of a request in different ways."""
     if trace.samples is not None:
         for pool in pools:
             check_samples(pool.cores[0].scheduler, pool.cores[0].kv)

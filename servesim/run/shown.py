@@ -1,4 +1,4 @@
-"""A result in words: the text that Python prints, the table that notebooks show, and the rows of terminal and page."""
+"""A result as text: the text that Python prints, the table that notebooks show, and the rows of terminal and page."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from servesim.plugins.user_policies import blaming
 from servesim.run.scenario import scenario_features
 
 FIRST = ("requests", "throughput", "goodput", "price", "queue")
-"""Rows that are looked at first."""
+"""Rows shown first."""
 STATISTICS = ("mean", "p50", "p90", "p99", "max")
 
 
 def title(summary: Mapping[str, Any]) -> str:
-    """Return what was run on what."""
+    """Return a title with the workload and the system of a run."""
     s, trace = summary["scenario"], summary["provenance"]["trace"]
     gpus = s["tp"] * s["pp"] * s.get("dp", 1) * s["replicas"]
     policies = f"{s['scheduler']['name']} / {s['kv']['name']}"
@@ -42,7 +42,7 @@ def as_text(summary: Mapping[str, Any]) -> str:
 
 
 def as_html(summary: Mapping[str, Any]) -> str:
-    """Return a result as tables, notes folded away."""
+    """Return a result as tables, with collapsed notes."""
     head = "".join(f"<th>{name}</th>" for name in ("ms", *STATISTICS))
     rows = []
     for key in SHOWN:
@@ -59,12 +59,12 @@ def as_html(summary: Mapping[str, Any]) -> str:
 
 
 DERIVED = "preemptions_per_request"
-"""A metric of comparisons that is no figure of a run."""
+"""A metric of comparisons that is not a figure of a run."""
 
 
 def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
-    """Return all figures of a run, those of features found by name and of these, a user's own. UserError for a section
-    that is there already."""
+    """Return all figures of a run, including figures of installed features and of the user's own. Raise UserError for a
+    section that already exists."""
     found = [*GROUPS]
     metrics = {name for group in GROUPS for figure in group.figures for name in figure.metrics} | {DERIVED}
     taken = {group.section for group in GROUPS} | {"scenario", "provenance", "notes", "custom_metrics"}
@@ -96,7 +96,7 @@ def all_rows(summary: Mapping[str, Any]) -> Rows:
 
 
 def blaming_features(own: Sequence[str]) -> AbstractContextManager[None]:
-    """Turn exceptions of a user's features into PolicyErrors that name their class and line."""
+    """Turn exceptions of a user's features into PolicyErrors that name the class and line."""
     return blaming([type(feature) for feature in scenario_features(tuple(own))] if own else [])
 
 
@@ -107,12 +107,13 @@ def custom_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 MOST_GROUPS = 12
-"""Classes or tenants of a table."""
+"""Maximum number of classes or tenants in a table."""
 UNNAMED = "(none)"
 
 
 def labeled(summary: Mapping[str, Any], kind: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Return name and figures of each class or tenant (`kind`), those with most requests first; None without labels."""
+    """Return the name and figures of each class or tenant (`kind`), those with the most requests first; None without
+    labels."""
     key = "classes" if kind == "class" else "tenants"
     if key not in summary:
         return None

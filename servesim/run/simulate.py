@@ -1,4 +1,4 @@
-"""Run a scenario: from settings to a Result."""
+"""Execution of a scenario, from settings to a Result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Progress = Callable[[int, int], None]
-"""Called now and then with (simulated ns, requests that have left)."""
+"""Callback for progress, called periodically with (simulated ns, requests that have left)."""
 
 
 def simulate(
@@ -52,24 +52,23 @@ def simulate(
 ) -> Result:
     """Replay a trace and return its result.
 
-    The run is described by keywords (`servesim.Scenario` lists them), by a scenario (an object, a mapping, or
-    a YAML file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame that
-    servesim.load_trace makes one of. With `out` the result directory is written too, step records while the run goes
-    on. `page` writes a page into the directory before it is in place. `on_ready` is told the resolved setup before
-    the run begins and may return a callback for progress. With `jobs`
-    replicas are served in `jobs` processes, where a router splits requests without looking at them; the result is the
-    same to the byte. Without `conclude` the summary lacks what follows from it, such as error bars, and takes less
-    time. Without `overwrite` the result of another scenario that stands in `out` is not replaced.
-    `step_requests`: with mode="reference", write which requests each step computed (servesim.run.step_requests).
-    `metrics`: functions of your own, or `file.py:function` (servesim.metrics.custom), whose values are
-    `summary["custom_metrics"]`. Options of features are keywords too: `propagate=True` adds error bars of percentiles,
-    goodput and price, by two more runs; `burst_replicas=True` finds out how many replicas would have held the bursts
-    of the scenario's shape; `intervals=False` leaves out all error bars.
+    The run is described by keywords (listed by `servesim.Scenario`), by a scenario (an object, a mapping, or a YAML
+    file), or by a scenario with keywords that override it. `trace` may be a Trace, or a DataFrame, which
+    servesim.load_trace converts. With `out`, the result directory is written too, with step records written during the
+    run. `page` writes a page into the directory before it is in place. `on_ready` receives the resolved setup before
+    the run begins and may return a callback for progress. With `jobs`, replicas are served in `jobs` processes if the
+    router splits requests without looking at them; the result is byte-identical. Without `conclude`, the summary lacks
+    parts derived from it, such as error bars, and takes less time. Without `overwrite`, the result of another scenario
+    in `out` is not replaced. `step_requests`: with mode="reference", write the requests that each step computed
+    (servesim.run.step_requests). `metrics`: your own functions, or `file.py:function` (servesim.metrics.custom), whose
+    values are `summary["custom_metrics"]`. Options of features are keywords too: `propagate=True` adds error bars of
+    percentiles, goodput and price, by two more runs; `burst_replicas=True` finds how many replicas would have held the
+    bursts of the scenario's shape; `intervals=False` leaves out all error bars.
 
-    Raises UserError for input that is wrong, PolicyError where a policy breaks its contract.
+    Raises UserError for invalid input, and PolicyError if a policy breaks its contract.
     """
     began = _Clock()
-    own = load_metrics(metrics)  # a wrong name is found before the run
+    own = load_metrics(metrics)  # reports a wrong name before the run
     if trace is not None and not isinstance(trace, str | Path | Trace):
         from servesim.traces import load_trace
 
@@ -120,7 +119,8 @@ def simulate(
 def _serve(
     setup: Setup, records: Records, given: Trace | None, jobs: int, on_progress: Progress | None
 ) -> tuple[Cluster | None, float]:
-    """Serve everything and return what served it, None for several processes, and the CPU seconds of those."""
+    """Serve all requests and return the cluster (None if several processes served them) and the processes' CPU
+    seconds."""
     cluster, apart_s = None, 0.0
     if jobs > 1:
         check_independent(setup)
@@ -135,7 +135,7 @@ def _serve(
 def _asked(
     scenario: Scenario | Mapping[str, Any] | str | Path | None, trace: Any, settings: Mapping[str, Any]
 ) -> tuple[Scenario, Any]:
-    """Return the scenario that is asked for, and the options of its features."""
+    """Return the requested scenario, and the options of its features."""
     base: Mapping[str, Any]
     source = ""
     if isinstance(scenario, Scenario):
@@ -155,12 +155,12 @@ def _asked(
     found = {**base, **({"trace": trace} if trace is not None else {}), **whole}
     asked = Scenario.of(with_parts(found, parts, Scenario), source)
     if own:
-        groups_of(own)  # figures that make no sense are found before the run
+        groups_of(own)  # invalid figures are reported before the run
     return asked, options_of(asked, options)
 
 
 class _Clock:
-    """Wall and CPU seconds of this process, at the moment it is made."""
+    """Wall and CPU seconds of this process at the time of creation."""
 
     def __init__(self) -> None:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
@@ -185,7 +185,7 @@ def _timing(
 
 
 def _peak_memory_mb() -> float | None:
-    """Return the peak resident memory of the process; None where the system does not say."""
+    """Return the peak resident memory of the process, or None if the system does not report it."""
     try:
         import resource
     except ImportError:

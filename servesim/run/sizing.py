@@ -23,7 +23,7 @@ def kv_budget(
     max_num_seqs: int,
     draft: DraftModel | None,
 ) -> tuple[MemoryBudget, int | None]:
-    """Return the budget of the run, and the blocks that fit by utilization (None: no block does)."""
+    """Return the budget of the run, and the blocks that fit by utilization (None if no block fits)."""
     engine = scenario.engine
 
     def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:
@@ -63,26 +63,27 @@ def kv_budget(
 
 
 def _release(scenario: Scenario) -> tuple[int, int] | None:
-    """Return the release of vLLM by whose accounting memory is counted; None, the latest known, for other systems."""
+    """Return the release of vLLM whose memory accounting is used; None (the latest known) for other systems."""
     if scenario.preset not in (None, "vllm") or scenario.engine.version is None:
         return None
     return facts_of(scenario.preset, scenario.engine.version).release
 
 
 GROUPED = {"prefix-hash": "hybrid", "paged": "hybrid-paged"}
-"""Allocators by the one that does the same with a table for each group of layers."""
+"""Equivalent allocators with a separate table for each group of layers, by allocator."""
 
 
 def has_windows(model: ModelSpec) -> bool:
-    """Return whether layers that keep KV attend a window of it alone, and give back what has slid out of it: not those
-    that attend chunks, whose memory vLLM keeps in one table (its hybrid KV cache manager is off for them)."""
+    """Return whether layers with KV attend only to a sliding window and free the tokens that leave it. Layers with
+    chunked attention do not count: vLLM keeps their memory in one table (its hybrid KV cache manager is off for
+    them)."""
     return any(layer.window for layer in model.kept_layers if layer.owns_kv)
 
 
 def with_groups(scenario: Scenario, model: ModelSpec) -> Scenario:
-    """Return a scenario whose KV memory is laid out as vLLM's hybrid KV cache manager does for a model with windows or
-    states: window layers give back what has slid out of them, and blocks are as long as a state needs. Not across
-    pipeline stages, where groups are not known."""
+    """Return a scenario with its KV memory laid out like vLLM's hybrid KV cache manager for a model with windows or
+    states: window layers free the tokens that leave their windows, and blocks are large enough for a state. Pipeline
+    stages are not supported, because their groups are unknown."""
     grouped = GROUPED.get(scenario.kv["name"])
     if model.recurrent is not None:
         if scenario.pp > 1:
@@ -99,7 +100,7 @@ def with_groups(scenario: Scenario, model: ModelSpec) -> Scenario:
 
 
 def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocator]) -> list[KvGroup]:
-    """Return the groups of layers that have their own block tables; one of all layers where the allocator knows no
+    """Return the groups of layers that have their own block tables; a single group if the allocator does not support
     groups."""
     if not allocator.grouped:
         return [KvGroup(model.num_layers)]
@@ -109,7 +110,7 @@ def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocat
 
 
 def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:
-    """Return the longest request, as vLLM does: what the model was made for and what `room` tokens hold."""
+    """Return the maximum length of a request, as vLLM does: limited by the model's maximum and the `room` in tokens."""
     asked = scenario.engine.max_model_len
     if asked == "auto":
         return min(model.max_position, room)

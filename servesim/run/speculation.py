@@ -1,4 +1,4 @@
-"""From a scenario's speculative settings to the speculator and the acceptance model of a run."""
+"""Conversion of a scenario's speculative settings into the speculator and the acceptance model of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from servesim.workload.trace_stream import TraceFacts
 
 @dataclass(frozen=True)
 class Speculation:
-    """A method and the acceptance it meets, resolved."""
+    """A resolved method and its acceptance."""
 
     method: str
     speculator: type[Speculator]
@@ -34,11 +34,12 @@ class Speculation:
     acceptance: AcceptanceModel
     acceptance_name: str
     assumed: bool
-    """The scenario does not say how many drafts are accepted: the method's own assumption is taken."""
+    """Whether the acceptance is the method's own assumption, because the scenario does not specify it."""
 
     @classmethod
     def of(cls, scenario: Scenario, target: ModelSpec) -> Speculation | None:
-        """Resolve a scenario's speculation; None without. UserError where a name or a parameter is wrong."""
+        """Resolve a scenario's speculation; return None if there is none. Raise UserError for an invalid name or
+        parameter."""
         if scenario.speculation["name"] != "none":
             return cls.resolve(scenario.speculation, scenario.acceptance, scenario.seed, target)
         if scenario.acceptance is not None:
@@ -47,7 +48,7 @@ class Speculation:
 
     @classmethod
     def resolve(cls, method: Settings, acceptance: Settings | None, seed: int, target: ModelSpec) -> Speculation:
-        """Resolve a method and its acceptance from settings; without `acceptance` the method's own assumption."""
+        """Resolve a method and its acceptance from settings; without `acceptance`, use the method's own assumption."""
         speculator, params = speculators.configured(method)
         settings = acceptance or policy_settings(speculator.acceptance)
         model, values = acceptance_models.configured(settings)
@@ -62,18 +63,18 @@ class Speculation:
         return made
 
     def priced(self, cost: CostModel) -> Speculator:
-        """Return a speculator that knows what steps cost."""
+        """Return a speculator with access to the cost of steps."""
         made = self.make()
         made.price = lambda batch: cost.price(batch).ns
         return made
 
     def check(self, scheduler: type[Scheduler]) -> None:
-        """Raise UserError where a scheduler cannot run drafts."""
+        """Raise UserError if a scheduler cannot run drafts."""
         if "speculation" not in scheduler.supports:
             raise UserError(f"scheduler {scheduler.name} cannot verify drafts (choose one that can, such as vllm)")
 
     def tune(self, params: Any) -> Any:
-        """Return the parameters of a scheduler or an allocator, with room for drafts where the user gave none."""
+        """Return the parameters of a scheduler or an allocator, with room for drafts if the user did not set it."""
         speculator = self.make()
         fixed = speculator.steady() and getattr(self.params, "adapt", "fixed") == "fixed"
         wanted = {
@@ -88,19 +89,19 @@ class Speculation:
 
     @property
     def most_verified(self) -> int:
-        """Draft tokens one verification of a request takes at most."""
+        """Maximum number of draft tokens in one verification of a request."""
         speculator = self.make()
         return speculator.verified(speculator.max_drafts)
 
     def resolved(self) -> dict[str, Settings]:
-        """Return both settings spelt out."""
+        """Return both settings written out."""
         return {
             "speculation": {"name": self.method, **dataclasses.asdict(self.params)},
             "acceptance": {"name": self.acceptance_name, **dataclasses.asdict(self.acceptance.params)},
         }
 
     def notes(self, trace: TraceFacts) -> Iterator[str]:
-        """Yield what a reader must know, and settings that change nothing."""
+        """Yield notes for the reader, and settings without effect."""
         if self.assumed:
             rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
             yield (

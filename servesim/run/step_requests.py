@@ -1,10 +1,10 @@
-"""Which requests each step computed: step_requests.parquet, a companion of steps.parquet.
+"""Requests computed in each step: step_requests.parquet, a companion of steps.parquet.
 
-Columns, int64, a row for each request of a step in batch order: `replica`; `step`, the id as in steps.parquet; `row` of
-the request; `num_scheduled_tokens` the step computed of it (0: preempted while the step was planned);
-`num_computed_tokens` it had before; `draft_tokens` among those scheduled (vLLM's SchedulerOutput in columns).
+Columns, int64, with a row for each request of a step in batch order: `replica`; `step`, the id as in steps.parquet;
+`row` of the request; `num_scheduled_tokens`, computed for it in the step (0: preempted while the step was planned);
+`num_computed_tokens`, computed before; `draft_tokens`, among the scheduled ones (vLLM's SchedulerOutput in columns).
 
-Steps are told one by one in reference mode alone, whose results are those of fast mode to the nanosecond.
+Steps are available one by one only in reference mode, whose results equal those of fast mode to the nanosecond.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from servesim.run.result_files import STEP_REQUESTS, STEP_REQUESTS_COLUMNS, Resu
 from servesim.run.scenario import Scenario
 
 MOST = 20_000_000
-"""Rows; later steps are left out, and it is noted. On disk a row takes about 2 bytes."""
+"""Maximum number of rows; later steps are left out, with a note. On disk, a row takes about 2 bytes."""
 CHUNK = 1 << 18
 
 
 def check_step_requests(scenario: Scenario, writer: ResultWriter | None, jobs: int) -> None:
-    """Raise UserError where a run cannot record the requests of its steps."""
+    """Raise UserError if a run cannot record the requests of its steps."""
     if writer is None:
         raise UserError("step_requests: they are kept in a result directory alone: give one (--out, out=...)")
     if scenario.stream:
@@ -40,13 +40,13 @@ def check_step_requests(scenario: Scenario, writer: ResultWriter | None, jobs: i
 
 
 class StepRequests(Part):
-    """The table in the making."""
+    """The table in progress."""
 
     def __init__(self, writer: ResultWriter, most: int = MOST) -> None:
         self._writer, self._most, self._rows = writer, most, 0
         self._staged: list[tuple[int, ...]] = []
         self.left_out = 0
-        """Steps that came after the table was full."""
+        """Number of steps after the table was full."""
 
     def core_made(self, replica: Replica) -> None:
         """Have a core tell of its steps."""
@@ -65,7 +65,7 @@ class StepRequests(Part):
             self.flush()
 
     def flush(self) -> None:
-        """Write what has come."""
+        """Write the staged rows."""
         import pyarrow as pa
 
         cells = np.array(self._staged, dtype=np.int64).reshape(-1, len(STEP_REQUESTS_COLUMNS))
@@ -74,7 +74,7 @@ class StepRequests(Part):
         self._writer.add_table(STEP_REQUESTS, table, use_dictionary=False, column_encoding="DELTA_BINARY_PACKED")
 
     def notes(self, summary: Mapping[str, Any]) -> list[str]:
-        """Return what the table lacks."""
+        """Return a note on steps missing from the table."""
         if not self.left_out:
             return []
         return [f"step_requests: full at {self._rows:,} rows; the last {self.left_out:,} steps are not in it"]

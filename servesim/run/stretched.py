@@ -1,13 +1,13 @@
-"""A server whose times are longer or shorter than simulated by the model's error: what is run in its place, what the
-figures of that run are of it, and how far the error goes.
+"""A server whose times are longer or shorter than simulated by the model's error: the run that replaces it, the
+conversion of that run's figures, and the size of the error.
 
-A server all of whose times are longer by a factor f, under arrivals of rate r, is the simulated server under arrivals
-of rate f r with every time multiplied by f: exactly, queue and all. So a rerun at another rate, with limits shorter by
-f, is a draw of the model's error, with the same requests (common random numbers).
+A server all of whose times are longer by a factor f, under arrivals of rate r, is equivalent to the simulated server
+under arrivals of rate f r with every time multiplied by f: exactly, including the queue. So a rerun at another rate,
+with limits shorter by f, is a draw of the model's error, with the same requests (common random numbers).
 
-How far it goes measured servers say of one server, and pairs of them of the ratio of two, never the difference of two
-intervals. What follows of p99, goodput, rates and prices is propagated, not validated: one factor stretches prompts
-and decodes alike, and all latencies are taken to err together.
+The size of the error comes from measured servers for one server, and from pairs of them for the ratio of two, never
+from the difference of two intervals. The resulting p99, goodput, rates and prices are propagated, not validated: one
+factor stretches prefill and decode equally, and the errors of all latencies are assumed to be fully correlated.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ from servesim.run.sections import ClientSettings, factor_of
 
 SAYS = "propagated, not validated"
 PAIRED = {key: metric for metric, key in LATENCY_KEYS.items()}
-"""Names that pairs of servers have for latencies, by key of a summary."""
+"""Names of latencies in measured pairs, by key of a summary."""
 _SCALED_CLIENTS = ("max_concurrency", "burstiness")
-"""Client settings that are no times."""
+"""Client settings that are not times."""
 
 
 def latency_of(name: str) -> str:
-    """Return the key of the latency that a metric is a statistic of; of another metric no such key."""
+    """Return the key of the latency that a metric is a statistic of; for other metrics, return a text that is not such
+    a key."""
     return name.rpartition("_")[0]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """How much longer the times of a server are than simulated."""
+    """Factors by which the times of a server are longer than simulated."""
 
     by: Mapping[str, float]
     """Factors of latencies, by their keys in a summary."""
 
     @classmethod
     def even(cls, factor: float) -> Stretch:
-        """Return the stretch of all latencies alike."""
+        """Return a stretch with the same factor for all latencies."""
         return cls(dict.fromkeys(PAIRED, factor))
 
     @property
     def times(self) -> float:
-        """The factor of durations, which is that of E2E."""
+        """Factor of durations, which is the factor of E2E."""
         return self.by["e2el"]
 
     def limits(self, limits: Mapping[str, float]) -> dict[str, float]:
-        """Return the limits in ms that the run in its place has for these."""
+        """Return the limits in ms of the replacement run for these limits."""
         return {name: limit / self.by[name] for name, limit in limits.items()}
 
     def classes(self, classes: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-        """Return the same of classes that have their own."""
+        """Return the limits of the replacement run for classes that have their own limits."""
         return {name: self.limits(limits) for name, limits in classes.items()}
 
     def settings(self, scenario: Scenario, rate: float | None = None) -> Settings:
-        """Return the settings of the run in its place. `rate`: arrivals per second, by default as the scenario says."""
+        """Return the settings of the replacement run. `rate`: arrivals per second, by default the scenario's."""
         given = scenario.rate if rate is None else rate
         fast = given * self.times if isinstance(given, float) else f"{(factor_of(given) or 1) * self.times!r}x"
         found: Settings = {"rate": fast}
@@ -72,18 +73,19 @@ class Stretch:
         return found
 
     def value(self, name: str, becomes: str, value: float) -> float:
-        """Return a figure of the run in its place as the stretched server has it. `name`: with a statistic where it
-        has one, `ttft_p99`; `becomes`: as a Figure says."""
+        """Convert a figure of the replacement run to the stretched server. `name`: with its statistic, if any, as in
+        `ttft_p99`; `becomes`: as in a Figure."""
         if becomes == "longer":
             return value * self.by.get(latency_of(name), self.times)
         return value / self.times if becomes == "rarer" else value
 
 
 def stretches(fitted: Fitted, side: Case | str, scenario: Scenario, waits: bool) -> tuple[Stretch, Stretch] | str:
-    """Return a server with its times as short and as long as at the ends of its interval, or in words why those are not
-    known. `side`: as of servesim.run.error_bars.side_of; `waits`: requests of the trace wait for others.
+    """Return the stretches at the short and long end of a server's interval, or the reason why they are unknown.
+    `side`: as returned by servesim.run.error_bars.side_of; `waits`: whether requests of the trace wait for others.
 
-    An end is one share of servers for all latencies, each of which takes its own factor there."""
+    An end is one share of servers for all latencies, each of which has its own factor there.
+    """
     if isinstance(side, str):
         return side
     kind, why = fitted.kind_of(side)
@@ -97,15 +99,15 @@ def stretches(fitted: Fitted, side: Case | str, scenario: Scenario, waits: bool)
 
 
 def ratio_spread(fitted: Fitted, a: Case | str, b: Case | str, metric: str) -> Spread | str:
-    """Return the spread of the ratio of `metric` of two sides, or in words why none is known."""
+    """Return the spread of the ratio of `metric` of two sides, or the reason why none is known."""
     if isinstance(a, str):
         return a
     return b if isinstance(b, str) else spread(fitted, a, b, metric)
 
 
 def unscaled(scenario: Scenario, waits: bool) -> str:
-    """Return in words which times of a scenario are not the server's, so that they would not stretch; empty for none.
-    `waits`: requests of the trace wait for others."""
+    """Return the reason why some times of a scenario would not stretch with the server, or an empty string if there is
+    none. `waits`: whether requests of the trace wait for others."""
     usual = ClientSettings()
     for name in ClientSettings.model_fields:
         if name not in _SCALED_CLIENTS and getattr(scenario.clients, name) != getattr(usual, name):

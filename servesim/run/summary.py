@@ -1,4 +1,4 @@
-"""The summary of a run: figures of what was recorded, sections and notes of features, scenario and provenance."""
+"""The summary of a run: figures of its records, sections and notes of features, scenario and provenance."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from servesim.run.setup import Setup
 def summary_of(
     setup: Setup, records: Records, cluster: Cluster | None, finished: Finished, conclude: bool
 ) -> dict[str, Any]:
-    """Return the summary of a run. `cluster`: what served it, None if several processes did; `conclude`: with what
-    follows from the summary itself."""
+    """Return the summary of a run. `cluster`: the cluster that served it, or None if several processes did; `conclude`:
+    add the parts derived from the summary itself."""
     scenario, requests, totals = setup.scenario, records.requests, records.totals
     fleet = FleetFigures(setup, cluster, requests)
     tables = setup.cost.tables
@@ -69,7 +69,8 @@ def summary_of(
 
 
 def _checked(part: Part, sections: dict[str, Any], own: Sequence[Group]) -> dict[str, Any]:
-    """Return sections of a part; PolicyError for those of a user's part that are not as its groups (`own`) declare."""
+    """Return the sections of a part; raise PolicyError for sections of a user's part that do not match its groups
+    (`own`)."""
     return plain_sections(own, sections) if is_own(type(part)) else sections
 
 
@@ -82,12 +83,12 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on to the byte."""
+    """Return the versions that determine the bytes of a result."""
     return dict(_versions())
 
 
 class FleetFigures:
-    """Figures of the replicas of a run. `cluster`: what served it; None where that were several processes."""
+    """Figures of the replicas of a run. `cluster`: the cluster that served it, or None if several processes did."""
 
     def __init__(self, setup: Setup, cluster: Cluster | None, requests: Requests) -> None:
         self._duration_ns = requests.duration_ns
@@ -103,7 +104,7 @@ class FleetFigures:
             ]
         self._history = cluster.fleet.history if cluster is not None else []
         self.deployments: list[Deployment] = []
-        """Deployment of each pool, with the time that its replicas were up if they came and went."""
+        """Deployment of each pool, with the uptime of its replicas if they came and went."""
         for i, pool in enumerate(setup.pools):
             deployment = pool.deployment
             if cluster is not None and cluster.fleet.changed:
@@ -118,7 +119,7 @@ class FleetFigures:
         return {"replicas": replicas, "pools": of_pools(replicas, self._pools, self._duration_ns)}
 
     def _states(self) -> list[list[list[Any]]]:
-        """Return [second, state] of each change of each replica."""
+        """Return the state changes of each replica as [second, state]."""
         found: list[list[list[Any]]] = [[] for _ in self._ups]
         for ns, index, state in self._history:
             known = found[index]
@@ -132,7 +133,8 @@ class FleetFigures:
 
 
 def _clipped(span: tuple[int, int | None], since: int, until: int) -> tuple[int, int]:
-    """The part of a replica's time that lies within the run; (first, end), the end None while it is up."""
+    """Return the part (first, end) of a replica's uptime that lies within the run; an end of None means it is still
+    up."""
     first, end = span
     first = min(max(first, since), until)
     return first, until if end is None else max(min(end, until), first)

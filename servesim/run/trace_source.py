@@ -1,4 +1,4 @@
-"""The trace a scenario names: whole and in memory, or as a stream of chunks."""
+"""The trace that a scenario names: complete and in memory, or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
 OBJECT = "object:"
-"""Prefix of the name of a trace that was handed over as an object."""
+"""Prefix of the name of a trace that was passed as an object."""
 MEAN_GAP_NS = 1e9
-"""Between arrivals that are drawn, before they are scaled to their rate."""
+"""Mean gap between drawn arrivals, before they are scaled to their rate."""
 DRAWN = ("preset:", "synth:")
 T = TypeVar("T", Trace, TraceStream)
 KEPT_TRACES, KEPT_REQUESTS = 8, 50_000
-"""Traces that are kept for the next run of a process, and the longest of them."""
+"""Number of traces kept for the next run of a process, and maximum number of requests in such a trace."""
 _KEPT: dict[tuple[Any, ...], Trace] = {}
 
 
 def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
-    """Open the trace a scenario names, or the one given, shaped and cut."""
+    """Open the trace that a scenario names, or the given one, with shape and cuts applied."""
     from servesim.traces import open_trace
 
     if trace is not None:
@@ -43,7 +43,7 @@ def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
         options |= {"columns": scenario.columns} if scenario.columns is not None else {}
     wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
     if scenario.shape and not scenario.trace.startswith(DRAWN):
-        wanted = None  # of a file the shaped trace is cut, of what is drawn the drawn one
+        wanted = None  # cut files after shaping, drawn traces when drawn
     key = (scenario.trace, wanted, scenario.seed, *options.items(), *_stamp(scenario.trace))
     if key not in _KEPT:
         opened = open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options)
@@ -56,7 +56,7 @@ def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
 
 
 def _stamp(trace: str) -> tuple[int, ...]:
-    """Return what changes whenever a file does; nothing for what is drawn."""
+    """Return values that change whenever a file does; empty for drawn traces."""
     try:
         found = os.stat(trace)
     except OSError:
@@ -77,12 +77,12 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
         trace = replace(trace, notes=(*trace.notes, note))
     rate, factor = scenario.rate, factor_of(scenario.rate)
     if factor is not None and scenario.clients.burstiness is not None and (mean := mean_rate(trace)) is not None:
-        rate = factor * mean  # of what is drawn, since what is recorded goes
+        rate = factor * mean  # of the drawn trace, not the recorded one
     return paced(_redrawn(trace, scenario), rate)
 
 
 def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
-    """Return the trace with gaps of a gamma distribution between its requests, where the clients send so."""
+    """Return the trace with gaps from a gamma distribution between its requests, if the clients send that way."""
     burstiness = scenario.clients.burstiness
     if burstiness is None or scenario.rate is None or scenario.rate == float("inf") or len(trace) < 2:
         return trace
@@ -95,7 +95,7 @@ def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
 
 
 def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) -> TraceStream:
-    """Open the same trace as chunks; UserError for what needs all of it at once."""
+    """Open the same trace as chunks; raise UserError for settings that need the complete trace."""
     from servesim.traces import open_stream as opened
 
     clients = scenario.clients
@@ -130,13 +130,13 @@ def _refuse_object(scenario: Scenario) -> None:
 
 
 def paced(trace: T, rate: Rate | None) -> T:
-    """Return the trace at this rate: all gaps are scaled by one factor, so that peaks stay peaks."""
+    """Return the trace at this rate, with all gaps scaled by one factor, so that peaks remain peaks."""
     if rate is None:
         return trace
     return trace.with_rate(rate) if isinstance(rate, float) else trace.faster(float(rate[:-1]))
 
 
 def mean_rate(trace: Trace) -> float | None:
-    """Return the mean arrivals per second; None where they come at once."""
+    """Return the mean arrivals per second, or None if all arrive at the same time."""
     span = int(trace.arrival_ns[-1] - trace.arrival_ns[0]) if len(trace) else 0
     return (len(trace) - 1) / span * 1e9 if span > 0 else None

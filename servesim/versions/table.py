@@ -1,4 +1,4 @@
-"""Facts about one engine version on one GPU, from the YAML files beside this module."""
+"""Facts about one engine version on one GPU, from the YAML files next to this module."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ENTRY = {"value", "since", "before", "gpus", "source"}
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A value and what it is known from."""
+    """A value and its source."""
 
     value: Any
     source: str
     priced: bool = True
-    """False: known, and stated, but nothing here depends on it yet."""
+    """Whether anything here depends on it; if not, it is only stated."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class EngineFacts:
     gpu: str
     facts: Mapping[str, Fact]
     beyond: bool = False
-    """True: the version is newer than the newest one looked at, whose facts these are."""
+    """Whether the version is newer than the newest known one, whose facts are used."""
 
     @property
     def release(self) -> tuple[int, int]:
@@ -44,13 +44,13 @@ class EngineFacts:
         return version.major, version.minor
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a fact, or `default` where there is no entry for this engine, version and GPU."""
+        """Return the value of a fact, or `default` if there is no entry for this engine, version and GPU."""
         fact = self.facts.get(name)
         return default if fact is None else fact.value
 
 
 def engines() -> list[str]:
-    """Return the names of the engines there are facts about."""
+    """Return the names of the engines with facts."""
     folder = resources.files("servesim.versions")
     return sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
 
@@ -58,7 +58,8 @@ def engines() -> list[str]:
 def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> EngineFacts:
     """Return the facts about a version of an engine on a GPU; version None: the newest one known.
 
-    Raises UserError for an unknown engine and for a version that is none."""
+    Raises UserError for an unknown engine and for an invalid version.
+    """
     if engine not in engines():
         raise UserError(f"no facts about engine {engine!r}{suggest(engine, engines())}")
     table = _table(engine)
@@ -71,7 +72,8 @@ def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> Engi
 
 
 def recorded_engine(text: str, gpu: str = "") -> EngineFacts | None:
-    """Return the facts about an engine as recordings name it ("vllm 0.22.1"); None where the table has none of it."""
+    """Return the facts about an engine named as in recordings ("vllm 0.22.1"), or None if the table has no such
+    engine."""
     name, _, version = text.lower().partition(" ")
     try:
         return engine_facts(name, version or None, gpu)
@@ -80,7 +82,7 @@ def recorded_engine(text: str, gpu: str = "") -> EngineFacts | None:
 
 
 def parse_version(text: str) -> Version:
-    """Return a version that can be compared; UserError where the text is none."""
+    """Return a version as a comparable object; raise UserError if the text is not a version."""
     try:
         return Version(text)
     except InvalidVersion:
@@ -101,7 +103,7 @@ def _table(engine: str) -> dict[str, Any]:
 
 
 def _holding(entries: list[dict[str, Any]], version: Version, gpu: str) -> dict[str, Any] | None:
-    """Return the entry that holds, or None."""
+    """Return the entry that applies, or None."""
 
     def holds(entry: dict[str, Any]) -> bool:
         since, before = entry.get("since"), entry.get("before")

@@ -1,1 +1,1 @@
-"""Requests to send: traces as columns, and how they arrive."""
+"""Requests to send: traces as columns, and their arrival."""

@@ -1,20 +1,21 @@
-"""Benchmark clients by name: the settings with which they send, under what the user says.
+"""Benchmark clients by name: their settings for sending requests, overridden by the user's.
 
-vllm-bench    `vllm bench serve` (docs.vllm.ai/en/latest/cli/bench/serve): --request-rate inf, else gaps of a gamma
-              distribution of shape --burstiness, 1 by default, scaled to the rate in all; --max-concurrency none.
-sglang-bench  `python -m sglang.bench_serving` (docs.sglang.io, Bench Serving Guide): --request-rate inf, else Poisson;
-              --max-concurrency none.
-aiperf        `aiperf profile` (docs.nvidia.com/aiperf, Arrival Patterns): --request-rate with Poisson gaps, or without
-              one --concurrency, 1 by default.
-inferencex    InferenceX's benchmark_serving.py, a fork of vLLM's (github.com/SemiAnalysisAI/InferenceX, benchmarks):
-              --request-rate inf, --max-concurrency C, --num-prompts 10 C; its figures are over all of them.
+  vllm-bench    `vllm bench serve` (docs.vllm.ai/en/latest/cli/bench/serve): --request-rate inf, else gaps of a gamma
+                distribution of shape --burstiness, 1 by default, scaled to the total rate; --max-concurrency none.
+  sglang-bench  `python -m sglang.bench_serving` (docs.sglang.io, Bench Serving Guide): --request-rate inf, else
+                Poisson; --max-concurrency none.
+  aiperf        `aiperf profile` (docs.nvidia.com/aiperf, Arrival Patterns): --request-rate with Poisson gaps, or
+                without one --concurrency, 1 by default.
+  inferencex    InferenceX's benchmark_serving.py, a fork of vLLM's (github.com/SemiAnalysisAI/InferenceX, benchmarks):
+                --request-rate inf, --max-concurrency C, --num-prompts 10 C; its figures cover all of them.
 
-All of them run warm-up requests (vllm-bench 1 or --num-warmups, sglang-bench 1, inferencex 2 C, aiperf as told) to
-their end before they send the first that is measured, and measure the server from idle on. A simulated server has
-nothing to warm up, so none are replayed; what they would leave behind, their own prompts in the prefix cache, is not.
+All of them finish warm-up requests (vllm-bench 1 or --num-warmups, sglang-bench 1, inferencex 2 C, aiperf as
+configured) before they send the first measured request, and measure the server starting from idle. A simulated server
+needs no warm-up, so none are replayed; their side effect, their own prompts in the prefix cache, is not modeled.
 
-TURN_MS is what recorded clients take from an answer to the next request. What else breaks the lockstep of requests
-that end in one step are the API processes, which take requests one after the other (servesim.workload.front_end).
+TURN_MS is the time that recorded clients take from an answer to the next request. The other thing that breaks the
+lockstep of requests that end in one step is the API processes, which handle requests one after the other
+(servesim.workload.front_end).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from servesim.errors import UserError
 
 TURN_MS = 0.08
 """Median time from an answer's last chunk to the next request: 0.065 and 0.087 ms in two closed loops of 256 requests
-on the server's own host; across a network it takes a round trip more."""
+on the server's own host; across a network, it takes one more round trip."""
 INFERENCEX_PROMPTS = 10
-"""Prompts of a run by concurrency."""
+"""Number of prompts of a run per unit of concurrency."""
 
 
 def under_tool(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete settings with those of their `clients.tool`, if any; what is given, other than None, stays."""
+    """Complete settings with those of their `clients.tool`, if any; given settings other than None are kept."""
     clients = settings.get("clients")
     tool = clients.get("tool") if isinstance(clients, Mapping) else None
     if tool is None:
@@ -45,8 +46,8 @@ def under_tool(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of(tool: Any, rate: Any, concurrency: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of a tool for the scenario and for its clients; none for a name that is no tool's, which
-    validation refuses."""
+    """Return the settings of a tool for the scenario and for its clients; empty for an unknown tool, which validation
+    refuses."""
     own: dict[str, Any] = {"turn_ms": TURN_MS}
     if tool == "inferencex":
         if concurrency is None:

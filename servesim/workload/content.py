@@ -1,4 +1,4 @@
-"""Prompts known by their runs: which prefixes are the same, without a token."""
+"""Prompts represented by content runs, which show shared prefixes without any tokens."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from servesim.workload.trace import Content
 
 
 class Prefixes:
-    """Numbers for distinct sequences of whole content runs, the same number for the same sequence."""
+    """Unique numbers for sequences of whole content runs."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, int], int] = {}
 
     def extend(self, prefix: int, run_length: int, content: int) -> int:
-        """Return the number of the sequence `prefix`, whose last run has `run_length` tokens, followed by a run of
+        """Return the number of the sequence made of `prefix`, whose last run has `run_length` tokens, and a run of
         `content`."""
         return self._numbers.setdefault((prefix, run_length, content), len(self._numbers) + 1)
 
 
 def joined(content: Content) -> Content:
-    """Return the same prompts in fewer runs: a run and the one after it become one, with the first one's id, where all
-    prompts that go on behind the first do so with the second, and none has more of the first. The output of a row
-    remains a run of its own, wherever it appears."""
+    """Return the same prompts in fewer runs: two successive runs are merged, with the first one's id, if all prompts
+    that continue after the first do so with the second, and none has more of the first. The output of a row remains a
+    separate run wherever it appears."""
     offsets, ids, lengths = content.offsets, content.ids, content.lengths
     if not len(ids):
         return content
     heads = offsets[:-1][np.diff(offsets) > 0]
-    before = np.concatenate(([0], lengths[:-1]))  # tokens of the run before, of the same prompt
+    before = np.concatenate(([0], lengths[:-1]))  # tokens of the same prompt's previous run
     before[heads] = 0
     names, name = np.unique(ids, return_inverse=True)
     _, length = np.unique(before, return_inverse=True)
     steps = (length * len(names) + name).tolist()
     width = max(steps) + 1
-    numbers: dict[int, int] = {}  # a prefix and the run after it -> the prefix they make
+    numbers: dict[int, int] = {}  # a prefix and its next run -> the prefix they make
     prefixes: list[int] = []
     rows = offsets.tolist()
     for first, last in pairwise(rows):
@@ -62,11 +62,11 @@ def joined(content: Content) -> Content:
 class RunContent:
     """A prompt as (content id, length) runs, followed by the request's own output.
 
-    A prefix is known by the sequence of runs up to the one it ends in, and how far into that it reaches; so one
-    table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it
-    appears, also inside a later prompt.
+    A prefix is identified by the sequence of runs up to the one it ends in, and its length within that run, so one
+    table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it appears, also
+    inside a later prompt.
 
-    `told`: the same prompt in the runs the trace has it in, as (content of all rows, index), where `runs` are fewer.
+    `told`: the same prompt in the original runs of the trace, as (content of all rows, index), if `runs` are fewer.
     """
 
     __slots__ = ("_ends", "_index", "_prefixes", "_row", "_runs", "_sequence", "_told")
@@ -80,10 +80,10 @@ class RunContent:
         self._told = told
         self._ends: list[int] = []  # token at which run i ends
         self._sequence: list[int] = []  # number of the sequence of runs 0..i
-        self._index = 0  # the run the last question ended in: questions mostly come in order
+        self._index = 0  # run of the last lookup: lookups are mostly in order
 
     def prefix_key(self, stop: int) -> Hashable:
-        """See PrefixIdentity."""
+        """Return the key of a prefix; see PrefixIdentity."""
         i = self._index
         ends = self._ends
         if i and stop <= ends[i - 1]:
@@ -98,7 +98,7 @@ class RunContent:
         return (self._sequence[i] << 32) | (stop - start)
 
     def fingerprint(self, stop: int) -> str:
-        """See PromptContent."""
+        """Return the fingerprint of a prefix; see PromptContent."""
         runs = self._runs if self._told is None else self._told[0].runs(self._told[1])
         parts: list[str] = []
         for content, length in [*runs, (-self._row - 1, 1 << 31)]:
@@ -113,7 +113,7 @@ class RunContent:
         keys: list[int] = []
         stop, step = stops.start, stops.step
         while stop < stops.stop:
-            self.prefix_key(stop)  # finds the run it ends in
+            self.prefix_key(stop)  # finds its last run
             i = self._index
             base = (self._sequence[i] << 32) - (self._ends[i - 1] if i else 0)
             within = range(base + stop, base + min(stops.stop, self._ends[i] + 1), step)
@@ -123,7 +123,7 @@ class RunContent:
 
     def block_runs(self, start: int, stop: int, size: int, lookahead: int = 0) -> list[tuple[int, int]]:
         """Return blocks `start` to `stop` of `size` tokens each by the sequence of runs in which a block ends (or
-        `lookahead` tokens behind it): the number of that sequence, and the block where it changes. Two requests are
+        `lookahead` tokens after it): the number of that sequence, and the block where it changes. Two requests are
         equal up to the end of a block exactly when these numbers are."""
         runs: list[tuple[int, int]] = []
         ends = self._ends
@@ -140,7 +140,7 @@ class RunContent:
         return runs
 
     def _open(self, i: int) -> None:
-        """Number the sequence that ends with run i (the one after the prompt is the output, without end)."""
+        """Number the sequence that ends with run i (the run after the prompt is the unbounded output)."""
         content, length = self._runs[i] if i < len(self._runs) else (-self._row - 1, 1 << 31)
         before, before_length = (self._sequence[i - 1], self._runs[i - 1][1]) if i else (0, 0)
         self._sequence.append(self._prefixes.extend(before, before_length, content))

@@ -1,16 +1,17 @@
-"""The front end of a server: API processes that take requests in and stream answers out.
+"""The front end of a server: API processes that receive requests and stream answers.
 
-An API process (vLLM's `--api-server-count` of them) does one thing at a time: it handles a request's HTTP, tokenizes
-its prompt, turns tokens into text and streams them. A process serves prompts first come, first served; a request goes
-to the process that is free first. Answers take their share of its time:
+An API process (one of vLLM's `--api-server-count`) does one thing at a time: it handles a request's HTTP, tokenizes its
+prompt, detokenizes the output, and streams the text. Processes serve prompts first come, first served; a request goes
+to the process that becomes free first. Streaming answers takes part of each process's time:
 
-- The work of an answer, a chunk at a time, falls due evenly over its decoding, which is taken to be TOKEN_NS a token:
-  what is known when the request comes, so that arrivals depend on nothing but what was sent, in any mode and process.
-- A process does due work of answers in turn with prompts. Before a prompt it does all that is due, but for no longer
-  than the prompt takes itself: an answer that is late has its chunks merged (vLLM's RequestOutputCollector), which is
-  why servers stream more tokens a second than a process could send chunks (29,000 measured; InferenceX, MiniMax-M2.5
-  on two B300, vLLM 0.19). So a burst of short prompts has a ceiling, and long answers have none.
-- The delay of a chunk behind others is not added to the times of tokens; `out_ns` is a constant.
+- The work of an answer, split into pieces, falls due evenly over its decoding, which is assumed to take TOKEN_NS per
+  token. This depends only on facts known when the request arrives, so arrivals depend only on the requests sent, in any
+  mode and process.
+- A process alternates between prompts and due answer work. Before a prompt it does all the due work, but spends no more
+  time on it than the prompt itself takes: a late answer has its chunks merged (vLLM's RequestOutputCollector), which is
+  why servers stream more tokens per second than a process could send chunks (29,000 measured; InferenceX, MiniMax-M2.5
+  on two B300, vLLM 0.19). So the rate of a burst of short prompts is capped, and the rate of long answers is not.
+- The delay of a chunk behind others is not added to token times; `out_ns` is a constant.
 """
 
 from __future__ import annotations
@@ -22,53 +23,53 @@ from servesim.contracts.request import Request
 from servesim.workload.workload import Workload
 
 TOKEN_NS = 20_000_000
-"""Time between an answer's tokens by which its chunks fall due. Only when they do depends on it: not how much work they
-are, nor the ceiling."""
+"""Assumed time between an answer's tokens, used to schedule its chunks. It affects only when chunks fall due, not the
+amount of work or the ceiling."""
 PIECES = 4
-"""Parts of an answer's work, due one after the other."""
+"""Number of pieces into which an answer's work is split; they fall due one after another."""
 
 
 @dataclass(frozen=True)
 class FrontTerms:
-    """Times of a front end, in ns."""
+    """Time costs of a front end, in ns."""
 
     in_ns: int = 0
-    """From the client to the queue, beyond the work below: no process is busy meanwhile."""
+    """Latency from the client to the queue, in addition to the work below; no process is busy during it."""
     out_ns: int = 0
-    """From the engine to the client."""
+    """Latency from the engine to the client."""
     request_ns: float = 0.0
-    """Work of a process for each request."""
+    """Work per request."""
     token_ns: float = 0.0
-    """For each token of the prompt."""
+    """Work per prompt token."""
     chunk_ns: float = 0.0
-    """For each chunk of the answer."""
+    """Work per answer chunk."""
     processes: int = 1
     stream_interval: int = 1
-    """Tokens of a chunk."""
+    """Tokens per chunk."""
 
     def prompt_ns(self, prompt_len: int) -> int:
-        """Return the work before a prompt of this many tokens reaches the queue."""
+        """Return the work required before a prompt of `prompt_len` tokens reaches the queue."""
         return round(self.request_ns + self.token_ns * prompt_len)
 
     def answer_ns(self, output_len: int) -> int:
-        """Return the work of streaming an answer of this many tokens, none of its chunks merged."""
+        """Return the work of streaming an answer of `output_len` tokens if none of its chunks are merged."""
         return round(self.chunk_ns * -(-output_len // self.stream_interval))
 
 
 class FrontEnd:
-    """A workload seen through a server's front end: requests reach the queue when a process has read them, clients hear
-    of the end `out_ns` after the engine is done."""
+    """A workload seen through a server's front end. Requests reach the queue when a process has read them, and clients
+    learn of the end `out_ns` after the engine is done."""
 
     def __init__(self, inner: Workload, terms: FrontTerms) -> None:
         self._inner = inner
         self._terms = terms
         self._works = bool(terms.request_ns or terms.token_ns or terms.chunk_ns)
         self._free = [(0, i) for i in range(terms.processes)]
-        """A heap: when each process is done with the prompts that came so far, and its number."""
+        """A heap of (time at which a process finishes the prompts received so far, process number)."""
         self._answers: list[list[tuple[int, int]]] = [[] for _ in self._free]  # (due, work), by process
-        self._on_way: list[tuple[int, int, Request, int]] = []  # a heap by the time they reach the queue
+        self._on_way: list[tuple[int, int, Request, int]] = []  # a heap ordered by arrival at the queue
         self._count = 0
-        self._ahead = inner.open_loop  # then the clock need not stop when one is sent, only when it reaches the queue
+        self._ahead = inner.open_loop  # if so, the clock need not stop at sends, only at queue arrivals
 
     @property
     def open_loop(self) -> bool:
@@ -95,8 +96,8 @@ class FrontEnd:
         return self._read(due)
 
     def _read_ahead(self) -> None:
-        """Read what is sent until the first to reach the queue is known: with several processes a later request may
-        overtake."""
+        """Read requests as they are sent until the first to reach the queue is known: with several processes, a later
+        request may overtake an earlier one."""
         while True:
             due = self._inner.next_ns()
             if due is None:
@@ -106,7 +107,7 @@ class FrontEnd:
             self._read(due)
 
     def _read(self, due: int) -> tuple[Request, int] | None:
-        """Receive what is sent at `due`; return None if it is not a request of the queue yet."""
+        """Receive the request sent at `due`; return None if it has not reached the queue yet."""
         popped = self._inner.pop()
         if popped is None:
             return None
@@ -125,8 +126,8 @@ class FrontEnd:
         return None
 
     def _handled(self, request: Request, output_len: int, sent: int, known: bool) -> int:
-        """Return when a process has read a request sent at `sent`. A further sample of one that is `known` costs its
-        answer alone."""
+        """Return when a process has read a request sent at `sent`. If the prompt is `known` (a further sample), only
+        its answer costs work."""
         terms = self._terms
         free, which = self._free[0]
         answers, work = self._answers[which], 0 if known else terms.prompt_ns(request.prompt_len)

@@ -1,7 +1,7 @@
-"""Predicted output lengths, which policies are told instead of the true ones.
+"""Predicted output lengths, which policies receive instead of the true ones.
 
-A predictor is `max_tokens` (no prediction: the cap every engine knows), `random:error=0.3` (the truth times a
-lognormal factor of median 1, so that the mean absolute relative error is the stated one) or `exact`.
+A predictor is `max_tokens` (no prediction: the cap that every engine has), `random:error=0.3` (the true length times a
+lognormal factor of median 1, such that the mean absolute relative error is the stated one), or `exact`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MOST_ERROR = 100.0
 
 
 def predict(spec: str, trace: Trace, seed: int = 0, first: int = 0) -> Ints:
-    """Return the predicted output tokens of each row and then of each further sample, at least 1; `first`: the number
-    of the first row. UserError where `spec` is none of the predictors."""
+    """Return the predicted output tokens (at least 1) of each row, and then of each further sample. `first` is the
+    number of the first row. Raise UserError if `spec` is not a known predictor."""
     name, error = parse_predictor(spec)
     cap, truth, rows = trace.max_tokens, trace.output_len, first + np.arange(len(trace))
     samples = np.zeros_like(rows)
@@ -39,7 +39,7 @@ def predict(spec: str, trace: Trace, seed: int = 0, first: int = 0) -> Ints:
 
 
 def parse_predictor(spec: str) -> tuple[str, float]:
-    """Return the name and stated error of a predictor."""
+    """Return a predictor's name and stated error."""
     name, _, rest = spec.partition(":")
     if name not in PREDICTORS:
         raise UserError(f"predictor: unknown predictor {name!r}{suggest(name, PREDICTORS)}")
@@ -62,7 +62,7 @@ def parse_predictor(spec: str) -> tuple[str, float]:
 
 
 def lognormal_sigma(error: float) -> float:
-    """Return the sigma of exp(sigma Z), Z standard normal, whose mean distance from 1 is `error`.
+    """Return the sigma for which exp(sigma Z), with Z standard normal, has mean distance `error` from 1.
 
     E|exp(sigma Z) - 1| = exp(sigma^2 / 2) erf(sigma / sqrt 2).
     """

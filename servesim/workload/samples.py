@@ -1,9 +1,10 @@
 """Parallel sampling: requests that ask for n > 1 answers to their prompt.
 
-Engines serve them in three forms (`Scheduler.samples`). "children": n requests at once that share the prompt by the
-prefix cache (vLLM V1: v1/engine/parallel_sampling.py). "prefix-first": a request that only computes the prompt, and n
-when it is done (SGLang: managers/tokenizer_manager.py). "fork": one request, of which the others are forked off when
-its prompt is computed, sharing its memory (vLLM V0: SequenceGroup; PagedAttention, SOSP 2023).
+Engines serve them in three forms (`Scheduler.samples`). "children": n simultaneous requests that share the prompt
+through the prefix cache (vLLM V1: v1/engine/parallel_sampling.py). "prefix-first": a request that only computes the
+prompt, followed by n requests when it is done (SGLang: managers/tokenizer_manager.py). "fork": one request, from which
+the others are forked when its prompt is computed, sharing its memory (vLLM V0: SequenceGroup; PagedAttention, SOSP
+2023).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from servesim.workload.trace import Samples
 
 
 class FanOut:
-    """Makes samples of the requests of a trace, and keeps those that are still to be sent.
+    """Factory for the samples of a trace's requests; it also holds the samples still to be sent.
 
-    Of `rows` rows, each tried `attempts` times, the requests have the first rows * attempts numbers; further samples
-    are numbered behind those, what only computes a prompt behind all.
+    With `rows` rows, each tried up to `attempts` times, the requests have the first rows * attempts numbers. Further
+    samples are numbered after those, and prompt-only requests after all others.
     """
 
     def __init__(self, samples: Samples, form: SampleForm, rows: int, attempts: int) -> None:
@@ -31,7 +32,7 @@ class FanOut:
         self._due: list[tuple[int, int, Request, int]] = []
 
     def next_ns(self) -> int | None:
-        """Return when the next sample is sent."""
+        """Return the time at which the next sample is sent."""
         return self._due[0][0] if self._due else None
 
     def pop(self) -> tuple[Request, int]:
@@ -42,8 +43,9 @@ class FanOut:
     def open(
         self, number: int, output_len: int, make: Callable[[int | None], Request], now: int
     ) -> tuple[Request, int]:
-        """Return what is sent at once for request `number`, and its output length. `make` makes the request, or a
-        sample whose answer is text i: that of row i, and for further samples by their place behind the rows."""
+        """Return the first request to send for request `number`, and its output length. `make` creates the request, or
+        a sample whose answer is text i: i is the row for the first sample, and a position after all rows for further
+        samples."""
         attempt, row = divmod(number, self._rows)
         lengths = self._samples.lengths(row)
         if not lengths:
@@ -55,7 +57,7 @@ class FanOut:
             member = self._member(parent, sample, make(text))
             if sample > 1:
                 member.row = self._further + attempt * len(self._samples.output_len) + start + sample - 2
-                member._stops = False  # by its stop token if it ends before the cap
+                member._stops = False  # its stop token ends it before the cap
             parent.members.append(member)
         if self._form == "prefix-first":
             prompt = self._member(parent, -1, make(row))
@@ -68,7 +70,7 @@ class FanOut:
         return parent.members[0], output_len
 
     def leave(self, request: Request, now: int) -> bool:
-        """Note that a client hears at `now` that a sample has left; return whether the whole request has."""
+        """Record that a client learns at `now` that a sample has left; return whether the whole request has."""
         parent = request.parent
         assert parent is not None
         gone = parent.leave(request)

@@ -1,4 +1,4 @@
-"""Waits between requests of a trace: conversations, agents and their sub-agents, as they unfold."""
+"""Dependencies between the requests of a trace: conversations, agents, and their sub-agents, as they unfold."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from heapq import heapify
 from servesim.workload.trace import COMPLETION, DISPATCH, Trace
 
 Entry = tuple[int, int]
-"""When a row is sent, and the row."""
+"""Send time of a row, and the row."""
 
 
 class Sessions:
     """State of the rows that wait for others and, with a limit, of plays that wait for their turn.
 
-    A play begins at its first recorded arrival or when a slot becomes free, and its recorded times move with it.
+    A play begins at its first recorded arrival or when a slot becomes free, and its recorded times shift with it.
     """
 
     def __init__(self, trace: Trace, max_sessions: int | None) -> None:
         n = len(trace)
-        self._ready = trace.arrival_ns.tolist()  # when each row may be sent, as far as is known
-        self._blocked = [0] * n  # triggers it still waits for
+        self._ready = trace.arrival_ns.tolist()  # earliest known send time of each row
+        self._blocked = [0] * n  # number of pending triggers
         self._followers: tuple[dict[int, list[Entry]], ...] = ({}, {})  # by trigger: row -> (waiter, delay)
         if trace.after is not None:
             for row in range(n):
@@ -37,7 +37,7 @@ class Sessions:
             self._begun = 0
 
     def start(self) -> list[Entry]:
-        """Return the rows that wait for nothing, as a heap."""
+        """Return a heap of the rows that wait for nothing."""
         if self._slots is not None:
             entries = [entry for _ in range(len(self._slots)) for entry in self._begin()]
         else:
@@ -46,7 +46,7 @@ class Sessions:
         return entries
 
     def release(self, row: int, trigger: int, now: int) -> list[Entry]:
-        """Fire a trigger of `row` at `now`; return the rows that no longer wait for anything."""
+        """Fire a trigger of `row` at `now`; return the rows that are no longer waiting."""
         entries = []
         for waiter, delay in self._followers[trigger].get(row, ()):
             self._ready[waiter] = max(self._ready[waiter], now + delay)
@@ -56,8 +56,8 @@ class Sessions:
         return entries
 
     def give_up(self, row: int) -> int:
-        """Give up `row`, which has failed; return how many rows will never be sent because they wait for it, directly
-        or not."""
+        """Give up on the failed `row`; return how many rows will never be sent because they wait for it, directly or
+        indirectly."""
         lost = 0
         waits = [waiter for waiter, _ in self._followers[COMPLETION].get(row, ())]
         while waits:
@@ -73,7 +73,7 @@ class Sessions:
         return lost
 
     def end(self, row: int, now: int) -> list[Entry]:
-        """End `row` for good; return the first rows of the play that begins because this one's has ended."""
+        """Mark `row` as finished; if that ends its play, begin the next play and return its first rows."""
         if self._slots is None:
             return []
         play = self._play[row]
@@ -84,7 +84,7 @@ class Sessions:
         return self._begin()
 
     def _begin(self) -> list[Entry]:
-        """Give the next play a slot."""
+        """Assign a slot to the next play."""
         assert self._slots is not None
         if self._begun == len(self._rows):
             return []

@@ -1,4 +1,4 @@
-"""A trace that comes in chunks, replayed: rows are in memory from a little before they are sent until they are gone."""
+"""Replay of a trace that arrives in chunks: rows are in memory from shortly before they are sent until they leave."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from servesim.workload.workload import Clients, TraceWorkload
 
 
 class StreamedWorkload(TraceWorkload):
-    """Like TraceWorkload, without sessions, retries and oracles."""
+    """A TraceWorkload without sessions, retries, or oracles."""
 
     def __init__(
         self, chunks: Iterator[Trace], count: int, predict: Callable[[Trace, int], Ints], clients: Clients
     ) -> None:
-        """Begin a replay. `count`: rows of all chunks; `predict` is told a chunk and the number of its first row."""
+        """Begin a replay. `count` is the number of rows in all chunks; `predict` receives a chunk and the number of its
+        first row."""
         self._chunks = chunks
         self._predict = predict
-        self._starts: list[int] = []  # first row of each chunk that is in memory
+        self._starts: list[int] = []  # first row of each chunk in memory
         self._traces: list[Trace] = []
-        self._unread: list[int] = []  # their rows that have not been forgotten
-        self._sent: dict[int, int] = {}  # when each row was sent that has not left
+        self._unread: list[int] = []  # per chunk, rows not yet forgotten
+        self._sent: dict[int, int] = {}  # send time of each row still in flight
         self._now = 0
         first = next(chunks)
         super().__init__(first, predict(first, 0), clients, count=count)
@@ -46,13 +47,13 @@ class StreamedWorkload(TraceWorkload):
         return None
 
     def settled_ns(self) -> int:
-        """Return a time; all requests sent before it have left."""
+        """Return a time such that all requests sent before it have left."""
         if self._sent:
-            return next(iter(self._sent.values()))  # rows are sent in order of time
+            return next(iter(self._sent.values()))  # rows are sent in time order
         return self._now if self._left else NEVER
 
     def texts(self, rows: Sequence[int]) -> dict[str, list[str]]:
-        """Return the names and labels of rows not yet forgotten, where the trace has them."""
+        """Return the names and labels of rows not yet forgotten, if the trace has them."""
         found: dict[str, list[str]] = {}
         for row in rows:
             chunk = bisect_right(self._starts, row) - 1
@@ -64,7 +65,7 @@ class StreamedWorkload(TraceWorkload):
         return found
 
     def forget(self, rows: Sequence[int]) -> None:
-        """Forget rows that no caller will ask for again."""
+        """Forget rows that no caller will need again."""
         for row in rows:
             self._unread[bisect_right(self._starts, row) - 1] -= 1
         gone = [i for i, left in enumerate(self._unread) if left == 0]

@@ -1,4 +1,4 @@
-"""A request trace as columns: arrival times, lengths, and the content of prompts."""
+"""A request trace as columns: arrival times, lengths, and prompt contents."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Ints = NDArray[np.int64]
 
 LENGTH_CAPPED = "finish reason not in the trace: every request ends at its length cap"
 LABELS = ("session", "play", "tenant", "class", "model")
-"""Labels of rows; a session is a conversation, a play all that an agent and its sub-agents do."""
+"""Labels of rows; a session is a conversation, and a play is everything that an agent and its sub-agents do."""
 DISPATCH, COMPLETION = 0, 1
-"""Triggers of a dependency: the earlier request was sent; the client heard of its end."""
+"""Triggers of a dependency: the earlier request was sent, or the client learned that it ended."""
 TRIGGERS = ("dispatch", "completion")
 RELATIONS = ("sequence", "spawn", "join", "replay_barrier")
-"""Meanings of a dependency, for readers; the engine goes by triggers."""
+"""Meanings of a dependency, for human readers; the engine uses only the triggers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
     """The content of prompts without their tokens: each prompt is a sequence of (content id, length) runs.
 
-    The runs of row r are `ids[offsets[r]:offsets[r+1]]` with `lengths` beside them; their lengths add up to
-    the row's prompt_len. Two prompts share a prefix exactly as far as their runs agree: token j of a run with
-    id c is the same token wherever (c, j) occurs.
+    The runs of row r are `ids[offsets[r]:offsets[r+1]]`, with the corresponding `lengths`, which add up to the row's
+    prompt_len. Two prompts share a prefix exactly as far as their runs agree: token j of a run with id c is the same
+    token wherever (c, j) occurs.
     """
 
     offsets: Ints  # n + 1
@@ -37,13 +37,13 @@ class Content:
     lengths: Ints
 
     def runs(self, row: int) -> list[tuple[int, int]]:
-        """Return (content id, length) runs of one row."""
+        """Return the (content id, length) runs of one row."""
         a, b = int(self.offsets[row]), int(self.offsets[row + 1])
         return list(zip(self.ids[a:b].tolist(), self.lengths[a:b].tolist(), strict=True))
 
     def take(self, rows: Ints) -> Content:
-        """Return the content of the given rows, in that order. The output of row r is the content -(r + 1): it follows
-        its row; that of a row left behind becomes a text like any other."""
+        """Return the content of the given rows, in that order. The output of row r is content -(r + 1) and is
+        renumbered with its row; the output of a dropped row becomes ordinary content."""
         offsets, index = _pick(self.offsets, rows)
         ids = self.ids[index]
         said = np.flatnonzero(ids < 0)
@@ -56,8 +56,9 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Waits between requests. Edge e of row r, e in offsets[r]:offsets[r+1], says: not before the trigger of row
-    `rows[e]` plus `delays_ns[e]`. A row is sent when all its edges and its arrival_ns allow it."""
+    """Dependencies between requests. Edge e of row r, with e in offsets[r]:offsets[r+1], means that the row is sent no
+    earlier than `delays_ns[e]` after the trigger of row `rows[e]`. A row is sent when all its edges and its arrival_ns
+    allow it."""
 
     offsets: Ints  # n + 1
     rows: Ints
@@ -67,19 +68,19 @@ class After:
 
     @classmethod
     def of(cls, edges: Sequence[Sequence[tuple[int, int, int, int]]]) -> After | None:
-        """Build from each row's (row, trigger, delay in ns, relation); None if nothing waits."""
+        """Build the edges from each row's (row, trigger, delay in ns, relation); return None if no row waits."""
         flat = np.array([edge for row in edges for edge in row], dtype=np.int64).reshape(-1, 4)
         offsets = np.concatenate(([0], np.cumsum([len(row) for row in edges]))).astype(np.int64)
         return cls(offsets, *(np.ascontiguousarray(flat[:, i]) for i in range(4))) if len(flat) else None
 
     def edges(self, row: int) -> list[tuple[int, int, int, int]]:
-        """Return (row, trigger, delay in ns, relation) of one row."""
+        """Return the (row, trigger, delay in ns, relation) edges of one row."""
         a, b = int(self.offsets[row]), int(self.offsets[row + 1])
         columns = (self.rows, self.triggers, self.delays_ns, self.relations)
         return list(zip(*(column[a:b].tolist() for column in columns), strict=True))
 
     def take(self, rows: Ints) -> After:
-        """Return the edges between the given rows, renumbered in that order; those from rows left behind are gone."""
+        """Return the edges between the given rows, renumbered in that order; edges from dropped rows are removed."""
         offsets, index = _pick(self.offsets, rows)
         source = _renumbered(len(self.offsets) - 1, rows)[self.rows[index]]
         kept = source >= 0
@@ -90,43 +91,43 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Further answers to the same prompt (parallel sampling, n > 1): of row r, output_len[offsets[r]:offsets[r+1]].
-    The first answer is the row's own output_len; it is the one a later turn quotes."""
+    """Further answers to the same prompt (parallel sampling, n > 1): output_len[offsets[r]:offsets[r+1]] for row r. The
+    first answer is the row's own output_len, and later turns quote it."""
 
     offsets: Ints  # rows + 1
     output_len: Ints  # tokens, >= 1
 
     @classmethod
     def of(cls, counts: Ints, output_len: Ints) -> Samples | None:
-        """Build from the number of further answers of each row; None if there are none."""
+        """Build from the number of further answers of each row; return None if there are none."""
         offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         return cls(offsets, output_len) if len(output_len) else None
 
     @property
     def rows(self) -> Ints:
-        """The row of each further answer."""
+        """Row of each further answer."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def lengths(self, row: int) -> list[int]:
-        """Return the output tokens of one row's further answers."""
+        """Return the output tokens of each further answer of one row."""
         lengths: list[int] = self.output_len[self.offsets[row] : self.offsets[row + 1]].tolist()
         return lengths
 
     def take(self, rows: Ints) -> Samples | None:
-        """Return the further answers of the given rows, in that order; None if there are none."""
+        """Return the further answers of the given rows, in that order, or None if there are none."""
         offsets, index = _pick(self.offsets, rows)
         return Samples(offsets, self.output_len[index]) if len(index) else None
 
 
 def _pick(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the offsets of the given rows' elements side by side, and their former indices."""
+    """Return the new offsets of the given rows' elements laid out contiguously, and the elements' old indices."""
     counts = offsets[rows + 1] - offsets[rows]
     new = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     return new, np.repeat(offsets[rows] - new[:-1], counts) + np.arange(new[-1])
 
 
 def _renumbered(count: int, rows: Ints) -> Ints:
-    """Return the new number of each old row; -1: not among `rows`."""
+    """Return the new number of each old row, or -1 if it is not in `rows`."""
     new = np.full(count, -1, dtype=np.int64)
     new[rows] = np.arange(len(rows))
     return new
@@ -134,10 +135,10 @@ def _renumbered(count: int, rows: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Columns of n requests, in order of arrival. The row index is a request's identity everywhere.
+    """Columns of n requests, in order of arrival. The row index identifies a request everywhere.
 
-    `output_len` is the truth that only the engine and declared oracles may see; `max_tokens` is what a
-    server is told. `stop` says which of the two ends a request: a stop token at `output_len`, or the cap.
+    `output_len` is the true length, which only the engine and declared oracles may see; a server receives `max_tokens`.
+    `stop` records how a request ends: by a stop token at `output_len`, or at the cap.
     """
 
     name: str
@@ -150,9 +151,9 @@ class Trace:
     request_id: tuple[str, ...] | None = None
     content: Content | None = None
     after: After | None = None  # rows that wait for others: conversations and agents
-    cancel_ns: Ints | None = None  # the client gives up so long after sending; -1: never
-    samples: Samples | None = None  # further answers to the same prompt; one ends by its own stop token or at the cap
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by LABELS, one text a row ("": none)
+    cancel_ns: Ints | None = None  # delay from sending to client cancel; -1: never
+    samples: Samples | None = None  # further answers to the same prompt; each stops by itself or at the cap
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by label: a text per row ("": none)
     notes: tuple[str, ...] = field(default=())  # defaults and transformations applied, for the result
 
     def __post_init__(self) -> None:
@@ -189,7 +190,7 @@ class Trace:
 
     @property
     def n(self) -> Ints:
-        """Answers each row asks for."""
+        """Number of answers that each row requests."""
         further = np.diff(self.samples.offsets) if self.samples is not None else 0
         return np.ones(len(self), dtype=np.int64) + further
 
@@ -209,8 +210,8 @@ class Trace:
         samples: Samples | None = None,
         notes: tuple[str, ...] = (),
     ) -> Trace:
-        """Build a trace from lengths alone. Documented default: every request ends by its length cap; of several
-        answers to one prompt the longest does, the others end by a stop token."""
+        """Build a trace from lengths alone. Documented default: every request ends at its length cap; of several
+        answers to one prompt, the longest ends at the cap and the others end by a stop token."""
         output = np.asarray(output_len, dtype=np.int64)
         n = len(output)
         cap = output.copy()
@@ -238,7 +239,7 @@ class Trace:
         return replace(self, name=name or self.name, **columns)
 
     def at(self, arrival_ns: Ints) -> Trace:
-        """Return the same requests at other times, in order of those."""
+        """Return the same requests at other arrival times, in order of those times."""
         order = np.argsort(arrival_ns, kind="stable")
         moved = replace(self, arrival_ns=np.zeros_like(arrival_ns))
         if (np.diff(order) != 1).any():
@@ -246,8 +247,8 @@ class Trace:
         return replace(moved, arrival_ns=arrival_ns[order])
 
     def plays(self) -> Ints:
-        """Return the number of each row's play, in order of first rows: all rows that wait for each other or bear one
-        label `play` (without such labels: `session`)."""
+        """Return each row's play number, in order of first rows. A play consists of all rows that wait for each other
+        or share a `play` label (or, without such labels, a `session` label)."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -265,8 +266,9 @@ class Trace:
         return np.argsort(np.argsort(where))[play].astype(np.int64)
 
     def with_rate(self, rate: float, span: tuple[int, int, int] | None = None) -> Trace:
-        """Return the same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s; `inf`: all
-        arrive at once. `span`: requests, first and last arrival of the whole trace this is a part of."""
+        """Return the same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s; with `inf`,
+        all arrive at the same time. `span` is the request count, first arrival, and last arrival of the whole trace, if
+        this is a part of one."""
         count, start, end = span or (len(self), int(self.arrival_ns[0]), int(self.arrival_ns[-1]))
         if rate == float("inf"):
             note = "rate inf: every request that waits for no other is there from the start"
@@ -282,8 +284,8 @@ class Trace:
         return replace(self, arrival_ns=arrival, notes=(*self.notes, f"arrivals scaled to {rate:g} requests/s"))
 
     def faster(self, factor: float, start: int | None = None) -> Trace:
-        """Return the same requests with all gaps divided by `factor`. `start`: first arrival of the whole trace this is
-        a part of."""
+        """Return the same requests with all gaps divided by `factor`. `start` is the first arrival of the whole trace,
+        if this is a part of one."""
         start = int(self.arrival_ns[0]) if start is None else start
         if not (int(self.arrival_ns[-1]) - start) / factor < 1 << 62:
             raise UserError(f"trace {self.name}: {factor:g} times as fast arrivals would not fit into 146 years")
@@ -291,7 +293,7 @@ class Trace:
         return replace(self, arrival_ns=arrival, notes=(*self.notes, f"arrivals {factor:g} times as fast as recorded"))
 
 
-_WHOLE = ("name", "notes")  # fields of Trace that belong to no row
+_WHOLE = ("name", "notes")  # fields of Trace that are not per row
 
 
 def take_rows(column: Any, rows: Ints) -> Any:
@@ -308,7 +310,7 @@ def take_rows(column: Any, rows: Ints) -> Any:
 
 
 def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
-    """Raise UserError where an answer has no tokens, or more than its request allows."""
+    """Raise UserError if an answer has no tokens or more tokens than its request allows."""
     if len(samples.offsets) != len(max_tokens) + 1 or samples.offsets[-1] != len(samples.output_len):
         raise UserError(f"trace {name}: samples of {len(samples.offsets) - 1} rows, not {len(max_tokens)}")
     rows = samples.rows
@@ -319,7 +321,7 @@ def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
 
 
 def check_after(name: str, after: After, n: int) -> None:
-    """Raise UserError where rows wait for rows that do not exist, for themselves in a ring, or for a negative time."""
+    """Raise UserError if rows wait for nonexistent rows, for themselves in a cycle, or for a negative time."""
     if len(after.rows) and not (after.rows.min() >= 0 and after.rows.max() < n and after.delays_ns.min() >= 0):
         raise UserError(f"trace {name}: a request waits for a row that is not there, or for a negative time")
     waiters = np.repeat(np.arange(n), np.diff(after.offsets))

@@ -12,14 +12,15 @@ from servesim.workload.trace import Trace
 
 
 def trace_digest(trace: Trace) -> str:
-    """Return the sha256 (hex) of what the simulator sees: all columns, request names, content; not the trace's name."""
+    """Return the sha256 (hex) of everything the simulator sees: all columns, request names and content, but not the
+    trace's name."""
     digest = TraceDigest()
     digest.add(trace)
     return digest.hexdigest()
 
 
 class TraceDigest:
-    """The digest of a trace that comes in chunks, whichever they are: a hash of the hashes of its columns."""
+    """Digest of a trace that arrives in chunks, independent of the chunk sizes: a hash of the hashes of its columns."""
 
     def __init__(self) -> None:
         self._columns: dict[str, Any] = {}

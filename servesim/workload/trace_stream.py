@@ -1,4 +1,4 @@
-"""Traces larger than memory: chunks that can be read again and again, and facts about a trace as a whole."""
+"""Traces larger than memory: chunks that can be reread, and facts about a whole trace."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from servesim.workload.trace import Trace
 from servesim.workload.trace_digest import TraceDigest
 
 CHUNK = 1 << 16
-"""Requests in memory at once, about."""
+"""Approximate number of requests in memory at a time."""
 
 
 @dataclass(frozen=True)
 class TraceStream:
-    """A trace as successive chunks. Each is a Trace whose rows follow those of the chunk before; contents and labels
-    mean the same in all of them, and nothing in them waits for another row."""
+    """A trace as successive chunks. Each chunk is a Trace whose rows follow those of the previous chunk. Contents and
+    labels mean the same in all of them, and no row waits for another."""
 
     name: str
     read: Callable[[], Iterator[Trace]]
-    """The chunks from the first on, each time it is called."""
+    """Function that returns an iterator over the chunks, from the first, on each call."""
 
     @classmethod
     def of(cls, trace: Trace, chunk: int | None = None) -> TraceStream:
@@ -39,7 +39,7 @@ class TraceStream:
         return cls(trace.name, read)
 
     def cut(self, skip: int, requests: int | None) -> TraceStream:
-        """Return the stream without its first `skip` requests, and with at most `requests` of the others."""
+        """Return the stream without its first `skip` requests, limited to `requests` of the rest."""
 
         def read() -> Iterator[Trace]:
             first, end = skip, None if requests is None else skip + requests
@@ -56,7 +56,7 @@ class TraceStream:
         return replace(self, read=read) if skip or requests is not None else self
 
     def with_rate(self, rate: float) -> TraceStream:
-        """Scale gaps as Trace.with_rate does; reads the whole stream once, for its span."""
+        """Scale gaps as Trace.with_rate does. Reads the whole stream once to find its span."""
         count = first = last = 0
         for chunk in self.read():
             first = first if count else int(chunk.arrival_ns[0])
@@ -71,7 +71,7 @@ class TraceStream:
 
 
 def waits(name: str) -> UserError:
-    """Return the error for a trace that cannot be cut into chunks."""
+    """Return the error for a trace that cannot be split into chunks."""
     return UserError(
         f"trace {name}: requests wait for others (conversations or agents), which a streamed run does not follow; run "
         "it without --stream"
@@ -91,18 +91,18 @@ class TraceFacts:
     longest_prompt: int
     longest_output: int
     blocks: int
-    """KV blocks that all requests at once would fill at their caps."""
+    """KV blocks that all requests would fill together at their caps."""
     one_priority: bool
     at_caps: bool
-    """Every request is as long as its cap."""
+    """Whether every request is as long as its cap."""
     has_content: bool
     samples: bool
     """Whether requests ask for several samples (n > 1)."""
     labels: tuple[str, ...]
-    """Kinds of labels its rows have."""
+    """Kinds of labels that the rows have."""
     classes: frozenset[str]
     models: Mapping[str, int]
-    """Requests by the model that they ask for, if they say."""
+    """Number of requests for each model, among requests that name one."""
     sha256: str
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class TraceFacts:
 
     @classmethod
     def of(cls, trace: Trace | TraceStream, block_size: int) -> TraceFacts:
-        """Read a stream once. UserError where it is empty, runs backwards, or changes its kind on the way."""
+        """Read a stream once. Raise UserError if it is empty, its times run backwards, or its kind changes midway."""
         chunks: Iterable[Trace] = (trace,) if isinstance(trace, Trace) else trace.read()
         digest, notes, at_caps = TraceDigest(), dict[str, None](), True
         samples = False

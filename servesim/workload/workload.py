@@ -1,4 +1,4 @@
-"""Sources of requests: arrivals of a trace, in time or in answer to what has finished."""
+"""Sources of requests: arrivals of a trace, either timed or triggered by finished requests."""
 
 from __future__ import annotations
 
@@ -22,61 +22,61 @@ TTFT_TIMEOUT = "no first token within the client's timeout"
 
 
 class Workload(Protocol):
-    """A source of requests. Closed loops and conversations make new ones in `on_finish`."""
+    """A source of requests. Closed loops and conversations create new requests in `on_finish`."""
 
     @property
     def open_loop(self) -> bool:
-        """Whether requests arrive regardless of what is answered: they may then be asked for ahead of time."""
+        """Whether requests arrive regardless of answers, so that they may be fetched ahead of time."""
 
     def next_ns(self) -> int | None:
-        """Return when the next request arrives; None if none is due (one may still follow from a finish)."""
+        """Return when the next request arrives, or None if none is due (a later finish may still trigger one)."""
 
     def pop(self) -> tuple[Request, int] | None:
-        """Return the next request and its true output length; None if what is due is not a request yet. Called only
+        """Return the next request and its true output length, or None if the due event is not a request yet. Call only
         when `next_ns()` is not None."""
 
     def on_finish(self, request: Request, now: int) -> None:
-        """Handle that a client learns at `now` that a request has left (finished, rejected or aborted)."""
+        """Handle the event that a client learns at `now` that a request has left (finished, rejected, or aborted)."""
 
     def remaining(self) -> int:
-        """Return how many requests have not arrived yet and may still."""
+        """Return how many requests may still arrive."""
 
     def future(self) -> list[Request] | None:
-        """Return all requests in the order in which they will arrive, for oracles; None if it depends on answers."""
+        """Return all requests in arrival order, for oracles, or None if the order depends on answers."""
 
 
 @dataclass(frozen=True)
 class Clients:
-    """Behavior of clients. Default: they send at the trace's times, with endless patience."""
+    """Behavior of clients. By default, they send at the trace's times, with unlimited patience."""
 
     max_concurrency: int | None = None
-    """Requests outstanding at most; the others queue outside, first due first (closed loop)."""
+    """Maximum number of outstanding requests; the others queue outside, first due first (closed loop)."""
     batch: bool = False
-    """Send `max_concurrency` requests at once, and the next ones when all of them have left."""
+    """Whether to send `max_concurrency` requests together, and the next ones only when all of them have left."""
     max_sessions: int | None = None
-    """Conversations (with all they spawn) in progress at most; the next begins when one has ended."""
+    """Maximum number of conversations (with everything they spawn) in progress; the next begins when one has ended."""
     timeout_ns: int | None = None
     """Longest wait for the last token."""
     ttft_timeout_ns: int | None = None
-    """Longest wait for the first token. One on its way when patience ends still counts."""
+    """Longest wait for the first token. A token already on its way when patience ends still counts."""
     retries: int = 0
-    """Times a request that was rejected or timed out is sent again."""
+    """Maximum number of retries of a request that was rejected or timed out."""
     retry_ns: int = 1_000_000_000
-    """Delay from a client's hearing of it until it sends again."""
+    """Delay from when a client learns of the failure until it retries."""
     turn_ns: int = 0
     """Mean time from the end of a request until its client is free for the next one (exponential, keyed by request)."""
     ramp_up_ns: int = 0
-    """Time over which the clients begin, evenly one after the other."""
+    """Time over which the clients start, evenly spaced."""
     seed: int = 0
     """Seed of the draws above."""
 
 
 class TraceWorkload:
-    """Replays a trace. A request is sent at its recorded time, or later: when what it waits for (`Trace.after`) has
-    happened and a client is free. What follows a request that has failed for good is never sent (`unsent`).
+    """Replay of a trace. A request is sent at its recorded time or later, once the events it waits for (`Trace.after`)
+    have happened and a client is free. Requests that depend on a permanently failed request are never sent (`unsent`).
 
-    The a-th retry of row r of n is row r + a n: unique, and the same whatever the order of events. `form`: how the
-    engine serves a request of several samples (Scheduler.samples); a permit or a deadline is one request's.
+    The a-th retry of row r of n is row r + a n, which is unique and independent of the order of events. `form` is how
+    the engine serves a request with several samples (Scheduler.samples); a permit or a deadline applies to one request.
     """
 
     def __init__(
@@ -87,10 +87,11 @@ class TraceWorkload:
         form: SampleForm = "children",
         count: int | None = None,
     ) -> None:
-        """Begin a replay. `predicted`: output tokens as policies are told them, by row and then by further sample;
-        None: their caps. `count`: rows of the whole, where `trace` is only the beginning (engine.streamed_workload)."""
+        """Begin a replay. `predicted` holds the output tokens that policies see, by row and then by further sample, or
+        None for their caps. `count` is the number of rows of the whole trace if `trace` is only its beginning
+        (engine.streamed_workload)."""
         self.unsent = 0
-        """Requests that follow a failed one."""
+        """Number of requests never sent because they follow a failed one."""
         self._clients = clients = clients or Clients()
         self._count = len(trace) if count is None else count
         self._left = self._count  # rows neither sent nor given up
@@ -101,8 +102,8 @@ class TraceWorkload:
         self._fan_out: FanOut | None = None
         if trace.samples is not None:
             self._fan_out = FanOut(trace.samples, form, self._count, 1 + clients.retries)
-        self._due: list[tuple[int, int]] = []  # rows known to be sent out of the trace's order, by time
-        self._next = 0  # first row that is sent at its recorded time, whatever else happens
+        self._due: list[tuple[int, int]] = []  # rows known to be sent out of trace order, by time
+        self._next = 0  # first row sent at its recorded time regardless of other events
         self._sessions: Sessions | None = None
         if trace.after is not None or clients.max_sessions is not None:
             self._sessions = Sessions(trace, clients.max_sessions)
@@ -111,8 +112,8 @@ class TraceWorkload:
         self._free: list[int] | None = None  # a heap: when clients become free
         if most is not None:
             self._free = [clients.ramp_up_ns * i // most for i in range(min(most, self._count))]
-        self._outstanding = 0  # requests sent and not left
-        self._back: list[int] = []  # of a batch, how long the clients take that are back before its end
+        self._outstanding = 0  # requests still in flight
+        self._back: list[int] = []  # turn times of a batch's clients that finish before the batch ends
 
     @property
     def open_loop(self) -> bool:
@@ -120,7 +121,7 @@ class TraceWorkload:
         return not waits and not self._clients.retries
 
     def _window(self, trace: Trace, predicted: Ints | None, first: int) -> None:
-        """Add the rows of `trace`, which are those of the whole from `first` on."""
+        """Load the rows of `trace`, which begin at row `first` of the whole trace."""
         self._first, self._end = first, first + len(trace)
         self._ids = trace.request_id
         columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.max_tokens, trace.priority, trace.stop)
@@ -131,7 +132,7 @@ class TraceWorkload:
         self._impatient = any(limit is not None for limit in patience)
         self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class", "model")]
         self._content = self._told = trace.content
-        if trace.content is not None and len(trace) == self._count:  # more to come might part where these do not
+        if trace.content is not None and len(trace) == self._count:  # later rows might diverge where these agree
             self._content = joined(trace.content)
         if (trace.content is not None or trace.samples is not None) and self._prefixes is None:
             self._prefixes = Prefixes()
@@ -177,7 +178,7 @@ class TraceWorkload:
         return self._request(number, row, now), self._output[row - self._first]
 
     def on_finish(self, request: Request, now: int) -> None:
-        """Free the client of a finished request; what waited for it may follow."""
+        """Free the client of a finished request, and release the requests that waited for it."""
         number, failed, reason = request.row, request.state is not State.FINISHED, request.reason
         if (parent := request.parent) is not None:
             assert self._fan_out is not None
@@ -207,7 +208,7 @@ class TraceWorkload:
             self._back.clear()
 
     def _turn_ns(self, number: int) -> int:
-        """Return how long the client of a request takes from its end until it is free."""
+        """Return the time from the end of a request until its client is free."""
         mean = self._clients.turn_ns
         return round(-mean * log1p(-uniform_one(self._clients.seed, "client turn", number))) if mean else 0
 
@@ -232,7 +233,7 @@ class TraceWorkload:
             heappush(self._due, entry)
 
     def _request(self, number: int, row: int, now: int, text: int | None = None) -> Request:
-        """Return request `number` or, with a `text`, the sample of it whose answer that is."""
+        """Return request `number` or, given `text`, its sample with that answer."""
         attempt, at = number // self._count, row - self._first
         name = self._ids[at] if self._ids is not None else str(row)
         content = None

@@ -1,4 +1,4 @@
-"""Acceptance models: whether drafts turn out right is part of the workload, shared by every policy compared on it."""
+"""Acceptance models: whether drafts are correct is part of the workload, so that all compared policies share it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _chunk(seed: int, purpose: str, row: int, chunk: int) -> list[float]:
 
 @lru_cache(maxsize=256)
 def _delivered(seed: int, block: int, chunk: int, chances: tuple[float, ...]) -> list[bytes]:
-    """Return, for neighbouring rows, the tokens a step delivers from each position of a chunk: drafts right in a row,
-    and one more. All rows of a block together cost little more than one."""
+    """Return, for adjacent rows, the tokens that a step delivers from each position of a chunk: consecutive correct
+    drafts, plus one. All rows of a block together cost little more than one row."""
     import numpy as np
 
     rows, first = np.arange(block * _ROWS, (block + 1) * _ROWS), chunk * _STARTS
@@ -39,20 +39,22 @@ def _delivered(seed: int, block: int, chunk: int, chances: tuple[float, ...]) ->
 
 
 def luck(seed: int, purpose: str, row: int, position: int) -> float:
-    """Return the one uniform draw of an output token."""
+    """Return the single uniform draw of an output token."""
     return _chunk(seed, purpose, row, position // _CHUNK)[position % _CHUNK]
 
 
 class ByPosition(AcceptanceModel):
-    """Draft j is accepted, all before it being so, with a chance that depends on j (and perhaps on the request): if the
-    one draw of its output token falls below it. Candidates beyond the first are independent second guesses."""
+    """Draft j is accepted, given that all drafts before it are, if its output token's single draw falls below a chance
+    that depends on j (and possibly on the request). Candidates beyond the first are independent guesses."""
 
     def conditional(self, request: Request) -> Sequence[float]:
-        """Return the chance of draft 1, 2, ... given those before; the last one holds from there on."""
+        """Return the chance of draft 1, 2, ... given that the previous ones are accepted; the last value applies to all
+        later drafts."""
         raise NotImplementedError
 
     def _chain(self, request: Request, drafts: int, width: int) -> list[float]:
-        """Return, for each position, the chance that it has a right candidate, those before it having one."""
+        """Return, for each position, the chance that it has a correct candidate, given that all previous ones have
+        one."""
         chances = self.conditional(request)
         last = len(chances) - 1
         kinds = [chances[j] if j < last else chances[last] for j in range(drafts)]
@@ -94,7 +96,7 @@ class ByPosition(AcceptanceModel):
 
 
 def running_product(chances: Sequence[float], k: int) -> list[float]:
-    """Return marginal rates 1 to k from conditional ones, the last of which holds from there on."""
+    """Return marginal rates 1 to k from conditional ones; the last conditional rate applies to all later positions."""
     rates, whole = [], 1.0
     for j in range(k):
         whole *= chances[min(j, len(chances) - 1)]
@@ -103,7 +105,7 @@ def running_product(chances: Sequence[float], k: int) -> list[float]:
 
 
 def vector(what: str, text: str) -> list[float]:
-    """Parse chances written as 0.7/0.5/0.3."""
+    """Parse chances written like 0.7/0.5/0.3."""
     try:
         values = [float(part) for part in text.split("/")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Copying: what prompt lookup meets. A run of copied text, once begun, goes on."""
+"""Copying, as in prompt lookup: a run of copied text tends to continue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from . import luck, vector
 @dataclass(frozen=True)
 class CopyParams:
     """A Markov chain along the output. Defaults are fitted to n-gram drafts on code edits (vLLM PR 24344, k = 5: rates
-    by position .81 .74 .70 .68 .66 a draft; 2.96 tokens a step, since there is no draft for 15 % of the tokens)."""
+    by position .81 .74 .70 .68 .66 per draft; 2.96 tokens per step, since 15 % of the tokens have no draft)."""
 
     chances: str = "0.24/0.84/0.96/0.95"
-    """Chance that a draft of a token is right after 0, 1, 2, ... right ones in a row; the last one goes on."""
+    """Chances that a token's draft is correct after 0, 1, 2, ... consecutive correct ones; the last value applies to
+    all longer runs."""
     none: float = 0.8
-    """Chance that there is nothing to propose where a run has not begun."""
+    """Chance that there is nothing to propose while no run is in progress."""
 
     def __post_init__(self) -> None:
         vector("chances", self.chances)
@@ -27,8 +28,8 @@ class CopyParams:
 
 @acceptance_models.register("copy")
 class Copy(AcceptanceModel):
-    """A token's chance to copy earlier text depends on the run of copies before it, not on where steps begin: the chain
-    is drawn along the output. Where no run is under way a lookup may find nothing."""
+    """A token's chance of copying earlier text depends on the run of copies before it, not on step boundaries: the
+    chain is drawn along the output. While no run is in progress, a lookup may find nothing."""
 
     Params = CopyParams
     params: CopyParams
@@ -38,7 +39,7 @@ class Copy(AcceptanceModel):
         self._chances = tuple(vector("chances", params.chances))
 
     def _run(self, row: int, position: int) -> int:
-        """Return how many tokens in a row are right, ending with the one before `position`."""
+        """Return the number of consecutive correct tokens that end just before `position`."""
         return _runs(self.seed, self._chances, row, position // _CHUNK)[position % _CHUNK]
 
     def accepted(self, request: Request, position: int, drafts: int, width: int = 1) -> int:
@@ -53,7 +54,7 @@ class Copy(AcceptanceModel):
         return 0 if luck(self.seed, "no draft", request.row, position) < self.params.none else k
 
     def rates(self, k: int) -> list[float]:
-        """Return rates from many outputs, walked as steps of k drafts do."""
+        """Return rates from many outputs, traversed in steps of k drafts."""
         counts, drafts = [0] * k, 0
         for row in range(100):
             request, position = Request(row, "rates", 1, 1, 0), 0
@@ -72,7 +73,7 @@ _CHUNK = 256
 
 @lru_cache(maxsize=4096)
 def _runs(seed: int, chances: tuple[float, ...], row: int, chunk: int) -> list[int]:
-    """Return the lengths of the runs that end before each position of a chunk; runs do not span requests."""
+    """Return the lengths of the runs that end just before each position of a chunk; runs do not span requests."""
     first = chunk * _CHUNK
     run = _after(seed, chances, row, first - 1, _runs(seed, chances, row, chunk - 1)[-1]) if chunk else 0
     runs = [run]
@@ -83,6 +84,6 @@ def _runs(seed: int, chances: tuple[float, ...], row: int, chunk: int) -> list[i
 
 
 def _after(seed: int, chances: tuple[float, ...], row: int, position: int, run: int) -> int:
-    """Return the run that ends with `position`, after one of length `run`."""
+    """Return the length of the run that ends at `position`, given a previous run of length `run`."""
     chance = chances[min(run, len(chances) - 1)]
     return run + 1 if luck(seed, "accept", row, position) < chance else 0

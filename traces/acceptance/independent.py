@@ -1,4 +1,4 @@
-"""Every draft is right with the same chance, whatever stands before it (Leviathan et al., ICML 2023)."""
+"""Every draft is correct with the same chance, independent of the tokens before it (Leviathan et al., ICML 2023)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from . import ByPosition, running_product, vector
 
 @dataclass(frozen=True)
 class IndependentParams:
-    """The chance."""
+    """Acceptance chance."""
 
     alpha: float = 0.7
-    """That a draft is accepted where all before it in its step were."""
+    """Chance that a draft is accepted if all previous drafts in its step were."""
 
     def __post_init__(self) -> None:
         vector("alpha", str(self.alpha))
@@ -23,7 +23,7 @@ class IndependentParams:
 
 @acceptance_models.register("independent")
 class Independent(ByPosition):
-    """Acceptance length of k drafts: (1 - alpha^(k+1)) / (1 - alpha)."""
+    """Independent drafts: k drafts have a mean acceptance length of (1 - alpha^(k+1)) / (1 - alpha)."""
 
     Params = IndependentParams
     params: IndependentParams
@@ -36,6 +36,5 @@ class Independent(ByPosition):
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Return the mean tokens of a step with k drafts, the one the target adds included (Leviathan et al., equation
-    1)."""
+    """Return the mean tokens of a step with k drafts, including the target's own (Leviathan et al., equation 1)."""
     return k + 1.0 if alpha == 1.0 else (1.0 - alpha ** (k + 1)) / (1.0 - alpha)

@@ -17,33 +17,34 @@ from . import ByPosition, luck, running_product
 
 _TABLES = "servesim.calibrate.tables"
 _ENOUGH = 10
-"""Times a position must have been reached for its own rate to be taken."""
+"""Minimum number of times a position must have been reached for its own rate to be used."""
 
 
 @dataclass(frozen=True)
 class MeasuredParams:
-    """Which measurement."""
+    """Choice of measurement."""
 
     table: str = "smollm2-ngram"
-    """A table that comes with servesim (calibrate/tables/acceptance), or a file."""
+    """Name of a table that ships with servesim (calibrate/tables/acceptance), or a file."""
     domain: str = ""
-    """Every request is of this domain; else each is of one, drawn by its row, as often as the table has prompts."""
+    """Domain of every request; if empty, each request's domain is drawn by row, weighted by the table's prompt
+    counts."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """One domain's, by draft position; the last goes on."""
+    """One domain's rates by draft position; the last value applies to all later positions."""
 
     weight: float
     conditional: tuple[float, ...]
-    """Chance to be accepted, proposed and all before it accepted."""
+    """Chance of acceptance, given that the draft is proposed and all previous ones are accepted."""
     found: tuple[float, ...]
     """Chance that a step has a draft at the position."""
 
     @classmethod
     def of(cls, counts: dict[str, Any]) -> Rates:
-        """Build from a table's counts. Positions reached fewer than ten times take the chance of the last one reached
-        more often."""
+        """Build from a table's counts. Positions reached fewer than ten times take the chance of the last position
+        reached more often."""
         accepted, reached, proposed = (counts[name] for name in ("accepted", "reached", "proposed"))
         pairs = enumerate(zip(accepted, reached, strict=True))
         chances = tuple(hits / tries for j, (hits, tries) in pairs if tries >= (1 if j == 0 else _ENOUGH))
@@ -55,15 +56,15 @@ class Rates:
         return self.found[min(j, len(self.found) - 1)]
 
     def accepted(self, k: int) -> list[float]:
-        """Return accepted drafts of positions 1 to k, per step."""
+        """Return the accepted drafts per step at positions 1 to k."""
         return [run * self.has(j) for j, run in enumerate(running_product(self.conditional, k))]
 
 
 @acceptance_models.register("measured")
 class Measured(ByPosition):
-    """Rates by position and the share of steps without a draft, by domain. Whether a step has drafts, and how many, is
-    one draw of its output token; that of a step does not depend on the step before, as it does where text is copied
-    (the model `copy` keeps such runs)."""
+    """Rates by position and the share of steps without a draft, by domain. One draw of a step's output token determines
+    whether the step has drafts, and how many. Steps are independent, unlike in copied text, where runs continue (see
+    the model `copy`)."""
 
     Params = MeasuredParams
     params: MeasuredParams
@@ -93,7 +94,8 @@ class Measured(ByPosition):
         return next((j for j in range(k) if drawn >= rates.has(j)), k)
 
     def rates(self, k: int) -> list[float]:
-        """Return rates over verifications. Domains weigh as their outputs, of one length each, take steps."""
+        """Return rates over verifications. Each domain is weighted by the steps that its outputs, all of one length,
+        take."""
         steps = [domain.weight / (1.0 + sum(domain.accepted(k))) for domain in self._domains]
         verifications = sum(n * domain.has(0) for n, domain in zip(steps, self._domains, strict=True))
         if not verifications:

@@ -1,4 +1,4 @@
-"""Requests differ: code is easier to draft for than prose."""
+"""Mixed requests: code is easier to draft for than prose."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class MixtureParams:
     """Kinds of requests."""
 
     alphas: str = "0.5/0.9"
-    """Chance of every draft of each kind."""
+    """Chance of every draft, for each kind of request."""
     weights: str = "0.5/0.5"
-    """Share of requests of each kind; they sum to 1."""
+    """Share of requests of each kind; the shares sum to 1."""
 
     def __post_init__(self) -> None:
         weights = vector("weights", self.weights)
@@ -29,7 +29,7 @@ class MixtureParams:
 
 @acceptance_models.register("mixture")
 class Mixture(ByPosition):
-    """Each request is of one kind, drawn by its row; within it drafts are independent."""
+    """Each request is of one kind, drawn by its row; within a kind, drafts are independent."""
 
     Params = MixtureParams
     params: MixtureParams

@@ -1,4 +1,4 @@
-"""Chances by draft position, as engines count them."""
+"""Chances by draft position, as counted by engines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from . import ByPosition, running_product, vector
 
 GOLDEN = 0.6180339887498949
 NODES = [NormalDist().inv_cdf((i + 0.5) / 128) for i in range(128)]
-"""Kinds of requests, equally many of each, that stand for all of them."""
+"""Quantiles that stand for equally frequent kinds of requests."""
 
 
 @dataclass(frozen=True)
 class PositionsParams:
-    """One of the two, as 0.73/0.52/0.36. Beyond the last position its conditional chance goes on."""
+    """Rates in one of the two forms, such as 0.73/0.52/0.36. Beyond the last position its conditional chance
+    applies."""
 
     marginal: str = ""
-    """Accepted drafts of each position over verifications (vLLM: accepted_per_pos / num_drafts); never rises. The
+    """Accepted drafts at each position per verification (vLLM: accepted_per_pos / num_drafts); never increasing. The
     acceptance length is 1 + their sum."""
     conditional: str = ""
-    """Chance of each position, those before it accepted."""
+    """Chance of each position, given that the previous ones are accepted."""
     spread: float = 0.0
-    """Spread over requests: standard deviation over mean of the passes a token takes (1 / acceptance length), which
-    is what drafts add to the spread of TPOT. The rates above are those of all drafts together."""
+    """Spread over requests: coefficient of variation of the passes that a token takes (1 / acceptance length), which is
+    the amount that drafts add to the spread of TPOT. The rates above are for all drafts together."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.spread < 1.0:
@@ -43,7 +44,7 @@ class PositionsParams:
 
 
 def conditional(params: PositionsParams) -> list[float]:
-    """Return conditional chances."""
+    """Return the conditional chances."""
     if params.conditional:
         return vector("conditional", params.conditional)
     marginal = vector("marginal", params.marginal)
@@ -55,9 +56,9 @@ def conditional(params: PositionsParams) -> list[float]:
 
 @acceptance_models.register("positions")
 class Positions(ByPosition):
-    """Acceptance rates by draft position. With `spread`, the odds of a request's chances are those of all times a
-    lognormal factor; they come in pairs, as much better as worse, and evenly distributed, so that few requests too have
-    about these rates."""
+    """Acceptance rates by draft position. With `spread`, a request's odds are the overall odds times a lognormal
+    factor. Factors come in pairs, one as much better as the other is worse, and are evenly distributed, so that even a
+    few requests have about these rates."""
 
     Params = PositionsParams
     params: PositionsParams
@@ -84,7 +85,7 @@ class Positions(ByPosition):
         if not self._sigma:
             return running_product(self._chances, k)
         kinds = [shifted(self._chances, self._shift + self._sigma * z) for z in NODES]
-        passes = [1.0 / length(kind) for kind in kinds]  # a kind with few right drafts makes more of them
+        passes = [1.0 / length(kind) for kind in kinds]  # kinds with few correct drafts need more passes
         rates = [running_product(kind, k) for kind in kinds]
         return [sum(p * rate[j] for p, rate in zip(passes, rates, strict=True)) / sum(passes) for j in range(k)]
 
@@ -95,15 +96,16 @@ def length(chances: Sequence[float]) -> float:
 
 
 def shifted(chances: Sequence[float], by: float) -> list[float]:
-    """Return chances whose odds are exp(by) times as good."""
+    """Return chances with their odds multiplied by exp(by)."""
     odds = exp(by)
     return [chance * odds / (1.0 - chance + chance * odds) for chance in chances]
 
 
 @cache
 def spread_out(chances: tuple[float, ...], spread: float) -> tuple[float, float]:
-    """Return (sigma, shift) so that over requests with odds of exp(shift + sigma z), z normal, the passes a token takes
-    have the mean that `chances` give and the relative standard deviation `spread`. ValueError if that is too much."""
+    """Return (sigma, shift) such that over requests with odds multiplied by exp(shift + sigma z), z normal, the passes
+    per token have the mean implied by `chances` and the relative standard deviation `spread`. Raise ValueError if
+    `spread` is too large."""
     mean = 1.0 / length(chances)
 
     def passes(sigma: float, shift: float) -> list[float]:
@@ -124,7 +126,7 @@ def spread_out(chances: tuple[float, ...], spread: float) -> tuple[float, float]
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Find where a rising function passes 0, by bisection."""
+    """Find the zero of an increasing function by bisection."""
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < 0.0 else (low, middle)

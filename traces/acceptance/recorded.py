@@ -12,16 +12,17 @@ from servesim.untrusted import json_value, read_text
 
 @dataclass(frozen=True)
 class RecordedParams:
-    """The file of the recording."""
+    """File of the recording."""
 
     path: str = ""
-    """JSONL: {"row": 0, "right": "1101..."} a request; letter i says whether a draft of output token i is right."""
+    """Path of a JSONL file with {"row": 0, "right": "1101..."} per request; character i is 1 if a draft of output token
+    i is correct."""
 
 
 @acceptance_models.register("recorded")
 class Recorded(AcceptanceModel):
-    """Recorded outcomes of drafts, output token by output token; positions beyond the record, and rows that are not
-    in it, take those of the row modulo their number."""
+    """Recorded draft outcomes, output token by output token. Positions beyond the record and rows that are not in it
+    wrap around, modulo the number of recorded ones."""
 
     Params = RecordedParams
     params: RecordedParams

@@ -1,4 +1,4 @@
-"""A chosen mean acceptance length, as engines take it for benchmarks."""
+"""A given mean acceptance length, as engines accept for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from . import ByPosition, running_product
 
 @dataclass(frozen=True)
 class SyntheticParams:
-    """The chosen length."""
+    """Chosen acceptance length."""
 
     length: float = 2.5
-    """Mean tokens a step delivers, the target's own included (vLLM synthetic_acceptance_length, SGLang
+    """Mean tokens per step, including the target's own (vLLM synthetic_acceptance_length, SGLang
     SGLANG_SIMULATE_ACC_LEN; TensorRT-LLM's TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS is one less)."""
 
     def __post_init__(self) -> None:
@@ -28,8 +28,8 @@ class SyntheticParams:
 
 
 def acceptance_rates(length: float, k: int) -> list[float]:
-    """Return the marginal rate of each of k positions with that mean length and the least variance: 1 for the first
-    whole ones, then the fraction (vllm/config/speculative.py)."""
+    """Return the marginal rates of k positions with the given mean length and the least variance: 1 for the first full
+    positions, then the fraction (vllm/config/speculative.py)."""
     accepted = min(length - 1.0, float(k))
     whole = floor(accepted + 1e-9)
     return [1.0 if j < whole else round(accepted - whole, 12) if j == whole else 0.0 for j in range(k)]

@@ -1,21 +1,21 @@
-"""Trace formats: one module a format, found by listing this folder, or a row of a table (._columns) where it is nothing
-but columns of a CSV.
+"""Trace formats: one module per format, discovered by listing this folder, or a row of a table (._columns) if the
+format is just the columns of a CSV.
 
 A format module (its name must not begin with `_`) defines
 
-    NAME: str                                 what `--format` and error messages call it
+    NAME: str                                 name used by `--format` and error messages
     ABOUT: str                                one line: columns and units
-    detect(head: bytes) -> bool               does a file that begins so look like this format?
+    detect(head: bytes) -> bool               whether a file with this beginning looks like this format
     read(path: Path, **options) -> Trace      keyword-only options; UserError names the line
-    write(trace: Trace, path: Path) -> None   where the format can be written, with
-    HOLDS: frozenset[str]                     of the features of a trace (servesim.traces.io) those it keeps
-    stream(path: Path, chunk: int) -> TraceStream   where it can be read a few rows at a time
-    confirm(path: Path) -> bool               where the beginning of a file is not enough to tell (Parquet)
-    recorded(path: Path) -> Recorded          where it holds latencies: the measured side of comparisons (._recorded)
-    LOOSE = True                              where it guesses: asked after all others
+    write(trace: Trace, path: Path) -> None   if the format can be written, with
+    HOLDS: frozenset[str]                     the trace features (servesim.traces.io) that it keeps
+    stream(path: Path, chunk: int) -> TraceStream   if it can be read a few rows at a time
+    confirm(path: Path) -> bool               if the beginning of a file is not enough to tell (Parquet)
+    recorded(path: Path) -> Recorded          if it contains latencies: the measured side of comparisons (._recorded)
+    LOOSE = True                              if it guesses: tried after all others
 
-`head` is the first 64 KiB of the file, unpacked if it is gzipped. A format with `FOLDERS = True` also reads a folder
-of its files. Files are recognised by content, never by name. Adding a format is adding a file, or a row.
+`head` is the first 64 KiB of the file, decompressed if it is gzipped. A format with `FOLDERS = True` also reads a
+folder of its files. Files are recognized by content, never by name. To add a format, add a file or a table row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Format = ModuleType | SimpleNamespace
 
 @lru_cache(maxsize=1)
 def formats() -> dict[str, Format]:
-    """Return every format by its NAME, in order of their modules, or names in the table."""
+    """Return every format by its NAME, sorted by module name or by name in the table."""
     from ._columns import COLUMN_FORMATS, as_module
 
     names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
@@ -50,7 +50,7 @@ def formats() -> dict[str, Format]:
 
 
 def read_head(path: Path) -> bytes:
-    """Read the first bytes of a file; UserError with one clear line where there are none."""
+    """Read the first bytes of a file; raise UserError with a clear one-line message if it has none."""
     if path.is_dir():
         path = first_of(path)
     if not path.exists():
@@ -68,7 +68,7 @@ def read_head(path: Path) -> bytes:
 
 
 def first_of(folder: Path) -> Path:
-    """Return the first file of a folder that holds one session per JSON file, or a trace in Parquet files."""
+    """Return the first file of a folder that contains one session per JSON file, or a trace in Parquet files."""
     files = sorted(folder.glob("*.json*")) or sorted(folder.glob("*.parquet"))
     if not files:
         raise UserError(f"{folder}: is a folder without session files (*.json) or Parquet files, not a trace file")
@@ -76,7 +76,7 @@ def first_of(folder: Path) -> Path:
 
 
 def detect_format(path: Path) -> str:
-    """Return the name of the one format this file's content looks like."""
+    """Return the name of the one format that the file's content matches."""
     head = read_head(path)
     for name, module in sorted(formats().items(), key=lambda item: getattr(item[1], "LOOSE", False)):
         if module.detect(head) and (not hasattr(module, "confirm") or module.confirm(path)):
@@ -96,7 +96,7 @@ def format_module(name: str) -> Format:
 
 
 def call_read(module: Format, path: Path, options: dict[str, Any]) -> Trace:
-    """Read with options the format knows; others are refused by name."""
+    """Call the format's `read` with the options it supports; reject others by name."""
     known = [p.name for p in inspect.signature(module.read).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in known:

@@ -1,4 +1,4 @@
-"""Prompts of one session from ids of their full blocks, with the outputs that later prompts contain."""
+"""Prompts of one session, built from the ids of their full blocks, with the outputs that later prompts contain."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ._calls import Runs
 
 
 class SessionBlocks:
-    """The prompts of a session so far, as a tree of block runs: a node stands for whole runs from the start.
+    """Prompts of a session so far, as a tree of block runs: a node represents a sequence of whole runs from the start.
 
-    Content ids go on from `next_id`, so that sessions share nothing.
+    Content ids continue from `next_id`, so that sessions share nothing.
     """
 
     def __init__(self, block_size: int, next_id: int, outputs: bool) -> None:
-        """Begin a session. `outputs`: the first prompt that extends a whole earlier one goes on with that call's
+        """Begin a session. With `outputs`, the first prompt that extends a whole earlier one continues with that call's
         output."""
         self.next_id = next_id
         self._size = block_size
         self._outputs = outputs
         self._nodes: dict[tuple[int, int, int], int] = {}  # (node, first id, blocks) -> node
         self._longest: dict[tuple[int, int], tuple[int, int]] = {}  # (node, first id) -> (blocks, position)
-        self._ends: dict[tuple[int, int, int], int] = {}  # (node, first id, blocks) -> position that ends there
+        self._ends: dict[tuple[int, int, int], int] = {}  # (node, first id, blocks) -> position that ends here
         self._extended: set[int] = set()
         self._calls: dict[int, tuple[Runs, int, int]] = {}  # position -> runs, prompt, output
 
     def add(self, path: Path, line: int, position: int, blocks: Runs, prompt: int, output: int) -> Runs:
-        """Add the next prompt and return it as content runs; `blocks` are (first id, count) of successive ids, as long
-        as can be."""
+        """Add the next prompt and return it as content runs; `blocks` are (first id, count) of maximal runs of
+        successive ids."""
         total = sum(count for _, count in blocks)
         if total != prompt // self._size:
             raise UserError(
@@ -54,8 +54,8 @@ class SessionBlocks:
         return runs
 
     def _match(self, blocks: Runs) -> tuple[int, int | None, int | None]:
-        """Return the most leading blocks shared with an earlier prompt, a prompt that has them, and one that has these
-        and no more."""
+        """Return the largest number of leading blocks shared with an earlier prompt, a prompt that has them, and one
+        that consists of exactly these blocks."""
         node = shared = 0
         holder = whole = None
         for first, count in blocks:

@@ -1,4 +1,5 @@
-"""Shared by formats of conversations and agents: calls that wait for calls, and timing by think time or by clock."""
+"""Code shared by formats of conversations and agents: calls that wait for other calls, and timing by think time or
+clock."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from servesim.workload.trace import LABELS, After, Content, Samples, Trace
 from . import _text
 
 TIMINGS = ("think", "original", "open")
-"""think: a call follows the end of the one before by the recorded pause. original: the same order, but none before
-its recorded time and without pauses. open: at recorded times, whatever has ended."""
+"""Timing modes. think: a call follows the end of the previous one after the recorded pause. original: the same order,
+but no call before its recorded time, and without pauses. open: at recorded times, whether or not earlier calls have
+ended."""
 Edge = tuple[int, int, int, int]
 Runs = list[tuple[int, int]]
 
 
 @dataclass(slots=True)
 class Call:
-    """One request of a file. `after` names calls by their position in the list handed to `build`; runs of content
-    -(position + 1) are that call's output."""
+    """One request of a file. `after` refers to calls by their position in the list passed to `build`; content
+    -(position + 1) in a run is that call's output."""
 
     line: int
     at_ns: int
@@ -39,7 +41,7 @@ class Call:
 
 
 def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Trace:
-    """Return the calls as a trace, in order of time; those of one time in order of the file."""
+    """Return the calls as a trace, in time order; calls with the same time stay in file order."""
     if not calls:
         raise UserError(f"{path}: no requests")
     lines = [call.line for call in calls]
@@ -79,7 +81,7 @@ def _renumbered(content: Content) -> Content:
 
 
 def content_of(runs: Sequence[Runs]) -> Content | None:
-    """Return runs by row as content; None if there are none."""
+    """Return the runs of each row as content, or None if there are none."""
     if not runs:
         return None
     flat = np.array([run for row in runs for run in row], dtype=np.int64).reshape(-1, 2)
@@ -94,12 +96,12 @@ def check_timing(path: Path, timing: str, known: Sequence[str] = TIMINGS) -> Non
 
 
 def seconds_ns(path: Path, line: int, key: str, value: object, unit_ns: int = 1_000_000_000) -> int:
-    """Return a time of at least 0 in units of `unit_ns` as ns."""
+    """Return a time of at least 0, given in units of `unit_ns`, in ns."""
     return int(_text.times_ns(path, key, [value], [line], unit_ns)[0])
 
 
 def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int:
-    """Return a whole number of at least `least`."""
+    """Return a whole number, which must be at least `least`."""
     if type(value) is not int or not least <= value <= _text.MAX_TOKENS:
         raise UserError(f"{path}: line {line}: {key} is {shown(value)}, must be a whole number of at least {least}")
     return value
@@ -108,8 +110,8 @@ def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int
 def block_runs(
     path: Path, line: int, ids: object, length: int, size: int, numbers: dict[object, int], scope: object = None
 ) -> Runs:
-    """Return a prompt of `length` tokens, cut into hashed blocks of `size` (the last may be partial), as runs.
-    `numbers` gives each (scope, id) its content id, in order of first use."""
+    """Return a prompt of `length` tokens, divided into hashed blocks of `size` (the last may be partial), as runs.
+    `numbers` maps each (scope, id) to its content id, in order of first use."""
     blocks = -(-length // size)
     if not isinstance(ids, list) or len(ids) != blocks:
         raise UserError(

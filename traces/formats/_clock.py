@@ -1,4 +1,4 @@
-"""Times as logs write them: ISO dates, and numbers whose unit is told by a name or by their size."""
+"""Times as written in logs: ISO dates, and numbers whose unit is given by a name or inferred from their size."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from servesim.workload.trace import Ints
 from ._names import UNITS
 
 EPOCH = (1e9, 4.2e9)
-"""Seconds since 1970 of clock times: from September 2001 to 2103."""
+"""Range of clock times in seconds since 1970: from September 2001 to 2103."""
 LEAST_RATE = 0.05
-"""Requests per second below which a log of whole numbers is taken for one in a finer unit: at one in 20 seconds a unit
-1,000 times finer gives 50/s, so that of two units in a row one is in between."""
+"""Requests per second below which a log of whole numbers is assumed to be in a finer unit. At one request in 20
+seconds, a unit 1,000 times finer gives 50/s, so for any log one of two adjacent units gives a rate in between."""
 LEAST_SECONDS_RATE = 5e-4
-"""The same for numbers with a fraction, which are seconds in almost all logs: two requests an hour."""
+"""The corresponding rate for numbers with a fraction, which are seconds in almost all logs: two requests an hour."""
 FEW, GROWS = 4, 0.75
-"""Times that are too few to tell whether they grow, and the share of steps upwards from which on they do."""
+"""Number of times below which growth cannot be judged, and the share of upward steps from which times count as
+growing."""
 MANY = 100.0
-"""Requests per second from which a trace whose times say they are nanoseconds is remarked on."""
+"""Requests per second from which a trace with times declared as nanoseconds gets a warning note."""
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _MOST_NS = 1 << 62
 _ISO = re.compile(
@@ -37,7 +38,7 @@ _DAY = 86_400
 
 
 def iso_ns(text: str) -> int | None:
-    """Return an ISO time as ns since 1970, UTC where it names no zone; None where it is none."""
+    """Return an ISO time as ns since 1970 (UTC if it has no zone), or None if it is not an ISO time."""
     found = _ISO.fullmatch(text.strip())
     if found is None:
         return None
@@ -57,7 +58,8 @@ def iso_ns(text: str) -> int | None:
 
 
 def dates_ns(path: Path, column: str, cells: Sequence[str], lines: Sequence[int]) -> Ints:
-    """Return a column of UTC times as ns since 1970, all at once; UserError names the line that is none."""
+    """Return a column of UTC times as ns since 1970, parsed together; raise UserError naming the line of an invalid
+    one."""
     plain = [cell.strip().removesuffix("Z").removesuffix("+00:00") for cell in cells]
     stamps = _stamps(plain)
     if stamps is not None:
@@ -69,7 +71,7 @@ def dates_ns(path: Path, column: str, cells: Sequence[str], lines: Sequence[int]
 
 
 def _stamps(texts: list[str]) -> Ints | None:
-    """Return nanoseconds since 1970; None where a text is no time, or one of another zone, which numpy warns of."""
+    """Return nanoseconds since 1970, or None if a text is not a time or is in another zone, for which numpy warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -80,12 +82,12 @@ def _stamps(texts: list[str]) -> Ints | None:
 
 
 def number(cell: Any) -> float | int:
-    """Return a cell as a number; ValueError where it is none, or not finite."""
+    """Return a cell as a number; raise ValueError if it is not a number or not finite."""
     if isinstance(cell, bool):
         raise ValueError
     if isinstance(cell, str):
         text = cell.strip().replace("_", "x")
-        if re.fullmatch(r"-?\d+,\d+", text):  # a decimal comma
+        if re.fullmatch(r"-?\d+,\d+", text):  # decimal comma
             text = text.replace(",", ".")
         cell = int(text) if text.isdecimal() and len(text) < 25 else float(text)
     if not isinstance(cell, int | float) or not -1e300 < cell < 1e300:
@@ -94,15 +96,15 @@ def number(cell: Any) -> float | int:
 
 
 def clock_kind(cells: Sequence[Any]) -> int:
-    """Return 0 for dates (ISO, or numbers as large as times since 1970), 1 for numbers most of which are no smaller
-    than the one before, 2 for others, such as durations."""
+    """Return 0 for dates (ISO, or numbers as large as times since 1970), 1 for mostly non-decreasing numbers, and 2 for
+    others, such as durations."""
     try:
         known = [cell for cell in cells if cell is not None and cell == cell and cell != ""]
         if any(isinstance(cell, str) and iso_ns(cell) is not None for cell in known):
             return 0
         values = np.array([float(number(cell)) for cell in known])
     except (ValueError, OverflowError, TypeError):
-        return 0  # no number: refused with its line, when it is read
+        return 0  # not a number: rejected, with its line, when read
     if len(values) and any(
         ((values * f / 1e9 >= EPOCH[0]) & (values * f / 1e9 < EPOCH[1])).all() for f in UNITS.values()
     ):
@@ -113,8 +115,8 @@ def clock_kind(cells: Sequence[Any]) -> int:
 def clock_ns(
     path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit: str | None, named: str | None
 ) -> tuple[Ints, str]:
-    """Return times as ns since 1970 or since some start, and a note on how they were read. `unit`: as told; `named`: as
-    the column's name says. UserError names the line that is no time."""
+    """Return times as ns since 1970 or since some start, and a note on how they were read. `unit` is the unit given by
+    the user, and `named` the one in the column's name. Raise UserError naming the line of a cell that is not a time."""
     iso = [iso_ns(cell) if isinstance(cell, str) else None for cell in cells]
     if any(stamp is not None for stamp in iso):
         if (bad := next((i for i, stamp in enumerate(iso) if stamp is None), None)) is not None:
@@ -138,12 +140,12 @@ def clock_ns(
 
 
 def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
-    """Return the unit of times and how it is known."""
+    """Return the unit of times and how it was determined."""
     least, most = min(values), max(values)
     epoch = next((u for u in UNITS if EPOCH[0] * 1e9 / UNITS[u] <= least <= most < EPOCH[1] * 1e9 / UNITS[u]), None)
     if named is not None:
-        # A size that is a date only in another unit is believed where the name's unit makes no sense of it: centuries,
-        # or weeks from the start of a log.
+        # If the size fits a date only in another unit, use that unit if the named one gives implausible times:
+        # centuries, or weeks from the start of a log.
         beyond = epoch is not None and epoch != named and (UNITS[named] > UNITS[epoch] or least * UNITS[named] > 1e15)
         return (epoch, f"by their size, although the name says {named}") if epoch and beyond else (named, "by its name")
     if epoch is not None:
@@ -161,7 +163,7 @@ def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
 
 
 def remark(arrival_ns: Ints) -> str | None:
-    """Return a note on times that call themselves nanoseconds and are probably not; None where they may be."""
+    """Return a note on times declared as nanoseconds that probably are not, or None if they may be."""
     if len(arrival_ns) < MANY or not (span := int(arrival_ns.max()) - int(arrival_ns.min())):
         return None
     rate = (len(arrival_ns) - 1) / (span / 1e9)

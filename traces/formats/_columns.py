@@ -1,6 +1,6 @@
-"""Formats that are nothing but columns of a CSV: a row of COLUMN_FORMATS each, read and written by one reader.
+"""Formats that consist only of CSV columns: one row of COLUMN_FORMATS each, read and written by shared code.
 
-Adding such a format is adding a row: how it is listed, recognized, read, streamed and written follows from it.
+To add such a format, add a row: its listing, recognition, reading, streaming, and writing follow from it.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ Cells = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class ColumnFormat:
-    """The columns of a format and what they mean."""
+    """Columns of a format and their meaning."""
 
     name: str
     about: str
     prompt: str
     output: str
     arrival: str = ""
-    """When a request came; empty: there are no times."""
+    """Column of request arrival times; empty if there are no times."""
     unit: str = "s"
-    """That of `arrival`, one of UNITS; DATES: clock times, which count from the first request."""
+    """Unit of `arrival`, one of UNITS, or DATES for clock times, which are counted from the first request."""
     beside: tuple[str, ...] = ()
-    """Further columns that must be there."""
+    """Further required columns."""
     without: tuple[str, ...] = ()
-    """Columns that make a file one of another format."""
+    """Columns whose presence means that a file is of another format."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Column by label of the trace, where it is there."""
+    """Column for each label of the trace, if present."""
     elapsed: str = ""
-    """Seconds that a request took, where it is there: turns of a session follow the answer before."""
+    """Column of request durations in seconds, if present: turns of a session then follow the previous answer."""
     failed: str = ""
-    """Name of requests without output tokens, which are left out; empty: they are refused."""
+    """Description of requests without output tokens, which are left out; if empty, they are rejected."""
     tells_unused: bool = False
-    """Whether a note names columns that mean nothing here."""
+    """Whether a note lists unused columns."""
     writes: bool = False
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class ColumnFormat:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Return the columns that must be there."""
+        """Return the required columns."""
         times = (self.arrival,) if self.arrival else ()
         return (*times, *self.beside, self.prompt, self.output)
 
@@ -89,7 +89,7 @@ COLUMN_FORMATS = (
         elapsed="Elapsed time",
         failed="failed requests without response tokens",
     ),
-    # Lengths of Vidur and Sarathi-Serve; --shape arrive:process=poisson,rate=5 gives them times.
+    # Lengths from Vidur and Sarathi-Serve; --shape arrive:process=poisson,rate=5 adds times.
     ColumnFormat(
         "lengths",
         "CSV: num_prefill_tokens,num_decode_tokens, no times",
@@ -97,7 +97,7 @@ COLUMN_FORMATS = (
         output="num_decode_tokens",
         without=("arrived_at",),
     ),
-    # Vidur (Agrawal et al., MLSys'24), Sarathi-Serve and forks: times from the start.
+    # Vidur (Agrawal et al., MLSys'24), Sarathi-Serve, and forks: times from the start.
     ColumnFormat(
         "vidur",
         "CSV: arrived_at (s),num_prefill_tokens,num_decode_tokens",
@@ -110,7 +110,7 @@ COLUMN_FORMATS = (
 
 
 def as_module(row: ColumnFormat) -> SimpleNamespace:
-    """Return what a module of the format would define."""
+    """Return the attributes that a module of the format would define."""
     read = _read_turns if row.elapsed else _read if row.arrival else _read_lengths
     found = SimpleNamespace(NAME=row.name, ABOUT=row.about, detect=partial(_detect, row), read=partial(read, row))
     if not row.elapsed and not row.failed:
@@ -145,7 +145,7 @@ def _stream(row: ColumnFormat, path: Path, chunk: int) -> TraceStream:
 def _parts(
     row: ColumnFormat, path: Path, chunk: int | None, sort: bool = False, timing: str = "open"
 ) -> Iterator[Trace]:
-    """Yield the trace, `chunk` requests at a time (None: all at once)."""
+    """Yield the trace, `chunk` requests at a time, or all together if None."""
     start: int | None = None
     for header, by_column, lines in _text.csv_chunks(path, row.needed, chunk):
         cells, notes = dict(zip(header, by_column, strict=True)), _notes(row, header)
@@ -188,7 +188,7 @@ def _notes(row: ColumnFormat, header: Sequence[str]) -> tuple[str, ...]:
 def _without_failed(
     row: ColumnFormat, path: Path, cells: Cells, lines: list[int]
 ) -> tuple[Cells, list[int], tuple[str, ...]]:
-    """Return cells and line numbers of the requests that have output tokens, and a note on the others."""
+    """Return the cells and line numbers of the requests that have output tokens, and a note on the others."""
     kept = np.flatnonzero(_text.whole(path, row.output, cells[row.output], lines) > 0).tolist()
     if not kept:
         raise UserError(f"{path}: no requests but {row.failed}")
@@ -198,8 +198,8 @@ def _without_failed(
 
 
 def _turns(sessions: Sequence[str], sent: Ints, spent: Ints, timing: str) -> dict[str, Any]:
-    """Return each turn's wait for the one before in its session, and arrivals. By think time only the pause counts: a
-    turn may be sent as soon as the first of its session, and waits for nothing but the one before."""
+    """Return each turn's wait for the previous one in its session, and the arrivals. With think time only the pause
+    counts: a turn waits only for the previous one, and its arrival is that of the session's first turn."""
     edges: list[list[_calls.Edge]] = []
     last: dict[str, int] = {}
     arrival, ends = sent.copy(), (sent + spent).tolist()
@@ -214,8 +214,8 @@ def _turns(sessions: Sequence[str], sent: Ints, spent: Ints, timing: str) -> dic
 
 
 def _write(row: ColumnFormat, trace: Trace, path: Path) -> None:
-    """Write times (seconds, or dates from 2000-01-01 on) with nine decimals, and lengths; content, names and priorities
-    are not written."""
+    """Write times (seconds, or dates from 2000-01-01 on) with nine decimals, and lengths. Content, names, and
+    priorities are not written."""
     if row.unit == DATES:
         dates = np.datetime64("2000-01-01", "ns") + trace.arrival_ns.astype("timedelta64[ns]")
         times = np.char.replace(np.datetime_as_string(dates, unit="ns"), "T", " ").tolist()

@@ -1,4 +1,4 @@
-"""Meanings of a log's columns by their names: synonyms that gateways, proxies and tracers use."""
+"""Meanings of log columns by name: synonyms used by gateways, proxies, and tracers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servesim.errors import UserError, shown, suggest
 
 ROLES = ("arrival", "end", "prompt", "output", "total", "latency", "ttft", "session", "tenant", "model", "class", "id",
          "status", "error")  # fmt: skip
-"""Meanings of a column. `end`: when the answer was complete; `total`: tokens of prompt and output together."""
+"""Meanings of a column. `end`: time at which the answer was complete; `total`: prompt and output tokens combined."""
 SETTINGS = (*ROLES, "unit")
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 UNIT_WORDS = {
@@ -28,7 +28,7 @@ _OTHER = {"cached", "cache", "reasoning", "thinking", "max", "min", "mean", "avg
           "details", "text", "image", "audio", "video", "rate", "per", "time", "latency", "id", "ids", "hash", "hashes",
           "budget", "char", "chars", "characters", "bytes", "words", "accepted", "rejected", "draft", "throughput",
           "type", "url", "slo", "p50", "p99"}  # fmt: skip
-"""Words of names that count something else than the tokens of a prompt or an answer."""
+"""Words in names that count something other than the tokens of a prompt or an answer."""
 _TIME = {"time", "times", "timestamp", "timestamps", "ts", "date", "datetime", "at", "unix", "epoch", "utc", "iso",
          "iso8601", "clock", "stamp", "created", "createdat", "t"}  # fmt: skip
 _ARRIVAL = {"arrival", "arrived", "arrive"}
@@ -38,7 +38,7 @@ _END = {"end", "ended", "finish", "finished", "completed", "completion", "done",
 _LATENCY = {"latency", "duration", "elapsed", "e2e", "e2el", "took"}
 _PARTS = {"first", "token", "tokens", "ttft", "tpot", "itl", "queue", "queued", "wait", "waiting", "network", "per",
           "inter", "prefill", "decode", "scheduled", "last", "updated", "model"}  # fmt: skip
-"""Words of times that are not when a request came or how long all of it took."""
+"""Words in names of times that are neither the arrival of a request nor its total duration."""
 _SESSION = {"session", "conversation", "chat", "thread", "dialog", "dialogue"}
 _TENANT = {"user", "tenant", "customer", "org", "organization", "team", "account", "project"}
 _NAMED = {"id", "ids", "name", "key", "provided", "uuid"}
@@ -49,15 +49,15 @@ _SUMS = {"num", "n", "number", "of", "model", "requests", "request", "count", "t
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns given by `--columns`: the column of each meaning, and the unit of times."""
+    """Columns given by `--columns`: the column of each meaning, and the unit of times."""
 
     given: Mapping[str, str]
-    """Column by meaning; empty text: none."""
+    """Column for each meaning; an empty text means that there is none."""
     unit: str | None = None
 
     @classmethod
     def of(cls, text: str | Mapping[str, object] | None) -> Columns:
-        """Parse `arrival='Request Time',prompt=...`; UserError with the meanings where one is not known."""
+        """Parse `arrival='Request Time',prompt=...`; raise UserError with the valid meanings if one is unknown."""
         given = _pairs(text) if isinstance(text, str) else {str(k): str(v) for k, v in (text or {}).items()}
         for role in given:
             if role not in SETTINGS:
@@ -68,7 +68,7 @@ class Columns:
         return cls(given, unit)
 
     def constant(self, role: str, names: Sequence[str]) -> int | None:
-        """Return a number of tokens given in place of a column: `prompt=2000`."""
+        """Return the number of tokens given in place of a column: `prompt=2000`."""
         text = self.given.get(role, "")
         return int(text) if role in ("prompt", "output") and text.isdecimal() and text not in names else None
 
@@ -84,7 +84,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def words(name: str) -> list[str]:
-    """Return the words of a name in lower case: `promptTokenCount` and `Prompt Token-Count` are the same."""
+    """Return the words of a name in lowercase: `promptTokenCount` and `Prompt Token-Count` give the same words."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name.replace("OpenAI", "openai"))
     found = re.findall(r"[a-zµ0-9]+", spaced.lower())
     genai = {i + k for i in range(len(found) - 1) if found[i : i + 2] == ["gen", "ai"] for k in (0, 1)}
@@ -92,7 +92,7 @@ def words(name: str) -> list[str]:
 
 
 def unit_of(name: str) -> str | None:
-    """Return the unit that a name states: `latency_ms`, `Time (us)`, `startTimeUnixNano`."""
+    """Return the unit in a name: `latency_ms`, `Time (us)`, `startTimeUnixNano`."""
     found = words(name)
     return next((UNIT_WORDS[word] for word in reversed(found) if word in UNIT_WORDS and len(found) > 1), None)
 
@@ -100,10 +100,10 @@ def unit_of(name: str) -> str | None:
 def roles(
     names: Sequence[str], columns: Columns, same: Callable[[str, str], bool], clock: Callable[[str], int]
 ) -> dict[str, str]:
-    """Return the column of each meaning that is found: as told, else the best by name. `same(a, b)` says whether two
-    columns hold the same, `clock(name)` whether one holds dates (0), numbers that grow (1) or others (2): of arrivals
-    dates come first, and what does not grow is none. UserError where two that differ are equally good, or a told one is
-    not there."""
+    """Return the column of each meaning that is found: the given one, or else the best by name. `same(a, b)` returns
+    whether two columns have equal contents, and `clock(name)` whether one contains dates (0), growing numbers (1), or
+    others (2): for arrivals, dates are preferred, and numbers that do not grow are excluded. Raise UserError if two
+    different columns match equally well, or if a given one does not exist."""
     found: dict[str, str] = {}
     for role, column in columns.given.items():
         if column and column not in names and columns.constant(role, names) is None:
@@ -129,8 +129,8 @@ def roles(
 
 
 def beside_prompt(names: Sequence[str]) -> list[str]:
-    """Return the columns of prompt tokens that a cache served or took in and that the prompt's own column leaves out,
-    as Anthropic and Bedrock count them."""
+    """Return the columns of prompt tokens that were read from or written to a cache and that the prompt's own column
+    excludes, as Anthropic and Bedrock count them."""
     found = []
     for name in names:
         parts = set(words(name))
@@ -140,13 +140,13 @@ def beside_prompt(names: Sequence[str]) -> list[str]:
 
 
 def of_several(name: str) -> bool:
-    """Return whether a column counts requests, as in sums by the hour."""
+    """Return whether a column counts requests, as in hourly totals."""
     parts = set(words(name))
     return bool(parts & {"requests", "calls"} or {"request", "count"} <= parts) and parts <= _SUMS
 
 
 def _rank(role: str, name: str) -> int | None:
-    """Return how well a name fits a meaning, 0 best; None: not at all."""
+    """Return how well a name fits a meaning (0 is best), or None if it does not fit."""
     found = set(words(name)) - set(UNIT_WORDS)
     if role in ("prompt", "output"):
         return _tokens_rank(found, *((_PROMPT, _OUTPUT) if role == "prompt" else (_OUTPUT, _PROMPT)))
@@ -191,12 +191,12 @@ def _time_rank(role: str, found: set[str], name: str) -> int | None:
     if role == "latency":
         if found & _LATENCY:
             return 0
-        if found == {"request", "time"}:  # that of nginx; a time of arrival, where it grows, is taken already
+        if found == {"request", "time"}:  # nginx's; a growing arrival time is already taken
             return 2
         return 1 if found & {"response", "total", "processing", "run"} and found & {"time"} else None
     if found & (_LATENCY | {"response", "total", "processing", "run", "count", "id", "ids", "zone", "timezone"}):
         return None
-    if found == {"request", "time"}:  # a duration in nginx's logs, a time of arrival in others: for those who look
+    if found == {"request", "time"}:  # a duration in nginx's logs, an arrival time in others: the caller checks
         return 4 if role == "arrival" else None
     if role == "end":
         return 0 if found & _END and found <= _END | _TIME | {"request"} else None

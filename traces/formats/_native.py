@@ -1,4 +1,4 @@
-"""Shared by the JSONL, CSV and Parquet forms of servesim's own trace format: columns, defaults, checks."""
+"""Code shared by the JSONL, CSV, and Parquet forms of servesim's own trace format: columns, defaults, and checks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def build(
     start: int | None = None,
     first: int = 0,
 ) -> Trace:
-    """Build a Trace from cells by column (text or JSON values); columns that are absent get Trace's defaults. `start`:
-    see _text.in_order; `first`: the number of the first row."""
+    """Build a Trace from cells by column (text or JSON values); absent columns get Trace's defaults. For `start` see
+    _text.in_order; `first` is the number of the first row."""
     columns: dict[str, Any] = {
         "arrival_ns": _text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1),
         "prompt_len": _text.token_counts(path, "prompt_len", cells["prompt_len"], lines),
@@ -80,7 +80,7 @@ def build(
 
 
 def aside(extra: Iterable[str]) -> tuple[str, ...]:
-    """Return the note on columns that mean nothing here; one that is nearly a known name is asked about."""
+    """Return the note on unknown columns; for a near match, it suggests the known name."""
     known = (*REQUIRED, *OPTIONAL)
     named = []
     for name in extra:
@@ -90,7 +90,7 @@ def aside(extra: Iterable[str]) -> tuple[str, ...]:
 
 
 def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the name and notes that a header states."""
+    """Return the name and notes in a header."""
     name, notes = header.get("name", path.stem), header.get("notes", [])
     if not isinstance(name, str):
         raise UserError(f"{path}: name is {shown(name)}, must be text")
@@ -102,7 +102,7 @@ def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 def parts(
     path: Path, name: str, notes: tuple[str, ...], chunks: Iterable[tuple[dict[str, list[Any]], list[int]]]
 ) -> Iterator[Trace]:
-    """Yield successive parts of a trace, from the cells and line numbers of each."""
+    """Yield successive parts of a trace, given the cells and line numbers of each."""
     start, first = None, 0
     for cells, lines in chunks:
         if "after" in cells:
@@ -114,14 +114,14 @@ def parts(
 
 
 def sample_cells(trace: Trace) -> list[list[int]] | None:
-    """Return, by row, the output tokens of all its samples; None if every row has one."""
+    """Return, by row, the output tokens of all its samples, or None if every row has one."""
     if trace.samples is None:
         return None
     return [[own, *trace.samples.lengths(row)] for row, own in enumerate(trace.output_len.tolist())]
 
 
 def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, lines: Sequence[int]) -> Samples | None:
-    """Build samples from the output tokens of all samples by row; the first is the row's output_len."""
+    """Build samples from the output tokens of all samples by row; the first sample is the row's output_len."""
     for row, own, line in zip(rows, output_len.tolist(), lines, strict=True):
         if not row or row[0] != own or min(row) < 1:
             raise UserError(
@@ -136,7 +136,7 @@ def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, line
 
 
 def check_samples(path: Path, further: Ints, lines: Sequence[int]) -> None:
-    """Raise UserError where a row asks for more answers than the limits allow, or all rows together do."""
+    """Raise UserError if a row, or all rows together, request more answers than the limits allow."""
     many = np.flatnonzero(further >= limits().samples)
     if len(many):
         raise too_much(f"{path}: line {lines[many[0]]}", "samples of one request are", "samples")
@@ -145,8 +145,8 @@ def check_samples(path: Path, further: Ints, lines: Sequence[int]) -> None:
 
 
 def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], first: int = 0) -> None:
-    """Raise UserError where a prompt quotes the output of a row that does not come before it, or more of that than
-    there is. `first`: the number of the first row; the outputs of rows before that are not known any more."""
+    """Raise UserError if a prompt quotes the output of a row that is not before it, or more of that output than there
+    is. `first` is the number of the first row; outputs of rows before it are no longer known."""
     content: Content | None = columns.get("content")
     if content is None:
         return
@@ -172,8 +172,8 @@ def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], firs
 
 
 def _samples(path: Path, cells: dict[str, list[Any]], output_len: Ints, lines: list[int]) -> Samples | None:
-    """Build samples from the cells of `samples`, the output tokens of each, or of `n`, how many there are, all of
-    output_len."""
+    """Build samples from the cells of `samples` (the output tokens of each) or of `n` (their number, all of
+    output_len)."""
     if "samples" in cells:
         return samples_of(
             path, [_lengths(path, *c) for c in zip(cells["samples"], lines, strict=True)], output_len, lines
@@ -196,7 +196,7 @@ def _lengths(path: Path, cell: Any, line: int) -> list[int]:
 
 
 def edge_cells(trace: Trace) -> list[list[list[Any]]] | None:
-    """Return, by row, what it waits for as [row, trigger, delay in ns, relation]; None if nothing waits."""
+    """Return, by row, its dependencies as [row, trigger, delay in ns, relation], or None if nothing waits."""
     if trace.after is None:
         return None
     rows = [trace.after.edges(row) for row in range(len(trace))]
@@ -234,7 +234,7 @@ def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
 
 
 def check_caps(path: Path, columns: dict[str, Any], lines: Sequence[int]) -> None:
-    """Raise UserError unless a request that ends by length ends at its cap, and none ends after it."""
+    """Raise UserError unless every request that ends by length ends at its cap, and none ends after it."""
     bad = np.flatnonzero(columns["max_tokens"] < columns["output_len"])
     if len(bad):
         raise UserError(f"{path}: line {lines[bad[0]]}: max_tokens is less than output_len")

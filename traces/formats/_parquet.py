@@ -15,7 +15,7 @@ from . import first_of
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn an error on a file that is no Parquet trace into a UserError that names it."""
+    """Turn an error on a file that is not a Parquet trace into a UserError that names the file."""
     import pyarrow as pa
 
     try:
@@ -47,7 +47,7 @@ def open_files(path: Path) -> list[Any]:
 
 
 def parquet_names(path: Path) -> list[str]:
-    """Return the columns of a Parquet file, or of the first of a folder."""
+    """Return the columns of a Parquet file, or of the first one in a folder."""
     import pyarrow.parquet as pq
 
     with readable(path):

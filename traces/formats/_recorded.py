@@ -1,6 +1,6 @@
-"""Requests as a log or a benchmark client recorded them: when each came, its tokens, and how long it took.
+"""Requests as recorded by a log or a benchmark client: arrival, tokens, and duration of each.
 
-What reads them makes a trace of them; `servesim validate` and `compare` take the latencies as the measured side.
+Readers turn them into a trace; `servesim validate` and `compare` use the latencies as the measured side.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from ._calls import Call, Runs
 
 Floats = NDArray[np.float64]
 GROWING = 0.8
-"""Share of the later turns whose prompt is at least as long as the turn before, answer included, from which sessions
-are taken to send their history again. Of independent requests less than half are."""
+"""Share of later turns whose prompt is at least as long as the previous turn, including its answer, from which sessions
+are assumed to resend their history. For independent requests, less than half are."""
 LEAST_TURNS = 10
-"""Later turns needed to tell by their lengths alone that a column which names users names conversations."""
+"""Number of later turns needed to tell, from lengths alone, that a column named after users identifies
+conversations."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Requests in the order of their file. NaN: not recorded."""
+    """Requests in file order. NaN means not recorded."""
 
     path: Path
     lines: Sequence[int]
     start_ns: Ints
-    """Since 1970, or since some start."""
+    """Start times since 1970, or since some start."""
     prompt: Ints
     output: Ints
     ttft_ms: Floats
     e2el_ms: Floats
     session: tuple[str, ...] = ()
-    """The conversation of each request; empty: not told."""
+    """Conversation of each request; empty if not recorded."""
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     request_id: tuple[str, ...] = ()
     runs: list[Runs] = field(default_factory=list)
-    """Contents of prompts, where they are known."""
+    """Contents of prompts, if known."""
     model: str | None = None
     concurrency: int | None = None
-    """Requests that the client kept in flight; None: sent by the clock."""
+    """Number of requests that the client kept in flight, or None if it sent them by the clock."""
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -55,8 +56,8 @@ class Recorded:
 
 
 def recorded(path: Path, rows: Sequence[Any], take: Callable[[int, Any], dict[str, Any]], **known: Any) -> Recorded:
-    """Return the requests of a tool's file: `take` makes of (number, record) the fields of Recorded for one request:
-    start_ns, prompt, output, and what there is of ttft_ms, e2el_ms and session."""
+    """Return the requests of a tool's file. `take` maps (number, record) to the fields of Recorded for one request:
+    start_ns, prompt, output, and, if available, ttft_ms, e2el_ms, and session."""
     found = [take(i, row) for i, row in enumerate(rows, start=1)]
     if not found:
         raise UserError(f"{path}: no completed requests")
@@ -80,7 +81,7 @@ def _or_nan(value: Any) -> float:
 
 
 def need(path: Path, number: int, row: Any, *keys: str) -> Any:
-    """Return the first of these keys (parts after dots) that a record has; UserError where it has none."""
+    """Return the first of these keys (with dots for nesting) that a record has; raise UserError if it has none."""
     for key in keys:
         value = row
         for part in key.split("."):
@@ -91,7 +92,7 @@ def need(path: Path, number: int, row: Any, *keys: str) -> Any:
 
 
 def optional(row: Any, *keys: str) -> Any:
-    """Return the first of these keys that a record has; None where it has none."""
+    """Return the first of these keys that a record has, or None if it has none."""
     try:
         return need(Path(), 0, row, *keys)
     except UserError:
@@ -99,10 +100,10 @@ def optional(row: Any, *keys: str) -> Any:
 
 
 def trace_of(log: Recorded, timing: str | None = None, named_sessions: bool = True) -> Trace:
-    """Return a recording as a trace. Requests of a session whose latencies are known follow the answer before by the
-    recorded pause (timing "think", the default; "original", "open": see _calls), and their prompts contain what came
-    before where lengths say so. `named_sessions`: their column is called so;
-    otherwise lengths alone must say that they are."""
+    """Return a recording as a trace. Requests of a session with known latencies follow the previous answer after the
+    recorded pause (timing "think", the default; "original", "open": see _calls), and their prompts contain the
+    preceding turns if the lengths indicate so. `named_sessions`: whether the column's name identifies sessions;
+    otherwise the lengths alone must indicate them."""
     _calls.check_timing(log.path, timing or "think")
     order = np.argsort(log.start_ns, kind="stable")
     notes = [*log.notes]
@@ -126,7 +127,7 @@ def _name(path: Path) -> str:
 
 
 def _history(log: Recorded, order: Ints, named: bool) -> dict[int, int] | None:
-    """Return the turn before of each later turn, by row; None where the requests are no conversations."""
+    """Return the previous turn of each later turn, by row, or None if the requests are not conversations."""
     if not log.session:
         return None
     before: dict[int, int] = {}
@@ -188,7 +189,8 @@ def _with_sessions(
 def _runs(
     log: Recorded, row: int, earlier: int | None, place: dict[int, int], calls: list[Call], texts: int
 ) -> tuple[Runs, int]:
-    """Return the content of a prompt that holds the turn before where it is long enough, and the next free text."""
+    """Return the content of a prompt, which includes the previous turn if it is long enough, and the next unused text
+    id."""
     runs: Runs = []
     if earlier is not None and log.prompt[row] >= log.prompt[earlier] + log.output[earlier]:
         runs = [*(calls[place[earlier]].runs or ()), (-place[earlier] - 1, int(log.output[earlier]))]

@@ -1,4 +1,4 @@
-"""Rows with named cells, whatever file they come in: CSV with any separator, JSON lines, a JSON document, Parquet."""
+"""Rows with named cells from any kind of file: CSV with any separator, JSON lines, a JSON document, or Parquet."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ._parquet import open_files, readable
 
 SEPARATORS = (",", ";", "\t", "|")
 LONGEST_CELL = 200
-"""Characters of a text that is kept: prompts and answers in a log are not needed."""
+"""Maximum length of a kept text in characters: prompts and answers in a log are not needed."""
 MOST_COLUMNS = 2000
 _DEEPEST = 4
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file. A cell that a row does not have is None or empty."""
+    """Rows of a file. A cell that a row lacks is None or empty."""
 
     path: Path
     names: list[str]
     lines: list[int]
-    """Where each row stands: a line of text, or the number of the record."""
+    """Position of each row: a line of text, or the number of the record."""
     column: Callable[[str], list[Any]]
     units: dict[str, str] = field(default_factory=dict)
-    """Units of times by column, where the file states them."""
+    """Units of times by column, if the file states them."""
 
 
 def is_table(head: bytes) -> bool:
-    """Return whether a file that begins so may be rows with names."""
+    """Return whether a file with this beginning may contain named rows."""
     if head.startswith(b"PAR1") or head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
         return True
     first = head.lstrip().split(b"\n", 1)[0]
@@ -43,7 +43,7 @@ def is_table(head: bytes) -> bool:
 
 
 def read_table(path: Path) -> Table:
-    """Read the rows of a file; UserError where it has none."""
+    """Read the rows of a file; raise UserError if it has none."""
     if path.is_dir() or _begins(path, b"PAR1"):
         return parquet_table(path)
     start = read_start(path).lstrip()
@@ -124,7 +124,7 @@ def _rows(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Table:
 
 
 def _flat(row: dict[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, Any]]:
-    """Return the cells of an object, keys of inner ones after a dot; lists, and long texts, are left out."""
+    """Return the cells of an object, with dotted keys for nested objects; lists and long texts are left out."""
     found: list[tuple[str, Any]] = []
     for key, value in row.items():
         if isinstance(value, dict):
@@ -135,7 +135,8 @@ def _flat(row: dict[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[s
 
 
 def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
-    """Read a Parquet file, or those of a folder; columns when they are asked for, of lists only the named ones."""
+    """Read a Parquet file, or those in a folder. Columns are read only as needed; of list columns, only the named
+    ones."""
     import pyarrow as pa
 
     with readable(path):

@@ -1,4 +1,4 @@
-"""Shared by the text formats: lines with their numbers, integer columns, order of arrival."""
+"""Code shared by the text formats: numbered lines, integer columns, and arrival order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from servesim.untrusted import DAMAGED, json_value, limits, open_text, row_reade
 from servesim.workload.trace import Ints, Trace, take_rows
 
 YEAR_NS = 365 * 86_400 * 1_000_000_000
-MAX_TOKENS = 1 << 40  # far above any real length, far below where sums of int64 overflow
+MAX_TOKENS = 1 << 40  # far above any real length, far below overflow of int64 sums
 
 
 def is_delta(head: bytes) -> bool:
-    """Return whether Mooncake rows are turns that state only what is new: a later turn begins with another hash than
-    the one before, or, without hashes, is shorter."""
+    """Return whether Mooncake rows are turns that contain only their new text: a later turn begins with a different
+    hash than the previous one or, without hashes, is shorter."""
     before: dict[str, dict[str, Any]] = {}
     for line in head.split(b"\n")[:1000]:
         row = first_object(line)
@@ -43,13 +43,13 @@ def is_delta(head: bytes) -> bool:
 
 
 def header_fields(head: bytes) -> list[str]:
-    """Return the column names of the first line of a CSV."""
+    """Return the column names in the first line of a CSV."""
     line = head.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf")
     return [name.strip().strip('"') for name in line.decode("utf-8", errors="replace").split(",")]
 
 
 def first_object(head: bytes) -> dict[str, Any] | None:
-    """Return the first line of a JSONL file when it is a whole object."""
+    """Return the first line of a JSONL file if it is a complete object."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
     try:
         value = json_value(line.decode())
@@ -59,7 +59,7 @@ def first_object(head: bytes) -> dict[str, Any] | None:
 
 
 def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return header, cells by column and line numbers of a CSV; short and long rows are refused."""
+    """Return header, cells by column, and line numbers of a CSV; rows that are too short or too long are rejected."""
     return next(csv_chunks(path, needed, None))
 
 
@@ -138,11 +138,12 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def token_counts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> Ints:
-    """Parse a column of token counts >= 1. `512.0` is 512; text, fractions, zero and negatives name their line."""
+    """Parse a column of token counts >= 1. `512.0` is 512; for text, fractions, zero, and negatives, the error names
+    the line."""
     try:
         values = np.array(cells, dtype=np.int64) if all(type(c) is int for c in cells) else _parse(cells)
     except (TypeError, ValueError, OverflowError):
-        values = np.zeros(len(cells), dtype=np.int64)  # the first bad one is found and named below
+        values = np.zeros(len(cells), dtype=np.int64)  # the first bad one is named below
     bad = np.flatnonzero((values < 1) | (values > MAX_TOKENS))
     if len(bad):
         first = next((i for i, c in enumerate(cells) if not _is_count(c)), int(bad[0]))
@@ -156,7 +157,7 @@ def _parse(cells: Sequence[Any]) -> Ints:
     if any(isinstance(c, bool) for c in cells):
         raise ValueError
     numbers = np.array([float(c) for c in cells])
-    if not np.all(np.abs(numbers) <= MAX_TOKENS) or np.any(numbers != np.floor(numbers)):  # NaN is not, either
+    if not np.all(np.abs(numbers) <= MAX_TOKENS) or np.any(numbers != np.floor(numbers)):  # NaN fails too
         raise ValueError
     return numbers.astype(np.int64)
 
@@ -206,7 +207,7 @@ def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
 
 
 def texts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> tuple[str, ...]:
-    """Return a column of names: texts, or whole numbers as texts."""
+    """Return a column of names: texts, or whole numbers converted to text."""
     for cell, line in zip(cells, lines, strict=True):
         if type(cell) is not str and type(cell) is not int:
             raise UserError(f"{path}: line {line}: {column} is {shown(cell)}, must be text")
@@ -214,7 +215,8 @@ def texts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
 
 
 def whole_number(value: Any, least: int, most: int) -> int:
-    """Return a whole number (no boolean, no fraction) from `least` to `most`; else ValueError or TypeError."""
+    """Return a whole number (not a boolean or a fraction) from `least` to `most`; raise ValueError or TypeError
+    otherwise."""
     number = index(value)
     if isinstance(value, bool) or not least <= number <= most:
         raise ValueError
@@ -224,10 +226,10 @@ def whole_number(value: Any, least: int, most: int) -> int:
 def in_order(
     path: Path, trace_columns: dict[str, Any], lines: Sequence[int], sort: bool, start: int | None = None
 ) -> dict[str, Any]:
-    """Sort columns by arrival: refused when times run backwards, unless `sort`, which is noted.
+    """Sort columns by arrival. If times run backwards, this is an error unless `sort` is set; sorting adds a note.
 
-    Times more than a year from zero are clock times: they are counted from the first (`start`: that of the file this
-    is a part of).
+    Times more than a year from zero are clock times and are counted from the first one (or from `start`, the first time
+    of the whole file, if this is a part of it).
     """
     arrival: Ints = trace_columns["arrival_ns"]
     notes: list[str] = []
@@ -253,7 +255,7 @@ def in_order(
 
 
 def milliseconds(ns: int) -> int | float:
-    """Return nanoseconds as milliseconds: whole where they are, with all digits where not."""
+    """Return nanoseconds as milliseconds: an integer if exact, otherwise with all digits."""
     whole, rest = divmod(ns, 1_000_000)
     return whole + rest / 1e6 if rest else whole
 
@@ -268,5 +270,5 @@ def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:
 def lengths_trace(
     path: Path, columns: dict[str, Any], lines: Sequence[int], sort: bool, start: int | None = None
 ) -> Trace:
-    """Build a trace named after its file from columns of lengths, checked for order (see in_order)."""
+    """Build a trace named after its file from columns of lengths, checking the order (see in_order)."""
     return Trace.from_lengths(path.stem, **in_order(path, columns, lines, sort, start))

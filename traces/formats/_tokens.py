@@ -1,4 +1,4 @@
-"""From token ids to content runs: a radix tree whose nodes are the texts that prompts share."""
+"""Conversion of token ids to content runs: a radix tree whose nodes are the texts that prompts share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Tokens = list[int]
 class _Node:
     tokens: Tokens
     children: dict[int, _Node] = field(default_factory=dict)
-    ends: int = -1  # the first prompt that ends with this node
+    ends: int = -1  # the first prompt that ends here
     number: int = -1
 
 
 class TokenTree:
-    """All prompts of a file; None where a prompt's tokens are not known."""
+    """All prompts of a file; a prompt is None if its tokens are not known."""
 
     def __init__(self, prompts: Sequence[Tokens | None]) -> None:
         self._prompts = prompts
@@ -31,14 +31,14 @@ class TokenTree:
         self._rests: dict[tuple[int, int], int] = {}
 
     def runs(self, answers: Sequence[Tokens | None]) -> list[Runs]:
-        """Return each prompt as runs of the tree's nodes; where one goes on with the whole answer to an earlier prompt
-        it begins with, that answer stands as the earlier row's output. Empty for an unknown prompt."""
+        """Return each prompt as runs of the tree's nodes. If a prompt begins with an earlier prompt and its whole
+        answer, that answer is represented as the earlier row's output. The runs of an unknown prompt are empty."""
         return [self._walk(prompt, answers) if prompt is not None else [] for prompt in self._prompts]
 
     def _walk(self, prompt: Tokens, answers: Sequence[Tokens | None]) -> Runs:
         runs: Runs = []
         node, at = self._root, 0
-        skip = 0  # tokens ahead that stand as an output already
+        skip = 0  # next tokens already represented as an output
         while at < len(prompt):
             node = node.children[prompt[at]]
             if node.number < 0:
@@ -56,7 +56,7 @@ class TokenTree:
         return runs
 
     def _rest(self, node: _Node, skip: int) -> int:
-        """Return a number for what follows the first `skip` tokens of a node."""
+        """Return the text id for a node's tokens after the first `skip`."""
         key = (node.number, skip)
         if key not in self._rests:
             self._rests[key] = self._texts
@@ -82,7 +82,7 @@ class TokenTree:
 
 
 def _common(tokens: Tokens, prompt: Tokens, at: int) -> int:
-    """Return how many of `tokens` the prompt goes on with."""
+    """Return how many of `tokens` match the prompt from position `at`."""
     if prompt[at : at + len(tokens)] == tokens:
         return len(tokens)
     return next(i for i, token in enumerate(tokens) if at + i == len(prompt) or prompt[at + i] != token)

@@ -24,7 +24,7 @@ ABOUT = "JSONL: a dynamo.agentic_mooncake header, then request_id, play_id, inpu
 SCHEMA, VERSION = "dynamo.agentic_mooncake", 2
 HOLDS = frozenset({"content", "sessions", "session", "play", "model", "class", "priority"})
 MS = 1_000_000
-FINEST = 16  # tokens a block when the content is not cut into blocks: what engines share by default
+FINEST = 16  # tokens per block for content without blocks: the default that engines share
 
 
 def detect(head: bytes) -> bool:
@@ -91,8 +91,8 @@ def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> 
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write a trace. Content cut into blocks keeps them; other content is cut finely enough for engines. Ids are of
-    local scope unless plays share any."""
+    """Write a trace. Content that is already in blocks keeps them; other content is cut finely enough for engines. Ids
+    have local scope unless plays share any."""
     n = len(trace)
     plays = trace.labels.get("play") or tuple([f"play-{number}" for number in trace.plays().tolist()])
     sessions = trace.labels.get("session") or plays

@@ -1,8 +1,8 @@
-"""AIPerf's profile_export.jsonl (0.13), which `servesim export --to aiperf` writes too: one request a line.
+"""AIPerf's profile_export.jsonl (0.13), which `servesim export --to aiperf` also writes: one request per line.
 
 {"metadata": {"request_start_ns", "request_end_ns", "conversation_id", "turn_index", "benchmark_phase", ...}, "metrics":
 {"input_sequence_length": {"value", "unit"}, "output_sequence_length", "time_to_first_token", "request_latency"},
-"error"}. Requests of the warm-up, failed and cancelled ones are left out.
+"error"}. Warm-up, failed, and canceled requests are left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Agents as turns of stated lengths (applied_compute_agentic): JSON lines, one session each.
+"""Agents as turns of given lengths (applied_compute_agentic): JSON lines, one session each.
 
 {"num_turns", "input_prompt_length", "assistant_response_length": [...], "tool_call_output_length": [...],
 "tool_call_latency": [s, ...], "final_assistant_response_length"}: the prompt grows by each response and each tool's
-output; a turn follows the end of the one before by the tool's latency. There are no times: all sessions are there
-from the start (limit them with clients.max_sessions, or give them arrivals by --shape).
+output; a turn follows the end of the previous one after the tool's latency. There are no times: all sessions are
+present from the start (limit them with clients.max_sessions, or add arrivals with --shape).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Baseten's completion traces, as AIPerf replays them (0.13): Parquet, one request a row.
+"""Baseten's completion traces, as AIPerf replays them (0.13): Parquet, one request per row.
 
 timestamp_start_unix_ms, input_tokens, output_tokens; optional provided_session_id or poor_man_session_id, total_hashes
-with block_size (blocks of the prompt), duration_e2e_ms, duration_ttft_ms. A turn is sent at its recorded time, or when
-the one before has its answer if that is later (timing "original").
+with block_size (blocks of the prompt), duration_e2e_ms, duration_ttft_ms. A turn is sent at its recorded time or when
+the previous one has its answer, whichever is later (timing "original").
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def recorded(path: Path) -> Recorded:
 
 
 def _contents(path: Path, lines: list[int], prompts: list[int], hashes: list[Any], sizes: list[Any]) -> list[Runs]:
-    """Return prompts as runs of their blocks, and a text of its own for what no hash covers."""
+    """Return prompts as runs of their blocks, with a unique text for the part that no hash covers."""
     numbers: dict[int, int] = {}
     found: list[Runs] = []
     texts: list[tuple[int, int]] = []

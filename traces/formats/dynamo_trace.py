@@ -1,9 +1,9 @@
 """Recordings of Dynamo's request tracing: JSON lines of schema dynamo.request.trace.v1.
 
-Used are `request_end` events: request {request_id, request_received_ms, total_time_ms, output_tokens, replay
+It uses `request_end` events: request {request_id, request_received_ms, total_time_ms, output_tokens, replay
 {trace_block_size, input_length, input_sequence_hashes}} and agent_context {session_id, parent_session_id}; and
-`tool_end` events that say which request waited for which sub-agent. Sequence hashes are prefix-chained and global.
-Requests without a session stand alone, at their recorded times.
+`tool_end` events, which record which request waited for which sub-agent. Sequence hashes are prefix-chained and global.
+Requests without a session are independent and sent at their recorded times.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def read(path: Path, *, timing: str = "think") -> Trace:
     if timing != "open":
         _link(requests, joins, timing)
     start = requests[0].start if requests else 0
-    for recorded in requests:  # by think time, a follower may be sent as early as its session
+    for recorded in requests:  # with think time, a follower may be sent from session start
         follows = recorded.call.after and timing == "think"
         recorded.call.at_ns = requests[recorded.call.after[0][0]].call.at_ns if follows else recorded.start - start
     return _calls.build(path, [recorded.call for recorded in requests], (f"timing={timing}",))
 
 
 class _Recorded:
-    """A request of the recording: its call, when it was received and when it ended."""
+    """A recorded request: its call, and the times at which it was received and ended."""
 
     position: int
 
@@ -75,7 +75,7 @@ class _Recorded:
 
 
 def _runs(path: Path, line: int, hashes: object, prompt: int, size: int, numbers: dict[object, int]) -> _calls.Runs:
-    """Return the runs of a prompt. Hashes name full blocks; some recorders hash the partial last one too."""
+    """Return the runs of a prompt. Hashes identify full blocks; some recorders also hash the partial last one."""
     full = prompt // size
     if isinstance(hashes, list) and len(hashes) == full and prompt % size:
         rest = numbers.setdefault(("tail", line), len(numbers))
@@ -85,7 +85,7 @@ def _runs(path: Path, line: int, hashes: object, prompt: int, size: int, numbers
 
 
 def _blocking(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return (child session, request that consumed its result) of a tool that was a sub-agent."""
+    """Return (child session, request that consumed its result) for a tool that was a sub-agent."""
     said = [part for part in (row.get("tool") or {}).values() if isinstance(part, dict)]
     return [
         (str(part["child_session_id"]), str(part["consumer_request_id"]))
@@ -98,7 +98,7 @@ def _blocking(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _link(requests: list[_Recorded], joins: list[tuple[str, str]], timing: str) -> None:
     """Link the sequence within each session, a parent to its child's first request, and a child's last request to the
-    one that waited for it."""
+    request that waited for it."""
     sessions: dict[str, list[_Recorded]] = {}
     by_name = {recorded.name: recorded for recorded in requests}
     for recorded in requests:
@@ -113,13 +113,13 @@ def _link(requests: list[_Recorded], joins: list[tuple[str, str]], timing: str) 
         if child in sessions and consumer in by_name:
             last = sessions[child][-1]
             if last.end <= by_name[consumer].start:
-                waits = by_name[consumer].call.after  # its pause was the sub-agent's work, which now takes its own time
+                waits = by_name[consumer].call.after  # its pause was the sub-agent's work, which is now simulated
                 waits[:] = [(source, trigger, 0, relation) for source, trigger, _, relation in waits]
                 _follow(by_name[consumer], last, JOIN, timing)
 
 
 def _follow(later: _Recorded, earlier: _Recorded, relation: int, timing: str) -> None:
-    """Make a call wait for the end of an earlier one, or for its start where both ran at the same time."""
+    """Make a call wait for the end of an earlier one, or for its start if both ran at the same time."""
     ended = earlier.end <= later.start
     pause = later.start - (earlier.end if ended else earlier.start) if timing == "think" else 0
     later.call.after.append((earlier.position, COMPLETION if ended else DISPATCH, pause, relation))

@@ -1,8 +1,8 @@
 """GenAI-Perf's profile_export.json (perf_analyzer's): {"experiments": [{"requests": [{"timestamp", "request_inputs",
 "response_timestamps", "response_outputs"}]}]}, times in ns.
 
-It records texts, not tokens. Prompts are counted at four characters a token, answers at a token a response;
-`columns="prompt=2000,output=300"` gives the true lengths where all are alike.
+It records texts, not tokens. Prompts are counted at four characters per token, answers at one token per response;
+`columns="prompt=2000,output=300"` sets the true lengths if all requests are alike.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ._recorded import recorded as recorded_of
 NAME = "genai-perf"
 ABOUT = "JSON of GenAI-Perf: experiments[{requests[{timestamp (ns), request_inputs, response_timestamps}]}]"
 CHARACTERS = 4
-"""Characters of English text in a token (OpenAI's rule of thumb for its tokenizers)."""
+"""Characters of English text per token (OpenAI's rule of thumb for its tokenizers)."""
 
 
 def detect(head: bytes) -> bool:
@@ -82,7 +82,7 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
 
 
 def _texts(inputs: Any) -> Iterator[str]:
-    """Yield the texts of prompts in a request's inputs: a payload of JSON in text, or its parts."""
+    """Yield the texts of prompts in a request's inputs: a JSON payload as text, or its parts."""
     if isinstance(inputs, str):
         try:
             value = json_value(inputs)

@@ -1,7 +1,7 @@
 """GuideLLM's benchmarks.json (0.2 to 0.8): {"benchmarks": [{"requests": {"successful": [...]}}]}, times in seconds.
 
-Of each request prompt_tokens, output_tokens, request_start_time and request_end_time (start_time and end_time before
-0.4), and time_to_first_token_ms where answers were streamed. Several benchmarks of a file ran one after the other.
+Each request has prompt_tokens, output_tokens, request_start_time and request_end_time (start_time and end_time before
+0.4), and time_to_first_token_ms if its answer was streamed. Several benchmarks in a file ran one after another.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """inference-perf's per_request_lifecycle_metrics.json (0.7 and before): a list of requests, times in seconds.
 
 [{"start_time", "end_time", "info": {"input_tokens" | "request_metrics": {"text": {"input_tokens"}}, "response_metrics":
-{"output_tokens", "output_token_times"}}, "computed_metrics": {...}, "error"}]; before 0.6 output_tokens and
-output_token_times stand in info itself. Times are of a monotonic clock.
+{"output_tokens", "output_token_times"}}, "computed_metrics": {...}, "error"}]; before 0.6, output_tokens and
+output_token_times are in info itself. Times are from a monotonic clock.
 """
 
 from __future__ import annotations

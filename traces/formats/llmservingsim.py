@@ -1,8 +1,9 @@
 """Requests with token ids, as LLMServingSim exchanges them (ShareGPT and others): JSON lines.
 
 {"input_toks", "output_toks", "arrival_time_ns"[, "input_tok_ids", "output_tok_ids"]}, or a session: {"session_id",
-"arrival_time_ns", "sub_requests": [{"input_toks", "output_toks", "tool_duration_ns"[, "input_tok_ids"]}, ...]}, where
-each follows the end of the one before by that one's tool. Prompts share what their token ids share.
+"arrival_time_ns", "sub_requests": [{"input_toks", "output_toks", "tool_duration_ns"[, "input_tok_ids"]}, ...]}, in
+which each request follows the end of the previous one after the previous one's tool time. Prompts share the prefixes
+that their token ids share.
 """
 
 from __future__ import annotations

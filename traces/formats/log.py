@@ -1,8 +1,8 @@
-"""A request log as it is: CSV with any separator, JSON lines, a JSON document or Parquet, with names of its own.
+"""An arbitrary request log: CSV with any separator, JSON lines, a JSON document, or Parquet, with its own column names.
 
-Columns are guessed by their names (see ._names) and told in a note; `columns="arrival=Request Time,prompt=in,output=o"`
-says which they are (`prompt=2000`: a number instead of a column, `arrival=`: no times, `unit=us`: of arrival). Failed
-requests, and those without tokens, are left out.
+Columns are guessed from their names (see ._names) and reported in a note; `columns="arrival=Request
+Time,prompt=in,output=o"` sets them explicitly (`prompt=2000`: a number instead of a column, `arrival=`: no times,
+`unit=us`: of arrival). Failed requests, and those without tokens, are left out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MISSING = {"", "nan", "null", "none", "na", "n/a", "-", "nat"}
 FAILED = {"error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "false", "incomplete"}
 FINE = {"", "none", "null", "false", "0", "nan", "{}"}
 MOST_NAMED = 6
-"""Columns that a note or a refusal names."""
+"""Maximum number of columns listed in a note or an error."""
 MOST_TOKEN_S = 1.0
-"""Seconds of a request for each output token, in the median, above which latencies are taken to be in a finer unit."""
+"""Median seconds per output token above which latencies are assumed to be in a finer unit."""
 
 
 def detect(head: bytes) -> bool:
@@ -42,7 +42,7 @@ def detect(head: bytes) -> bool:
 def read(
     path: Path, *, columns: str | Mapping[str, Any] | None = None, timing: str = "think", sort: bool = True
 ) -> Trace:
-    """Read a log; rows are put in order of time whatever `sort` is."""
+    """Read a log; rows are sorted by time regardless of `sort`."""
     log, named = _read(path, Columns.of(columns))
     return trace_of(log, timing, named)
 
@@ -108,7 +108,7 @@ def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> Non
 
 
 def _check_single(table: Table, role: dict[str, str]) -> None:
-    """Raise UserError where a row stands for several requests."""
+    """Raise UserError if a row represents several requests."""
     for name in table.names:
         if name in role.values() or not of_several(name):
             continue
@@ -125,8 +125,8 @@ def _check_single(table: Table, role: dict[str, str]) -> None:
 
 
 def _with_cached(table: Table, role: dict[str, str], prompt: Floats) -> tuple[Floats, list[str]]:
-    """Return prompts with the tokens that usage in Anthropic's form counts beside them, and how many came from the
-    server's cache, where a column says so."""
+    """Return prompts including the tokens that usage in Anthropic's form counts separately, and how many came from the
+    server's cache, if a column records it."""
     beside = [name for name in beside_prompt(table.names) if name not in role.values()] if "prompt" in role else []
     for name in beside:
         prompt = prompt + np.nan_to_num(_counts(table, name))
@@ -143,7 +143,7 @@ def _with_cached(table: Table, role: dict[str, str], prompt: Floats) -> tuple[Fl
 
 
 def _tokens(table: Table, role: dict[str, str], columns: Columns, side: str) -> Floats:
-    """Return token counts; NaN where a row has none."""
+    """Return token counts, with NaN if a row has none."""
     constant = columns.constant(side, table.names)
     if constant is not None:
         return np.full(len(table.lines), float(constant))
@@ -171,7 +171,7 @@ def _counts(table: Table, name: str) -> Floats:
 
 
 def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) -> tuple[Ints, list[str]]:
-    """Return the rows that were answered, and notes on the others."""
+    """Return the answered rows, and notes on the others."""
     without = np.isnan(prompt) | np.isnan(output) | (output == 0)
     failed = np.zeros(len(prompt), dtype=np.bool_)
     for name, test in (("status", _is_failure), ("error", _is_error)):
@@ -209,7 +209,7 @@ def _is_error(cell: Any) -> bool:
 def _times(
     table: Table, role: dict[str, str], columns: Columns, kept: Ints, lines: list[int]
 ) -> tuple[Ints | None, Ints | None, list[str]]:
-    """Return when requests came and when they ended, where that is known, and how it was read."""
+    """Return the arrival times, the end times if known, and how they were read."""
     found: dict[str, Ints | None] = {"arrival": None, "end": None}
     notes = []
     for name in ("arrival", "end"):
@@ -229,7 +229,7 @@ def _times(
 
 
 def _latency(table: Table, role: dict[str, str], name: str, kept: Ints, lines: list[int], output: Floats) -> Floats:
-    """Return a column of latencies in ms; NaN where there is none."""
+    """Return a column of latencies in ms, with NaN for missing ones."""
     if name not in role:
         return np.full(len(kept), np.nan)
     values = np.full(len(kept), np.nan)
@@ -251,7 +251,7 @@ def _latency(table: Table, role: dict[str, str], name: str, kept: Ints, lines: l
 
 
 def _unit_of_latency(per_token: Floats) -> str:
-    """Return the coarsest unit in which the median time of a token is below a second."""
+    """Return the coarsest unit in which the median time per token is below a second."""
     known = per_token[np.isfinite(per_token)]
     median = float(np.median(known)) if len(known) else 1.0
     return next((unit for unit, factor in UNITS.items() if median * factor / 1e9 < MOST_TOKEN_S), "ns")

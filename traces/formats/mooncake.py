@@ -1,8 +1,9 @@
-"""Mooncake JSONL (Qin et al., FAST'25): the format most tools exchange.
+"""Mooncake JSONL (Qin et al., FAST'25): the format that most tools exchange.
 
-One object a line: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}. A hash id stands
-for a block of 512 prompt tokens (the last one partial), equal ids for equal content. Extensions of Dynamo and AIPerf:
-`request_id`; `session_id` with `delay` (ms after the answer before) or a timestamp it is not sent before; `priority`.
+One object per line: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}. A hash id identifies a block
+of 512 prompt tokens (the last one partial); equal ids mean equal content. Extensions of Dynamo and AIPerf:
+`request_id`; `session_id` with `delay` (ms after the previous answer) or a timestamp before which it is not sent;
+`priority`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def detect(head: bytes) -> bool:
     first = _text.first_object(head)
     if first is not None:
         return "input_length" in first and "chat_id" not in first and not _text.is_delta(head)
-    # A first line longer than the head: hash_ids of a very long prompt.
+    # First line longer than the head: hash_ids of a very long prompt.
     start = head.lstrip()[:200]
     return start.startswith(b"{") and b'"input_length"' in start and b'"chat_id"' not in start
 
@@ -73,18 +74,18 @@ def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread
 
 
 class _Turns:
-    """Rows that are later turns of a session, and the times at which they may be sent."""
+    """Rows that are later turns of a session, and their earliest send times."""
 
     def __init__(self, path: Path) -> None:
         self.edges: list[list[tuple[int, int, int, int]]] = []
         self.names: list[str] = []
         self.untimed = False
-        """Whether some turn has no time of its own."""
+        """Whether some turn lacks its own time."""
         self._path = path
-        self._last: dict[str, tuple[int, Any]] = {}  # session -> row and time of its turn before
+        self._last: dict[str, tuple[int, Any]] = {}  # session -> row and time of its latest turn
 
     def add(self, line: int, row: dict[str, Any]) -> Any:
-        """Add a row and return its timestamp; that of the turn before where it has a delay instead."""
+        """Add a row and return its timestamp, or the previous turn's if it has a delay instead."""
         name = str(row["session_id"]) if row.get("session_id") is not None else ""
         before = self._last.get(name) if name else None
         at = row.get("timestamp")
@@ -103,7 +104,7 @@ class _Turns:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write blocks of 512; times keep their nanoseconds as fractions of a millisecond."""
+    """Write blocks of 512 tokens; times keep their nanoseconds as fractions of a millisecond."""
     hashes = prefix.block_ids(trace.content, BLOCK_SIZE) if trace.content is not None else None
     columns = (trace.arrival_ns, trace.prompt_len, trace.output_len, trace.priority)
     arrival, prompt, output, priority = (c.tolist() for c in columns)
@@ -121,10 +122,10 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def spread(arrival_ns: Ints) -> tuple[Ints, str]:
-    """Return arrivals spread over their clock tick, order kept, and the note that says so.
+    """Return arrivals spread over their clock ticks, in the same order, and a note about it.
 
-    The published traces are quantised to ticks of about 3 s: replayed so, ten requests arrive at once.
-    Each tick's requests get fixed uniform draws within one tick length; ticks are found as the median step.
+    The published traces are quantized to ticks of about 3 s: replayed as is, ten requests arrive at the same time. Each
+    tick's requests get fixed uniform draws within one tick length; the tick length is the median step.
     """
     distinct, counts = np.unique(arrival_ns, return_counts=True)
     steps = np.diff(distinct)
@@ -156,7 +157,7 @@ def _content(path: Path, prompt_len: Ints, hashes: list[Any], lines: list[int], 
     flat = [i for ids in hashes for i in ids]
     try:
         values = np.array(flat, dtype=np.int64)
-    except OverflowError:  # 64-bit hashes: only equality matters, so number them in order of first use
+    except OverflowError:  # 64-bit hashes: only equality matters, so number them in first-use order
         numbers: dict[int, int] = {}
         values = np.array([numbers.setdefault(i, len(numbers)) for i in flat], dtype=np.int64)
     offsets = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)

@@ -1,8 +1,9 @@
-"""Mooncake JSONL of conversations whose later turns state only what is new (Dynamo's mooncake-delta).
+"""Mooncake JSONL of conversations whose later turns contain only their new text (Dynamo's mooncake-delta).
 
-Rows of one session_id are turns: the first has a timestamp (ms), each later one a `delay` (ms after the answer before)
-and the input_length and hash_ids of its new text alone. Its prompt is the whole conversation so far, answers included.
-Files whose later turns repeat the conversation are plain Mooncake; which it is shows in the first hash of a later turn.
+Rows with the same session_id are turns: the first has a timestamp (ms), and each later one a `delay` (ms after the
+previous answer) and the input_length and hash_ids of its new text alone. Its prompt is the whole conversation so far,
+including answers. Files whose later turns repeat the conversation are plain Mooncake; the first hash of a later turn
+distinguishes the two.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def detect(head: bytes) -> bool:
 def read(path: Path, *, block_size: int = 512) -> Trace:
     calls: list[Call] = []
     numbers: dict[object, int] = {}
-    last: dict[str, int] = {}  # position of the session's turn before
+    last: dict[str, int] = {}  # position of the session's last turn
     for line, row in _text.json_lines(path):
         session = str(_text.need(path, line, row, "session_id"))
         new = _calls.count(path, line, "input_length", row.get("input_length"))

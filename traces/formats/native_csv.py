@@ -1,7 +1,7 @@
 """servesim's own trace format as CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id,
 cancel_ns,after,n,samples,session,play,tenant,class,model]; `after` and `samples` are JSON as in the JSONL form.
 
-No prompt content: a list does not fit a cell. Use Parquet or JSONL for traces that share prefixes.
+It has no prompt content, since a list does not fit in a cell. Use Parquet or JSONL for traces that share prefixes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _by_name(path: Path, header: list[str], cells: list[list[str]]) -> tuple[dic
         raise UserError(f"{path}: line 1: content cannot be read from CSV; use Parquet or JSONL")
     by_name = dict(zip(header, cells, strict=True))
     if "samples" in by_name and all(cell.isdecimal() for cell in by_name["samples"]):
-        del by_name["samples"]  # of an exported result: how many there were
+        del by_name["samples"]  # exported result: the number of samples
     notes = _native.aside(name for name in header if name not in known)
     return {name: column for name, column in by_name.items() if name in known}, notes
 

@@ -2,7 +2,7 @@
 
 The first line is {"servesim_trace": 1, "name": ..., "notes": [...]}; each further line is a request with arrival_ns,
 prompt_len, output_len and optionally max_tokens, stop (ends by a stop token), priority (lower first), request_id,
-cancel_ns (gives up N ns after sending; -1: never), n (samples of the answer, all of output_len) or samples =
+cancel_ns (client gives up N ns after sending; -1: never), n (samples of the answer, all of output_len) or samples =
 [output_len, ...] (the tokens of each), session, play, tenant, class, model, after = [[row, "dispatch" | "completion",
 delay in ns, relation], ...] (rows count from 0) and content = [[content id, tokens], ...], whose tokens add up to
 prompt_len; id -(row + 1) is the output of that row.
@@ -44,7 +44,7 @@ def stream(path: Path, chunk: int) -> TraceStream:
 
 
 def _open(path: Path, chunk: int | None) -> tuple[str, tuple[str, ...], Iterator[Part]]:
-    """Return name, notes, and the rows, `chunk` at a time (None: all at once)."""
+    """Return the name, the notes, and the rows, `chunk` at a time (all together if None)."""
     rows = _text.json_lines(path)
     number, header = next(rows, (0, {}))
     if header.get("servesim_trace") != _native.VERSION:
@@ -67,7 +67,7 @@ def _parts(path: Path, rows: Iterator[tuple[int, dict[str, Any]]], chunk: int | 
 
 
 def _cells(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Part:
-    """Return the cells of the columns that some row has, and line numbers."""
+    """Return the cells of the columns that at least one row has, and line numbers."""
     lines: list[int] = []
     cells: dict[str, list[Any]] = {name: [] for name in (*_native.REQUIRED, *_native.OPTIONAL)}
     for number, row in rows:

@@ -1,9 +1,9 @@
-"""servesim's own trace format as Parquet: one column per column of Trace, lossless and the fastest to read.
+"""servesim's own trace format as Parquet: one Parquet column per column of Trace. It is lossless and the fastest to
+read.
 
-content_ids and content_lengths are lists (the runs of a prompt), as are after_rows, after_triggers, after_delays_ns
-and after_relations (what a row waits for), and samples (output tokens of each answer); name and notes stand in the
-file's metadata.
-A folder of such files is one trace, in order of their names.
+content_ids and content_lengths are list columns (the runs of a prompt), as are after_rows, after_triggers,
+after_delays_ns and after_relations (the dependencies of a row), and samples (the output tokens of each sample). The
+name and notes are in the file's metadata. A folder of such files is one trace, ordered by file name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOLDS = _native.HOLDS
 FOLDERS = True
 META = b"servesim_trace"
 _MOST = {0: _native.MOST, 1: _text.MAX_TOKENS}
-"""Most of a time and of a length, by the least."""
+"""Maximum of a time and of a length, keyed by the minimum."""
 EDGES = ("rows", "triggers", "delays_ns", "relations")
 LISTS = ("content_ids", "content_lengths", *(f"after_{name}" for name in EDGES))
 
@@ -54,7 +54,7 @@ def read(path: Path, *, sort: bool = False) -> Trace:
 
 
 def stream(path: Path, chunk: int) -> TraceStream:
-    """Read a file, or the files of a folder in order of their names, in chunks."""
+    """Read a file, or the files of a folder in name order, in chunks."""
     with readable(path):
         files = open_files(path)
         name, notes = _meta(path, files[0].schema_arrow)
@@ -78,7 +78,7 @@ def stream(path: Path, chunk: int) -> TraceStream:
 
 
 def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
-    """Return name and notes; UserError where a column is there twice."""
+    """Return the name and notes; raise UserError if a column occurs twice."""
     known = (*_native.REQUIRED, *(name for name in _native.OPTIONAL if name not in ("after", "n", "content")), *LISTS)
     for i, column in enumerate(schema.names):
         if column in schema.names[:i]:
@@ -91,7 +91,7 @@ def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: bool, start: int | None = None) -> Trace:
-    """A trace, or the part of it that begins with row `first`."""
+    """Return a trace, or the part of it that begins at row `first`."""
     rows = range(first + 1, first + len(columns["arrival_ns"]) + 1)
     try:
         for column, least in (("arrival_ns", 0), ("prompt_len", 1), ("output_len", 1)):
@@ -105,13 +105,13 @@ def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: boo
         _native.check_caps(path, columns, rows)
         _native.check_quotes(path, columns, rows, first)
         return Trace(name=name, **_text.in_order(path, columns, rows, sort, start))
-    except UserError as error:  # the shared checks speak of lines and Trace of itself; a Parquet file has rows
+    except UserError as error:  # shared checks report lines, and Trace reports itself; a Parquet file has rows
         text = str(error).removeprefix(f"{path}: ").replace("line ", "row ", 1)
         raise UserError(f"{path}: {text}") from error
 
 
 def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the columns of Trace; what is absent gets Trace's defaults."""
+    """Return the columns of Trace; absent ones get Trace's defaults."""
     for name in _native.REQUIRED:
         if name not in table.column_names:
             raise UserError(f"{path}: no column {shown(name)}; columns are {', '.join(table.column_names)}")
@@ -138,7 +138,7 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _is_listed(table: Any, name: str) -> bool:
-    """Return whether there is such a column of lists; the records of a run have one of counts."""
+    """Return whether the table has this column as a list column; the records of a run have it as a column of counts."""
     import pyarrow as pa
 
     return name in table.column_names and not pa.types.is_integer(table[name].type)
@@ -186,7 +186,7 @@ def _texts(path: Path, name: str, table: Any) -> tuple[str, ...]:
 
 
 def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
-    """Return offsets and values of columns of lists that are equally long in each row."""
+    """Return the offsets and values of list columns that have equal lengths in each row."""
     import pyarrow as pa
 
     for name in names:

@@ -1,11 +1,11 @@
-"""OpenTelemetry GenAI spans: JSON {"spans": [...]} or one per line, as inference-perf's otel_trace_replay reads them,
-or OTLP ({"resourceSpans": [...]}, whole or one per line), as the collector's file exporter writes it.
+"""OpenTelemetry GenAI spans: JSON {"spans": [...]} or one span per line, as inference-perf's otel_trace_replay reads
+them, or OTLP ({"resourceSpans": [...]}, whole or one per line), as the collector's file exporter writes it.
 
-Of each span with gen_ai.usage token counts: trace_id (the session), start_time and end_time (ISO), the request's model
-and max_tokens, and, where recorded, gen_ai.input.messages and gen_ai.output.messages. A call depends on the last one
-whose output its messages contain, or without messages on the last of its trace that had ended. Tokens of a message are
-not recorded: a prompt's tokens are shared out among its new messages by their characters, the output tokens of
-gen_ai.request.choice.count choices evenly among them.
+The reader uses each span that has gen_ai.usage token counts: trace_id (the session), start_time and end_time (ISO), the
+request's model and max_tokens, and, if recorded, gen_ai.input.messages and gen_ai.output.messages. A call depends on
+the last call whose output its messages contain or, without messages, on the last call of its trace that had ended.
+Tokens per message are not recorded, so a prompt's tokens are divided among its new messages in proportion to their
+characters, and the output tokens are divided evenly among the gen_ai.request.choice.count choices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 CHOICES = "gen_ai.request.choice.count"
 FIRST_TOKEN = ("gen_ai.latency.time_to_first_token", "gen_ai.server.time_to_first_token")
-"""Seconds; the first is vLLM's."""
+"""Attribute names of the TTFT in seconds; the first is vLLM's."""
 Message = tuple[str, str]
 
 
@@ -77,13 +77,13 @@ def recorded(path: Path) -> Recorded:
 
 
 def _calls_of(path: Path) -> list[_Span]:
-    """Return the spans with counts of tokens, in order of time."""
+    """Return the spans that have token counts, in time order."""
     spans = [_Span(path, line, span) for line, span in _spans(path) if any(k in span["attributes"] for k in INPUT)]
     return sorted(spans, key=lambda span: span.start)
 
 
 class _Span:
-    """The used part of one span."""
+    """Fields of one span that the reader uses."""
 
     def __init__(self, path: Path, line: int, span: dict[str, Any]) -> None:
         attributes = span["attributes"]
@@ -107,7 +107,7 @@ class _Span:
         self.answer = _messages(path, line, attributes, "gen_ai.output.messages")
 
     def before(self, other: _Span) -> bool:
-        """Return whether this span had ended when the other, of the same trace, began."""
+        """Return whether this span ended before the other one, of the same trace, began."""
         return self.trace == other.trace and self.end <= other.start
 
 
@@ -131,7 +131,7 @@ class _Texts:
             if tokens and left:
                 runs.append((content, min(tokens, left)))
                 left -= min(tokens, left)
-        if left:  # no messages, or fewer tokens in them than were counted
+        if left:  # no messages, or fewer tokens than were counted
             runs.append((self._content(), left))
         heard = [-self._known[m][0] - 1 for m in span.messages if self._known[m][0] < 0]
         for message in span.answer[:1]:
@@ -144,14 +144,14 @@ class _Texts:
 
 
 def _share(total: int, weights: list[int]) -> list[int]:
-    """Share out tokens by weight, whole, adding up to the total; none below 0."""
+    """Divide tokens into nonnegative integers by weight so that they add up to the total."""
     edges = np.concatenate(([0], np.cumsum(weights))) * max(total, 0) // max(sum(weights), 1)
     shares: list[int] = np.diff(edges).tolist()
     return shares
 
 
 def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, span); for a file that is one JSON value, the number of the span instead of a line."""
+    """Yield (line, span); for a file that is one JSON value, yield the span's number instead of a line."""
     try:
         value = json_value(read_text(path))
     except ValueError:
@@ -171,7 +171,7 @@ def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _flat(path: Path, line: int, row: Any) -> Iterator[Any]:
-    """Yield the spans of OTLP's resourceSpans with attributes by name, or the row itself."""
+    """Yield the spans of OTLP's resourceSpans with their attributes by name, or the row itself."""
     if not isinstance(row, dict) or "resourceSpans" not in row:
         yield row
         return
@@ -190,7 +190,7 @@ def _flat(path: Path, line: int, row: Any) -> Iterator[Any]:
 
 
 def _value(value: dict[str, Any]) -> Any:
-    """Return what an OTLP value stands for: {"intValue": "388"} is 388."""
+    """Return the value that an OTLP value encodes: {"intValue": "388"} is 388."""
     (kind, inner), *_ = value.items()
     if kind == "intValue":
         return int(inner)

@@ -1,10 +1,10 @@
-"""Histograms of prompt and output tokens, as a server's /metrics page shows them (Prometheus' text format), as a
-synthetic workload: as many requests as were counted in each bucket, of the recorded mean.
+"""Synthetic workload from the histograms of prompt and output tokens on a server's /metrics page (Prometheus' text
+format): it has the counted number of requests in each bucket and the recorded mean.
 
-vLLM's request_prompt_tokens and request_generation_tokens, SGLang's prompt_tokens_histogram and
-generation_tokens_histogram, TGI's request_input_length and request_generated_tokens. Series of one histogram are summed
-up. Within a bucket lengths lie between its edges on a logarithmic scale, bent alike in all buckets until the mean is
-that of the file. There is no rate in a histogram: requests come at random, one a second.
+The histograms are vLLM's request_prompt_tokens and request_generation_tokens, SGLang's prompt_tokens_histogram and
+generation_tokens_histogram, and TGI's request_input_length and request_generated_tokens. All series of one histogram
+are summed. Within a bucket, lengths are spread between the edges on a logarithmic scale, bent equally in all buckets
+until the mean matches the file's. A histogram has no rate, so requests arrive at random, one per second on average.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ ABOUT = "Prometheus text: histograms of prompt and output tokens (vLLM, SGLang, 
 PROMPT = ("request_prompt_tokens", "prompt_tokens_histogram", "request_input_length")
 OUTPUT = ("request_generation_tokens", "generation_tokens_histogram", "request_generated_tokens")
 MOST_REQUESTS = 10_000
-"""Requests drawn at most: the histogram of a busy server counts millions, and more change no percentile."""
+"""Maximum number of requests drawn: the histogram of a busy server counts millions, and drawing more changes no
+percentile."""
 SECOND = 1_000_000_000
 BEYOND = 2.0
-"""Times the last finite edge: where the lengths of the open bucket end."""
+"""Upper end of the open bucket's lengths, as a multiple of the last finite edge."""
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
 _LE = re.compile(r'(?:^|,)\s*le="([^"]*)"')
 
@@ -65,7 +66,7 @@ def read(path: Path) -> Trace:
 
 
 def _series(path: Path) -> dict[str, tuple[dict[float, float], float]]:
-    """Return cumulative counts by upper edge, and the sum, of each histogram in the file."""
+    """Return the cumulative counts by upper edge, and the sum, of each histogram in the file."""
     buckets: dict[str, dict[float, float]] = {}
     sums: dict[str, float] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -95,7 +96,7 @@ def _series(path: Path) -> dict[str, tuple[dict[float, float], float]]:
 
 
 def _lengths(path: Path, name: str, buckets: dict[float, float], total: float, count: int) -> Ints:
-    """Return `count` lengths in ascending order with the shares of the buckets, and the mean where that is possible."""
+    """Return `count` lengths in ascending order that match the bucket shares and, if possible, the mean."""
     edges = sorted(buckets)
     cumulative = np.array([buckets[edge] for edge in edges])
     if np.any(np.diff(cumulative) < 0):

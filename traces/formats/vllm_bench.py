@@ -1,5 +1,5 @@
-"""A result of `vllm bench serve --save-result` as a workload: JSON with input_lens, output_lens and start_times (s) if
-it was saved with details, else with totals, whose requests are all of mean length."""
+"""Result of `vllm bench serve --save-result` as a workload: JSON with input_lens, output_lens and start_times (s) if it
+was saved with details; otherwise it has only totals, and all requests get the mean length."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Int
 
 
 def _even(path: Path, result: dict[str, Any], key: str) -> Ints:
-    """Share out a total as evenly as whole tokens can be."""
+    """Divide a total into whole tokens as evenly as possible."""
     count, total = result.get("completed"), result.get(key)
     if type(count) is not int or type(total) is not int or not 1 <= count <= total:
         raise UserError(

@@ -1,10 +1,10 @@
 """Weka / kv-cache-tester sessions of coding agents (callanjfox/kv-cache-tester; SemiAnalysis' corpora): JSON.
 
-One object a session, a file each (give the folder) or a line each: {"id", "block_size": 64, "requests": [{"t": s,
-"type": "n" | "s", "model", "in", "out", "hash_ids", "think_time": s, "api_time": s}, ...]}. Ids name full blocks
-(floor(in / 64)), are prefix-chained and comparable within a session only; runs of them may be coded as
-"h": [[first, count], ...]. {"type": "subagent", "t", "duration_ms", "requests"} is an agent that the call before it
-started, times relative to its own start (t is when it ended); the next call waits for it if it did when recorded.
+One object per session, one per file (pass the folder) or one per line: {"id", "block_size": 64, "requests": [{"t": s,
+"type": "n" | "s", "model", "in", "out", "hash_ids", "think_time": s, "api_time": s}, ...]}. The ids name full blocks
+(floor(in / 64)), are prefix-chained and are comparable only within a session; runs of ids may be encoded as "h":
+[[first, count], ...]. {"type": "subagent", "t", "duration_ms", "requests"} is an agent that the previous call started,
+with times relative to its own start (t is its end time). The next call waits for it if it did so when recorded.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def detect(head: bytes) -> bool:
 
 
 def read(path: Path, *, timing: str = "think", content: str = "outputs", duplicates: str = "keep") -> Trace:
-    """Read sessions. `content="outputs"`: the first prompt that extends a whole earlier one is taken to go on with that
-    call's output, as agents' prompts do although the file hashes prompts only; "prompts": it is not.
-    `duplicates="drop"` leaves out sessions that name another they are copies of."""
+    """Read sessions. With `content="outputs"`, the first prompt that extends a whole earlier one is assumed to continue
+    with that call's output, as agents' prompts do, although the file hashes only prompts; with "prompts", it is not.
+    `duplicates="drop"` leaves out sessions that are marked as copies of another one."""
     _calls.check_timing(path, timing)
     if content not in CONTENTS:
         raise UserError(f"{path}: content is {content!r}, must be one of {', '.join(CONTENTS)}")
@@ -67,7 +67,7 @@ def read(path: Path, *, timing: str = "think", content: str = "outputs", duplica
 
 
 class _Reader:
-    """The calls of one session, added to the list of all."""
+    """Calls of one session, appended to the list of all calls."""
 
     def __init__(
         self, path: Path, line: int, session: dict[str, Any], timing: str, calls: list[Call], content: SessionBlocks
@@ -77,19 +77,19 @@ class _Reader:
         self.silent = 0
 
     def thread(self, entries: Any, start_ns: int, parent: int = -1, parent_end: int = 0, agent: str = "") -> int:
-        """Add the calls of one agent and return the position of the last (`parent` if there is none). `parent`: the
-        call that started it, which ended at `parent_end`; -1: the session's own agent."""
+        """Add the calls of one agent and return the position of the last one (`parent` if there are none). `parent` is
+        the call that started the agent, which ended at `parent_end`, or -1 for the session's own agent."""
         if not isinstance(entries, list):
             raise UserError(f"{self.path}: line {self.line}: requests of {self.play} must be a list")
         last, end = parent, parent_end
         relation = SPAWN if parent >= 0 else SEQUENCE
-        agents: list[tuple[int, int]] = []  # agents at work: last call, when it ended
+        agents: list[tuple[int, int]] = []  # running agents: last call, end time
         for entry in entries:
             _object(self.path, self.line, entry)
             at = start_ns + self._seconds(entry, "t")
             if entry.get("type") == "subagent":
                 spent = self._milliseconds(entry, "duration_ms")
-                begun = at - spent if at - spent >= end - SLACK_NS else at  # stamped when it ended, or when it began
+                begun = at - spent if at - spent >= end - SLACK_NS else at  # stamped at its end or its beginning
                 name = f"{agent}::{entry.get('agent_id', len(self.calls))}"
                 child = self.thread(_text.need(self.path, self.line, entry, "requests"), begun, last, end, name)
                 agents += [(child, begun + spent)] if child != last else []
@@ -116,7 +116,7 @@ class _Reader:
         return position
 
     def _blocks(self, entry: dict[str, Any]) -> list[tuple[int, int]]:
-        """Return block ids as (first, count) of successive ones."""
+        """Return the block ids as (first, count) runs of consecutive ids."""
         coded = entry.get("h")
         if coded is None:
             coded = [(i, 1) for i in _text.need(self.path, self.line, entry, "hash_ids")]
@@ -134,8 +134,8 @@ class _Reader:
         return runs
 
     def _pause(self, entry: dict[str, Any], at: int, end: int, relation: int, joined: list[tuple[int, int]]) -> int:
-        """Return what a client waits before this call once the one before has ended; 0 while sub-agents worked, since
-        they took the time."""
+        """Return the client's wait before this call after the previous one ended; 0 while sub-agents ran, since they
+        took up the time."""
         if self.timing != "think" or joined:
             return 0
         if relation == SEQUENCE and entry.get("think_time") is not None:
@@ -159,14 +159,14 @@ def _object(path: Path, line: int, value: Any) -> dict[str, Any]:
 
 
 def _sessions(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
-    """Yield (file, line, session) of a folder of files, or of one file with one session in all or in each line."""
+    """Yield (file, line, session) for each file of a folder, or for one file that holds one session or one per line."""
     if path.is_dir():
         first_of(path)
         for file in sorted(path.glob("*.json*")):
             yield from _sessions(file)
         return
     start = read_start(path)
-    if "\n" in start.strip() and not start.split("\n", 1)[0].rstrip().endswith("}"):  # one object over many lines
+    if "\n" in start.strip() and not start.split("\n", 1)[0].rstrip().endswith("}"):  # one multi-line object
         yield path, 1, _object(path, 1, read_json(path))
         return
     for line, session in _text.json_lines(path):

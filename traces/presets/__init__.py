@@ -1,8 +1,8 @@
-"""Presets: fitted twins of public traces. One JSON of statistics each; `fit.py` makes them.
+"""Presets: fitted twins of public traces, each a JSON file of statistics that `fit.py` writes.
 
-A twin reproduces the original's arrivals (rate over time, burstiness at 1, 10 and 60 s), the joint distribution
-of prompt and output lengths, and for conversation traces the tree of shared prefixes. Each seed gives another
-twin of the same quality. No row of an original is contained.
+A twin reproduces the original's arrivals (rate over time, burstiness at 1, 10 and 60 s), the joint distribution of
+prompt and output lengths, and, for conversation traces, the tree of shared prefixes. Each seed gives a different twin
+of the same quality. No row of an original is included.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .tree import TreeFit
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The fitted statistics of one original."""
+    """Fitted statistics of one original."""
 
     name: str
     original: dict[str, Any]  # file, sha256, source, licence, citation
     arrivals: ArrivalFit
-    lengths: JointTable | None  # of a trace without content
-    tree: TreeFit | None  # of a trace with content
+    lengths: JointTable | None  # for traces without content
+    tree: TreeFit | None  # for traces with content
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Fit:
@@ -41,7 +41,7 @@ class Fit:
         return cls(data["name"], data["original"], ArrivalFit.from_json(data["arrivals"]), lengths, tree)
 
     def draw(self, requests: int | None = None, seed: int = 0) -> Trace:
-        """Draw a twin: with the number of requests of the original, its first `requests`, or further laps of it."""
+        """Draw a twin: the original's number of requests, its first `requests`, or more than one lap of it."""
         n = self.arrivals.requests if requests is None else requests
         if n < 1:
             raise UserError(f"preset {self.name}: requests is {n}, must be at least 1")
@@ -53,7 +53,7 @@ class Fit:
         )
 
     def draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints]:
-        """Draw prompt and output lengths of rows 0..requests-1, as in the twin."""
+        """Draw the prompt and output lengths of rows 0..requests-1, as in the twin."""
         return self._draw_lengths(requests, seed)[:2]
 
     def _draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints, Content | None]:
@@ -65,7 +65,7 @@ class Fit:
 
 
 def preset_names() -> list[str]:
-    """Return every preset, sorted."""
+    """Return the names of all presets, sorted."""
     found = (entry.name for entry in files(__name__).iterdir())
     return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
 
@@ -80,8 +80,8 @@ def load_fit(name: str) -> Fit | ServeGenFit:
 
 
 def load_preset(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
-    """Draw a twin of a public trace, the same for the same arguments. `spec` is its name; that of a day of traffic may
-    go on with `:scale=0.02,start=36000,seconds=3600`."""
+    """Draw a twin of a public trace; equal arguments give equal twins. `spec` is the trace's name; for a day of traffic
+    it may continue with `:scale=0.02,start=36000,seconds=3600`."""
     name, _, rest = spec.partition(":")
     fit = load_fit(name)
     if isinstance(fit, ServeGenFit):

@@ -1,9 +1,9 @@
 """Fitted arrivals: a rate profile over time, and gamma gaps in the profile's own (operational) time.
 
-Each minute has the original's number of requests; within it, request i comes where the cumulative profile reaches the
-sum of the gaps so far. So the profile carries the load over 10 s and more, and the gaps' cv the bursts below. With an
-hour of trace a minute's count left to chance would miss the original's dispersion by a fifth or more. A lap has the
-requests and seconds of the original; longer traces go round again with new draws.
+Each minute has the original's number of requests. Within it, request i arrives when the cumulative profile reaches the
+sum of the gaps so far. The profile thus carries the load at 10 s and longer, and the gaps' cv carries the bursts below
+that. With an hour-long trace, random counts per minute would miss the original's dispersion by a fifth or more. A lap
+has the original's requests and seconds; longer traces repeat it with new draws.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STEPS_PER_MINUTE = 6
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFit:
-    requests: int  # of one lap
+    requests: int  # in one lap
     span_s: float
-    profile: Floats  # relative rate in each STEP_S window; the last window may be cut by the span
+    profile: Floats  # relative rate in each STEP_S window; the span may cut off the last window
     cv: float  # of the gaps in operational time
 
     def draw(self, requests: int, seed: int) -> Ints:
-        """Draw the arrival nanoseconds of the first `requests` rows, the first at 0."""
+        """Draw the arrival times (ns) of the first `requests` rows; the first is 0."""
         edges = np.minimum(np.arange(len(self.profile) + 1) * STEP_S, self.span_s)
         mass = np.concatenate(([0.0], np.cumsum(self.profile * np.diff(edges))))
         minutes = np.append(mass[:-1:STEPS_PER_MINUTE], mass[-1])
@@ -41,11 +41,11 @@ class ArrivalFit:
         points = (self._points(minutes, counts, lap, seed) for lap in laps)
         times = [np.interp(p, mass, edges) + lap * self.span_s for lap, p in enumerate(points)]
         seconds = np.concatenate(times)[:requests]
-        seconds[0] = 0.0  # moving all back instead would shift the profile against the clock
+        seconds[0] = 0.0  # shifting all times would shift the profile against the clock
         return np.rint(seconds * 1e9).astype(np.int64)
 
     def _points(self, minutes: Floats, counts: Ints, lap: int, seed: int) -> Floats:
-        """Return where on the cumulative profile the requests of one lap lie: gaps scaled to fill each minute."""
+        """Return the positions of one lap's requests on the cumulative profile: gaps scaled to fill each minute."""
         rows = np.arange(self.requests, dtype=np.int64) + lap * self.requests
         gaps = draws.gamma(seed, "preset arrivals", rows, cv=self.cv)
         ids = np.arange(len(counts), dtype=np.int64) + lap * len(counts)
@@ -71,9 +71,8 @@ class ArrivalFit:
 
 
 def smoothed_profile(arrival_ns: Ints, keep: float) -> Floats:
-    """Return requests/s per window with the sampling noise taken out: each window keeps the given share of its
-    deviation from its minute's rate. Empty windows stay empty and minutes keep their counts.
-    """
+    """Return the requests/s per window with the sampling noise removed: each window keeps the given share of its
+    deviation from its minute's rate. Empty windows stay empty, and minutes keep their counts."""
     counts = window_counts(arrival_ns, STEP_S, whole=False).astype(np.float64)
     span_s = float(arrival_ns[-1] - arrival_ns[0]) / 1e9
     widths = np.diff(np.minimum(np.arange(len(counts) + 1) * STEP_S, span_s))
@@ -88,7 +87,7 @@ def smoothed_profile(arrival_ns: Ints, keep: float) -> Floats:
 
 
 def fit_arrivals(arrival_ns: Ints, seeds: range = range(1000, 1012)) -> ArrivalFit:
-    """Fit the profile and cv whose twins, over some seeds, have the original's dispersion at 1 and 10 s."""
+    """Fit the profile and cv whose twins, over several seeds, have the original's dispersion at 1 and 10 s."""
     from scipy.optimize import minimize
 
     target = np.array([dispersion(arrival_ns, w) for w in (1, 10)], dtype=np.float64)

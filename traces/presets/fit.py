@@ -1,6 +1,6 @@
 """Fit the twin of a trace: `python -m servesim.traces.presets.fit ORIGINAL --name NAME --out NAME.json`.
 
-What is written are statistics (rate profile, quantile tables, shares), never rows of the original.
+The output contains statistics (rate profile, quantile tables, shares), never rows of the original.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fit_trace(trace: Trace, block_size: int = 512) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return exit code 2 after one line on bad input."""
+    """Run the command line; on bad input, print one line and return exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m servesim.traces.presets.fit", description=__doc__)
     parser.add_argument("original", type=Path, help="a trace file, or a folder of ServeGen's chunk-N files")
     parser.add_argument("--name", required=True, help="the preset's name")

@@ -1,10 +1,10 @@
-"""Production traffic as a sum of clients with rates, burstiness and lengths of their own (Xiang et al., ServeGen,
+"""Production traffic as a sum of clients, each with its own rate, burstiness and lengths (Xiang et al., ServeGen,
 NSDI'26).
 
-A fit of one day keeps the rate of all clients together every ten minutes; for each client and quarter of the day its
-share of that rate and the mean coefficient of variation of its gaps, and quantiles of its lengths. In a twin every
-client has in every ten minutes the requests of its share; their gaps are Weibull, with the exponent at which they have
-the coefficient wanted as they stand, in an order of their own for each seed.
+A fit of one day holds the total rate of all clients for every ten minutes. For each client and quarter of the day, it
+holds the client's share of that rate, the mean coefficient of variation (cv) of its gaps, and quantiles of its lengths.
+In a twin, every client sends its share of requests in every ten-minute window. The gaps are evenly spaced quantiles of
+a Weibull distribution whose exponent gives them the fitted cv, and each seed orders them differently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tables import GIVEN_LEVELS
 
 Floats = NDArray[np.float64]
 DAY_S, WINDOW_S, WINDOWS, QUARTERS = 86_400, 600, 144, 4
-SCALE = 0.01  # of the load when nothing else is said: what a server of a GPU or two can carry
+SCALE = 0.01  # default fraction of the load: capacity of a server with one or two GPUs
 SECOND = 1_000_000_000
 
 
@@ -45,14 +45,14 @@ class Arrivals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServeGenFit:
-    """The fitted statistics of a day."""
+    """Fitted statistics of a day."""
 
     name: str
     original: dict[str, Any]
-    rate: Floats  # requests/s of all clients, by window of ten minutes
-    share: Floats  # (client, quarter of the day): of the rate
-    cv: Floats  # (client, quarter): of the gaps; 0 where it sends nothing
-    prompt: Floats  # (client, quarter, level of GIVEN_LEVELS): quantiles; NaN: not known
+    rate: Floats  # requests/s of all clients, by ten-minute window
+    share: Floats  # (client, quarter of the day): % of rate
+    cv: Floats  # (client, quarter): of the gaps; 0 if it sends nothing
+    prompt: Floats  # (client, quarter, level of GIVEN_LEVELS): quantiles, NaN if unknown
     output: Floats
 
     @classmethod
@@ -70,8 +70,8 @@ class ServeGenFit:
         start: float = 0,
         seconds: float | None = None,
     ) -> Trace:
-        """Draw the requests from `start` on for `seconds` (none: to the end of the day), or the first `requests` of
-        them; every client's rate times `scale`."""
+        """Draw the requests from `start` on for `seconds` (by default to the end of the day), or the first `requests`
+        of them; every client's rate is multiplied by `scale`."""
         seconds = DAY_S - start if seconds is None else seconds
         if not 0 < scale <= 100:
             raise UserError(f"preset {self.name}: scale is {scale:g}, must be above 0 and at most 100")
@@ -99,7 +99,7 @@ class ServeGenFit:
         )
 
     def draw_lengths(self, requests: int, seed: int) -> tuple[Ints, Ints]:
-        """Draw prompt and output lengths of all clients together."""
+        """Draw the prompt and output lengths of all clients together."""
         rows = np.arange(requests)
         load = self.rate.reshape(QUARTERS, -1).sum(axis=1)
         quarter = np.searchsorted(np.cumsum(load / load.sum()), draws.uniform(seed, "servegen quarter", rows))
@@ -111,8 +111,8 @@ class ServeGenFit:
         return self._lengths(client, quarter, seed, rows, 0)
 
     def exponents(self, scale: float) -> Floats:
-        """Return p for each client and quarter such that the gaps (-log u)^p of a window, u evenly spaced, have its
-        coefficient of variation."""
+        """Return p for each client and quarter such that the gaps (-log u)^p of a window, with u evenly spaced, have
+        its coefficient of variation."""
         mean = self.rate.reshape(QUARTERS, -1).mean(axis=1) * self.share * WINDOW_S * scale
         out = np.ones_like(self.cv)
         for cell in np.argwhere(self.cv > 0):
@@ -120,7 +120,7 @@ class ServeGenFit:
         return out
 
     def _window(self, window: int, scale: float, seed: int, exponents: Floats) -> Arrivals:
-        """Draw the requests of one window, in order of time."""
+        """Draw the requests of one window, in time order."""
         quarter = window * QUARTERS // WINDOWS
         wanted = self.rate[window] * self.share[:, quarter] * WINDOW_S * scale
         cells = window * len(wanted) + np.arange(len(wanted))
@@ -134,8 +134,8 @@ class ServeGenFit:
         return Arrivals(at, client, prompt, output).take(np.argsort(at, kind="stable"))
 
     def _lengths(self, client: Ints, quarter: Ints, seed: int, rows: Any, positions: Any) -> tuple[Ints, Ints]:
-        """Draw prompts and outputs by inverse transform; a client whose lengths are not known takes those of others,
-        each request those of another client at another time, by load."""
+        """Draw prompt and output lengths by inverse transform. For a client without known lengths, each request uses
+        the lengths of another client and quarter, drawn by load."""
         cell = client * QUARTERS + quarter
         known = ~np.isnan(self.prompt[:, :, 0].ravel())
         load = (self.share * self.rate.reshape(QUARTERS, -1).sum(axis=1)).ravel()
@@ -154,7 +154,7 @@ class ServeGenFit:
 
     @staticmethod
     def _times(cell: int, count: int, exponent: float, seed: int) -> Floats:
-        """Draw `count` times within a window, whose gaps fill it."""
+        """Draw `count` times within a window, with gaps that fill it."""
         if count == 0:
             return np.empty(0)
         gaps = _gaps(count + 1, exponent)[np.argsort(draws.uniform(seed, "servegen gaps", cell, np.arange(count + 1)))]
@@ -168,8 +168,8 @@ def _gaps(count: int, exponent: float) -> Floats:
 
 
 def _exponent(cv: float, count: int) -> float:
-    """Return the exponent whose `count` gaps have that coefficient of variation, or come as near as `count` gaps
-    can."""
+    """Return the exponent whose `count` gaps have the given coefficient of variation, or the closest that `count` gaps
+    allow."""
     from scipy.optimize import brentq
 
     def excess(exponent: float) -> float:
@@ -183,8 +183,8 @@ def _exponent(cv: float, count: int) -> float:
 
 
 def fit_servegen(folder: Path) -> dict[str, Any]:
-    """Fit the statistics of the first day of a ServeGen workload: `chunk-N-trace.csv` (window start s, rate, cv,
-    pattern, two parameters), and `chunk-N-dataset.json` (by window: histograms of lengths) where it is there."""
+    """Fit the statistics of the first day of a ServeGen workload from `chunk-N-trace.csv` (window start s, rate, cv,
+    pattern, two parameters) and, if present, `chunk-N-dataset.json` (histograms of lengths by window)."""
     files = sorted(folder.glob("chunk-*-trace.csv"), key=lambda path: int(path.name.split("-")[1]))
     if not files:
         raise UserError(f"{folder}: no chunk-N-trace.csv in it")
@@ -220,7 +220,7 @@ def _profile(path: Path) -> tuple[Floats, Floats]:
 
 
 def _length_tables(path: Path) -> tuple[list[list[float]], list[list[float]]]:
-    """Return quantiles of prompts and outputs by quarter of the day; empty where there are none."""
+    """Return the quantiles of prompts and outputs by quarter of the day; a quarter without lengths is empty."""
     beside = path.with_name(path.name.replace("-trace.csv", "-dataset.json"))
     windows = read_json(beside) if beside.exists() else {}
     tables: list[list[list[float]]] = [[[] for _ in range(QUARTERS)] for _ in range(2)]

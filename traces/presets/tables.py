@@ -1,4 +1,5 @@
-"""Quantile tables: the marginal of prompts, and outputs (or anything else) given the prompt length."""
+"""Quantile tables: the marginal of prompts, and the distribution of outputs (or another column) given the prompt
+length."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ GIVEN_LEVELS = np.unique(np.concatenate((np.linspace(0, 1, 41), [0.01, 0.985, 0.
 
 @dataclass(frozen=True, slots=True)
 class GivenPrompt:
-    """Quantiles of a column for each equal share of prompts, shortest first: table[bin, level]."""
+    """Quantiles of a column in each of the equal-sized prompt bins, shortest prompts first: table[bin, level]."""
 
     table: Floats
 
@@ -29,7 +30,7 @@ class GivenPrompt:
         return cls(np.array([np.quantile(part, GIVEN_LEVELS) for part in parts]))
 
     def draw(self, prompt_u: Floats, u: Floats) -> Ints:
-        """Draw whole numbers by inverse transform, given the uniforms that drew the prompts."""
+        """Draw integers by inverse transform, given the uniforms that drew the prompts."""
         bins = np.minimum((prompt_u * len(self.table)).astype(np.int64), len(self.table) - 1)
         values = np.empty(len(u))
         for b in np.unique(bins):
@@ -40,7 +41,7 @@ class GivenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class JointTable:
-    """Prompt quantiles, and for each prompt bin the quantiles of the output and of other columns."""
+    """Prompt quantiles and, for each prompt bin, the quantiles of the output and of other columns."""
 
     prompt: Floats
     given: dict[str, GivenPrompt]
@@ -51,7 +52,8 @@ class JointTable:
         return cls(np.quantile(prompt, PROMPT_LEVELS), given)
 
     def draw(self, count: int, seed: int, purpose: str) -> dict[str, Ints]:
-        """Draw columns by name for draws 0..count-1: `prompt` (stratified, as its tail carries the load), the given."""
+        """Draw columns by name for draws 0..count-1: `prompt` (stratified, as its tail carries the load) and the
+        columns that depend on it."""
         prompt_u = draws.stratified(seed, f"{purpose} prompt", count)
         rows = np.arange(count)
         out = {"prompt": np.rint(np.interp(prompt_u, PROMPT_LEVELS, self.prompt)).astype(np.int64)}

@@ -1,9 +1,9 @@
 """Fitted prefix tree of a conversation trace.
 
-Every prompt begins with one system prompt. A new conversation adds text of its own; a later turn extends what an
-earlier request sent, up to that request's last full block (its partial last block is hashed again). The fit says how
-often a request is a later turn, how long such prompts are, how much of them is new, and how many rows ago the earlier
-request came. Row i depends on rows before it only, so a shorter twin is the start of a longer one.
+Every prompt begins with the same system prompt. A new conversation adds its own text. A later turn extends the prompt
+of an earlier request up to that request's last full block (its partial last block is hashed again). The fit records the
+frequency of later turns, the length of their prompts, their share of new text, and how many rows back the earlier
+request is. Row i depends only on earlier rows, so a shorter twin is the beginning of a longer one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class TreeFit:
     block_size: int
     requests: int  # rows of the original
     turn_share: Floats  # share of later turns in each 1/24 of the original; beyond it, the last third's mean
-    branch_share: float  # of later turns: leaves the earlier prompt before its last full block
-    age_rows: Floats  # quantiles (GIVEN_LEVELS) of how many rows ago the extended request came
+    branch_share: float  # share of later turns that branch off before the last full block
+    age_rows: Floats  # quantiles (GIVEN_LEVELS) of the row distance to the extended request
     first: JointTable  # prompt and output of first turns
     later: JointTable  # prompt, output and new blocks of later turns
 
     def draw(self, requests: int, seed: int) -> tuple[Ints, Ints, Content]:
-        """Draw prompt lengths, output lengths and content of the first `requests` rows."""
+        """Draw the prompt lengths, output lengths and content of the first `requests` rows."""
         rows = np.arange(requests, dtype=np.int64)
         share = self.turn_share[np.minimum(rows * SHARE_BINS // self.requests, SHARE_BINS - 1)]
         share = np.where(rows < self.requests, share, self.turn_share[-SHARE_BINS // 3 :].mean())
@@ -87,7 +87,7 @@ class TreeFit:
 
 @dataclass(slots=True)
 class _Growing:
-    """The rows so far, and those of them not yet extended, by their number of blocks."""
+    """Rows so far, and the rows not yet extended, by their number of blocks."""
 
     size: int
     prompt: list[int] = field(default_factory=list)
@@ -96,19 +96,19 @@ class _Growing:
     longest: int = 0  # blocks of the longest prompt so far
 
     def begin(self, row: int, length: int) -> None:
-        """Add a first turn: the system prompt (content 0, one block) and text of its own (content row + 1)."""
+        """Add a first turn: the system prompt (content 0, one block) and its own text (content row + 1)."""
         head = min(self.size, length)
         self._add(row, length, [(0, head)] + ([(row + 1, length - head)] if length > head else []))
 
     def extend(self, row: int, length: int, new_blocks: int, target: int, branch: bool) -> None:
-        """Add a later turn that shares all but its last `new_blocks` blocks with the fitting request nearest
+        """Add a later turn that shares all but its last `new_blocks` blocks with the matching request nearest to
         `target`."""
         blocks = -(-length // self.size)
         shared = min(blocks - max(new_blocks, 1), self.longest - 1)
         if shared < 1:
             return self.begin(row, length)
         if new_blocks <= 0 and (same := self._nearest_leaf(blocks, target)) is not None:
-            return self._add(row, self.prompt[same], self.runs[same])  # sent again, word for word
+            return self._add(row, self.prompt[same], self.runs[same])  # resent verbatim
         parent = None if branch else self._nearest_leaf(shared + 1, target)
         if parent is None:
             parent = self._nearest(shared, target)
@@ -139,7 +139,7 @@ class _Growing:
         return min(rows[max(at - 1, 0) : at + 1], key=lambda row: abs(row - target))
 
     def _nearest(self, shared: int, target: int) -> int:
-        """Return the row nearest `target` with more than `shared` blocks; there is one (`longest`)."""
+        """Return the row nearest to `target` with more than `shared` blocks; `longest` guarantees that there is one."""
         target = min(max(target, 0), len(self.prompt) - 1)
         for step in range(len(self.prompt)):
             for row in (target - step, target + step):
@@ -159,7 +159,7 @@ def _cut(runs: Runs, tokens: int) -> Runs:
 
 
 def fit_tree(content: Content, prompt: Ints, output: Ints, block_size: int) -> TreeFit:
-    """Fit statistics of which request extends which. A later turn is a request that shares more than the system
+    """Fit the statistics of which request extends which. A later turn is a request that shares more than the system
     prompt's block."""
     blocks, hits, _ = prefix.block_hits(content, prompt, block_size)
     rows = np.flatnonzero(hits > 1)

@@ -4,15 +4,15 @@
     rate      mean requests/s                                                                              [1]
     prompt    N | fixed(N) | uniform(low,high) | lognormal(mean,sigma) or lognormal(p50,p95) | empirical(1|5|9) [512]
     output    the same                                                                                     [128]
-    n         the same: samples of the answer to one prompt, each of a length drawn like the first's         [1]
+    n         the same: samples per prompt, each with a length drawn like the first's                        [1]
     lengths   a preset's name: prompt and output drawn jointly from its tables, instead of prompt and output
     prefix    shared(groups=10,length=256,share=1,zipf=1): the first `length` tokens of a `share` of the prompts
-              are one of `groups` prefixes, chosen with Zipf popularity (zipf=0: all alike)              [none]
-    turns     chat(turns=5,think=10): requests are turns of conversations that begin at the rate; a later prompt is all
-              that was said and `prompt` new tokens, sent a pause of mean `think` s after the answer   [none]
+              are one of `groups` prefixes, chosen with Zipf popularity (zipf=0: uniform)                [none]
+    turns     chat(turns=5,think=10): requests are turns of conversations that begin at the rate; a later prompt is the
+              whole conversation so far plus `prompt` new tokens, sent a mean of `think` s after the output [none]
 
-Every draw is keyed by (seed, purpose, request, sample): request i has the same lengths and prefix whatever the number
-of requests, the rate or the arrival process, and a new rate stretches the same arrivals.
+Every draw is keyed by (seed, purpose, request, sample): request i has the same lengths and prefix for any number of
+requests, rate or arrival process, and a new rate stretches the same arrivals.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["DEFAULT_REQUESTS", "drawn_in_chunks", "synthesize", "synthesize_chun
 
 
 def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
-    """Draw the trace a spec describes; `requests` defaults to 1000."""
+    """Draw the trace that a spec describes; `requests` defaults to 1000."""
     n, calls = _parse(spec, requests)
     rows = np.arange(n, dtype=np.int64)
     arrival_ns = _ns(arrivals.draw(calls["arrivals"], rows, _rate(calls), seed))
     if "lengths" in calls:
-        from ..presets import load_fit  # presets build on synth
+        from ..presets import load_fit  # presets import synth
 
         prompt, output = load_fit(parse_spec(spec)["lengths"]).draw_lengths(n, seed)
     else:
@@ -67,14 +67,14 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
 
 
 def drawn_in_chunks(spec: str) -> bool:
-    """Return whether a spec's requests can be drawn a few at a time: not with states or conversations across them, nor
-    with several samples, which no streamed run follows."""
+    """Return whether a spec's requests can be drawn in chunks. They cannot with states or conversations that span
+    requests, nor with several samples, which streamed runs do not support."""
     _, calls = _parse(spec, None)
     return calls["arrivals"].name != "mmpp" and not {"n", "lengths", "turns"} & set(calls)
 
 
 def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) -> Iterator[Trace]:
-    """Draw the same trace, yielding `chunk` requests at a time."""
+    """Draw the same trace and yield `chunk` requests at a time."""
     n, calls = _parse(spec, requests)
     clock = arrivals.Clock(calls["arrivals"], _rate(calls), seed)
     for first in range(0, n, chunk):
@@ -89,7 +89,7 @@ def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Sam
     further = lengths.draw(calls["n"], rows, seed) - 1
     if further.max() >= MOST_SAMPLES:
         raise UserError(f"synth: n is {further.max() + 1}, must be at most {MOST_SAMPLES}")
-    if "lengths" in calls:  # one distribution of both lengths: what follows from the prompt is the first answer's
+    if "lengths" in calls:  # joint distribution: the value given the prompt is the first output's length
         return Samples.of(further, np.repeat(output, further))
     again = np.repeat(rows, further)
     sample = 1 + np.arange(len(again)) - np.repeat(np.cumsum(further) - further, further)
@@ -97,7 +97,7 @@ def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Sam
 
 
 def _parse(spec: str, requests: int | None) -> tuple[int, dict[str, Call]]:
-    """Return the number of requests, and the values of all keys that are given or have a default."""
+    """Return the number of requests and the values of all keys that are given or have a default."""
     n = DEFAULT_REQUESTS if requests is None else requests
     if n < 1:
         raise UserError(f"synth: requests is {n}, must be at least 1")

@@ -1,6 +1,6 @@
 """Arrival processes: the time of request i, in seconds.
 
-Each is a function (call, rows, rate, seed) -> seconds, entered in PROCESSES by its name.
+Each process is a function (call, rows, rate, seed) -> seconds, registered in PROCESSES under its name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..spec import Call
 
 Floats = NDArray[np.float64]
 MOST_CYCLES = 10_000_000
-"""Most cycles of mmpp."""
+"""Maximum number of mmpp cycles."""
 
 
 def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
@@ -28,7 +28,7 @@ def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
 
 
 def poisson_gaps(call: Call, rows: Ints, seed: int) -> Floats:
-    """Return the exponential gaps of these rows, of mean 1."""
+    """Return the exponential gaps of these rows, with mean 1."""
     call.floats("")
     return draws.exponential(seed, "arrivals", rows)
 
@@ -40,12 +40,12 @@ def constant(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
 
 
 def gamma(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Draw gamma gaps of coefficient of variation cv; vLLM's burstiness is 1/cv^2."""
+    """Draw gamma gaps with coefficient of variation cv; vLLM's burstiness is 1/cv^2."""
     return np.asarray(np.cumsum(gamma_gaps(call, rows, seed)) / rate)
 
 
 def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
-    """Return the gamma gaps of these rows, of mean 1."""
+    """Return the gamma gaps of these rows, with mean 1."""
     args = call.floats("cv", "burstiness")
     value = next(iter(args.values()))
     if value <= 0:
@@ -57,9 +57,10 @@ def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
 
 
 def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Draw Poisson arrivals whose rate switches: `ratio` times higher for mean `on` s than for the mean `off` s after.
+    """Draw Poisson arrivals with a switching rate: `ratio` times higher for a mean of `on` s than for the mean of `off`
+    s after it.
 
-    States last exponential times that do not depend on the rate; the rates are set so that the mean is `rate`.
+    State durations are exponential and do not depend on the rate; the rates are set so that the mean is `rate`.
     Arrivals are unit-rate Poisson points mapped through the cumulative rate, so a new rate keeps their draws.
     """
     args = call.floats("ratio on off")
@@ -87,22 +88,22 @@ PROCESSES: dict[str, Callable[[Call, Ints, float, int], Floats]] = {
     "mmpp": mmpp,
 }
 GAPS: dict[str, Callable[[Call, Ints, int], Floats]] = {"poisson": poisson_gaps, "gamma": gamma_gaps}
-"""Processes whose gaps do not depend on each other."""
+"""Processes with mutually independent gaps."""
 
 
 def draw(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Draw arrival times in seconds of the named process."""
+    """Draw arrival times, in seconds, from the named process."""
     if call.name not in PROCESSES:
         raise UserError(f"synth: unknown arrivals {call.name!r}{suggest(call.name, PROCESSES)}")
     return PROCESSES[call.name](call, rows, rate, seed)
 
 
 class Clock:
-    """Arrival times of successive rows, the same floats as `draw` gives for all at once."""
+    """Arrival times of successive rows, with the same floats that `draw` gives for all rows in one call."""
 
     def __init__(self, call: Call, rate: float, seed: int) -> None:
         self._call, self._rate, self._seed = call, rate, seed
-        self._sum = 0.0  # of the gaps so far
+        self._sum = 0.0  # sum of the gaps
 
     def draw(self, rows: Ints) -> Floats:
         """Return the arrival times of the next rows."""

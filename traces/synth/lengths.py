@@ -1,4 +1,4 @@
-"""Length distributions: tokens of request i by the inverse of the distribution at one keyed uniform."""
+"""Length distributions: the tokens of request i from the inverse of the distribution at one keyed uniform."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fixed(call: Call, u: Floats) -> Floats:
 
 
 def uniform(call: Call, u: Floats) -> Floats:
-    """Draw whole numbers from low to high, both included."""
+    """Draw integers from low to high, both included."""
     args = call.floats("low high")
     low, high = args["low"], args["high"]
     if low > high:
@@ -32,8 +32,8 @@ def uniform(call: Call, u: Floats) -> Floats:
 
 
 def lognormal(call: Call, u: Floats) -> Floats:
-    """Draw from a lognormal given by median and 95th percentile, or by the mean of the lengths and the sigma of their
-    logarithm."""
+    """Draw from a lognormal given by its median and 95th percentile, or by the mean of the lengths and the sigma of
+    their logarithm."""
     from scipy.special import ndtri
 
     args = call.floats("p50 p95 max=0", "mean sigma max=0")
@@ -51,7 +51,8 @@ def lognormal(call: Call, u: Floats) -> Floats:
 
 
 def empirical(call: Call, u: Floats) -> Floats:
-    """Draw linearly between equally spaced quantiles, from the minimum to the maximum: empirical(10|50|400)."""
+    """Draw by linear interpolation between equally spaced quantiles, from the minimum to the maximum:
+    empirical(10|50|400)."""
     if list(call.args) != ["0"]:
         raise UserError(f"synth: {call.key}=empirical: write empirical(MIN|...|MAX), quantiles at equal steps")
     table = [to_float(f"synth: {call.key}=empirical", v) for v in call.args["0"].split("|")]
@@ -69,8 +70,8 @@ DISTRIBUTIONS: dict[str, Callable[[Call, Floats], Floats]] = {
 
 
 def draw(call: Call, rows: Ints, seed: int, samples: Ints | int = 0) -> Ints:
-    """Draw token counts of the rows (and of their samples of these numbers), rounded and at least 1; the purpose of the
-    draw is the key (prompt, output)."""
+    """Draw the token counts of the rows (and of their samples with the given numbers), rounded and at least 1; the
+    purpose of the draw is the key (prompt, output)."""
     if call.name and call.name.lstrip("+-").replace(".", "", 1).isdigit():
         call = Call(call.key, "fixed", {"0": call.name})
     if call.name not in DISTRIBUTIONS:

@@ -1,4 +1,4 @@
-"""Shared prefixes: the common text that prompts begin with."""
+"""Shared prefixes: common text at the beginning of prompts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ MOST_GROUPS = 10_000_000
 
 
 def draw(call: Call, prompt_len: Ints, seed: int, first: int = 0) -> Content:
-    """Draw the content of prompts, whose lengths stay; a sharing prompt of L tokens begins with min(length, L) tokens
-    of its prefix.
+    """Draw the content of prompts, whose lengths stay unchanged; a sharing prompt of L tokens begins with min(length,
+    L) tokens of its prefix.
 
-    `first`: the number of the first row. Content ids: 0..groups-1 are the prefixes, groups + i is request i's own.
+    `first` is the number of the first row. Content ids 0..groups-1 are the prefixes, and groups + i is request i's own
+    text.
     """
     if call.name != "shared":
         raise UserError(f"synth: prefix={call.name}: write prefix=shared(groups=10,length=256,share=1,zipf=1)")

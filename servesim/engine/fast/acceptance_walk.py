@@ -1,4 +1,5 @@
-"""Where a request stands after each step to come, if all verify as many drafts: acceptance is known beforehand."""
+"""Tokens that a request has after each coming step if all steps verify the same number of drafts. Acceptance is known
+in advance."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from servesim.contracts.request import Request
 
 AHEAD = 256  # tokens
 DEEPEST = 254
-"""Drafts in a row: what a step delivers fits a byte."""
+"""Maximum number of drafts in a row: the tokens that a step delivers must fit in a byte."""
 
 
 class Walk:
-    """From `tokens` known tokens on successive steps deliver `gains[index]`, `gains[index + 1]`, ..."""
+    """Sequence of tokens that successive steps deliver from `tokens` known tokens on: `gains[index]`, `gains[index +
+    1]`, ..."""
 
     __slots__ = ("_until", "depth", "gains", "index", "tokens")
 
@@ -23,20 +25,20 @@ class Walk:
 
     @staticmethod
     def of(request: Request, tokens: int, depth: int) -> Walk:
-        """The walk of a request in steps of drafts `depth` deep, from `tokens` on."""
+        """Return the walk of a request from `tokens` on, in steps with drafts `depth` deep."""
         walk = request._walk
         if not isinstance(walk, Walk) or walk.tokens != tokens or walk.depth != depth:
             walk = request._walk = Walk(depth, tokens)
         return walk
 
     def delivers(self, tokens: int, depth: int, gained: int) -> bool:
-        """Whether its next step is from `tokens` on, in steps of that depth, and brings `gained` tokens."""
+        """Return whether the next step starts from `tokens` with that depth and delivers `gained` tokens."""
         known = self.tokens == tokens and self.depth == depth and self.index < len(self.gains)
         return known and self.gains[self.index] == gained
 
     def see(self, request: Request, first: int, steps: int, acceptance: AcceptanceModel, width: int) -> int:
-        """How many of `steps` steps from that of index `first` on do not end the request. Their gains are there, and
-        that of the next step."""
+        """Return how many of `steps` steps, starting with index `first`, do not end the request. Compute the gains of
+        these steps and of the next one."""
         need = first + steps + 1
         while len(self.gains) < need and self._until < request._end_tokens:
             start, end = self._until - request.prompt_len, request._end_tokens - request.prompt_len

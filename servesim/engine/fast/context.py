@@ -1,8 +1,8 @@
-"""The transaction of a plan in which requests that decode together are served in bulk.
+"""Planning transaction that serves requests that decode together in bulk.
 
-It also watches what the scheduler looks at. A plan follows from the queues, and from what the scheduler asks: the
-clock, counters of requests, memory. Where it asked for nothing that changes from step to step, and served nothing but
-decodes, the next plan is the same, and need not be made.
+It also records what the scheduler reads. A plan depends on the queues and on the values that the scheduler reads: the
+clock, the counters of requests, and memory. If it read nothing that changes from step to step, and served nothing but
+decodes, the next plan is the same and need not be made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FastPlan(Plan):
-    """A plan whose members of the lockstep are named only when it is read."""
+    """Plan that lists the members of the lockstep only when it is read."""
 
     lockstep: Lockstep | None = None
 
@@ -36,7 +36,7 @@ class FastPlan(Plan):
 
 
 class FastContext(PlanContext):
-    """Verbs that also know of requests in lockstep."""
+    """Plan context that also handles requests in lockstep."""
 
     def __init__(self, core: FastCore, now: int) -> None:
         scheduler, lockstep, memory = core.scheduler, core.lockstep, core.memory
@@ -54,17 +54,17 @@ class FastContext(PlanContext):
         self._core = core
         self._lockstep = lockstep
         self._memory = memory
-        self._asked: Request | None = None  # whose prefix was looked for, not admitted yet
+        self._asked: Request | None = None  # prefix was looked up, but not admitted yet
         self.served = False
-        """Whether it has called `decode`."""
+        """Whether the scheduler has called `decode`."""
         self.num_left = 0
-        """Requests that `decode` has left to the scheduler."""
+        """Number of requests that `decode` has left to the scheduler."""
         self.until = NO_END
-        """Step id of the plan for which it wants to be asked again."""
+        """Step id at which the scheduler must plan again."""
         self.has_state = False
-        """Whether it wants to be asked after requests end, too."""
+        """Whether the scheduler must also plan again after requests end."""
         self.refused = False
-        """Whether memory was too full for a request."""
+        """Whether a request was refused for lack of memory."""
         if memory is not None:
             memory.looked = False
         if lockstep is not None:
@@ -109,7 +109,7 @@ class FastContext(PlanContext):
         if self.served or plan._tokens or plan.layout == "recompute":
             return running
         if overrun and lockstep is not None and lockstep.overrun:
-            return running  # how far beyond its cap a request is computed is for the scheduler to say
+            return running  # the scheduler decides how far beyond its cap a request is computed
         if steps is not None:
             self.until, self.has_state = plan.step_id + steps, True
         if lockstep is not None and memory is not None:
@@ -126,7 +126,8 @@ class FastContext(PlanContext):
         return left
 
     def _verify(self, running: Sequence[Request], most: int) -> Sequence[Request]:
-        """Serve requests with the drafts attached to them, as long as all of these can be verified."""
+        """Serve requests together with the drafts attached to them, up to the first whose drafts cannot all be
+        verified."""
         tokens, verified, grow = self.plan._tokens, self.plan.drafts, self.kv.grow
         limit, ahead = self._core.scheduler.limits.max_model_len, self._core.lookahead
         for i, request in enumerate(running):
@@ -175,7 +176,7 @@ class FastContext(PlanContext):
         """See `PlanContext.deferred`."""
         deferred = super().deferred(request, hit)
         if deferred:
-            self._look()  # what is on its way to another is there by some plan to come
+            self._look()  # KV on its way to another request will be there later
         return deferred
 
     def external(self, request: Request, hit: Hit) -> int:
@@ -191,7 +192,7 @@ class FastContext(PlanContext):
         """See `PlanContext.fetch`."""
         taken = super().fetch(request, hit, full_tokens=full_tokens, reserve=reserve, owed=owed)
         if self.connector is not None and request.state is not State.RUNNING:
-            self._look()  # what is elsewhere may be more by the next plan
+            self._look()  # more remote KV may exist by the next plan
         return taken
 
     def admit(
@@ -228,9 +229,9 @@ class FastContext(PlanContext):
         return admitted
 
     def _stays_refused(self, request: Request, full_tokens: int) -> bool:
-        """Whether a request that memory had no room for is refused as long as all there is only grows. What is being
-        generated may become a prefix of it; what it left in the cache may be evicted, and its first chunk end earlier.
-        """
+        """Return whether a request that was refused for lack of memory stays refused as long as running requests only
+        grow. Generated tokens may become a prefix of it; tokens it left in the cache may be evicted, so its first chunk
+        may end earlier."""
         return request.content is None and full_tokens >= request._num_tokens
 
     def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
@@ -255,6 +256,6 @@ class FastContext(PlanContext):
         super()._stop(request)
 
     def _single_out(self, request: Request) -> None:
-        """A request is dealt with on its own."""
+        """Dissolve the lockstep because one of its members is handled separately."""
         if request._keeper is not None and self._lockstep is not None:
             self._lockstep.dissolve(self.plan)

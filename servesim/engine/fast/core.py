@@ -1,4 +1,4 @@
-"""The state machine of a replica, with requests that decode together counted together."""
+"""State machine of a replica that counts requests that decode together instead of listing them."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ from servesim.engine.layout import lay_out
 from servesim.records.step import Step
 
 MOST = 1024
-"""Steps priced at once."""
+"""Maximum number of steps priced in one call."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FastCore(EngineCore):
-    """Plans and commits as EngineCore does, to the nanosecond, and knows which plans need not be made."""
+    """Core that plans and commits as EngineCore does, to the nanosecond, and determines which plans need not be
+    made."""
 
     def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
         super().__init__(scheduler, kv, check)
         self.memory = lockstep_memory(kv)
-        """The allocator, if it knows of requests in lockstep."""
+        """Lockstep interface of the allocator, or None if it has none."""
         self.lockstep: Lockstep | None = None
         self.on_late_together: Callable[[int, int, list[int]], None] = lambda now, since, rows: None
-        """Called with (now, since, rows): requests that got their last tokens at `since`, and one now."""
+        """Callback for requests that got their last token at `since` and one now, called with (now, since, rows)."""
         self._context: FastContext | None = None
-        self._before: dict[str, Any] | None = None  # attributes of a scheduler of Python when the plan was begun
+        self._before: dict[str, Any] | None = None  # attributes of a Python scheduler before the plan
         self.stands = False
-        """Whether the last plan served all running requests, and looked at nothing that changes from step to step."""
+        """Whether the last plan served all running requests and read nothing that changes from step to step."""
         self.pure = False
-        """Whether it did nothing else."""
+        """Whether the last plan did nothing else."""
         self.until = 0
-        """Step id of the plan for which the scheduler wants to be asked again."""
+        """Step id at which the scheduler must plan again."""
         self.has_state = False
-        """Whether it wants to be asked after requests end, too."""
+        """Whether the scheduler must also plan again after requests end."""
         self.refused = False
-        """Whether memory was too full for a request."""
+        """Whether a request was refused for lack of memory."""
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
-        """See `EngineCore.listen`. Memory is stepped plainly then, like an allocator without a fast class: in lockstep
-        blocks are published when one looks, not when they are full."""
+        """See `EngineCore.listen`. Memory is then stepped plainly, like an allocator without a fast class: in lockstep,
+        blocks are published when they are read, not when they become full."""
         super().listen(on_event)
         self.step_plainly()
 
@@ -65,9 +66,9 @@ class FastCore(EngineCore):
         self.memory = self.lockstep = None
 
     def keep_lockstep(self, depth: int) -> None:
-        """From now on count requests that decode together, if memory knows how. At most `depth` steps are in flight."""
+        """Start counting requests that decode together, if memory supports it. At most `depth` steps are in flight."""
         kv, scheduler = self.kv, self.scheduler
-        told: Any = type(scheduler).commit  # a scheduler that wants to hear of each token is told
+        told: Any = type(scheduler).commit  # a scheduler that overrides it gets each token
         if self.speculator is not None or self.lookahead or told is not Scheduler.commit:
             return
         if self.memory is not None:
@@ -132,25 +133,25 @@ class FastCore(EngineCore):
         return step
 
     def _state_moved(self) -> bool:
-        """Whether the plan changed a state of the scheduler's own, as far as that is seen from outside: an attribute
-        is another, or another number."""
+        """Return whether the plan changed the scheduler's own state as far as is visible from outside: whether an
+        attribute is a different object or number."""
         own: Any = self.scheduler
         if self._before is None:
             return False
         try:
             return bool(own.__dict__ != self._before)
-        except Exception:  # an author's attributes: arrays, for one, are not equal or unequal as a whole
+        except Exception:  # custom attributes, such as arrays, may not compare to one bool
             return True
 
     def _note(self, ctx: FastContext, stands: bool, alone: bool) -> None:
-        """Note what a plan says of the next one. `alone`: it holds nothing but what was served in bulk."""
+        """Record what a plan implies for the next one. `alone` means that it holds only requests served in bulk."""
         self.stands = stands
         self.pure = alone and not ctx.plan.changes_queues
         self.until, self.has_state, self.refused = ctx.until, ctx.has_state, ctx.refused
 
     def plans_known(self, past: int) -> int:
-        """Return for how many more steps at most the plan is known to serve all in lockstep, and nothing else. One
-        planning point may be `past`: steps were committed since the last plan."""
+        """Return the maximum number of further steps whose plan is known to serve all requests in lockstep and nothing
+        else. One planning point may be `past`: steps were committed since the last plan."""
         lockstep, plan, scheduler = self.lockstep, self.last_plan, self.scheduler
         assert lockstep is not None
         assert plan is not None
@@ -168,7 +169,7 @@ class FastCore(EngineCore):
         return min(MOST, self.until - self.next_step_id)
 
     def next_batch(self) -> Batch:
-        """Return the batch of the next step, if all in lockstep make it up."""
+        """Return the batch of the next step if it consists of all requests in lockstep."""
         lockstep, plan = self.lockstep, self.last_plan
         assert lockstep is not None
         assert plan is not None
@@ -184,7 +185,7 @@ class FastCore(EngineCore):
         if lockstep is not None:
             assert isinstance(step, FastStep)
             for request in finished:
-                if request in lockstep.members:  # it joined, but its turns are for nothing
+                if request in lockstep.members:  # it joined, but its turns have no effect
                     lockstep.leave(request)
             if step.together and (ended := lockstep.ended(step.turn)):
                 finished += ended
@@ -194,8 +195,8 @@ class FastCore(EngineCore):
     def deliver(
         self, step: Step, before: int, now: int, tokens: Mapping[Request, int] | None = None
     ) -> tuple[list[Request], list[Request]]:
-        """Deliver what a step sampled, to those in lockstep, too; the step before it was committed at `before`. Return
-        as `delivery.deliver`, but for members."""
+        """Deliver the tokens that a step sampled, including to requests in lockstep. The step before it was committed
+        at `before`. Return the same as `delivery.deliver`, but without members."""
         self.committed_ns = now
         lockstep = self.lockstep
         if lockstep is None:
@@ -224,8 +225,8 @@ class FastCore(EngineCore):
         return deliver(self, step, before, now, tokens) if step.sampled else ([], [])
 
     def commit_run(self, now: int, retired: list[Request]) -> None:
-        """Commit a step of requests in lockstep alone, delivered already and no more in flight. `retired`: those that
-        have left the lockstep, but not before they were to get their last token from it."""
+        """Commit a step of lockstep requests only, which is already delivered and no longer in flight. `retired` are
+        those that have left the lockstep but still get their last token from this step."""
         lockstep = self.lockstep
         assert lockstep is not None
         lockstep.committed += 1
@@ -243,7 +244,7 @@ class FastCore(EngineCore):
             self.check_integrity()
 
     def note_commit(self, now: int) -> None:
-        """Note that the last turn committed so far was done at this instant."""
+        """Record that the last committed turn ended at this instant."""
         self.committed_ns = now
         if self.lockstep is not None:
             self.lockstep.committed_ns = self.lockstep.last_ns = now

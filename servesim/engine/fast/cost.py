@@ -1,4 +1,5 @@
-"""Fast mode's questions to a cost model: many steps in one. One that has no answer is asked step by step."""
+"""Fast mode's queries to a cost model, which price many steps in one call. A model without them is queried step by
+step."""
 
 from __future__ import annotations
 
@@ -10,26 +11,26 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import Batch, CostModel, RunSources, Sources
 
 Run = tuple[list[int], list[int], int, RunSources]
-"""GPU ns of each step, ns of each, host time of a step, and the sources of the first."""
+"""GPU ns of each step, total ns of each step, host time of one step, and the sources of the GPU times."""
 
 
 class RunCost(Protocol):
-    """Prices of steps that differ in their contexts alone."""
+    """Prices of steps that differ only in their contexts."""
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
-        """Price successive steps of a batch of decodes of one token each, perhaps padded, and nothing else, as many as
-        would begin in `until_ns` (by the first one's length), at least one and at most `most`."""
+        """Price successive steps of a batch, perhaps padded, that holds only decodes of one token each. Price as many
+        as would begin within `until_ns` (by the first one's length), at least one and at most `most`."""
 
     def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the GPU ns of decode steps that differ from `batch` in their contexts alone, by the sums of those,
-        which never fall; None: it takes more than the sums to tell."""
+        """Return the GPU ns of decode steps that differ from `batch` only in their contexts, given the sums of those
+        contexts, which never fall. Return None if the sums are not enough."""
 
     def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sources of `gpu`, which `gpu_over` returned, of shape (steps, 4)."""
+        """Return the sources of the `gpu` times that `gpu_over` returned, of shape (steps, 4)."""
 
 
 class PlainRuns:
-    """Runs priced by the verbs that every cost model has."""
+    """Runs priced with the methods that every cost model has."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
@@ -48,13 +49,13 @@ class PlainRuns:
 
 
 def runs_of(cost: CostModel) -> RunCost:
-    """Return what prices runs of steps by a cost model: the model itself, where it can."""
+    """Return an object that prices runs of steps by a cost model: the model itself if it can."""
     own: Any = cost
     return own if hasattr(own, "decode_run") else PlainRuns(cost)
 
 
 def plain_run(cost: CostModel, batch: Batch, most: int, until_ns: int) -> Run:
-    """Do as `RunCost.decode_run`, by the verbs that every cost model has."""
+    """Price a run as `RunCost.decode_run` does, using the methods that every cost model has."""
     price = cost.price(batch)
     gpu = cost.gpu_run(batch, min(most, until_ns // max(price.ns, 1) + 1))
     times = gpu.tolist()
@@ -62,7 +63,7 @@ def plain_run(cost: CostModel, batch: Batch, most: int, until_ns: int) -> Run:
 
 
 class _PlainSources(RunSources):
-    """Each step is priced by itself, unless the model says nothing of sources: then all is formula."""
+    """Sources of steps priced one by one. If the model gives no sources, all time counts as formula."""
 
     def __init__(self, cost: CostModel, batch: Batch, gpu: list[int]) -> None:
         own: Any = type(cost)

@@ -1,8 +1,8 @@
-"""Fast-forward of speculative decoding: a run of steps that all verify as many drafts of the same requests.
+"""Fast-forward of speculative decoding: a run of steps that all verify the same number of drafts for the same requests.
 
-Which drafts will be accepted is known beforehand (see AcceptanceModel), so contexts, memory and times of the steps to
-come follow. Planning points are numbered as in `leap`: at E_p the p-th commit, then the p-th plan. Only the first step
-in flight may be another than those to come: prompts, requests that have ended since, dummy drafts.
+Acceptance of drafts is known in advance (see AcceptanceModel), so the contexts, memory and times of the coming steps
+follow. Planning points are numbered as in `leap`: at E_p comes the p-th commit, then the p-th plan. Only the first step
+in flight may differ from the coming ones: prompts, requests that have ended since, dummy drafts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from servesim.records.recorder import Recorder
 from servesim.records.row import Row
 from servesim.records.step import Step
 
-MOST = 256  # steps looked ahead at once
+MOST = 256  # max. steps to look ahead
 ACCEPTED = STEP_COLUMNS.index("accepted")
 SOURCES = slice(STEP_COLUMNS.index("measured_ns"), STEP_COLUMNS.index("roofline_ns") + 1)
 VARYING = [
@@ -38,29 +38,29 @@ VARYING = [
         "kv_used", "kv_internal", "kv_peak", "kv_used_ns", "kv_internal_ns",
     )
 ]  # fmt: skip
-"""Values that differ between the steps of a run, besides the drafts accepted."""
+"""Columns that differ between the steps of a run, besides the accepted drafts."""
 
 
 class Ahead(NamedTuple):
-    """Tokens that the coming commits bring."""
+    """Tokens that the coming commits deliver."""
 
     m: int
-    """How many commits."""
+    """Number of commits."""
     real: int
-    """How many are no verifications like the others: 0 or 1."""
+    """Number of commits that are not verifications like the others: 0 or 1."""
     walks: list[Walk]
     starts: list[int]
-    """Each walk's index once the real ones are done."""
+    """Each walk's index after the real commits."""
     tokens: Rows
-    """Known after each commit, of shape (requests, m) or more."""
+    """Known tokens after each commit, of shape (requests, m) or more."""
     known: list[list[int]]
-    """The same."""
+    """`tokens` as lists."""
     gains: NDArray[np.uint8]
-    """Delivered by each commit but the real ones, of shape (requests, m - real) or more."""
+    """Tokens delivered by each commit except the real ones, of shape (requests, m - real) or more."""
 
 
 def can_run(core: FastCore) -> bool:
-    """Whether the steps in flight may be followed by others like the last one."""
+    """Return whether the steps in flight may be followed by others like the last one."""
     in_flight, speculator, acceptance = core.in_flight, core.speculator, core.acceptance
     first, last = in_flight[0], in_flight[-1]
     if not (core.stands and core.pure) or core.last_plan is None or core.last_plan.step_id != last.id:
@@ -70,7 +70,7 @@ def can_run(core: FastCore) -> bool:
     if speculator is None or not last.drafts or speculator.expands or not speculator.steady():
         return False
     if acceptance is None or type(acceptance).available is not AcceptanceModel.available:
-        return False  # how many drafts there are differs from token to token
+        return False  # the number of drafts varies from token to token
     if last.batch.draft_k > DEEPEST:
         return False
     drafts, depth = speculator.verified(last.batch.draft_k), len(in_flight)
@@ -88,20 +88,20 @@ def can_run(core: FastCore) -> bool:
     if _verifies(first, drafts) and first.sampled == last.sampled:
         return True
     if core.shares:
-        return False  # others may look for a prompt that it computes, while it is skipped
+        return False  # others may look up a prompt it computes while it is skipped
     here = [request for request in first.sampled if request.state < State.FINISHED]
     return here == last.sampled and not any(r.parent is not None and r.parent.unforked for r in here)
 
 
 def _verifies(step: Step, drafts: int) -> bool:
-    """Whether a step does nothing but verify `drafts` drafts of each of its requests."""
+    """Return whether a step only verifies `drafts` drafts of each of its requests."""
     batch, n = step.batch, len(step.sampled)
     whole = batch.drafts == drafts * n and batch.linear_tokens == batch.drafts + n
     return whole and not batch.prefill and not step.dummies
 
 
 class DraftLeap(Run):
-    """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
+    """Run that skips `skip` planning points, with the data needed to account for them afterwards."""
 
     __slots__ = (
         "_ahead", "_contexts", "_gains", "_gpu", "_host", "_known", "_sources", "_starts", "_stepped", "_times",
@@ -115,12 +115,12 @@ class DraftLeap(Run):
         self._sources = sources  # of `gpu`, of shape (steps, 4)
         self._times, self._gpu, self._host = ends, gpu, host
         _, self._stepped, self._walks, self._starts, _, self._known, self._gains = ahead
-        self._contexts = contexts  # sums once each plan is made
-        self._ahead = beyond  # tokens of a request computed beyond those known once a plan is made
+        self._contexts = contexts  # sums after each plan
+        self._ahead = beyond  # computed tokens per request beyond the known ones after a plan
 
     @classmethod
     def prepare(cls, core: FastCore, cost: CostModel, horizon_ns: int | None) -> DraftLeap | None:
-        """The longest run from here; None if the next planning point must be real."""
+        """Return the longest run from here, or None if the next planning point must be real."""
         in_flight = core.in_flight
         last = in_flight[-1]
         requests, batch, memory = last.sampled, last.batch, core.memory
@@ -201,11 +201,12 @@ class DraftLeap(Run):
     def _pass_on(
         self, core: FastCore, recorder: Recorder, replica: int, allocated: Rows, filled: Rows, accepted: Rows
     ) -> None:
-        """Record the steps committed, and put those planned in flight. `allocated`: tokens since the last real plan, by
-        plan; `filled`: as many of them as are used; `accepted`: drafts, by commit but the real one."""
+        """Record the committed steps and put the planned ones in flight. By plan, `allocated` gives the tokens
+        allocated since the last real plan and `filled` how many of them are used. `accepted` gives the drafts by
+        commit, except the real one."""
         in_flight, m, real = core.in_flight, self.skip, self._stepped
         last, depth = in_flight[-1], len(in_flight)
-        for i in range(min(m, depth)):  # planned for real
+        for i in range(min(m, depth)):  # really planned
             step = in_flight.popleft()
             if i >= real:
                 step.accepted = int(accepted[i - real])
@@ -219,7 +220,8 @@ class DraftLeap(Run):
             in_flight.append(self._step(last, j, depth, int(allocated[j]), int(filled[j])))
 
     def _rows(self, last: Step, replica: int, depth: int, allocated: Rows, filled: Rows) -> Rows:
-        """For the step table, of the first steps planned in the run (see `_step`); accepted drafts are left out."""
+        """Return the rows of the step table for the first steps planned in the run (see `_step`), without the accepted
+        drafts."""
         count, usage, times = len(allocated), last.usage, self._times
         rows = np.empty((count, len(STEP_COLUMNS)), dtype=np.int64)
         rows[:] = Row(last, 1, 0, 0, 0, 0, 0, 0, (0, 0, 0, 0)).cells(replica)
@@ -237,8 +239,8 @@ class DraftLeap(Run):
         return rows
 
     def _step(self, last: Step, j: int, depth: int, allocated: int, filled: int) -> Step:
-        """The step planned at E_(j+1), `allocated` tokens having been taken since the last real plan and as many
-        `filled`; it ends at E_(j+1+depth)."""
+        """Return the step planned at E_(j+1), which ends at E_(j+1+depth). Since the last real plan, `allocated` tokens
+        have been allocated and `filled` tokens written."""
         usage, ends = last.usage, self._ends
         a, b, c, d = self._sources[j]
         batch = _batch(last.batch, [known[j] + self._ahead for known in self._known])
@@ -258,7 +260,8 @@ class DraftLeap(Run):
 
 
 def _bounds(core: FastCore, requests: Sequence[Request], placeholders: int) -> Sequence[int]:
-    """Return the most `num_tokens` of each request up to which `decode` serves it, `placeholders` tokens in flight."""
+    """Return the largest `num_tokens` of each request up to which `decode` serves it with `placeholders` tokens in
+    flight."""
     limits = core.scheduler.limits
     longest = limits.max_model_len - placeholders
     if not limits.async_scheduling:
@@ -267,7 +270,7 @@ def _bounds(core: FastCore, requests: Sequence[Request], placeholders: int) -> S
 
 
 def _real(core: FastCore) -> int:
-    """1 if what the first step in flight delivers must be found out request by request, else 0."""
+    """Return 1 if the first step in flight must be delivered request by request, else 0."""
     first, last, before = core.in_flight[0], core.in_flight[-1], core.committed_ns
     if first.sampled != last.sampled or not _verifies(first, last.batch.drafts // len(last.sampled)):
         return 1
@@ -275,7 +278,8 @@ def _real(core: FastCore) -> int:
 
 
 def _look_ahead(core: FastCore, m: int, bounds: Sequence[int]) -> Ahead | None:
-    """Look at most m commits ahead, as long as no request ends or exceeds its bound; None if one does in the next."""
+    """Look at most m commits ahead, as long as no request ends or exceeds its bound. Return None if one does in the
+    next commit."""
     first, last, speculator, acceptance = core.in_flight[0], core.in_flight[-1], core.speculator, core.acceptance
     assert speculator is not None
     assert acceptance is not None
@@ -320,7 +324,7 @@ def _look_ahead(core: FastCore, m: int, bounds: Sequence[int]) -> Ahead | None:
 
 
 def _batch(like: Batch, contexts: list[int]) -> Batch:
-    """A batch of the same shape over other contexts."""
+    """Return a batch of the same shape with other contexts."""
     total = sum(contexts)
     return Batch(
         like.linear_tokens,

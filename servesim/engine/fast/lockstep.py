@@ -1,16 +1,15 @@
 """Requests that get one token in every turn, counted together.
 
-A turn is a step of all of them; steps are turns but for those in which they pause. While a request decodes, its
-counters follow from the number of turns: with `offset` = tokens computed before turn t is planned - t, which stays the
-same,
+A turn is a step of all of them. Every step is a turn unless they pause in it. While a request decodes, its counters
+follow from the number of turns. With `offset` = tokens computed before turn t is planned - t, which is constant,
 
     num_computed_tokens = t + offset                  once t turns are planned,
     num_tokens          = c + offset + 1              once c turns are committed,
     num_output_placeholders = t - c.
 
-So a step costs nothing per request, and which request ends or needs a block next is known by turn. A request whose
-prompt is computed by the last step planned is a member already, from the next turn on: with it t and c count from its
-prompt's step. The counters of a member are written when it leaves, and when they are read.
+So a step costs nothing per request, and the turn in which the next request ends or needs a block is known. A request
+whose prompt is computed by the last planned step is a member already, from the next turn on; for it, t and c count from
+its prompt's step. The counters of a member are written when it leaves and when they are read.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from servesim.engine.fast.step import FastStep
 from servesim.records.step import Late
 
 Entry = tuple[int, int, Request]
-"""(turn or other key, order, member): compared up to the order, which is unique."""
+"""(turn or other key, order, member), compared up to the order, which is unique."""
 _ORDER = attrgetter("_order")
 
 
 class Lockstep(CounterKeeper):
-    """The members, in batch order, and those behind them in the list that the scheduler has served."""
+    """Members in batch order, and the requests after them in the list that the scheduler has served."""
 
     def __init__(
         self, kv: KVAllocator, memory: LockstepMemory, in_flight: deque[FastStep], asynchronous: bool, depth: int = 1
@@ -45,55 +44,55 @@ class Lockstep(CounterKeeper):
         self.in_flight = in_flight
         self._asynchronous = asynchronous
         self.overrun = max(depth - 2, 0)
-        """Tokens that may be planned beyond the length cap."""
+        """Number of tokens that may be planned beyond the length cap."""
         self.members: dict[Request, tuple[int, int, int]] = {}
-        """In batch order: offset, the first turn together, and the first one not committed when it joined that it has
-        got (or will get) a token from."""
+        """(offset, first turn as a member, first turn not yet committed on joining that gives it a token) by member, in
+        batch order."""
         self._following: list[Request] = []  # join once the step being planned is in flight
         self.turn = 0
         """Number of the next turn to be planned."""
         self.committed = 0
-        """Turns committed so far."""
+        """Number of turns committed so far."""
         self.committed_ns = -1
-        """When the last turn was committed."""
+        """Time in ns at which the last turn was committed."""
         self.last_ns = -1
-        """When the last step was committed."""
+        """Time in ns at which the last step was committed."""
         self.paused = 0
-        """Steps in flight that are no turns."""
+        """Number of steps in flight that are not turns."""
         self.context_sum = 0
-        """Tokens computed of all members once the last turn is planned."""
+        """Sum of the computed tokens of all members once the last turn is planned."""
         self.context_sumsq = 0
         self._ends: list[Entry] = []  # by the turn that delivers the last token
-        self._caps: list[Entry] = []  # by the turns committed when what is in flight reaches the length cap
+        self._caps: list[Entry] = []  # by the turns committed when tokens in flight reach the length cap
         self._longest: list[Entry] = []  # by -offset
-        self._cap_sum = 0  # turns committed when a member has all its length cap allows, summed over members
-        self._cap_max = 0  # the most of a member, perhaps of one that has left
+        self._cap_sum = 0  # sum over members of the turns committed when each reaches its length cap
+        self._cap_max = 0  # largest such turn, perhaps of a member that left
         self._joined = 0
         self._written = (-1, -1, -1)  # turns planned and committed, and members, when counters were last written
-        # What the scheduler said, and showed, when it last planned.
+        # State of the scheduler at its last plan.
         self.queue: list[Request] = []
-        """The list it serves, as seen last: members, those among them that have left but not ended, others."""
+        """List that the scheduler serves, as last seen: members, former members that have not ended, others."""
         self.apart: list[Request] = []
-        """The others: they may do something, in batch order."""
-        self._served: list[Request] = []  # the very list, which may grow at its end until the plan is done
+        """Requests in the list that are not members, in batch order. They may do anything."""
+        self._served: list[Request] = []  # the same list object, which may grow at its end during the plan
         self.due = 0
-        """Members in the plan that is being made."""
+        """Number of members in the plan being made."""
         self.most = 0
-        """Members that a step can take."""
+        """Maximum number of members in a step."""
         self.free = 0
-        """Tokens of memory that must be free before a step."""
+        """Number of memory tokens that must be free before a step."""
         self.retires = False
-        """Whether a member whose last token is in flight takes no part in further turns."""
+        """Whether a member whose last token is in flight is left out of further turns."""
         self.looked = False
         """Whether a member's counters were read."""
         self.on_read: Callable[[], None] = lambda: None
-        """Called before they are written for that."""
+        """Callback invoked before the counters are written for a read."""
 
-    # In a plan.
+    # During a plan.
 
     def serve(self, running: Sequence[Request], plan: Plan, most: int, free: int, retires: bool) -> list[Request]:
-        """See `PlanContext.decode`: members get their token, and the next ones in the list that need just that join
-        them. Return the others."""
+        """See `PlanContext.decode`. Members get their token, and the next requests in the list that need exactly one
+        join them. Return the others."""
         self.retires = retires and self._asynchronous
         if self.retires:
             self.retire()
@@ -121,7 +120,7 @@ class Lockstep(CounterKeeper):
         return self.apart
 
     def _adopt(self, served: list[Request]) -> bool:
-        """Whether a list is the one seen last, but for requests that have joined at its end."""
+        """Return whether a list is the last one seen, except for requests appended at its end, and adopt those."""
         known = len(self.queue)
         if len(served) <= known or served[:known] != self.queue:
             return False
@@ -133,7 +132,7 @@ class Lockstep(CounterKeeper):
         self.apart = self.apart + requests
 
     def _decodes(self, request: Request) -> bool:
-        """Whether a request needs just its next token."""
+        """Return whether a request needs only its next token."""
         known, computed = request._num_tokens, request._num_computed_tokens
         if self._asynchronous:
             coming = request._num_output_placeholders
@@ -143,8 +142,8 @@ class Lockstep(CounterKeeper):
         return known - computed == 1 and not request.num_draft_tokens
 
     def tokens_left(self, requests: Sequence[Request], most: int) -> tuple[int, list[Request]] | None:
-        """Return how many tokens all members may still generate, and which of `requests` are none. None where not all
-        members are among `requests`, or one may generate more than `most`."""
+        """Return how many tokens all members may still generate, and the `requests` that are not members. Return None
+        if some members are not among `requests`, or if one may generate more than `most`."""
         members, committed = self.members, self.committed
         others = [request for request in requests if request not in members]
         if len(requests) - len(others) < len(members) or self._cap_max - committed > most:
@@ -158,7 +157,8 @@ class Lockstep(CounterKeeper):
         return left, others
 
     def end_plan(self, plan: Plan) -> None:
-        """A plan is made: see which requests behind the members have entered the list since, and which join next."""
+        """Finish a plan: find the requests that have entered the list after the members, and those of them that join
+        next."""
         if plan.preempted:
             return
         known = len(self.queue)
@@ -169,30 +169,31 @@ class Lockstep(CounterKeeper):
             self.apart = self._follow(self.apart, plan)
 
     def retire(self) -> list[Request]:
-        """Let members go whose last token, by the length cap, is in flight: they take no part in further turns (vLLM's
-        asynchronous scheduler). Return them."""
+        """Remove and return members whose last token, by the length cap, is in flight: they are in no further turns (as
+        in vLLM's asynchronous scheduler)."""
         caps = self._caps
         retired: list[Request] = []
         while caps and caps[0][0] <= self.committed:
             request = caps[0][2]
             if request in self.members:
                 if self.committed == self.turn:
-                    break  # the last token has still to be computed
+                    break  # the last token still has to be computed
                 self.leave(request, stays=True)
                 retired.append(request)
             heappop(caps)
         return retired
 
     def _may_join(self, request: Request) -> bool:
-        """Return whether a request has got a token in every step of late, and its length cap is what will stop it."""
+        """Return whether a request has recently received a token in every step and will be stopped by its length
+        cap."""
         steps, coming = len(self.in_flight), request._num_output_placeholders
         if not self._capped(request) or (self.paused and coming) or coming != steps - self.paused:
             return False
         return steps > 0 or request._last_token_ns == self.last_ns
 
     def _join(self, request: Request) -> bool:
-        """Let a request whose memory is there, behind all members in the batch, be one from this turn on; False if
-        memory cannot take it."""
+        """Make a request a member from this turn on. It follows all members in the batch and its memory is allocated.
+        Return False if memory cannot take it."""
         computed = request._num_computed_tokens
         if not self._memory.join(request, computed - self.turn, computed + 1):
             return False
@@ -201,8 +202,8 @@ class Lockstep(CounterKeeper):
         return True
 
     def _follow(self, requests: list[Request], plan: Plan) -> list[Request]:
-        """Let requests whose prompt this step completes join from the next turn on, one after the other, as long as
-        they stand right behind the members. Return the others."""
+        """Let requests whose prompt this step completes join from the next turn on, in order, as long as they directly
+        follow the members. Return the others."""
         tokens, first = plan._tokens, self.turn + 1
         for i, request in enumerate(requests):
             computed = request._num_computed_tokens + tokens.get(request, 0)
@@ -214,11 +215,11 @@ class Lockstep(CounterKeeper):
         return []
 
     def _capped(self, request: Request) -> bool:
-        """Whether its length cap stops a request, not the end of the context before it."""
+        """Return whether a request reaches its length cap before the end of the context."""
         return request.prompt_len + request.max_tokens + self.overrun <= self._kv.max_model_len
 
     def admit_following(self) -> None:
-        """A step is in flight."""
+        """Add the requests that join once the planned step is in flight."""
         for request in self._following:
             self._enter(request, request._num_computed_tokens, self.turn, self.turn - 1)
         self._following.clear()
@@ -240,19 +241,19 @@ class Lockstep(CounterKeeper):
         if self._asynchronous:
             cap = request.prompt_len + request.max_tokens - 2 - offset
             if cap <= begun:
-                cap -= self.overrun  # at once, however many steps in flight it has no part in
+                cap -= self.overrun  # immediately, although steps in flight do not include it
             heappush(self._caps, (cap, order, request))
         for heap in (self._longest, self._caps, self._ends):
-            if len(heap) > 2 * len(self.members) + 64:  # most have left and are nowhere near the top
+            if len(heap) > 2 * len(self.members) + 64:  # most have left and are deep in the heap
                 heap[:] = [entry for entry in heap if entry[2] in self.members]
                 heapify(heap)
 
     def dissolve(self, plan: Plan) -> None:
-        """Let all members stand for themselves again, with counters of their own."""
+        """Make all members ordinary requests again, with their own counters."""
         known, self.queue, self.apart, self._served = self.queue, [], [], []
         if self.members:
             self._let_go(plan)
-        for request in known:  # those that have left but not ended, too: from now on they stand anywhere
+        for request in known:  # also former members that have not ended: they may now be anywhere
             request._order = LAST
 
     def _let_go(self, plan: Plan) -> None:
@@ -276,7 +277,7 @@ class Lockstep(CounterKeeper):
         self.context_sum = self.context_sumsq = self._cap_sum = self._cap_max = 0
 
     def forget(self, requests: Sequence[Request]) -> None:
-        """Requests end: they are in the scheduler's list no more."""
+        """Remove requests that end from the known list of the scheduler."""
         for request in requests:
             if request._order == LAST:
                 if request in self.apart:
@@ -290,7 +291,7 @@ class Lockstep(CounterKeeper):
     # For the engine.
 
     def advance(self, steps: int) -> None:
-        """N turns are planned."""
+        """Account for `steps` newly planned turns."""
         n, context = len(self.members), self.context_sum
         self.context_sum = context + n * steps
         self.context_sumsq += 2 * steps * context + n * steps * steps
@@ -307,15 +308,17 @@ class Lockstep(CounterKeeper):
         batch.sampled_context += context
 
     def longest(self) -> int:
-        """Return the most tokens computed of a member once the last turn is planned; there is one."""
+        """Return the largest number of computed tokens of any member once the last turn is planned. There must be a
+        member."""
         longest = self._longest
         while longest[0][2] not in self.members:
             heappop(longest)
         return self.turn - longest[0][0]
 
     def late(self, turn: int, before: int) -> tuple[list[int], list[Late]]:
-        """Return the members of a turn that is being committed which got nothing from the step before it, committed at
-        `before`: rows of those whose last token came with the last turn, and the others, behind them in the batch."""
+        """Return the members that get a token from the turn being committed but got none from the step before it,
+        committed at `before`: rows of those whose last token came with the last turn, and the others, which follow them
+        in the batch."""
         rows = [request.row for request in self.members]
         others: list[Late] = []
         for request, (_, first, _) in reversed(self.members.items()):
@@ -327,8 +330,7 @@ class Lockstep(CounterKeeper):
         return rows, others[::-1]
 
     def ended(self, turn: int) -> list[Request]:
-        """Return the members whose last token comes with this turn, which is being committed; they are members no
-        more."""
+        """Remove and return the members whose last token comes with this turn, which is being committed."""
         ends, found = self._ends, []
         while ends and ends[0][0] <= turn:
             request = heappop(ends)[2]
@@ -338,8 +340,8 @@ class Lockstep(CounterKeeper):
         return found
 
     def steps_until_change(self, depth: int) -> tuple[int, bool]:
-        """Return for how many more planning points, with `depth` steps in flight after them, no member ends before and
-        none retires at one; and whether one retires at the next. There is a member."""
+        """Return the number of further planning points, with `depth` steps in flight after them, until a member ends or
+        retires, and whether one retires at the point after those. There must be a member."""
         ends, caps, members = self._ends, self._caps, self.members
         while ends[0][2] not in members:
             heappop(ends)
@@ -352,16 +354,16 @@ class Lockstep(CounterKeeper):
         return last - self.turn + depth, retires
 
     def next_batch(self, attention: str) -> Batch:
-        """Return what all members make in the next turn."""
+        """Return the batch of all members in the next turn."""
         n, context = len(self.members), self.context_sum
         after = context + n
         return Batch.decodes(n, after, self.context_sumsq + context + after, self.longest() + 1, attention=attention)
 
     def _retiring(self, committed: int) -> list[Request]:
-        """Return the members that retire when `committed` turns are committed."""
+        """Return the members that retire once `committed` turns are committed."""
         caps, members = self._caps, self.members
         found, at = [], [0]
-        while at:  # down the heap as far as caps are that low
+        while at:  # descend the heap while caps are that low
             i = at.pop()
             if i < len(caps) and caps[i][0] <= committed:
                 if caps[i][2] in members:
@@ -370,8 +372,8 @@ class Lockstep(CounterKeeper):
         return found
 
     def batch_without_retired(self, steps: int, committed: int, batch: Batch) -> Batch | None:
-        """Return `batch`, of the next turn, as it is `steps` turns later, without the members that retire when
-        `committed` turns are committed; None if these are all."""
+        """Return the batch `steps` turns after `batch`, which is the next turn's, without the members that retire once
+        `committed` turns are committed. Return None if no members remain."""
         members, longest = self.members, self._longest
         retired = self._retiring(committed)
         n = batch.decode_count - len(retired)
@@ -392,8 +394,8 @@ class Lockstep(CounterKeeper):
         return Batch.decodes(n, context, squares, most, attention=batch.attention)
 
     def leave(self, request: Request, stays: bool = False) -> None:
-        """Let a member go that ends or is cancelled; or one that takes part in no further turn and gets its tokens in
-        flight on its own (`stays`)."""
+        """Remove a member that ends or is cancelled. With `stays`, it is in no further turns but still gets its tokens
+        in flight, as an ordinary request."""
         offset, first, begun = self.members.pop(request)
         context = self.turn + offset
         self.context_sum -= context
@@ -410,7 +412,7 @@ class Lockstep(CounterKeeper):
                     step.sampled.sort(key=_ORDER)
 
     def settle(self, request: Request) -> None:
-        """Write the counters of all members, one of which is read."""
+        """Write the counters of all members because one of them is read."""
         self.looked = True
         self.on_read()
         if self._written != (self.turn, self.committed, len(self.members)):
@@ -431,7 +433,7 @@ class Lockstep(CounterKeeper):
             request._last_token_ns = self.committed_ns
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         contexts = [self.turn + offset for offset, _, _ in self.members.values()]
         assert self.context_sum == sum(contexts), "contexts in lockstep miscounted"
         assert self.context_sumsq == sum([c * c for c in contexts]), "squares of contexts in lockstep miscounted"

@@ -1,8 +1,8 @@
 """Fast-forward of requests in lockstep: decode steps of all of them as one event.
 
 Planning points are numbered as in `leap`. A run begins with the next one, or with a step that is planned now: after a
-commit in which others ended, when nothing but the rest of the lockstep is to be planned. Where requests stop taking
-part because their last token is in flight, the last step of the run is the one without them.
+commit in which others ended, when only the rest of the lockstep is to be planned. If requests retire because their last
+token is in flight, the last step of the run is the one without them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST = 1 << 61  # integrals of memory over time must fit 64 bits
 
 
 class LockstepLeap(Run):
-    """`skip` planning points to be skipped, and what is needed to account for them afterwards."""
+    """Run that skips `skip` planning points, with the data needed to account for them afterwards."""
 
     __slots__ = ("_batch", "_copies", "_given", "_gpu", "_host", "_last", "_ns", "_sources", "_usage")
 
@@ -32,9 +32,9 @@ class LockstepLeap(Run):
         super().__init__(ends, 0, past)
         self._usage = usage  # before the run
         self._copies = 1  # how often memory counts a token
-        self._given: list[tuple[int, int]] = []  # (step from 1, tokens) that were used and given back
+        self._given: list[tuple[int, int]] = []  # (step from 1, tokens) that were used and then freed
         self._batch = batch  # of the first step
-        self._gpu: list[int] = []  # of the steps with all, as the next two
+        self._gpu: list[int] = []  # of the steps with all; so are the next
         self._ns: list[int] = []
         self._host = 0
         self._sources = RunSources()
@@ -42,8 +42,8 @@ class LockstepLeap(Run):
 
     @classmethod
     def prepare(cls, core: FastCore, runs: RunCost, now: int, horizon_ns: int | None, past: int) -> LockstepLeap | None:
-        """The longest run from here; None if the next planning point must be real. That is now if one is `past`, else
-        when the next step is done. `horizon_ns` from now the run will be cut anyhow."""
+        """Return the longest run from here, or None if the next planning point must be real. That point is now if one
+        is `past`, else at the end of the next step. The run will be cut at `horizon_ns` from now in any case."""
         lockstep, memory = core.lockstep, core.memory
         assert lockstep is not None
         assert memory is not None
@@ -54,10 +54,10 @@ class LockstepLeap(Run):
         for step in core.in_flight:
             for request in step.sampled:
                 if request not in lockstep.members or (core.on_first is not None and request.first_token_ns < 0):
-                    most = min(most, len(ends))  # a request may end with it, or someone waits for its first token
+                    most = min(most, len(ends))  # a request may end with it, or its first token may be awaited
             ends.append(step.end_ns)
         m, retires = lockstep.steps_until_change(len(ends))
-        # Nothing waits for the tokens of those that retire.
+        # Nothing waits for the tokens of retiring requests.
         alone = retires and len(ends) == 2 and not core.scheduler.num_waiting()
         last = m + 1 if alone else m
         if last < most:
@@ -70,7 +70,7 @@ class LockstepLeap(Run):
         if m:
             leap._price(runs, m if m < most else most, horizon_ns)
             if leap._ns[0] < 1:
-                return None  # a real plan says so
+                return None  # a real plan raises
         if most > m == len(leap._gpu) and (horizon_ns is None or ends[m] < now + horizon_ns):
             leap._price_last(runs, lockstep, core.next_step_id)
         leap.skip = len(ends) - len(core.in_flight) - past
@@ -79,7 +79,7 @@ class LockstepLeap(Run):
         return leap if leap.skip else None
 
     def _price(self, runs: RunCost, most: int, horizon_ns: int | None) -> None:
-        """Price the steps with all in lockstep, `most` at most."""
+        """Price up to `most` steps with all members in lockstep."""
         usage = self._usage
         longest = LONGEST // (usage.used + usage.internal + self._batch.sampled * MOST)
         until_ns = longest if horizon_ns is None or horizon_ns > longest else horizon_ns
@@ -87,14 +87,14 @@ class LockstepLeap(Run):
         self._ends += accumulate(self._ns, initial=self._ends.pop())
 
     def _price_last(self, runs: RunCost, lockstep: Lockstep, first: int) -> None:
-        """Price the one without those that retire. Its memory is not known yet."""
+        """Price the step without the retiring requests. Its memory is not known yet."""
         m, ends = len(self._gpu), self._ends
         batch = lockstep.batch_without_retired(m, lockstep.turn + m - 1, self._batch)
         if batch is None:
             return
         gpu, ns, host, sources = runs.decode_run(batch, 1, 0)
         if ns[0] < 1:
-            return  # a real plan says so
+            return  # a real plan raises
         ends.append(ends[-1] + ns[0])
         self._last = FastStep(
             first + m,
@@ -119,15 +119,15 @@ class LockstepLeap(Run):
     def end(self, core: FastCore, recorder: Recorder, replica: int) -> int:
         """See `Run`."""
         skip, in_flight = self.skip, core.in_flight
-        if skip < len(in_flight) + self._past:  # what ends now was in flight before the run
+        if skip < len(in_flight) + self._past:  # this step was in flight before the run
             return super().end(core, recorder, replica)
         retired = self._go(core, recorder, replica, skip, through=True)
         core.commit_run(self._ends[skip], retired)
         return in_flight[-1].end_ns if in_flight else self._ends[skip]
 
     def _go(self, core: FastCore, recorder: Recorder, replica: int, skip: int, through: bool = False) -> list[Request]:
-        """Do plans 1..skip and the commits before each of them. With `through` the step that ends when the replica
-        wakes, one of the run, is not left in flight, though its commit is left. Return the requests that have retired
+        """Apply plans 1..skip and the commits before each of them. With `through`, the run's step that ends when the
+        replica wakes is not left in flight, although its commit is left to do. Return the requests that have retired
         and get their last token from it."""
         in_flight, lockstep, first, memory = core.in_flight, core.lockstep, core.next_step_id, core.memory
         assert lockstep is not None
@@ -159,8 +159,8 @@ class LockstepLeap(Run):
         return retired
 
     def _commit(self, core: FastCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
-        """Deliver what the steps in flight sampled, to requests not yet in lockstep, too, and one token to each of n in
-        lockstep with every further one, until E_stop."""
+        """Deliver the tokens of the steps in flight, including those of requests not yet in lockstep, then one token to
+        each of n members with every further step, until E_stop."""
         ends, at, lockstep = self._ends, self._past, core.lockstep
         assert lockstep is not None
         in_flight = lockstep.in_flight
@@ -181,7 +181,7 @@ class LockstepLeap(Run):
         core.note_commit(ends[stop - 1])
 
     def _plan_last(self, core: FastCore, lockstep: Lockstep) -> list[Request]:
-        """Plan the step without those that retire. Return them."""
+        """Plan the step without the retiring requests, and return those."""
         step, memory = self._last, core.memory
         assert step is not None
         assert memory is not None
@@ -207,8 +207,8 @@ class LockstepLeap(Run):
         done: int,
         grown: list[tuple[int, int]],
     ) -> None:
-        """Record the first `done` steps of the run in one row. The j-th starts at E_(j+depth-1); memory grows by one
-        token a request (in each copy) from each to the next, and by whole blocks."""
+        """Record the first `done` steps of the run in one row. The j-th starts at E_(j+depth-1). From each step to the
+        next, memory grows by one token per request (in each copy) and by whole blocks."""
         ends, gpu, usage, more = self._ends, self._gpu, self._usage, n * self._copies
         start, end = ends[depth - 1], ends[depth - 1 + done]
         used_ns, internal_ns = more * ((done - 1) * end - sum(ends[depth : depth - 1 + done])), 0
@@ -247,7 +247,7 @@ class LockstepLeap(Run):
         row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns, sources)
 
     def _step(self, first: int, turn: int, n: int, j: int, depth: int, grown: list[tuple[int, int]]) -> FastStep:
-        """Return the j-th step planned in the run, at E_j; it ends at E_(j+depth)."""
+        """Return the j-th step planned in the run, at E_j. It ends at E_(j+depth)."""
         ends, usage, allocated = self._ends, self._usage, 0
         for i, tokens in grown:
             if i > j:

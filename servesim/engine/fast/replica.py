@@ -1,4 +1,4 @@
-"""A replica on the clock that goes over steps whose plans are known in one event."""
+"""Replica on the clock that handles steps with known plans as one event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servesim.records.recorder import Recorder
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FastReplica(Replica):
-    """Does what Replica does, with fewer events."""
+    """Replica with the same behavior as Replica and fewer events."""
 
     def __init__(
         self, clock: Clock, index: int, core: EngineCore, cost: CostModel, recorder: Recorder, depth: int
@@ -74,8 +74,8 @@ class FastReplica(Replica):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """End a run at this instant: what it has done is done, and the next plan is made for real. For whatever wants
-        the replica as it is now."""
+        """End a run at this instant, for callers that need the replica's current state: the steps done so far are
+        applied, and the next plan is made for real."""
         leap, self.leap = self.leap, None
         if leap is None:
             return
@@ -98,7 +98,7 @@ class FastReplica(Replica):
         self._await(self.core.in_flight[0].end_ns)
 
     def _next_plan_from(self) -> int:
-        """Return the earliest time at which a plan may heed what happens now."""
+        """Return the earliest time at which a plan may take the current event into account."""
         now = self.clock.ns
         return now + 1 if self.clock.rejected >= (now, self.index) else now
 
@@ -118,7 +118,8 @@ class FastReplica(Replica):
         self._await(self.leap.end_ns if self.leap is not None else in_flight[0].end_ns)
 
     def _prepare(self) -> Run | None:
-        """Return the longest run of steps from here whose plans are known, all that can be in flight being so."""
+        """Return the longest run of steps from here whose plans are known. The maximum number of steps must be in
+        flight."""
         core = self.fast
         if core.lockstep is not None:
             if not core.lockstep.members:
@@ -129,7 +130,7 @@ class FastReplica(Replica):
     def _complete(self, event: Event) -> None:
         leap = self.leap
         if leap is None or event is not self._awaited:
-            super()._complete(event)  # or an arrival or a client that gave up cut the run this event was to end
+            super()._complete(event)  # or an arrival or an abort cut the run that this event was to end
             return
         self._awaited = self.leap = None
         self._free_ns[0] = leap.end(self.fast, self.recorder, self.index)

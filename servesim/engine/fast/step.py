@@ -1,4 +1,4 @@
-"""A step in which requests may be counted instead of listed."""
+"""Step that may count requests instead of listing them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PAUSE = -1
 
 @dataclass(slots=True, init=False)
 class FastStep(Step):
-    """Before those in `sampled`, `together` requests in lockstep get a token."""
+    """Step in which `together` requests in lockstep, before those in `sampled`, get a token."""
 
     together: int
     turn: int
-    """Number of the turn of those in lockstep; PAUSE: they take no part, though there are some."""
+    """Number of the turn of those in lockstep, or PAUSE if there are some but they are not in this step."""

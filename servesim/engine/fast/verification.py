@@ -1,4 +1,4 @@
-"""Results of the drafts that a step verifies, found in bulk: the tokens of each request, and counts."""
+"""Results of the drafts that a step verifies, computed in bulk: the tokens of each request, and counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def gain(core: EngineCore, step: Step, request: Request) -> int:
-    """Return the tokens a request gets from a step: the drafts accepted, and one more."""
+    """Return the number of tokens a request gets from a step: the accepted drafts plus one."""
     drafts = step.drafts.get(request, 0)
     if not drafts or request in step.dummies:
         return 1
@@ -28,13 +28,13 @@ def gain(core: EngineCore, step: Step, request: Request) -> int:
 
 
 def _walks(core: EngineCore, depth: int) -> bool:
-    """Whether a request will probably have drafts as deep in its next steps."""
+    """Return whether drafts will probably be as deep in the next steps."""
     assert core.speculator is not None
     return depth <= DEEPEST and core.speculator.steady()
 
 
 def _next(core: EngineCore, request: Request, depth: int) -> Walk:
-    """Return a request's walk, its next step seen."""
+    """Return a request's walk, with its next step computed."""
     assert core.speculator is not None
     assert core.acceptance is not None
     walk = Walk.of(request, request._num_tokens, depth)
@@ -44,7 +44,7 @@ def _next(core: EngineCore, request: Request, depth: int) -> Walk:
 
 
 def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tuple[list[Request], list[Request]]:
-    """Do as `delivery.deliver` for a step with drafts."""
+    """Deliver a step with drafts as `delivery.deliver` does."""
     speculator, kv, drafts_of, dummies, stale = core.speculator, core.kv, step.drafts, step.dummies, step.stale
     assert speculator is not None
     kept: list[Request] = []
@@ -52,7 +52,7 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
     late: list[Late] = []
     to_fork: list[Request] = []
     verified: list[tuple[int, int]] = []
-    counted, counts = 0, bytearray()  # verifications of `counted` drafts: tokens they brought
+    counted, counts = 0, bytearray()  # results of verifying `counted` drafts: token counts
     on_time = depth = of_depth = 0
     walks, ended = False, State.FINISHED
     for request in step.sampled:

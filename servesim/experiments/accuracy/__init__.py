@@ -1,1 +1,1 @@
-"""How true the simulator is: measured serving cells replayed, screened, and scored."""
+"""Accuracy of the simulator: measured serving cells are replayed, screened and scored."""

@@ -1,4 +1,4 @@
-"""Simulations of measured cells, each replayed, in as many processes as there are cores."""
+"""Simulations of measured cells, replayed in as many processes as there are cores."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from servesim.run.simulate import simulate
 
 @dataclass(frozen=True)
 class Answer:
-    """Simulated means in ms, and the shares of GPU time by formula and beyond what was measured; None: no answer, and
-    `reason` says why."""
+    """Simulated means in ms, and the shares of GPU time by formula and by extrapolation beyond the measured range. All
+    are None if there is no answer; `reason` then explains why."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -37,16 +37,17 @@ class Answer:
 NAMES = ("ttft_ns", "tpot_ns")
 
 OnAnswer = Callable[[int, int, Cell], None]
-"""Told after each: how many are answered, of how many, and which cell it was."""
+"""Callback after each answer, called with the number answered, the total number and the cell."""
 
 
 def answer(cell: Cell, changes: Mapping[str, Any] | None = None) -> Answer:
-    """Replay one cell, with `changes` of its settings; whatever keeps it from being priced is the answer's reason."""
+    """Replay one cell, with `changes` to its settings. If it cannot be priced, return the cause as the answer's
+    reason."""
     try:
         return _of_run(cell.run) if cell.run is not None else _of_cell(cell, changes)
     except (UserError, PolicyError) as error:
         return Answer(reason=" ".join(str(error).split()))
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one cell's failure, not the score's
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # the cell fails, not the score
         return Answer(reason=" ".join(f"{type(error).__name__}: {error}".split()))
 
 
@@ -84,7 +85,7 @@ def answers(
     on_answer: OnAnswer = lambda done, total, cell: None,
     changes: Mapping[str, Any] | None = None,
 ) -> list[Answer]:
-    """Replay all cells in `jobs` processes, with `changes` of their settings, and return their answers in the order of
+    """Replay all cells in `jobs` processes, with `changes` to their settings, and return their answers in the order of
     the cells."""
     found: list[Answer | None] = [None] * len(cells)
     if min(jobs, len(cells)) <= 1:

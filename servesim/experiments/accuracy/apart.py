@@ -1,4 +1,5 @@
-"""Scenarios of measured cells whose prefill and decode are apart: pools of both sides, and the way between them."""
+"""Scenarios of measured cells with disaggregated prefill and decode: pools of both sides, and the transfer between
+them."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 from servesim.experiments.accuracy.cells import Cell, Side
 
 WAVES = 3
-"""Turns of the clients that are simulated of a cell of many: the first, a middle one, and the last."""
+"""Number of client turns simulated for a cell with many: the first, a middle one and the last."""
 
 
 def settings_apart(cell: Cell, sides: tuple[Side, Side], table: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the settings of a scenario that both sides imply, and the turns of its clients that were measured where
-    WAVES of them are simulated, else 0. `table`: the recipes' entry `apart`."""
+    """Return the scenario settings that both sides imply. Also return the number of client turns measured if only WAVES
+    of them are simulated, else 0. `table` is the entry `apart` of the recipes."""
     prefill, decode = (
         {"name": role, "role": role, **_pool(side)} for role, side in zip(("prefill", "decode"), sides, strict=True)
     )
@@ -42,7 +43,7 @@ def _handoff(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mean_of_turns(values: NDArray[np.int64], waves: int, clients: int) -> float:
-    """Return the mean over `waves` turns of all clients from WAVES simulated ones, requests in the order in which they
-    were sent: the first and the last turn count once, the middle one for all others."""
+    """Return the mean over `waves` turns of all clients, computed from WAVES simulated turns. Requests are in the order
+    in which they were sent. The first and the last turn count once; the middle one stands for all others."""
     turns = values[: WAVES * clients].reshape(WAVES, clients).mean(axis=1)
     return float((turns[0] + (waves - 2) * turns[1] + turns[2]) / waves)

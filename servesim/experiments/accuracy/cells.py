@@ -15,97 +15,99 @@ PACKAGE, SAMPLE, CONFIGS = "aiconfigurator_core", "systems/silicon_sample.csv", 
 
 @dataclass(frozen=True)
 class Side:
-    """The servers of one side where prefill and decode are apart, as labelled."""
+    """Servers of one side of a disaggregated deployment, as labeled."""
 
     workers: int
     tp: int
     dp: int
-    """Copies of attention, each with requests of its own."""
+    """Number of attention replicas, each with its own requests."""
     moe_tp: int
     ep: int
 
     @property
     def gpus(self) -> int:
-        """GPUs of all of them."""
+        """Number of GPUs of all these servers."""
         return self.workers * max(self.tp * self.dp, self.moe_tp * self.ep)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured cell. Counts are 0 and texts empty where the label is missing; times are means in ms."""
+    """One measured cell. Counts are 0 and texts empty if the label is missing; times are means in ms."""
 
     id: str
     source: str
-    """The place where it was measured, by its label."""
+    """Label of the place where it was measured."""
     engine: str
     version: str
     model: str
     gpu: str
     precision: str
     weights: str
-    """Format of the linear layers as labelled."""
+    """Format of the linear layers, as labeled."""
     mode: str
-    """`agg`: one engine; `disagg`: prefill and decode apart."""
+    """Deployment mode: `agg` for one engine, or `disagg` for separate prefill and decode."""
     isl: int
     osl: int
-    """Nominal prompt and output length, tokens."""
+    """Nominal prompt and output lengths in tokens."""
     concurrency: int
-    """Clients in closed loop; of an open loop the mean in flight."""
+    """Number of clients in a closed loop, or mean number of requests in flight in an open loop."""
     tp: int
     pp: int
     dp: int
-    """Copies of attention, each with requests of its own."""
+    """Number of attention replicas, each with its own requests."""
     moe_tp: int
     ep: int
     ttft_ms: float
     tpot_ms: float
     workers: str = ""
-    """Where prefill and decode are apart: their numbers, sizes and parallelism as labelled."""
+    """Numbers, sizes and parallelism of disaggregated prefill and decode servers, as labeled."""
     sides: tuple[Side, Side] | None = None
-    """Where prefill and decode are apart and their numbers are stated: prefill, decode."""
+    """Prefill and decode sides, if they are disaggregated and their numbers are stated."""
     flags: tuple[tuple[str, str], ...] | None = None
-    """Flags of the engine's command and their values, without parallelism; None if there is no command."""
+    """Flags of the engine's command and their values, without parallelism, or None if there is no command."""
     requests: int = 0
-    """Number of its requests, if its command or the cell states them; 0: as many as its source sends."""
+    """Number of requests, if its command or the cell states it; 0 means as many as its source sends."""
     output_rate: float = 0.0
-    """Output tokens/s of the server; 0: those of a closed loop with the times measured."""
+    """Output tokens/s of the server; 0 means the rate of a closed loop with the measured times."""
     settings: tuple[tuple[str, Any], ...] | None = None
-    """Settings the server was found to run with (`servesim measure`), dotted as in a scenario; None if not stated."""
+    """Settings the server was found to run with (`servesim measure`), dotted as in a scenario, or None if not
+    stated."""
     run: RecordedRun | None = field(default=None, compare=False, repr=False)
-    """The recorded run the cell sums up; None: a line of a table."""
+    """Recorded run that the cell summarizes, or None for a line of a table."""
 
     @property
     def gpus(self) -> int:
-        """GPUs of the server; those its experts are spread over where these are more. Of both sides where they are
-        apart."""
+        """Number of GPUs of the server, or of the GPUs its experts are spread over if there are more. For disaggregated
+        prefill and decode, the GPUs of both sides."""
         if self.sides is not None:
             return sum(side.gpus for side in self.sides)
         return max(self.tp * max(self.dp, 1), self.moe_tp * self.ep) * max(self.pp, 1)
 
     @property
     def product(self) -> tuple[str, ...]:
-        """The product, whatever its size: engine, version, model, GPU, formats."""
+        """Product at any size: engine, version, model, GPU, formats."""
         return (self.engine, self.version, self.model, self.gpu, self.precision, self.weights, self.mode)
 
     @property
     def deployment(self) -> tuple[str | int, ...]:
-        """One server: a product and its parallelism, at all lengths and concurrencies."""
+        """One server at all lengths and concurrencies: a product and its parallelism."""
         return (*self.product, self.tp, self.pp, self.dp, self.moe_tp, self.ep, self.workers)
 
     @property
     def place(self) -> tuple[str | int, ...]:
-        """Key that repeats of the measurement share."""
+        """Key shared by repeats of the measurement."""
         return (*self.deployment, self.isl, self.osl, self.concurrency)
 
     @property
     def name(self) -> str:
-        """A line for progress."""
+        """Line that names the cell in progress output."""
         lengths = f"{self.isl}/{self.osl}"
         return f"{self.engine} {self.version} {self.model} {self.gpu} tp{self.tp} {lengths} C={self.concurrency}"
 
 
 def sample_file() -> Path:
-    """Return the table of measured cells inside an installed aiconfigurator-core; UserError without it."""
+    """Return the table of measured cells inside an installed aiconfigurator-core. Raise UserError if it is not
+    installed."""
     folder = package_folder()
     if folder is None or not (folder / SAMPLE).is_file():
         raise UserError(
@@ -116,6 +118,6 @@ def sample_file() -> Path:
 
 
 def package_folder() -> Path | None:
-    """Return the folder of the installed aiconfigurator-core, which is not imported; None without it."""
+    """Return the folder of the installed aiconfigurator-core without importing it, or None if it is not installed."""
     spec = find_spec(PACKAGE)
     return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None

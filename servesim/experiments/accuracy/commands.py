@@ -1,6 +1,7 @@
-"""Runs told by the commands that made them: a line a run, with the engine's and what `vllm bench serve` printed.
+"""Runs described by the commands that made them, one line per run, with the output of the engine and of `vllm bench
+serve`.
 
-Lengths are those of the totals, since the bench command of a page need not be that of each of its runs.
+Lengths are computed from the totals, since the bench command on a page may not be the one of each of its runs.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ TTFT, TPOT = "Mean TTFT (ms)", "Mean TPOT (ms)"
 COLUMNS = ("doc", "section", SERVE, REQUESTS, PROMPTS, ANSWERS, RATE, TTFT, TPOT)
 _FORMATS = re.compile(r"-(FP8|AWQ|GPTQ|INT4|NVFP4)$", re.IGNORECASE)
 CONTRADICTION = "contradiction"
-"""Stands for the model of a run whose heading names another model or flag than its command."""
+"""Placeholder for the model of a run whose heading names a different model or flag than its command."""
 
 
 def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
-    """Return a line as a cell; UserError where a figure is no number."""
+    """Return a line as a cell. Raise UserError if a figure is not a number."""
 
     def figure(name: str) -> float:
         try:
@@ -73,7 +74,7 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
 
 
 def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...]) -> bool:
-    """Return whether the heading of a run, and its page, say what its command says."""
+    """Return whether the heading and the page of a run agree with its command."""
     if row["doc"].rpartition("_")[0].partition(".x")[0].lower() not in model.lower():
         return False
     if not row["section"].startswith("--"):
@@ -83,8 +84,8 @@ def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...
 
 
 def settings_of(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the flags of a command are, dotted; UserError for a flag that is not modeled. `table`:
-    defaults by engine."""
+    """Return the dotted settings that match the flags of a command. Raise UserError for a flag that is not modeled.
+    `table` gives the defaults by engine."""
     assert cell.flags is not None
     known = serve_flags().get(cell.engine, {})
     found: dict[str, Any] = dict(table["defaults"].get(cell.engine, {}))

@@ -1,4 +1,4 @@
-"""How many decisions would be right: beside a naive rule, and the ceiling that noise of measurements allows."""
+"""Shares of correct decisions, next to a naive rule and the ceiling set by measurement noise."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from servesim.experiments.accuracy.decisions import Choice, Option, Pair, choice
 from servesim.experiments.accuracy.scores import Estimate, Floats, estimate, mean, numbered, resampled
 
 REPEATS_NEEDED = 10
-"""Repeats from which on a ceiling is stated."""
+"""Minimum number of repeats for stating a ceiling."""
 NOISES = 100
-"""Draws of repeat noise for the ceiling of choices."""
+"""Number of draws of repeat noise for the ceiling of choices."""
 
 
 def repeats(options: Sequence[Option], of: Callable[[Option], tuple[float, ...]]) -> Floats:
-    """Return logarithms (n, figures) of the figures `of` one measurement over those of another of the same place,
-    where the version is stated."""
+    """Return the log ratios (n, figures) of the figures `of` two measurements of the same place, for all pairs that
+    state the version."""
     found = [
         np.log(np.array(of(a)) / np.array(of(b)))
         for same in same_places(options).values()
@@ -30,8 +30,8 @@ def repeats(options: Sequence[Option], of: Callable[[Option], tuple[float, ...]]
 
 
 def pair_ceiling(found: Sequence[Pair], noise: Floats) -> float | None:
-    """Return the mean chance that two measurements stand in the true order: a difference d is undone by chance where
-    repeats differ by more than d the other way. `noise`: logarithms (n, 1) of output of repeats."""
+    """Return the mean probability that two measurements are in the true order. Chance reverses a difference d if
+    repeats differ by more than d in the other direction. `noise` holds log ratios (n, 1) of the output of repeats."""
     if len(noise) < REPEATS_NEEDED or not found:
         return None
     both = np.concatenate([noise, -noise])[:, 0]
@@ -39,8 +39,8 @@ def pair_ceiling(found: Sequence[Pair], noise: Floats) -> float | None:
 
 
 def choice_ceiling(found: Sequence[Choice], noise: Floats, seed: int) -> dict[str, float] | None:
-    """Return the shares of outcomes of one who chooses by another measurement: every time is off by what one of two
-    repeats is (their difference over the square root of 2), by keyed draws."""
+    """Return the shares of outcomes if choices were based on another measurement. Every time has the error of one of
+    two repeats (their difference over the square root of 2), by keyed draws."""
     if len(noise) < REPEATS_NEEDED or not found:
         return None
     both = np.vstack([noise, -noise]) / np.sqrt(2.0)
@@ -56,7 +56,7 @@ def choice_ceiling(found: Sequence[Choice], noise: Floats, seed: int) -> dict[st
 
 
 def share(hits: Sequence[bool], products: Sequence[object], seed: int, purpose: str) -> Estimate:
-    """Return a share and its interval, products resampled whole; nothing without any hit or miss."""
+    """Return a share and its interval, resampling whole products, or an empty estimate if there are no decisions."""
     if not hits:
         return Estimate(None)
     groups = numbered(products)
@@ -65,7 +65,8 @@ def share(hits: Sequence[bool], products: Sequence[object], seed: int, purpose: 
 
 
 def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
-    """Return what became of all decisions: shares, naive rule and ceiling beside them, and the worst misses."""
+    """Return the results of all decisions: shares, the naive rule and the ceiling for comparison, and the worst
+    misses."""
     noise = repeats(options, lambda one: one.measured)
     e2e = repeats(options, lambda one: one.outputs[:1])
     places = merged(options)
@@ -108,7 +109,7 @@ def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
 
 
 def _naive(found: Sequence[Pair]) -> float | None:
-    """Return the share that fewest GPUs orders rightly; None where it says nothing."""
+    """Return the share of pairs that the naive rule of fewest GPUs orders correctly, or None if it applies to none."""
     known = [pair.naive for pair in found if pair.naive is not None]
     return sum(known) / len(known) if known else None
 

@@ -1,9 +1,10 @@
-"""Decisions: would one choose rightly between measured servers by what is simulated of them?
+"""Decisions: is a choice between measured servers right if it is based on their simulation?
 
-Two kinds. A **pair**: two sizes of one product (as many clients a GPU, other numbers of GPUs), two engines (the same
-model, GPUs and clients), or two commands that differ in one thing: which gives more output per GPU? A **choice**: among
-all sizes and concurrencies of a product, the most output per GPU with a TPOT within a limit. Output per GPU is what a
-closed loop of C clients gives, C x output length / (E2E x GPUs), or where it was measured itself, that.
+There are two kinds. A **pair** is two sizes of one product (the same number of clients per GPU, different numbers of
+GPUs), two engines (the same model, GPUs and clients), or two commands that differ in one thing: which gives more output
+per GPU? A **choice** is made among all sizes and concurrencies of a product: the most output per GPU with a TPOT within
+a limit. Output per GPU is computed for a closed loop of C clients, C x output length / (E2E x GPUs), unless it was
+measured directly.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from math import log
 import numpy as np
 
 LIMITS_MS = (10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
-"""Limits of TPOT a choice is made under: from 100 to 10 tokens/s a reader."""
+"""TPOT limits for choices, from 100 down to 10 tokens/s per reader."""
 SLACK = 0.05
-"""A limit overrun by more is broken: repeats of a measurement differ by 3.4 % in the mean."""
+"""Largest overrun of a limit that does not break it: repeats of a measurement differ by 3.4 % in the mean."""
 APART = 0.05
-"""Outputs further apart are a difference that repeats rarely undo."""
+"""Relative difference between outputs that repeats rarely reverse."""
 BITS = {"fp8": 8, "awq": 4}
-"""Bits of a weight by its format's label; of others 16."""
+"""Bits per weight by the label of its format; 16 for other formats."""
 NEAR = 0.1
-"""A choice within this of the best output per GPU is as good as it."""
+"""Distance from the best output per GPU within which a choice counts as equally good."""
 DEFINITIONS = {
     "settings": "of runs told by their commands those of one model, GPU, lengths and clients that differ in one "
     "flag, in the format of the weights, in parallelism or in the engine",
@@ -57,7 +58,7 @@ class Option:
     server: tuple[str | int, ...] = ()
     """Key that distinguishes two servers of one product and size."""
     rates: tuple[float, float] | None = None
-    """Output tokens/s of the server, measured and simulated, where they were; None: those of a closed loop."""
+    """Measured and simulated output tokens/s of the server, or None for the rates of a closed loop."""
     flags: tuple[tuple[str, str], ...] | None = None
     """Flags of the command, without parallelism."""
 
@@ -83,7 +84,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two options of which one gives more output per GPU; logarithms of the first's over the second's."""
+    """Two options compared by output per GPU; figures are log ratios of the first to the second."""
 
     kind: str
     first: Option
@@ -91,17 +92,17 @@ class Pair:
 
     @property
     def measured(self) -> float:
-        """Measured."""
+        """Log ratio of the measured outputs."""
         return log(self.first.outputs[0] / self.second.outputs[0])
 
     @property
     def simulated(self) -> float:
-        """Simulated."""
+        """Log ratio of the simulated outputs."""
         return log(self.first.outputs[1] / self.second.outputs[1])
 
     @property
     def differs(self) -> bool:
-        """Whether the two differ in what the pair is about: their GPUs, or their engine."""
+        """Whether the two differ in the pair's subject: their GPUs, their engine, or exactly one setting."""
         if self.kind == "settings":
             return len(self.named) == 1
         if self.kind == "sizes":
@@ -110,12 +111,12 @@ class Pair:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The settings that two commands do not share."""
+        """Names of the settings that differ between the two commands."""
         return tuple(sorted({name for name, _ in self.first.settings ^ self.second.settings}))
 
     @property
     def right(self) -> bool:
-        """Whether both have the same sign."""
+        """Whether the measured and simulated ratios have the same sign."""
         return self.measured * self.simulated > 0
 
     @property
@@ -125,12 +126,13 @@ class Pair:
 
     @property
     def near(self) -> bool:
-        """Whether the one taken gives at least 1 - `NEAR` of the other's measured output."""
+        """Whether the chosen option gives at least 1 - `NEAR` of the other's measured output."""
         return self.right or abs(self.measured) <= -log(1 - NEAR)
 
     @property
     def naive(self) -> bool | None:
-        """Whether fewest GPUs, or fewest bits, is right; None between engines and flags, of which that says nothing."""
+        """Whether fewest GPUs, or fewest bits, is right; None if the rule does not apply, as between engines or
+        flags."""
         sizes = (self.first.gpus, self.second.gpus)
         if self.kind == "settings" and self.named == ("format",):
             sizes = (BITS.get(self.first.product[5], 16), BITS.get(self.second.product[5], 16))
@@ -140,7 +142,7 @@ class Pair:
 
 
 def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
-    """Return the options by what repeats of a measurement have in common."""
+    """Return the options grouped by the key that repeats of a measurement share."""
     places: dict[object, list[Option]] = {}
     for one in options:
         places.setdefault((one.product, one.lengths, one.server, one.gpus, one.concurrency), []).append(one)
@@ -148,19 +150,19 @@ def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
 
 
 def merged(options: Sequence[Option]) -> list[Option]:
-    """Return one option a place: repeats by the geometric mean of what was measured."""
+    """Return one option per place, with the geometric mean of the measured times of repeats."""
     return [_mean(same) for same in same_places(options).values()]
 
 
 def _mean(same: Sequence[Option]) -> Option:
     if len(same) == 1:
-        return same[0]  # to the last bit: limits are round numbers
+        return same[0]  # exact, because limits are round numbers
     ttft, tpot = (float(np.exp(np.mean([log(one.measured[i]) for one in same]))) for i in (0, 1))
     return replace(same[0], measured=(ttft, tpot))
 
 
 def pairs(options: Sequence[Option]) -> Iterator[Pair]:
-    """Yield every pair of sizes, then of engines, then of commands that differ in one thing."""
+    """Yield every pair of sizes, then every pair of engines, then every pair of commands that differ in one thing."""
     for kind, key in (("sizes", _at_equal_load), ("engines", _but_the_engine), ("settings", _but_the_command)):
         groups: dict[object, list[Option]] = {}
         for one in (one for one in options if (one.flags is not None) == (kind == "settings")):
@@ -185,18 +187,18 @@ def _but_the_command(one: Option) -> object:
 
 @dataclass(frozen=True)
 class Choice:
-    """A product at one pair of lengths under a limit of TPOT (ms), and its options."""
+    """Options of a product at one pair of lengths, under a limit of TPOT (ms)."""
 
     limit_ms: float
     options: tuple[Option, ...]
 
     @property
     def product(self) -> tuple[str, ...]:
-        """The product whose size is chosen."""
+        """Product whose size is chosen."""
         return self.options[0].product
 
     def chosen(self, times: Sequence[tuple[float, float]]) -> Option | None:
-        """Return the option with the most output per GPU whose TPOT keeps the limit; None where none does."""
+        """Return the option with the most output per GPU whose TPOT is within the limit, or None if there is none."""
         keep = [
             (o.output(t), -i) for i, (o, t) in enumerate(zip(self.options, times, strict=True)) if t[1] <= self.limit_ms
         ]
@@ -204,12 +206,12 @@ class Choice:
 
     @property
     def simulated(self) -> Option | None:
-        """The option the simulator would have one take."""
+        """Option chosen by the simulated times."""
         return self.chosen([one.simulated for one in self.options])
 
     @property
     def naive(self) -> Option | None:
-        """The best of the fewest GPUs of which any option keeps the limit, as measured."""
+        """Best measured option with the fewest GPUs that can keep the limit."""
         for gpus in sorted({one.gpus for one in self.options}):
             few = Choice(self.limit_ms, tuple(one for one in self.options if one.gpus == gpus))
             if (found := few.chosen([one.measured for one in few.options])) is not None:
@@ -228,9 +230,9 @@ class Choice:
 
 
 def choices(options: Sequence[Option]) -> Iterator[Choice]:
-    """Yield every choice that is one; see `DEFINITIONS`."""
+    """Yield every valid choice; see `DEFINITIONS`."""
     groups: dict[object, list[Option]] = {}
-    for one in (one for one in options if one.flags is None):  # a run told by its command is no point of a curve
+    for one in (one for one in options if one.flags is None):  # runs from commands are not points of a curve
         groups.setdefault((one.product, one.lengths), []).append(one)
     for group in groups.values():
         for limit in LIMITS_MS:

@@ -1,4 +1,4 @@
-"""The files of a score: every cell as a line of CSV, and the document."""
+"""Files of a score: a CSV file with one line per cell, and the document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = ("id", "engine", "version", "model", "gpu", "precision", "mode", "tp", 
 
 
 def claim(out: Path) -> None:
-    """Raise UserError where a score cannot be written, before any work is done."""
+    """Raise UserError if a score cannot be written, before any work is done."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: exists and is not a folder")
     others = sorted(p.name for p in out.iterdir() if p.name not in (CELLS, SUMMARY, REPORT)) if out.is_dir() else []
@@ -33,7 +33,7 @@ def claim(out: Path) -> None:
 
 
 def write(out: Path, scored: Sequence[Scored], document: Mapping[str, Any]) -> None:
-    """Write cells and document; the same score gives the same bytes."""
+    """Write cells and document. The same score gives the same bytes."""
     text = io.StringIO()
     rows = csv.DictWriter(
         text, [*LABELS, "gpus", *_TIMES, "extrapolated", "formula", "screened", "reason"], lineterminator="\n"
@@ -61,7 +61,7 @@ def _text(value: float | None) -> str:
 
 
 def load(folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Read the cells and the document of a score; UserError where they are damaged."""
+    """Read the cells and the document of a score. Raise UserError if they are damaged."""
     try:
         with (folder / CELLS).open(encoding="utf-8", newline="") as file:
             cells = list(csv.DictReader(file))
@@ -74,7 +74,7 @@ def load(folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
 
 
 def ratios(cells: Sequence[Mapping[str, str]]) -> Iterator[tuple[Mapping[str, str], float, float]]:
-    """Yield each cell that is kept and answered, with its ratios of TPOT and TTFT."""
+    """Yield each cell that is kept and answered, with its TPOT and TTFT ratios."""
     for cell in cells:
         if not cell["screened"] and cell["tpot_ratio"] and cell["ttft_ratio"]:
             yield cell, float(cell["tpot_ratio"]), float(cell["ttft_ratio"])

@@ -1,7 +1,9 @@
-"""Bounds that no server exceeds: tokens per second of its matrix products alone, and sequences its memory holds.
+"""Bounds that no server exceeds: the tokens per second of its matrix products alone, and the sequences its memory
+holds.
 
-Of the kernels measured on a GPU those of a model's own shapes are taken, each at the number of tokens where it is
-fastest: no host, no attention, no collectives, no scheduling. A cell beyond that was not what its label says.
+The bound uses the kernels measured on a GPU for the model's own shapes, each at the number of tokens at which it is
+fastest. It ignores the host, attention, collectives and scheduling. A cell above the bound was not run as its label
+states.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from servesim.hardware.gpu import Gpu
 from servesim.hardware.model import ModelSpec
 
 TOKENS = tuple(2**i for i in range(8, 15))
-"""Tokens of a step among which the fastest rate of a product is sought: 256 to 16,384."""
+"""Numbers of tokens per step over which the fastest rate of a product is searched: 256 to 16,384."""
 _OTHERS = (
     ATTENTION_PREFILL,
     *("norm", "activation", "shared_activation", "embedding", "kv_write", "rotary", "router", "all_reduce"),
 )
-"""Operators of a step that are no matrix products, or small ones."""
+"""Operators of a step that are not matrix products, or are small ones."""
 KV_SHARE = 0.8
-"""Share of a GPU's memory that weights and KV may take so that the rest has room in any engine."""
+"""Share of a GPU's memory that weights and KV may use so that everything else fits in any engine."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,18 @@ class Reach:
     """Limits of one server."""
 
     tokens_per_s: float
-    """Its matrix products at their fastest; infinite where no kernels were measured."""
+    """Rate of its matrix products at their fastest, infinite if no kernels were measured."""
     kv_tokens: float
-    """Tokens of KV that fit beside the weights in `KV_SHARE` of the memory; 0 where they do not fit."""
+    """Number of KV tokens that fit next to the weights in `KV_SHARE` of the memory, or 0 if the weights do not fit."""
 
 
 def prompt_mean(cell: Cell) -> float:
-    """Return the mean prompt length the clients sent, tokens."""
+    """Return the mean length of the prompts that clients sent, in tokens."""
     return cell.isl * float(sum(source_of(cell)["prompt"])) / 2
 
 
 def tokens_per_s(cell: Cell) -> float:
-    """Return the tokens per second, prompts and answers, that clients in closed loop got with the times measured."""
+    """Return the tokens per second, prompts and answers, of closed-loop clients with the measured times."""
     answer = output_mean(cell)
     seconds = (cell.ttft_ms + (answer - 1) * cell.tpot_ms) / 1e3
     return cell.concurrency * (prompt_mean(cell) + answer) / seconds
@@ -58,8 +60,8 @@ def waiting(cell: Cell) -> float:
 
 
 def reach_of(cell: Cell) -> Reach | None:
-    """Return the limits of a cell's server; None where it cannot be replayed, its ranks share experts, or prefill and
-    decode are apart."""
+    """Return the limits of a cell's server. Return None if it cannot be replayed, if its ranks share experts, or if
+    prefill and decode are disaggregated."""
     try:
         settings = recipe(cell).settings
     except UserError:

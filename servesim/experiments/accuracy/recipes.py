@@ -1,4 +1,4 @@
-"""Scenarios of measured cells, by `recipes.yaml`, the one place that says what labels mean."""
+"""Scenarios of measured cells, from `recipes.yaml`, the only place that defines the meaning of labels."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from servesim.run.presets import preset_settings
 from servesim.versions import recorded_engine
 
 NOMINAL = (128, 1024, 2000, 4000, 32000)
-"""Prompt lengths of `--dataset-name random` in the runs told by commands; all others are conversations."""
+"""Prompt lengths of `--dataset-name random` in the runs described by commands; all others are conversations."""
 _MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 FILE = Path(__file__).with_name("recipes.yaml")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a scenario (servesim.simulate's keywords), and the mean output length they draw, tokens."""
+    """Settings of a scenario (servesim.simulate's keywords), and the mean output length they draw, in tokens."""
 
     settings: dict[str, Any]
     output_mean: float
     waves: int = 0
-    """Where fewer requests are simulated than were sent: the turns of all clients that were measured
-    (servesim.experiments.accuracy.apart); 0: all are simulated."""
+    """Number of measured turns of all clients if fewer requests are simulated than were sent
+    (servesim.experiments.accuracy.apart), or 0 if all are simulated."""
 
 
 @cache
@@ -45,12 +45,12 @@ def recipes() -> dict[str, Any]:
 
 
 def source_of(cell: Cell) -> dict[str, Any]:
-    """Return the entry of the cell's source: who measured it, and its ranges of lengths as shares of the nominal."""
+    """Return the entry of the cell's source: its author, and its ranges of lengths as shares of the nominal."""
     return next(entry for entry in recipes()["sources"] if entry["match"] in cell.source)
 
 
 def output_mean(cell: Cell) -> float:
-    """Return the mean output length the clients asked for, tokens; of a recorded run what it recorded."""
+    """Return the mean output length that clients requested, in tokens; for a recorded run, the recorded length."""
     return (
         float(cell.osl)
         if cell.run is not None or cell.flags is not None
@@ -59,8 +59,8 @@ def output_mean(cell: Cell) -> float:
 
 
 def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Return how to replay a cell; `changes`: dotted settings that stand above its own. UserError says why it cannot be
-    answered."""
+    """Return the recipe for replaying a cell. `changes` are dotted settings that override its own. Raise UserError with
+    the reason if it cannot be answered."""
     found = _recipe(cell)
     _put(found.settings, dict(changes or {}))
     return found
@@ -121,18 +121,18 @@ def _recipe(cell: Cell) -> Recipe:
 
 
 def _weights(cell: Cell) -> str:
-    """Return the label of the weights' format; where prefill and decode are apart it is in the precision's place."""
+    """Return the label of the weights' format. For disaggregated prefill and decode, derive it from the precision."""
     return cell.weights or (recipes()["apart"]["precisions"].get(cell.precision, "") if cell.sides else "")
 
 
 def _ranks(cell: Cell) -> dict[str, int]:
-    """Return data-parallel ranks, and how experts are dealt out where that is neither to one GPU nor to all."""
+    """Return the number of data-parallel ranks, and the spread of experts if it is neither one GPU nor all."""
     found = {"dp": cell.dp} if cell.dp > 1 else {}
     return found | ({"ep": cell.ep} if cell.ep not in (0, 1, cell.tp * max(cell.dp, 1)) else {})
 
 
 def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
-    """Return the recipe of a cell that states what its server ran with: that, and nothing taken of other sources."""
+    """Return the recipe of a cell that states its server's settings, using nothing from other sources."""
     version = cell.version.lstrip("v")
     if version and recorded_engine(f"{settings['preset']} {version}") is not None:
         settings["engine"] = {"version": version}
@@ -141,7 +141,7 @@ def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
 
 
 def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
-    """Add dotted settings; those of a scheduler go to the preset's own."""
+    """Add dotted settings. Those of a scheduler extend the preset's scheduler."""
     for key, value in dotted.items():
         outer, dot, inner = key.partition(".")
         settings[outer] = {**settings.get(outer, {}), inner: value} if dot else value
@@ -150,11 +150,11 @@ def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
 
 
 _BUDGET = {"trtllm": ("max_bs", "max_num_tokens"), "vllm": ("max_num_seqs", "max_num_batched_tokens")}
-"""Names that schedulers give the most sequences and the most tokens of a step."""
+"""Names that schedulers use for the maximum number of sequences and of tokens per step."""
 
 
 def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str, int]:
-    """Return the most sequences and tokens of a step where the source's scripts or rules say them."""
+    """Return the maximum number of sequences and tokens per step if the source's scripts or rules state them."""
     if cell.engine in _BUDGET and "prompt_and" in source:
         sequences, tokens = _BUDGET[cell.engine]
         most = cell.concurrency + cell.isl + source["prompt_and"]
@@ -167,7 +167,7 @@ def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str
 
 
 def _scripted(cell: Cell, own: dict[str, Any], source: str) -> dict[str, int]:
-    """Return what the source's scripts set of the scheduler."""
+    """Return the scheduler settings in the source's scripts."""
 
     def number(value: Any) -> int:
         if isinstance(value, str):
@@ -188,7 +188,7 @@ def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: s
 
 
 def version_of(cell: Cell) -> tuple[str, bool]:
-    """Return the version a cell's engine is taken to be, empty where nothing says it, and whether it was inferred from
+    """Return the assumed version of a cell's engine, or an empty string if unknown, and whether it was inferred from
     the day of the measurement."""
     if cell.version:
         return cell.version.lstrip("v"), False
@@ -200,7 +200,7 @@ def version_of(cell: Cell) -> tuple[str, bool]:
 
 
 def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
-    """Return the settings around the policies: the version, where one is known that can be compared, and more."""
+    """Return the settings other than the policies: the version, if a comparable one is known, and more."""
     found: dict[str, Any] = dict(source_of(cell).get("engine", {}).get(cell.engine, {}))
     version, _ = version_of(cell)
     if version and recorded_engine(f"{preset} {version}") is not None:
@@ -213,7 +213,8 @@ def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
 
 
 def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
-    """Return the recipe of a run told by its command: all requests at once, or by as many clients as it says."""
+    """Return the recipe of a run described by its command: all requests at the start, or from the stated number of
+    clients."""
     table = recipes()["commands"]
 
     def lengths(mean: int) -> str:
@@ -238,7 +239,7 @@ def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
 
 
 def nominal(cell: Cell) -> int:
-    """Return the nominal prompt length of a run told by its command; 0 for conversations."""
+    """Return the nominal prompt length of a run described by its command, or 0 for conversations."""
     return next((length for length in NOMINAL if abs(cell.isl / length - 1) < 0.01), 0)
 
 
@@ -257,7 +258,7 @@ def _gpu(label: str, default: str = "") -> str:
 
 
 def _model(label: str, own: dict[str, Any]) -> str:
-    """Return the bundled model of a label, else its `config.json` inside an installed aiconfigurator-core."""
+    """Return the bundled model of a label, or its `config.json` inside an installed aiconfigurator-core."""
     name = own.get("model") or known_model(label)
     if name in bundled_models():
         return str(name)

@@ -1,7 +1,7 @@
-"""Scores of simulated over measured times: every figure is defined where it is computed.
+"""Scores of simulated against measured times. Every figure is defined next to the code that computes it.
 
-A ratio is simulated over measured, its logarithm the error. Figures are weighted means and medians: over cells every
-answered cell weighs the same; over deployments every deployment does, whatever the number of its cells.
+A ratio is simulated over measured, and its logarithm is the error. Figures are weighted means and medians. Over cells,
+every answered cell has the same weight; over deployments, every deployment does, regardless of its number of cells.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its interval; None where there is too little to compute it from."""
+    """Figure and its interval, each None if there is too little data."""
 
     value: float | None
     low: float | None = None
@@ -46,7 +46,7 @@ class Estimate:
 
 
 Figure = Callable[[Floats, Floats], Floats]
-"""From values (n) and weights (resamples, n) to one value a resample; NaN where all weights are 0."""
+"""Function from values (n) and weights (resamples, n) to one value per resample, NaN if all weights are 0."""
 
 
 def mean(values: Floats, weights: Floats) -> Floats:
@@ -57,8 +57,8 @@ def mean(values: Floats, weights: Floats) -> Floats:
 
 
 def median(values: Floats, weights: Floats) -> Floats:
-    """Return the weighted median: the mean of the least value with half of the weight at or below it, and the largest
-    with half of the weight at or above it."""
+    """Return the weighted median: the mean of the smallest value with half of the weight at or below it and the largest
+    value with half of the weight at or above it."""
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[:, order], axis=1)
     total = below[:, -1:]
@@ -90,8 +90,9 @@ def numbered(keys: Sequence[object]) -> Ints:
 
 
 def resampled(groups: Ints, seed: int, purpose: str, resamples: int = RESAMPLES) -> Floats:
-    """Return how often each row is drawn (1 + resamples, rows): row 0 once each, the others by the cluster bootstrap,
-    as many groups as there are, with replacement. The draws depend on seed and purpose alone."""
+    """Return the number of times each row is drawn (1 + resamples, rows). Row 0 counts every row once. The others are
+    cluster bootstraps that draw as many groups as there are, with replacement. The draws depend only on seed and
+    purpose."""
     count = int(groups.max()) + 1
     u = draws.uniform(seed, purpose, np.arange(resamples)[:, None], np.arange(count)[None, :])
     drawn = np.minimum((u * count).astype(np.int64), count - 1)
@@ -101,8 +102,8 @@ def resampled(groups: Ints, seed: int, purpose: str, resamples: int = RESAMPLES)
 
 
 def estimate(values: Floats) -> Estimate:
-    """Return the figure (first value) with the percentile interval of the others; no interval where fewer than 2 groups
-    make them all alike."""
+    """Return the figure (first value) with the percentile interval of the others, or no interval if fewer than 2 groups
+    make them all equal."""
     value = float(values[0])
     if not np.isfinite(value):
         return Estimate(None)
@@ -116,7 +117,8 @@ def estimate(values: Floats) -> Estimate:
 def estimates(
     ratios: dict[str, Floats], deployments: Sequence[object], seed: int, purpose: str
 ) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
-    """Return {"over_cells"|"over_deployments": {metric: {figure: estimate}}} of ratios by metric; empty without any."""
+    """Return {"over_cells"|"over_deployments": {metric: {figure: estimate}}} for ratios by metric, empty if there are
+    none."""
     groups = numbered(deployments)
     if not len(groups):
         return {}

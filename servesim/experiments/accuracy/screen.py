@@ -1,6 +1,6 @@
-"""Contradictory truth: which measured cells cannot be what their labels say, by rules that know no prediction.
+"""Screening of measured cells that contradict their labels, by rules that do not use predictions.
 
-Rules are tried in the order of `RULES`; a cell is left out by the first that holds.
+Rules are tried in the order of `RULES`; the first one that applies excludes the cell.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from servesim.experiments.accuracy.reach import Reach, prompt_mean, reach_of, to
 from servesim.experiments.accuracy.recipes import output_mean, recipes
 
 FALL = 0.05
-"""A TPOT lower than at fewer clients by more than this is a contradiction: repeats differ by .7 % in the median, 3.4 %
-in the mean."""
+"""Relative drop of TPOT below that at fewer clients that counts as a contradiction: repeats differ by .7 % in the
+median, 3.4 % in the mean."""
 APART = 0.25
-"""Two measurements of one place further apart than this contradict each other: repeats of one version differ by 3.4 %
-in the mean, two versions by 14 %."""
+"""Relative difference at which two measurements of one place contradict each other: repeats of one version differ by
+3.4 % in the mean, two versions by 14 %."""
 IDLE = 0.5
-"""Clients wait without need where less than this share of the products' rate is used."""
+"""Share of the products' rate below which clients wait unnecessarily."""
 _DRAFTS = re.compile(r"\b(mtp|nextn|eagle\d?|spec(ulative)?[_-]?(dec\w*)?)\b", re.IGNORECASE)
 
 RULES = {
@@ -38,11 +38,11 @@ RULES = {
     "falls with concurrency": f"TPOT more than {FALL:.0%} below that of the same server at fewer clients: all but the "
     "largest set of its cells that does not fall",
 }
-"""Each rule by its name, and what it says."""
+"""Description of each rule by its name."""
 
 
 def screen(cells: Sequence[Cell]) -> list[str]:
-    """Return for each cell the rule that leaves it out; empty where none does."""
+    """Return for each cell the rule that excludes it, or an empty string if none does."""
     out = [""] * len(cells)
     checks: tuple[tuple[str, Callable[[Sequence[Cell]], Iterator[int]]], ...] = (
         ("missing label", _missing),
@@ -75,13 +75,14 @@ def _times(cell: Cell) -> tuple[float, float]:
 
 
 def _labels(cell: Cell) -> tuple[str | int, ...]:
-    """Return all labels but the version, which some tables leave out, models by one name."""
+    """Return all labels except the version, which some tables omit, with the names of each model unified."""
     model = recipes()["same_models"].get(cell.model, cell.model)
     return replace(cell, model=model, version="").place
 
 
 def _copies(cells: Sequence[Cell]) -> Iterator[int]:
-    """Yield the copies: of equal cells all but the first that states its version, else all but the first."""
+    """Yield the copies: of equal cells, all but the first that states its version, or all but the first if none
+    does."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, cell in enumerate(cells):
         groups.setdefault((_labels(cell), *_times(cell)), []).append(i)
@@ -154,8 +155,8 @@ def _falling(cells: Sequence[Cell]) -> Iterator[int]:
 
 
 def rising(times: Sequence[float]) -> set[int]:
-    """Return the places of the largest set of values none of which is over `FALL` below any before it; of several
-    that are as large none is known to be the right one, and what they have in common is returned."""
+    """Return the indices of the largest set of values in which none is more than `FALL` below any before it. If several
+    are equally large, none is known to be the right one, and the indices they share are returned."""
     best: dict[int, tuple[int, set[int]]] = {}
     for i, value in enumerate(times):
         longest, common = 0, set[int]()
@@ -170,7 +171,7 @@ def rising(times: Sequence[float]) -> set[int]:
 
 
 def _merged(longest: int, common: set[int], length: int, places: set[int]) -> tuple[int, set[int]]:
-    """Return the longer chain, or where both are as long their common places."""
+    """Return the longer chain, or the indices they share if both are equally long."""
     if length == longest:
         return longest, common & places
     return (length, set(places)) if length > longest else (longest, common)

@@ -1,4 +1,4 @@
-"""The score of the simulator on measured cells: replayed, screened, grouped, and as a document."""
+"""Score of the simulator on measured cells, which are replayed, screened, grouped and written as a document."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from servesim.experiments.accuracy.recipes import nominal, output_mean, recipes,
 from servesim.experiments.accuracy.screen import RULES, screen
 
 BANDS = ((8, "C 1 to 8"), (32, "C 9 to 32"), (128, "C 33 to 128"), (math.inf, "C 129 and more"))
-"""Numbers of clients by their largest."""
+"""Ranges of the number of clients, by their upper bound."""
 BEYOND = (
     (0.0, "none extrapolated"),
     (0.05, "up to 5 % extrapolated"),
     (0.25, "5 to 25 % extrapolated"),
     (1.0, "over 25 % extrapolated"),
 )
-"""Shares of GPU time beyond what the tables measured, by their largest."""
+"""Ranges of the share of GPU time beyond the measured tables, by their upper bound."""
 FIELDS = ("engine", "version", "gpu", "model", "precision", "mode", "tp", "concurrency")
 """Fields that `only` may select by."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A cell, the rule that leaves it out (or none) and the simulator's answer."""
+    """Cell with the rule that excludes it (or none) and the simulator's answer."""
 
     cell: Cell
     screened: str
@@ -44,17 +44,17 @@ class Scored:
 
     @property
     def output_mean(self) -> float:
-        """Mean output length, tokens."""
+        """Mean output length in tokens."""
         return output_mean(self.cell)
 
     @property
     def measured(self) -> tuple[float, float, float]:
-        """TPOT, TTFT and E2E, ms."""
+        """Measured TPOT, TTFT and E2E in ms."""
         return self._times(self.cell.tpot_ms, self.cell.ttft_ms)
 
     @property
     def simulated(self) -> tuple[float, float, float] | None:
-        """The same, simulated; None where there is no answer."""
+        """Simulated TPOT, TTFT and E2E in ms, or None if there is no answer."""
         tpot, ttft = self.answer.tpot_ms, self.answer.ttft_ms
         return None if tpot is None or ttft is None else self._times(tpot, ttft)
 
@@ -63,7 +63,7 @@ class Scored:
 
     @property
     def ratios(self) -> tuple[float, float, float] | None:
-        """Simulated over measured; None where there is no answer, or a time was not measured."""
+        """Ratios of simulated to measured times, or None if there is no answer or a time was not measured."""
         simulated = self.simulated
         if simulated is None or min(*self.measured, *simulated) <= 0:
             return None
@@ -82,16 +82,17 @@ def accuracy(
     on_answer: OnAnswer = lambda done, total, cell: None,
     changes: Mapping[str, Any] | None = None,
 ) -> tuple[list[Scored], dict[str, Any]]:
-    """Replay the cells of tables and recorded runs (without any, of an installed aiconfigurator-core) and score them.
+    """Replay the cells of tables and recorded runs and score them. Without any, use those of an installed
+    aiconfigurator-core.
 
-    `only`: values by field that cells must have, whole or as part of a model's name; `without`: tables whose cells are
-    not scored (those something was fitted to), nor copies of them; `limit`: the most cells, which are
-    evenly spaced; `date`: of the score, for its readers; `changes`: dotted settings that stand above those of every
-    recipe. Returns the cells and the document of the score.
+    `only` gives values by field that cells must match, in full or as part of a model's name. `without` names tables
+    whose cells (those something was fitted to) and their copies are not scored. `limit` is the maximum number of cells,
+    evenly spaced. `date` is the score's date, for its readers. `changes` are dotted settings that override those of
+    every recipe. Returns the cells and the document of the score.
     """
     paths = [Path(file) for file in files] or [sample_file()]
     cells = read(paths)
-    ruled = screen(cells)  # among all: a copy of a cell that is not chosen is still a copy
+    ruled = screen(cells)  # among all cells: a copy of an unselected cell is still a copy
     barred = read(without)
     ids, times = {cell.id for cell in barred}, {(cell.ttft_ms, cell.tpot_ms) for cell in barred}
     chosen = [
@@ -122,7 +123,7 @@ def _asked(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
 def document(
     scored: Sequence[Scored], paths: Sequence[Path], seed: int, date: str, without: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Return the score as plain data: the same cells and answers give the same document."""
+    """Return the score as plain data. The same cells and answers give the same document."""
     kept = [one for one in scored if not one.screened]
     left = Counter(one.screened for one in scored if one.screened)
     options = [_option(one) for one in kept if one.ratios is not None]
@@ -222,8 +223,9 @@ def _option(one: Scored) -> decisions.Option:
 
 
 def _noise(options: Sequence[decisions.Option]) -> dict[str, Any]:
-    """Return how far repeats of one place lie apart, and what of it a perfect model would be off by: between half of
-    their mean difference (one of two is an outlier) and its part by the square root of 2 (both err alike)."""
+    """Return the difference between repeats of one place and the error range it implies for a perfect model: from half
+    of their mean difference (one of the two is an outlier) to that difference over the square root of 2 (both have
+    equal errors)."""
     found: dict[str, Any] = {}
     logs = decision_scores.repeats(options, lambda one: one.measured)
     for i, metric in enumerate(("ttft", "tpot")):

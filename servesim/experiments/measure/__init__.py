@@ -1,1 +1,1 @@
-"""Measure a running server: its client, its loops, what it says of itself, and the files they become."""
+"""Measurement of a running server: its client, its loops, the server's own statements, and the files written."""

@@ -1,4 +1,4 @@
-"""One streamed answer: when its tokens came, how many the server says there are, and whether that can be."""
+"""One streamed answer: the times of its tokens, the token counts stated by the server, and their plausibility."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from servesim.errors import UserError
 from servesim.experiments.measure.wire import Address, Reply, connected, excerpt, read_head, request_bytes
 
 MOST_EVENT = 1 << 22
-"""Bytes of one event of a stream."""
+"""Maximum number of bytes in one event of a stream."""
 SPARE = 8
-"""Events beyond one a token that a stream may have: a role, a reason to finish, usage."""
+"""Number of events that a stream may have beyond one per token: a role, a finish reason, usage."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model of a server, and how it is asked."""
+    """Model on a server, and the form of its requests."""
 
     address: Address
     model: str
     chat: bool = False
     timeout_s: float = 300.0
-    """Most that one answer may take, seconds."""
+    """Maximum duration of one answer in seconds."""
 
     @property
     def path(self) -> str:
-        """The endpoint."""
+        """Path of the endpoint."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        """The request for an answer of exactly that many tokens, whatever the model would say."""
+        """Return the request for an answer of exactly `tokens` tokens, even if the model would stop earlier."""
         asked = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
         return {
             "model": self.model,
             **asked,
             "max_tokens": tokens,
-            "ignore_eos": True,  # of vLLM, SGLang and trtllm-serve
+            "ignore_eos": True,  # vLLM, SGLang and trtllm-serve
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A request as the client saw it: times of the monotonic clock in ns, counts as the server states them."""
+    """Request as seen by the client: times of the monotonic clock in ns, and token counts as stated by the server."""
 
     sent_ns: int
     first_ns: int
@@ -56,13 +56,13 @@ class Answer:
     prompt_tokens: int
     output_tokens: int
     chunks: int
-    """Pieces the text came in."""
+    """Number of pieces the text arrived in."""
     asked: int
-    """Output tokens asked for."""
+    """Number of requested output tokens."""
 
 
 async def ask(target: Target, prompt: str, tokens: int) -> Answer:
-    """Send a request and read its stream; UserError in one line where the answer is none, or cannot be true."""
+    """Send a request and read its stream. Raise a one-line UserError if the answer is missing or implausible."""
     data = request_bytes(target.address, target.path, target.body(prompt, tokens))
     async with connected(target.address, target.path, target.timeout_s) as (reader, writer, where):
         sent = time.monotonic_ns()
@@ -79,7 +79,7 @@ async def ask(target: Target, prompt: str, tokens: int) -> Answer:
 
 
 class _Stream:
-    """The events of one answer."""
+    """Stream of the events of one answer."""
 
     def __init__(self, where: str, tokens: int, chat: bool) -> None:
         self._where, self._tokens, self._chat = where, tokens, chat
@@ -87,7 +87,7 @@ class _Stream:
         self._usage: dict[str, Any] | None = None
 
     async def read(self, reply: Reply, sent: int) -> Answer:
-        """Read to the end of the stream; `sent`: when the request was, ns."""
+        """Read to the end of the stream. `sent` is the time of the request in ns."""
         rest, done = b"", False
         async for piece in reply.pieces():
             now = time.monotonic_ns()
@@ -103,7 +103,7 @@ class _Stream:
         return self._checked(sent)
 
     def _line(self, line: bytes, now: int) -> bool:
-        """Take one line in; return whether it says that the stream is at its end."""
+        """Process one line. Return whether it marks the end of the stream."""
         if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
             return False
         if not line.startswith(b"data:"):
@@ -138,7 +138,7 @@ class _Stream:
             raise UserError(f"{self._where}: the stream goes on beyond the {self._tokens} tokens asked for")
 
     def _checked(self, sent: int) -> Answer:
-        """The answer, unless what the server says of it cannot be true."""
+        """Return the answer, or raise UserError if the server's statements about it are implausible."""
         where, asked = self._where, self._tokens
         if self._usage is None:
             raise UserError(
@@ -159,7 +159,7 @@ class _Stream:
 
 
 def _text(choice: Any, chat: bool) -> tuple[str | None, bool]:
-    """Return the text of a choice, None where it has none at all (a role alone), and whether it is the last."""
+    """Return the text of a choice, or None if it has none (only a role), and whether it is the last."""
     if not isinstance(choice, dict):
         return None, False
     if not chat:

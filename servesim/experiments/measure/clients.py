@@ -1,8 +1,8 @@
-"""Benchmark clients that others wrote, as the senders of a loop: `aiperf profile` and `vllm bench serve`.
+"""Third-party benchmark clients as the senders of a loop: `aiperf profile` and `vllm bench serve`.
 
-Both draw lengths evenly between the same ends as servesim's own client, count tokens of prompts by a tokenizer of
-theirs, and leave a file with every request, which is read into the same answers. Flags and files are those of AIPerf
-0.13 (profile_export.jsonl) and of vLLM 0.10 and later (--save-result --save-detailed).
+Both draw lengths uniformly from the same range as servesim's client, count prompt tokens with their own tokenizer, and
+write a file with every request, which is read into the same answers. The flags and files match AIPerf 0.13
+(profile_export.jsonl) and vLLM 0.10 and later (--save-result --save-detailed).
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ NAMES = ("own", *PROGRAMS)
 MIDDLE = (1 + SHORTEST) / 2
 """Mean of drawn lengths as a share of the nominal one."""
 AROUND = (1 - SHORTEST) / (1 + SHORTEST)
-"""How far drawn lengths go from their mean to either side, as a share of it."""
+"""Maximum deviation of drawn lengths from their mean to either side, as a share of it."""
 SPARE_S = 180.0
-"""Time a client may take beside its requests: to load, to write its files."""
+"""Seconds that a client may take in addition to its requests, to load and to write its files."""
 RECORDS, RESULT = "profile_export.jsonl", "result.json"
 MOST_FILE = 1 << 28
-"""Bytes of a result that are read."""
+"""Maximum number of bytes of a result that are read."""
 _MS = 1e6
 
 
 @dataclass(frozen=True)
 class Client:
-    """A benchmark client that is installed."""
+    """Installed benchmark client."""
 
     name: str
     program: str
-    """Where it is."""
+    """Path of the program."""
     tokenizer: str
-    """Hugging Face name or folder, of which prompts are made."""
+    """Hugging Face name or folder of the tokenizer that prompts are built with."""
     key: str | None = None
     """API key of the server."""
 
     @classmethod
     def find(cls, name: str, tokenizer: str, key: str | None = None) -> Client:
-        """Return the client of a name; UserError where its program is not on PATH, or would show the key to others."""
+        """Return the client of a name. Raise UserError if its program is not on PATH or would expose the key to
+        others."""
         program = shutil.which(PROGRAMS[name])
         if program is None:
             raise UserError(f"--client {name}: no program {PROGRAMS[name]} on PATH (own needs nothing installed)")
@@ -97,8 +98,8 @@ class Client:
         ]
 
     async def loop(self, target: Target, point: Point, seed: int, seconds: float) -> list[Answer]:
-        """Return the answers of a point in the order they were sent; UserError in one line where the client fails, or
-        leaves no file of its format. `seconds`: after which no more are sent (AIPerf alone can be told so)."""
+        """Return the answers of a point in the order they were sent. Raise a one-line UserError if the client fails or
+        leaves no file of its format. No more are sent after `seconds` (supported only by AIPerf)."""
         with tempfile.TemporaryDirectory(prefix="servesim-measure-") as folder:
             command = self.command(target, point, seed, seconds, Path(folder))
             rounds = math.ceil(point.requests / point.clients)
@@ -117,7 +118,7 @@ class Client:
         return sorted(answers, key=lambda answer: answer.sent_ns)
 
     async def _run(self, command: Sequence[str], seconds: float) -> None:
-        """Run the client to its end; it and what it started end with us."""
+        """Run the client to its end. It and its child processes end when this process does."""
         secret = {"OPENAI_API_KEY": self.key} if self.key is not None else {}
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -135,13 +136,13 @@ class Client:
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.communicate()  # what is left of its output, so that its pipe is closed
+            await process.communicate()  # drains its output so that its pipe is closed
         if process.returncode:
             raise UserError(f"--client {self.name}: exit code {process.returncode}: {_last_words(said)}")
 
 
 def _last_words(said: bytes) -> str:
-    """Return the line of a program's output that says what went wrong: the last that names an error, else the last."""
+    """Return the line of a program's output that describes the failure: the last that names an error, else the last."""
     lines = [line.strip(" │╭╮╰╯─\t\r") for line in said.decode("utf-8", "replace").splitlines()]
     lines = [line for line in lines if line]
     named = [line for line in lines if "error" in line.lower() or line.startswith("Reason")]
@@ -149,7 +150,8 @@ def _last_words(said: bytes) -> str:
 
 
 def aiperf_answers(text: str, asked: int) -> list[Answer]:
-    """Read profile_export.jsonl of AIPerf: an object a line. `asked`: the fewest output tokens a request asked for."""
+    """Read profile_export.jsonl of AIPerf, with one object per line. `asked` is the fewest output tokens that a request
+    asked for."""
     answers = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -180,8 +182,8 @@ def aiperf_answers(text: str, asked: int) -> list[Answer]:
 
 
 def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
-    """Read the JSON of `vllm bench serve --save-result --save-detailed`. `asked`: as above. Versions without
-    start_times say nothing of when requests were sent: all at once."""
+    """Read the JSON of `vllm bench serve --save-result --save-detailed`. `asked` is as above. Versions without
+    start_times do not record when requests were sent, so all are taken as sent at the start."""
     row = _object(text, "the file")
     columns = {}
     for name in ("input_lens", "output_lens", "ttfts", "itls"):
@@ -211,7 +213,7 @@ def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
 def _answer(
     where: str, start_ns: float, first_ms: float, whole_ms: float, counts: Sequence[float], chunks: int, asked: int
 ) -> Answer:
-    """Return an answer, unless what is said of it cannot be true."""
+    """Return an answer, or raise UserError if its data are implausible."""
     prompt, output = (round(count) for count in counts)
     if prompt < 1 or output < 1 or not 0 < first_ms <= whole_ms:
         raise UserError(
@@ -245,7 +247,7 @@ def _message(error: Any) -> Any:
 
 
 def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> float:
-    """Return the first of several metrics that is there, as AIPerf writes one: {value, unit}."""
+    """Return the first of several metrics that is present, in AIPerf's form: {value, unit}."""
     for name in names:
         if isinstance(metrics.get(name), Mapping):
             return _number(metrics[name].get("value"), f"{where}: {name}: value")

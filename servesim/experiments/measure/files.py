@@ -1,4 +1,4 @@
-"""The files of a measurement: a table of cells, every loop as a recorded run, and what is known of the server."""
+"""Files of a measurement: a table of cells, every loop as a recorded run, and the known facts about the server."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ COLUMNS = (
     *("gemm_quant_mode", "mode", "isl", "osl", "batch_size", "requests", "tp_size", "pp_size", "attention_dp_size"),
     *("moe_tp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms", "settings"),
 )
-"""Columns of cells.csv: aiconfigurator's, with the requests of a cell and the server's settings (JSON) beside."""
+"""Columns of cells.csv: aiconfigurator's, plus the requests of a cell and the server's settings (JSON)."""
 RUN_COLUMNS = (
     *("send_time_us", "first_chunk_time_us", "last_chunk_time_us", "server_input_tokens", "output_tokens", "status"),
     "max_concurrency",
 )
 FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "int4": "awq"}
-"""Labels of weights by servesim's names."""
+"""Labels of weight formats by servesim's names."""
 
 
 def refuse(out: Path) -> None:
-    """Raise UserError where a measurement cannot be written, before any is made."""
+    """Raise UserError before the measurement if its files cannot be written."""
     if not out.name:
         raise UserError(f'--out "{out}": names no folder')
     if out.exists() or out.is_symlink():
@@ -48,7 +48,7 @@ def refuse(out: Path) -> None:
 
 
 def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: str) -> None:
-    """Write all files, or none. `labels`: gpu, tp and dtype of the server, and its model as cells name it."""
+    """Write all files, or none. `labels` holds gpu, tp and dtype of the server, and its model as cells name it."""
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     new = [folder for folder in out.parents if not folder.exists()]
     try:
@@ -64,12 +64,12 @@ def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: 
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         for folder in new:
-            with suppress(OSError):  # not empty: the measurement is in it
+            with suppress(OSError):  # not empty: it holds the measurement
                 folder.rmdir()
 
 
 def server(facts: Facts, labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `server_config.json`, as readers of recorded runs take it."""
+    """Return `server_config.json` in the form that readers of recorded runs expect."""
     known = {key: value for key, value in facts.items() if key not in ("engine", "engine_version")}
     engine = f"{facts.get('engine', 'vllm')} {facts.get('engine_version', '')}".strip()
     return {
@@ -84,7 +84,7 @@ def server(facts: Facts, labels: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(facts: Facts) -> dict[str, Any]:
-    """Return what a replay is told of the server: settings of a scenario, dotted."""
+    """Return the facts about the server that a replay uses, as dotted settings of a scenario."""
     vllm = facts.get("engine", "vllm") == "vllm"
     names = {
         "max_num_seqs": "scheduler.max_num_seqs" if vllm else "scheduler.max_running_requests",
@@ -103,7 +103,7 @@ def settings(facts: Facts) -> dict[str, Any]:
 
 
 def _cell(run: Measured, facts: Facts, labels: Mapping[str, Any], date: str) -> dict[str, Any]:
-    """A line of cells.csv. Lengths are nominal: those the mean of SHORTEST to 1 of which was measured."""
+    """Return a row of cells.csv. Lengths are nominal: the measured means divided by the mean of SHORTEST and 1."""
     mean_share = (1 + SHORTEST) / 2
     ttft, tpot = means(run.answers)
     systems = {name: label for label, name in recipes()["gpus"].items()}
@@ -133,7 +133,7 @@ def _cell(run: Measured, facts: Facts, labels: Mapping[str, Any], date: str) -> 
 
 
 def _rows(run: Measured) -> list[dict[str, Any]]:
-    """Lines of a recorded run: times in us from the first request on."""
+    """Return the rows of a recorded run, with times in us from the first request on."""
     start = run.answers[0].sent_ns
     return [
         {

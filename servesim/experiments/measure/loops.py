@@ -1,4 +1,4 @@
-"""Loops of clients against a server: what is sent at each point, and what comes back."""
+"""Client loops against a server: the requests sent at each point, and the answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from servesim.errors import UserError
 from servesim.experiments.measure.answers import Answer, Target, ask
 
 SHORTEST = 0.8
-"""Lengths of a point are drawn between this share of the nominal ones and these: the convention of InferenceX's
-benchmark scripts, by which `servesim accuracy` replays cells. Equal ones would keep the clients in step."""
+"""Lower bound of drawn lengths as a share of the nominal ones, which are the upper bound. This is the convention of
+InferenceX's benchmark scripts, by which `servesim accuracy` replays cells. Equal lengths would keep the clients in
+step."""
 PROBES = (64, 512)
-"""Words of the two prompts that tell how many tokens a word has."""
+"""Numbers of words of the two prompts that determine the tokens per word."""
 TOKENS_A_WORD = (0.5, 8.0)
-"""Least and most tokens of a word: those below are common, one token each in byte-pair vocabularies, more by bytes."""
+"""Minimum and maximum number of tokens per word. The words below are common, with one token each in byte-pair
+vocabularies and more in bytes."""
 OFF = 0.25
-"""Most that the tokens of a prompt may differ from what the probes say, as a share; and tokens beside: FEW."""
+"""Maximum relative deviation of a prompt's tokens from the estimate of the probes, in addition to FEW tokens."""
 FEW = 32
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -41,37 +43,37 @@ WORDS = _TEXT.split()
 
 @dataclass(frozen=True)
 class Point:
-    """One loop: that many clients, each of which sends its next request when the last is answered."""
+    """One loop of `clients` clients, each of which sends its next request after the last one is answered."""
 
     kind: str
-    """idle, ladder or saturated."""
+    """Kind of loop: idle, ladder or saturated."""
     clients: int
     prompt: int
-    """Nominal prompt length, tokens."""
+    """Nominal prompt length in tokens."""
     output: int
-    """Nominal output length, tokens."""
+    """Nominal output length in tokens."""
     requests: int
 
     @property
     def name(self) -> str:
-        """A name for files and progress."""
+        """Name for files and progress output."""
         return f"{self.kind}-c{self.clients}-p{self.prompt}-o{self.output}"
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of a server: random words, so that no two begin alike and no prefix is found in a cache."""
+    """Prompts for a server: random words, so that no two prompts share a prefix that a cache could hold."""
 
     tokens_a_word: float
     fixed: float
-    """Tokens of a prompt without words: what a template adds."""
+    """Number of tokens of a prompt without words, which a template adds."""
 
     def write(self, tokens: int) -> str:
         """Return a prompt of about `tokens` tokens."""
         return _words(max(round((tokens - self.fixed) / self.tokens_a_word), 1))
 
     def check(self, where: str, text: str, answer: Answer) -> None:
-        """Raise UserError where the tokens the server counted are not those of such a prompt."""
+        """Raise UserError if the server's token count does not match such a prompt."""
         expected = self.fixed + self.tokens_a_word * (text.count(" ") + 1)
         if abs(answer.prompt_tokens - expected) > OFF * expected + FEW:
             raise UserError(
@@ -85,8 +87,8 @@ def _words(count: int) -> str:
 
 
 async def probe(target: Target, tokens: int) -> Prompts:
-    """Ask two short questions, which also wake the server up, and return what its tokens are; UserError where they
-    cannot be."""
+    """Send two short prompts, which also warm up the server, and return prompts based on its token counts. Raise
+    UserError if the counts are implausible."""
     counts = []
     for words in PROBES:
         counts.append((await ask(target, _words(words), tokens)).prompt_tokens)
@@ -100,8 +102,8 @@ async def probe(target: Target, tokens: int) -> Prompts:
 
 
 async def closed_loop(target: Target, prompts: Prompts, point: Point, seed: int, seconds: float) -> list[Answer]:
-    """Return the answers of a point in the order they were sent. After `seconds` each client sends no more, but each
-    has sent one. The first UserError ends it."""
+    """Return the answers of a point in the order they were sent. After `seconds`, clients send no more, except that
+    each sends at least one. The first UserError ends the loop."""
     shares = [SHORTEST + (1 - SHORTEST) * uniform(seed, what, range(point.requests)) for what in ("prompt", "output")]
     texts = [prompts.write(round(float(share) * point.prompt)) for share in shares[0]]
     tokens = [max(round(float(share) * point.output), 1) for share in shares[1]]
@@ -127,7 +129,7 @@ async def closed_loop(target: Target, prompts: Prompts, point: Point, seed: int,
 
 
 def means(answers: Sequence[Answer]) -> tuple[float, float]:
-    """Return mean TTFT and mean TPOT in ms; TPOT of answers of more than one token, 0 without any."""
+    """Return mean TTFT and mean TPOT in ms. TPOT is taken over answers of more than one token, or 0 without any."""
     ttft = [answer.first_ns - answer.sent_ns for answer in answers]
     tpot = [(a.last_ns - a.first_ns) / (a.output_tokens - 1) for a in answers if a.output_tokens > 1]
     return sum(ttft) / len(ttft) / 1e6, sum(tpot) / max(len(tpot), 1) / 1e6

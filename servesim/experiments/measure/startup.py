@@ -1,6 +1,6 @@
-"""Statements of a server about itself: its start-up log, its flags, and the pages it answers with.
+"""Server's statements about itself: its start-up log, its flags, and its status pages.
 
-Lines of vLLM's logs are those of 0.6 to 0.29, SGLang's those of 0.4 to 0.5. Facts are named as in `server_config.json`.
+Log formats are those of vLLM 0.6 to 0.29 and SGLang 0.4 to 0.5. Facts are named as in `server_config.json`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from servesim.experiments.recording_vllm_bench import cache_config
 from servesim.run.serve_command import parsed
 
 Facts = dict[str, Any]
-"""engine, engine_version, model, tensor_parallel_size, num_gpu_blocks, kv_cache_tokens, block_size, max_num_seqs,
-max_num_batched_tokens, max_model_len, enable_prefix_caching, moe_backend, attention_backend, cudagraph_capture_sizes,
-dtype, quantization, kv_cache_dtype: those that are known."""
+"""Known facts out of engine, engine_version, model, tensor_parallel_size, num_gpu_blocks, kv_cache_tokens, block_size,
+max_num_seqs, max_num_batched_tokens, max_model_len, enable_prefix_caching, moe_backend, attention_backend,
+cudagraph_capture_sizes, dtype, quantization, kv_cache_dtype."""
 
 DEFAULT_BLOCK = 16
-"""Tokens of a block where vLLM is not told otherwise, on CUDA with FlashAttention."""
+"""Number of tokens per block in vLLM by default, on CUDA with FlashAttention."""
 ENDPOINT_S = 10.0
-"""Time for a page that a server need not have."""
+"""Seconds allowed for a page that a server may not have."""
 
 
 def _number(text: str) -> int:
@@ -105,11 +105,11 @@ _FLAGS = {
 }
 """Facts by the flags that set them."""
 MOST_LOG = 16 << 20
-"""Characters of a log that are looked at: what a server says of itself it says when it starts."""
+"""Number of characters of a log that are searched, since a server describes itself at startup."""
 
 
 def read_log(path: Path) -> Facts:
-    """Return what a start-up log says; UserError where it is no log of vLLM's or SGLang's."""
+    """Return the facts in a start-up log. Raise UserError if it is not a log of vLLM or SGLang."""
     text = untrusted.read_start(path, MOST_LOG)
     found: Facts = {}
     given = re.search(r"non-default args: (\{.*\})", text)
@@ -131,7 +131,7 @@ def read_log(path: Path) -> Facts:
 
 
 def _arguments(text: str) -> Facts:
-    """Return the flags of vLLM's "non-default args"; those alone that are plain values."""
+    """Return the flags in vLLM's "non-default args" that have plain values."""
     found: Facts = {}
     for name, value in re.findall(r"'(\w+)': ('[^']*'|True|False|-?\d+(?:\.\d+)?)(?=[,}])", text):
         key = "model" if name == "model" else _FLAGS.get(name.replace("_", "-"))
@@ -143,7 +143,8 @@ def _arguments(text: str) -> Facts:
 
 
 def read_flags(command: str) -> Facts:
-    """Return what a command such as `vllm serve MODEL --max-num-seqs 64` sets; UserError where a number is none."""
+    """Return the facts set by a command such as `vllm serve MODEL --max-num-seqs 64`. Raise UserError if a number is
+    invalid."""
     try:
         engine, model, flags = parsed(command)
     except ValueError as error:
@@ -167,13 +168,13 @@ def read_flags(command: str) -> Facts:
 
 
 def _known(found: Facts) -> Facts:
-    """Leave out what says that nothing was said."""
+    """Drop values that mean "not set"."""
     return {key: value for key, value in found.items() if value not in (None, "None", "auto", "", [])}
 
 
 async def served_model(address: Address, wanted: str | None, timeout_s: float) -> tuple[str, Facts]:
-    """Return the name a model is served under and what the server says of it; UserError where there is no such model,
-    or several and none is wanted, or no server."""
+    """Return the name a model is served under and the server's facts about it. Raise UserError if there is no such
+    model, if there are several and none was requested, or if there is no server."""
     listed = await get_json(address, "/v1/models", timeout_s)
     data = listed.get("data") if isinstance(listed, dict) else None
     models = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
@@ -193,7 +194,7 @@ async def served_model(address: Address, wanted: str | None, timeout_s: float) -
 
 
 async def ask_server(address: Address) -> Facts:
-    """Return what the pages that a server may have say: /version and /metrics; empty where it has none."""
+    """Return the facts from optional pages of the server, /version and /metrics, or an empty dict if it has none."""
     found: Facts = {}
     with suppress(UserError):
         told = await get_json(address, "/version", ENDPOINT_S)
@@ -206,7 +207,7 @@ async def ask_server(address: Address) -> Facts:
 
 
 def together(*sources: Facts) -> Facts:
-    """Return the facts of several sources, the first of which knows best."""
+    """Return the merged facts of several sources. Earlier sources take precedence."""
     found: Facts = {}
     for source in sources:
         found = {**source, **found}

@@ -1,4 +1,4 @@
-"""A whole measurement: idle prompts, a ladder of clients, a saturated loop, and all of it again."""
+"""Complete measurement: idle prompts, a ladder of clients, a saturated loop, and repeats of all of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from servesim.experiments.measure.startup import Facts, ask_server, served_model
 from servesim.experiments.measure.wire import Address
 
 WARM_OUTPUT = 16
-"""Tokens the first questions are answered with; what they took is not recorded."""
+"""Number of output tokens for the first requests, whose times are not recorded."""
 BEYOND = 1.25
-"""Clients of the saturated loop for each sequence the server runs at once."""
+"""Number of clients in the saturated loop per sequence that the server runs concurrently."""
 UNTOLD_SEQS = 205
-"""Sequences taken where the server's max_num_seqs is not told: BEYOND of it are vLLM's default for most GPUs, 256."""
+"""Number of sequences assumed if the server's max_num_seqs is unknown: BEYOND times it is vLLM's default for most GPUs,
+256."""
 BUNCHED = 1.1
-"""Tokens a piece of text from which on a note says that they do not come one by one."""
+"""Number of tokens per piece of text from which a note states that they do not arrive one by one."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +29,25 @@ class Plan:
     """Loads to measure."""
 
     idle: tuple[int, ...] = (128, 512, 2048, 8192)
-    """Prompt lengths sent by one client, tokens."""
+    """Prompt lengths in tokens, each sent by one client."""
     clients: tuple[int, ...] = (4, 16, 64)
-    """The ladder."""
+    """Numbers of clients on the ladder."""
     saturated: int | None = None
-    """Clients of the saturated loop; 0: none; None: BEYOND of the sequences the server runs at once."""
+    """Clients of the saturated loop; 0 for none. By default, BEYOND times the sequences that the server runs
+    concurrently."""
     prompt: int = 1024
     output: int = 256
-    """Lengths of the ladder and the saturated loop; idle prompts are answered with half of that."""
+    """Output length for the ladder and the saturated loop; idle prompts use half of it."""
     idle_requests: int = 16
     per_client: int = 10
-    """Requests of a client, of which a point has 40 at least: what `servesim accuracy` replays of a cell."""
+    """Requests per client, and at least 40 per point: the number that `servesim accuracy` replays for a cell."""
     at_least: int = 40
     repeats: int = 2
     minutes: float = 20.0
     seed: int = 0
 
     def points(self, max_num_seqs: int | None, max_model_len: int | None) -> tuple[list[Point], list[str]]:
-        """Return the points in the order they are measured, and notes on those that the server cannot hold."""
+        """Return the points in the order they are measured, and notes on those that do not fit the server."""
         seqs = max_num_seqs or UNTOLD_SEQS
         beyond = round(BEYOND * seqs) if self.saturated is None else self.saturated
         points = [Point("idle", 1, prompt, max(self.output // 2, 2), self.idle_requests) for prompt in self.idle]
@@ -64,7 +66,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """One loop and what came of it."""
+    """One loop and its answers."""
 
     point: Point
     repeat: int
@@ -78,7 +80,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All loops, and what is known of the server."""
+    """All loops, and the known facts about the server."""
 
     runs: Sequence[Measured]
     facts: Facts
@@ -97,9 +99,9 @@ async def measure(
     on_start: Callable[[Sequence[Point], Facts], None] = lambda points, facts: None,
     on_run: Callable[[Measured, int], None] = lambda run, total: None,
 ) -> Measurement:
-    """Measure a server. `told`: facts that the user, the flags or the log state, which go before its own; `client`:
-    what sends the loops, by the model's Hugging Face name, in place of servesim's own. UserError with the first answer
-    that is late, cut off, none, or cannot be true."""
+    """Measure a server. `told` holds facts from the user, the flags or the log, which override the server's own.
+    `client` returns the sender of the loops for the model's Hugging Face name, in place of servesim's own. Raise
+    UserError at the first answer that is late, cut off, missing or implausible."""
     name, listed = await served_model(address, served_name, min(timeout_s, 30.0))
     facts = together(told or {}, await ask_server(address), listed)
     target = Target(address, name, chat, timeout_s)
@@ -125,7 +127,7 @@ async def measure(
 
 
 def _notes(runs: Sequence[Measured]) -> list[str]:
-    """Return notes for a reader of the figures."""
+    """Return notes for readers of the figures."""
     notes = []
     for run in runs:
         if len(run.answers) < run.point.requests:

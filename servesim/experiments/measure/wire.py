@@ -1,8 +1,9 @@
-"""HTTP as measuring needs it: a connection made before the clock starts, and every piece of an answer as it comes.
+"""Minimal HTTP client for measurements: it connects before the clock starts and yields every piece of an answer as it
+arrives.
 
-A client of its own because httpx 0.28 distorts what it measures: at 50 streams that get their tokens at once it sees
-the first one 4 to 5 ms later and takes 2.8 times the CPU a token; at 256 the measured server is 14 % slower (two cores,
-24 November 2026).
+It is custom because httpx 0.28 distorts measurements: at 50 streams that receive their tokens simultaneously, it sees
+the first one 4 to 5 ms later and uses 2.8 times the CPU per token; at 256, the measured server is 14 % slower (two
+cores, 24 November 2026).
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from servesim import untrusted
 from servesim.errors import UserError, shown
 
 MOST_HEAD = 1 << 18
-"""Bytes of one header or size line; no server sends as many."""
+"""Maximum number of bytes of one header or size line, more than any server sends."""
 MOST_BODY = 1 << 26
-"""Bytes of an answer that is no stream: /metrics of a large server has about 1 MB."""
+"""Maximum number of bytes of an answer that is not a stream; /metrics of a large server has about 1 MB."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens."""
+    """Address that a server listens on."""
 
     host: str
     port: int
     base: str
-    """Path before `/v1`, without a slash at its end."""
+    """Path before `/v1`, without a trailing slash."""
     secure: bool
     headers: tuple[tuple[str, str], ...] = ()
-    """Sent with every request, such as an authorization."""
+    """Headers sent with every request, such as an authorization."""
 
     @classmethod
     def parse(cls, url: str, key: str | None = None) -> Address:
-        """Return the address of `http://host:8000`, with or without `/v1`; UserError where it is none."""
+        """Return the address of `http://host:8000`, with or without `/v1`. Raise UserError if it is invalid."""
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
-            (parts.hostname or "").encode("idna")  # a label of at most 63 characters, and none empty
+            (parts.hostname or "").encode("idna")  # labels have 1 to 63 characters
         except ValueError as error:
             raise UserError(f"URL {shown(url)}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -61,13 +62,13 @@ class Address:
 
 
 class Reply:
-    """An answer whose head is read: its status, and its body in pieces as they arrive."""
+    """Answer whose head has been read: its status, and its body in pieces as they arrive."""
 
     def __init__(self, where: str, reader: asyncio.StreamReader, status: int, headers: dict[str, str]) -> None:
         self._where, self._reader, self.status, self.headers = where, reader, status, headers
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body; UserError where it is cut off."""
+        """Yield the body. Raise UserError if it is cut off."""
         reader, length = self._reader, self.headers.get("content-length", "")
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
             while size := _size(self._where, await _line(self._where, reader)):
@@ -86,7 +87,7 @@ class Reply:
                 yield piece
 
     async def body(self, most: int = MOST_BODY) -> str:
-        """Return the whole body, at most that many bytes of it."""
+        """Return the whole body, but at most `most` bytes."""
         found = bytearray()
         async for piece in self.pieces():
             found += piece
@@ -113,8 +114,8 @@ async def _line(where: str, reader: asyncio.StreamReader) -> bytes:
 async def connected(
     address: Address, path: str, timeout_s: float
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, str]]:
-    """Connect; all that is done within may take `timeout_s`. Yields reader, writer and what messages begin with;
-    UserError in one line for whatever goes wrong between here and there."""
+    """Connect, and allow `timeout_s` for everything done within. Yield the reader, the writer and the prefix of
+    messages. Raise a one-line UserError for any failure of the connection."""
     where = f"{address}{path}"
     writer = None
     try:
@@ -133,11 +134,11 @@ async def connected(
     finally:
         if writer is not None:
             with suppress(OSError):
-                writer.transport.abort()  # an answer that was given up is not waited for
+                writer.transport.abort()  # do not wait for an answer that was given up
 
 
 def request_bytes(address: Address, path: str, body: Any = None) -> bytes:
-    """Return a request of HTTP/1.1: POST of JSON where there is a body, GET without."""
+    """Return an HTTP/1.1 request: a POST with JSON if there is a body, else a GET."""
     data = b"" if body is None else json.dumps(body).encode()
     fields = [("Host", f"{address.host}:{address.port}"), ("Connection", "close"), *address.headers]
     if body is not None:
@@ -147,7 +148,7 @@ def request_bytes(address: Address, path: str, body: Any = None) -> bytes:
 
 
 async def read_head(reader: asyncio.StreamReader, where: str) -> Reply:
-    """Read status line and headers; UserError where they are not HTTP."""
+    """Read the status line and the headers. Raise UserError if they are not HTTP."""
     while True:
         first = await _line(where, reader)
         words = first.split(None, 2)
@@ -162,7 +163,7 @@ async def read_head(reader: asyncio.StreamReader, where: str) -> Reply:
 
 
 async def get(address: Address, path: str, timeout_s: float) -> tuple[int, str]:
-    """Return status and body of a GET; UserError where there is no answer."""
+    """Return the status and body of a GET. Raise UserError if there is no answer."""
     async with connected(address, path, timeout_s) as (reader, writer, where):
         writer.write(request_bytes(address, path))
         reply = await read_head(reader, where)
@@ -171,7 +172,7 @@ async def get(address: Address, path: str, timeout_s: float) -> tuple[int, str]:
 
 
 async def get_json(address: Address, path: str, timeout_s: float) -> Any:
-    """Return the JSON of a GET; UserError where the answer is not 200 or no JSON."""
+    """Return the JSON of a GET. Raise UserError if the status is not 200 or the body is not JSON."""
     status, text = await get(address, path, timeout_s)
     if status != 200:
         raise UserError(f"{address}{path}: answered {status}: {excerpt(text)}")

@@ -1,4 +1,4 @@
-"""Error bars: the interval in which measured servers like this one lie."""
+"""Error bars: the interval that contains measured servers like this one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class BarOptions(Section):
     """Options of error bars."""
 
     intervals: bool = True
-    """Error bars of means, by measured servers."""
+    """Error bars of means, from measured servers."""
     propagate: bool = False
-    """Error bars of p99, goodput and price too, by two more runs."""
+    """Error bars of p99, goodput and price, too, from two more runs."""
 
 
 @features.register("bars")

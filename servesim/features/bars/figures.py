@@ -14,7 +14,7 @@ from servesim.schemas import COUNT, FIGURE, NUMBER, SHARE, TEXT, TEXT_OR_NULL, a
 
 
 def bars_text(bars: Mapping[str, Any]) -> str:
-    """Return intervals of means, and what they are known from; or why there are none."""
+    """Return the intervals of means and their source, or the reason there are none."""
     if bars["kind"] is None:
         return f"none: {bars['says']}"
     keys = {key: LATENCY_LABELS[key] for key in SLO_METRICS}
@@ -23,7 +23,8 @@ def bars_text(bars: Mapping[str, Any]) -> str:
 
 
 def propagated_text(found: Mapping[str, Any]) -> str:
-    """Return intervals of what no truth is known of; an end where the queue grows without end is none."""
+    """Return the intervals of figures without measured counterparts. An end at which the queue grows without end is
+    unstable."""
     names = {f"{key}_p99": f"{LATENCY_LABELS[key]} p99" for key in SLO_METRICS}
     names |= {"slo_attainment": "SLO attainment", "usd_per_million_output_tokens": "price per M output tokens"}
     spans = []

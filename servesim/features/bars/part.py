@@ -1,4 +1,4 @@
-"""The part of a run with error bars."""
+"""Part of a run that computes error bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from servesim.run.error_bars import intervals
 
 
 class Bars(Part):
-    """Error bars of means, from the summary; with `propagate`, those of the rest, which take two more runs."""
+    """Error bars of means, from the summary. With `propagate`, also those of the other figures, which take two more
+    runs."""
 
     def __init__(self, setup: Any, propagate: bool) -> None:
         self._setup, self._propagate = setup, propagate

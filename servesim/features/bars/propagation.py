@@ -1,8 +1,8 @@
-"""Figures that no truth of their kind is known of (p99, goodput, price): error bars by running again with other times.
+"""Error bars of figures without measured counterparts (p99, goodput, price), from reruns with other times.
 
 A rerun is a draw of the model's error (servesim.run.stretched). A draw is one share u for all metrics: f is the factor
-of mean E2E that a share u of servers lies below; TTFT and TPOT then take their own at the same u. Every figure changes
-one way with u, so its interval of 80 % takes two reruns, at u = .1 and .9, not twenty.
+of mean E2E that a share u of servers lies below, and TTFT and TPOT have their own factors at the same u. Every figure
+is monotonic in u, so its interval of 80 % takes two reruns, at u = .1 and .9, not twenty.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FIGURES = [
     for figure in group.figures
     if figure.name == name
 ]
-"""Figures that have bars, with their groups; of distributions it is the p99."""
+"""Figures that have bars, with their groups. For distributions, the p99 is used."""
 NOT_ASKED = "none of p99, goodput, throughput and price: --propagate gives them, by two more runs"
 Again = Callable[[dict[str, Any]], Mapping[str, Any]]
-"""Runs the scenario with other settings and returns its summary."""
+"""Function that runs the scenario with other settings and returns its summary."""
 
 
 def mean_rate(scenario: Scenario, facts: TraceFacts) -> float:
-    """Return the arrivals per second, as `rate` counts them; inf where all are there from the start."""
+    """Return the arrivals per second, as defined by `rate`, or inf if all requests arrive at the start."""
     if isinstance(scenario.rate, float):
         return scenario.rate
     span = facts.last_ns - facts.first_ns
@@ -51,8 +51,9 @@ def propagated(
 ) -> dict[str, Any]:
     """Return intervals of percentiles, goodput and price of a finished run.
 
-    `says`: that they are not validated, or in words why there are none; `runs`: how many more were run; by figure
-    `value` (simulated), `low` and `high`; null: at that end the queue grows without end."""
+    `says` states that they are not validated, or the reason there are none; `runs` is the number of extra runs. Each
+    figure has `value` (simulated), `low` and `high`; null means that the queue grows without end at that end.
+    """
     fitted = shipped() if fitted is None else fitted
     ends = stretches(fitted, side_of(summary), scenario, waits)
     if isinstance(ends, str):
@@ -68,7 +69,7 @@ def propagated(
 
 
 def _figures(summary: Mapping[str, Any], end: Stretch) -> dict[str, float]:
-    """Return the figures of a run as the server with its times stretched has them; nothing of an unstable run."""
+    """Return the figures of a run as they would be with stretched times, or an empty dict for an unstable run."""
     if summary["stability"]["unstable"]:
         return {}
     found = {}
@@ -81,7 +82,7 @@ def _figures(summary: Mapping[str, Any], end: Stretch) -> dict[str, float]:
 
 
 def _interval(value: float, ends: list[float | None]) -> dict[str, float | None]:
-    """Return low and high in their order; where one end is unknown (unstable), so is the far side of the interval."""
+    """Return low and high in order. If one end is unknown (unstable), so is the far side of the interval."""
     near, far = ends
     if near is None or far is None:
         return {"value": value, "low": near, "high": far}

@@ -1,4 +1,4 @@
-"""The outcome of the bursts that a scenario's shape adds, and the number of replicas that would have held them."""
+"""Outcome of the bursts that a scenario's shape adds, and the number of replicas that would have absorbed them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BurstOptions(Section):
     """Options of bursts."""
 
     burst_replicas: bool = Field(default=False, json_schema_extra={"on_command_line": True})
-    """Find out by further runs how many replicas would have held each burst of the shape."""
+    """Find out by further runs how many replicas would have absorbed each burst of the shape."""
 
 
 @features.register("bursts")

@@ -1,4 +1,4 @@
-"""Effect of a burst of requests on a server: which requests waited, and how long until the queue was as short as
+"""Effect of a burst of requests on a server: the requests that waited, and the time until the queue was as short as
 before."""
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from servesim.metrics.requests import SECOND
 
 
 def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, times: float) -> dict[str, Any]:
-    """Return the figures of one burst. `table`: the request records as columns (arrival_ns, scheduled_ns, finished_ns,
-    row), times from the trace's start.
+    """Return the figures of one burst. `table` holds the request records as columns (arrival_ns, scheduled_ns,
+    finished_ns, row), with times from the trace's start.
 
-    `recovery_s`: from the end of the burst until no more requests wait than at most before it (0: at once; None: not
-    within the run); `waited`: requests that came since its beginning and until then, and waited longer than any of
-    those before it; `rows`: the first and the last of them; `longest_wait_before_ms`: of those before it.
+    `recovery_s` is the time from the end of the burst until no more requests wait than the maximum before it (0 if
+    immediately, None if not within the run). `waited` is the number of requests that arrived from its beginning until
+    then and waited longer than any before it; `rows` are the first and the last of them. `longest_wait_before_ms` is
+    the longest wait before the burst.
     """
     arrival = table["arrival_ns"]
     start, end = at_s * SECOND, (at_s + for_s) * SECOND
     left = np.where(table["scheduled_ns"] < 0, table["finished_ns"], table["scheduled_ns"])
     times_ns = np.concatenate((arrival, left))
-    order = np.lexsort((np.repeat((1, 0), len(arrival)), times_ns))  # at one instant departures come first
+    order = np.lexsort((np.repeat((1, 0), len(arrival)), times_ns))  # simultaneous departures come first
     waiting = np.cumsum(np.repeat((1, -1), len(arrival))[order])
     clock = times_ns[order]
     before = int(waiting[clock < start].max(initial=0))
@@ -52,7 +53,7 @@ def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, tim
 
 
 def burst_text(found: Mapping[str, Any]) -> str:
-    """Return the figures in words, with the replicas that would have held it where they were sought
+    """Describe the figures, with the replicas that would have absorbed the burst if these were searched
     (servesim.features.bursts.replicas)."""
     held = found.get("held")
     return _what_came_of_it(found) + (f"; {held['says']}" if held else "")

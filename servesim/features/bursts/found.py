@@ -1,4 +1,4 @@
-"""The bursts that a scenario's shape makes, and what became of them in its run."""
+"""The bursts that a scenario's shape makes, and their outcome in the run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from servesim.features.bursts.burst import burst
 from servesim.run.scenario import Scenario
 
 MOVING = ("window", "stretch", "ramp", "arrive", "shuffle", "repeat")
-"""Steps that move requests in time: after one, a burst is not where it was."""
+"""Steps that move requests in time: after one, a burst is no longer where it was."""
 
 
 def bursts_of(scenario: Scenario, table: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the figures of each burst, and notes on those of which none can be told. `table`: the request records."""
+    """Return the figures of each burst, and notes on the bursts that have none. `table`: the request records."""
     from servesim.traces.shape import parse
     from servesim.traces.what_if import Burst
 

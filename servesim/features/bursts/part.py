@@ -1,4 +1,4 @@
-"""The part of a run whose trace has bursts added to it."""
+"""The part of a run for a trace with added bursts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from servesim.features.bursts.replicas import holding
 
 
 class Bursts(Part):
-    """Figures of each burst; with `replicas`, those that would have held it, which takes further runs."""
+    """Figures of each burst; with `replicas`, also the number of replicas that would have held it, which takes further
+    runs."""
 
     def __init__(self, scenario: Any, replicas: bool) -> None:
         self._scenario, self._replicas = scenario, replicas

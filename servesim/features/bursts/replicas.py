@@ -1,4 +1,4 @@
-"""How many replicas would have held a burst: the same requests sent to more of them."""
+"""How many replicas would have held a burst: the same requests sent to more replicas."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ENOUGH = 0.99
-"""Share of a burst's requests that must fare well for it to be held, as capacity asks by default."""
+"""Share of a burst's requests that must fare well for the burst to be held; the same default as in `capacity`."""
 MOST = 64
-"""Replicas tried at most, as capacity does by default."""
+"""Maximum number of replicas tried; the same default as in `capacity`."""
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 
 
 def held_share(requests: pd.DataFrame, found: Mapping[str, Any], slo: Mapping[str, float]) -> float:
-    """Return the share of a burst's requests that completed within `slo` (milliseconds by metric), or without one were
-    scheduled as soon as the slowest before it had been in the run it is from.
+    """Return the share of a burst's requests that completed within `slo` (milliseconds by metric). Without limits,
+    return the share that waited no longer than the longest wait before the burst in its original run.
 
-    `requests`: those of any run of the same trace, as Result.requests has them; `found`: the figures of the burst
-    (servesim.features.bursts.burst). Its requests are those that came from its beginning until the queue was as short
-    as before in the run of `found`.
+    `requests`: requests of any run of the same trace, as in Result.requests; `found`: the figures of the burst
+    (servesim.features.bursts.burst). Its requests are those that arrived between its beginning and the time when the
+    queue was as short as before in the run of `found`.
     """
     start = found["at_s"] * NS_PER_S
     recovery = found["recovery_s"]
@@ -46,9 +46,10 @@ def held_share(requests: pd.DataFrame, found: Mapping[str, Any], slo: Mapping[st
 def holding(
     found: Mapping[str, Any], scenario: Scenario, requests: pd.DataFrame, again: Callable[[int], pd.DataFrame]
 ) -> dict[str, Any]:
-    """Return the fewest replicas that hold a burst: `replicas` (None: not even MOST), `share` with them, `runs` that it
-    took and the answer in words (`says`). `requests`: of the run that `found` is from; `again`: runs the scenario with
-    that many replicas. Limits of classes are not looked at: then the wait decides."""
+    """Return the fewest replicas that hold a burst: `replicas` (None if even MOST do not), the `share` they reach, the
+    number of `runs` it took and the answer in words (`says`). `requests`: the requests of the run that `found` is from;
+    `again`: runs the scenario with a given number of replicas. Limits of classes are ignored; if there are any, the
+    wait decides."""
     slo = {} if scenario.slo_classes else scenario.slo
     what = (
         "within " + " and ".join(f"{name.upper()} {time_text(limit)}" for name, limit in slo.items())

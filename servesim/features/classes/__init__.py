@@ -1,4 +1,4 @@
-"""Figures by class of service and by tenant, if the trace labels its requests so."""
+"""Figures by class of service and by tenant, if the trace labels its requests with them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 
 @dataclass(frozen=True)
 class Some:
-    """The requests of one class or tenant, as their figures see them."""
+    """The requests of one class or tenant, as the figures need them."""
 
     part: Part
     slo: Mapping[str, float]
@@ -32,12 +32,12 @@ class Some:
 
     @cached_property
     def service(self) -> Service:
-        """Tokens answered, and those not."""
+        """Tokens served and tokens refused."""
         return self.part.service(self.rows)
 
     @property
     def good(self) -> dict[str, Any] | None:
-        """Goodput within its limits; None without limits."""
+        """Goodput within the limits, or None without limits."""
         return GOODPUT.values(good_of(self.part, self.slo, seconds=self.seconds)) if self.slo else None
 
 
@@ -103,7 +103,7 @@ class Classes:
 
     @cached_property
     def each(self) -> dict[str, Any]:
-        """Figures by class."""
+        """Figures of each class."""
         slos = {name: self.slos.get(name, self.slo) for name in self.parts}
         return {name: OF_CLASS.values(Some(part, slos[name], self.seconds)) for name, part in self.parts.items()}
 
@@ -140,13 +140,13 @@ class Tenants:
 
     @cached_property
     def each(self) -> dict[str, Any]:
-        """Figures by tenant."""
+        """Figures of each tenant."""
         seconds = self.whole.duration_ns / SECOND
         return {name: OF_TENANT.values(Some(part, self.slo, seconds, self.rows)) for name, part in self.parts.items()}
 
     @property
     def jain(self) -> dict[str, float | None]:
-        """Jain's index over tenants, of each figure that may be uneven."""
+        """Jain's index over tenants, for each figure that may be uneven."""
         each = self.each.values()
         found = {key: jain_index([one[key] for one in each]) for key in ("service", "speed")}
         good = [one["goodput"]["slo_attainment"] for one in each] if self.slo else []
@@ -168,6 +168,6 @@ TENANTS = Group(
 
 
 def jain_index(values: Sequence[float | None]) -> float | None:
-    """Return (sum x)^2 / (n sum x^2) (Jain, Chiu & Hawe, 1984); what is missing counts as 0."""
+    """Return (sum x)^2 / (n sum x^2) (Jain, Chiu & Hawe, 1984); missing values count as 0."""
     x = np.array([value or 0.0 for value in values], dtype=np.float64)
     return per(float(x.sum() ** 2), float(len(x) * (x**2).sum()))

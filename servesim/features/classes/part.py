@@ -1,4 +1,4 @@
-"""The part of a run whose requests have labels: figures of each class and of each tenant."""
+"""The part of a run for labeled requests: figures of each class and of each tenant."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from servesim.metrics.request_figures import GOODPUT
 
 
 class Labeled(Part):
-    """Figures by label. `slo`, `slo_classes`: limits in ms, of all requests and of single classes; `rows`: of the
-    trace."""
+    """Figures by label. `slo`, `slo_classes`: limits in ms, for all requests and for single classes; `rows`: requests
+    of the trace."""
 
     def __init__(self, slo: Mapping[str, float], slo_classes: Mapping[str, Mapping[str, float]], rows: int) -> None:
         self._slo, self._slo_classes, self._rows = slo, slo_classes, rows

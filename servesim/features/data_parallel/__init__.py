@@ -1,4 +1,4 @@
-"""Data-parallel ranks: schedulers of their own, whose steps begin and end together."""
+"""Data-parallel ranks: separate schedulers whose steps begin and end together."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from servesim.contracts.part import Part
 
 FINISH_SYNC = {"vllm": 32}
-"""Steps after which ranks find out that all have finished, by preset (vllm/v1/engine/core.py, DPEngineCoreProc); others
-find out in every step."""
+"""Number of steps between checks whether all ranks have finished, by preset (vllm/v1/engine/core.py, DPEngineCoreProc);
+other engines check in every step."""
 BALANCERS = {"vllm": "vllm-dp", "sglang": "round-robin", "tensorrt-llm": "least-outstanding"}
-"""How an engine spreads requests over its own ranks: vLLM's internal balancer; SGLang's --load-balance-method
-round_robin; TensorRT-LLM's attention DP gives to the rank with the fewest active requests."""
+"""Router that an engine uses to spread requests over its own ranks: vLLM's internal balancer; SGLang's
+--load-balance-method round_robin; TensorRT-LLM's attention DP picks the rank with the fewest active requests."""
 COUNTS_EVERY_S = 0.1
 """Seconds between two counts that vLLM's coordinator publishes (vllm/v1/engine/coordinator.py)."""
 
 
 @features.register("data_parallel")
 class DataParallelFeature(Feature):
-    """Ranks that step together."""
+    """Data-parallel ranks that step together."""
 
     rank, section = 60, ""
     acts = True

@@ -1,13 +1,13 @@
-"""Data-parallel ranks: schedulers of their own whose steps begin and end together.
+"""Data-parallel ranks: separate schedulers whose steps begin and end together.
 
-Each rank plans, verifies and commits as a replica does. Experts are dealt out over the GPUs of all ranks, so that no
-rank computes a step without the others: they plan at one instant, the slowest sets the duration (a barrier), and a rank
-that has nothing to do takes part all the same (a dummy step). vLLM's ranks find out that all have finished only every
-32 steps (`finish_sync`; DPEngineCoreProc._has_global_unfinished_reqs), and until then make dummy steps that a request
-which arrives has to wait for; those of SGLang and TensorRT-LLM ask each other in every step (1).
+Each rank plans, verifies and commits as a replica does. Experts are spread over the GPUs of all ranks, so no rank can
+compute a step without the others: they plan at the same instant, the slowest sets the duration (a barrier), and a rank
+that has nothing to do still takes part (a dummy step). vLLM's ranks check whether all have finished only every 32 steps
+(`finish_sync`; DPEngineCoreProc._has_global_unfinished_reqs). Until then they make dummy steps, and a request that
+arrives has to wait for them. The ranks of SGLang and TensorRT-LLM check in every step (1).
 
-Steps are taken one by one in fast mode too: runs are not gone over, but requests that decode together are counted
-together.
+Steps are simulated one by one in fast mode too: runs of steps are not skipped, but requests that decode together are
+counted together.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from servesim.records.step import Step
 
 
 class DataParallel(NamedTuple):
-    """How the ranks of a replica step together."""
+    """Settings for the steps of a replica's ranks."""
 
     ranks: int
     finish_sync: int = 1
-    """Steps after which ranks find out that none has anything left to do."""
+    """Number of steps between checks whether any rank still has work to do."""
 
 
 class Rank(Replica):
@@ -46,7 +46,7 @@ class Rank(Replica):
 
 
 class FastRank(FastReplica):
-    """A rank whose requests that decode together are counted together; its steps are taken one by one."""
+    """A rank that counts requests that decode together as one; its steps are simulated one by one."""
 
     group: Group
 
@@ -55,11 +55,12 @@ class FastRank(FastReplica):
 
 
 RANKS: Mapping[str, type[Replica]] = {"reference": Rank, "fast": FastRank}
-"""Classes of ranks by mode."""
+"""Rank classes by mode."""
 
 
 class Ranks(Part):
-    """Ties successive replicas of some pools together. `terms`: how, by pool; to be made before the cluster is."""
+    """Ties consecutive replicas of some pools together. `terms`: how they step together, by pool. Create it before the
+    cluster."""
 
     def __init__(self, terms: Sequence[tuple[Pool, DataParallel]]) -> None:
         self._terms = terms
@@ -78,12 +79,12 @@ class Ranks(Part):
 
 
 class Group:
-    """The ranks of one replica on the clock. `steps`, `dummies`: steps of the group so far, and those of single ranks
+    """The ranks of one replica on the clock. `steps`, `dummies`: steps of the group so far, and steps of single ranks
     that had nothing to compute."""
 
     def __init__(self, clock: Clock, ranks: Sequence[Replica], cost: CostModel, finish_sync: int) -> None:
         self._clock, self._ranks, self._cost, self._finish_sync = clock, ranks, cost, finish_sync
-        self._rounds: deque[tuple[int, list[Step | None]]] = deque()  # in flight: when each ends, and its steps
+        self._rounds: deque[tuple[int, list[Step | None]]] = deque()  # in flight: end and steps of each round
         self._first, self._depth = ranks[0].index, ranks[0].depth
         self._plan_due = False
         self._free_ns = 0
@@ -91,7 +92,7 @@ class Group:
         self.steps = self.dummies = 0
 
     def want_plan(self) -> None:
-        """Plan at this instant, unless steps are in flight whose end is waited for."""
+        """Plan at this instant, unless steps are in flight that must end first."""
         if not self._rounds:
             self._plan_soon()
 
@@ -105,7 +106,7 @@ class Group:
         self._plan()
 
     def _plan(self) -> None:
-        """Plan until as many steps are in flight as may be, or no rank has anything to do."""
+        """Plan until the maximum number of steps is in flight, or no rank has anything to do."""
         rounds, now = self._rounds, self._clock.ns
         while len(rounds) < self._depth:
             steps = [self._plan_of(rank, now) for rank in self._ranks]
@@ -113,7 +114,7 @@ class Group:
                 self._run(steps, now)
             elif rounds or self._since_sync % self._finish_sync == 0:
                 break
-            else:  # no rank knows yet that all have finished
+            else:  # no rank has found yet that all are done
                 self._run(steps, now)
                 break
         if rounds:
@@ -122,7 +123,7 @@ class Group:
             self._since_sync = 0
 
     def _plan_of(self, rank: Replica, now: int) -> Step | None:
-        """Return the next step of a rank; None: it has nothing to do."""
+        """Return the next step of a rank, or None if it has nothing to do."""
         core = rank.core
         while True:
             step = core.plan(now)

@@ -9,7 +9,7 @@ from servesim.features.data_parallel.part import DataParallel, Ranks
 
 
 def with_ranks(world: Any, draws: Any) -> Any:
-    """Return the world with ranks instead of replicas, planned ahead by one step at most."""
+    """Return the world with ranks instead of replicas, planned at most one step ahead."""
     terms = DataParallel(draws.one("ranks", [2, 2, 3]), draws.one("finish sync", [1, 3, 32]))
     ahead = world.asynchronous and world.depth == 2
     return replace(

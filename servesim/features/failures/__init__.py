@@ -1,4 +1,4 @@
-"""Replicas that crash and start again with a cold cache, and replicas that are slow for a time."""
+"""Replicas that crash and restart with a cold cache, and replicas that are slow for a time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ class FailureSettings(Section):
     """Failures, and the response to them."""
 
     failures: list[str] = Field(default=[])
-    """Failures: `crash:replica=0,at=10,restart=60` (seconds; without restart it stays down; its cache is cold when
-    it comes back) or `slow:replica=1,at=5,until=60,factor=3` (a straggler: its GPU time is as many times as long)."""
+    """Failures: `crash:replica=0,at=10,restart=60` (seconds; without restart the replica stays down; its cache is cold
+    after the restart) or `slow:replica=1,at=5,until=60,factor=3` (a straggler: its GPU time is multiplied by the
+    factor)."""
     detection_s: float = Field(default=0.0, ge=0, le=1e6)
-    """Seconds from a crash until the router knows; requests it sends there meanwhile fail at once."""
+    """Seconds until the router detects a crash; requests it sends there in the meantime fail immediately."""
     reroutes: int = Field(default=5, ge=0, le=1000)
-    """Times a request is routed again that was lost with a replica before its first token; one lost later fails."""
+    """Maximum number of times a request is rerouted if its replica is lost before the first token; after the first
+    token it fails."""
     reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
-    """Seconds before that; each further time 1.5 times as long, to 30 s at most, give or take 20 %, as in the gateways
-    of SGLang and vLLM."""
+    """Seconds before the first reroute; each later delay is 1.5 times as long, up to 30 s, give or take 20 %, as in the
+    gateways of SGLang and vLLM."""
 
 
 @features.register("failures")

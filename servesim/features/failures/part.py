@@ -1,4 +1,4 @@
-"""Failures: replicas that crash and start again with a cold cache, and replicas that are slow for a time."""
+"""Failures: replicas that crash and restart with a cold cache, and replicas that are slow for a time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from servesim.engine.telling import LOST
 
 
 class Crash(NamedTuple):
-    """A replica loses all it has."""
+    """A crash in which a replica loses all its state."""
 
     replica: int
     at_ns: int
     restart_ns: int
-    """Time from the crash until it serves again; -1: never."""
+    """Time from the crash until the replica serves again, or -1 if it never does."""
 
 
 class Slowdown(NamedTuple):
-    """A replica's GPU time is longer for a while: a straggler."""
+    """A period in which a replica's GPU time is longer: a straggler."""
 
     replica: int
     at_ns: int
@@ -39,13 +39,13 @@ class Failures(NamedTuple):
     crashes: tuple[Crash, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
     detect_ns: int = 0
-    """Time from a crash until the router knows; what it sends there meanwhile fails at once."""
+    """Time from a crash until the router detects it; requests sent there in the meantime fail immediately."""
     reroutes: int = 5
-    """Times a request is routed again whose replica was lost before its first token came; after that token its client
-    gets the error, as in the gateways of SGLang and vLLM."""
+    """Maximum number of times a request is rerouted if its replica is lost before the first token; after that token its
+    client gets the error, as in the gateways of SGLang and vLLM."""
     backoff_ns: int = 50_000_000
-    """Pause before a request is routed again; each pause is `growth` times the one before, up to `most_ns`, give or
-    take a share `jitter` of it. The defaults are those of sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17."""
+    """Pause before a request is rerouted; each pause is `growth` times the previous one, up to `most_ns`, give or take
+    a share `jitter` of it. The defaults are those of sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17."""
     growth: float = 1.5
     most_ns: int = 30_000_000_000
     jitter: float = 0.2
@@ -54,12 +54,12 @@ class Failures(NamedTuple):
 
 
 class Failing(Part):
-    """Breaks a cluster's replicas, and routes again what was lost before it was answered."""
+    """Breaks a cluster's replicas, and reroutes requests that were lost before they were answered."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
-        self._here: dict[Request, int] = {}  # with a replica: output length
-        self._pausing: dict[Request, int] = {}  # to be routed again: output length
+        self._here: dict[Request, int] = {}  # on a replica: output length
+        self._pausing: dict[Request, int] = {}  # to be rerouted: output length
         self._attempts: dict[Request, int] = {}
 
     def join(self, cluster: ClusterView) -> None:
@@ -108,7 +108,7 @@ class Failing(Part):
         cluster.new_core(replica)
         clock, now = cluster.clock, cluster.clock.ns
         down = crash.restart_ns
-        if replica.state == "draining":  # nothing would start it again
+        if replica.state == "draining":  # nothing would restart it
             cluster.set_state(crash.replica, "gone")
         elif down >= 0:
             clock.at(now + down, CHANGE, partial(self._restart, crash.replica))
@@ -136,7 +136,7 @@ class Failing(Part):
         cluster.set_state(index, "ready")
 
     def _lose(self, request: Request) -> None:
-        """Route a request again that was lost with its replica, after a pause, or let it fail."""
+        """Reroute, after a pause, a request that was lost with its replica, or let it fail."""
         cluster, output_len = self._cluster, self._here.pop(request)
         attempts = self._attempts[request] = self._attempts.get(request, 0) + 1
         request.state, request.reason = State.ABORTED, LOST
@@ -162,7 +162,7 @@ class Failing(Part):
 
 
 def renew(request: Request) -> None:
-    """Make a request that has got no token as it was when it arrived."""
+    """Reset a request that has received no token to its state on arrival."""
     request.state, request.reason, request.replica = State.WAITING, "", -1
     request.finished_ns = request.scheduled_ns = request._last_token_ns = -1
     request._num_tokens = request.prompt_len

@@ -1,4 +1,4 @@
-"""From the settings of what breaks to `servesim.features.failures.part`."""
+"""Conversion of failure settings into `servesim.features.failures.part`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ KEYS = {"crash": ("replica", "at", "restart"), "slow": ("replica", "at", "until"
 
 
 def failures_of(settings: FailureSettings, replicas: int, seed: int) -> Failures | None:
-    """Return what breaks in a run with this many replicas; None: nothing. UserError for what cannot."""
+    """Return the failures of a run with this many replicas, or None if there are none. Raise UserError for failures
+    that cannot happen."""
     if not settings.failures:
         return None
     crashes, slowdowns = [], []

@@ -9,7 +9,7 @@ from servesim.features.failures.part import Crash, Failing, Failures, Slowdown
 
 
 def with_failures(world: Any, draws: Any) -> Any:
-    """Return the world with replicas, two at least, that crash and start again, and are slow for a time."""
+    """Return the world with at least two replicas, which crash and restart, and are slow for a time."""
     world = world if world.replicas > 1 else world.multiplied(2)
     crashes = draws.one("crashes", [1, 2, 3])
     times = draws.many("crash at", crashes, [0, 900, 7_000, 30_000, 90_000, 200_000])

@@ -1,4 +1,4 @@
-"""Prompts and answers computed by different replicas, and how KV gets from one to the other."""
+"""Prefill and decode on different replicas, and the KV transfer between them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 
 class HandoffSettings(Section):
-    """How prompts and answers are kept apart."""
+    """Settings that separate prefill and decode."""
 
     pd: str | None = None
-    """Prompts and answers on different replicas: `2x1:1x4` are 2 prefill replicas of 1 GPU and 1 decode replica of 4,
-    otherwise alike; short for two pools. In `capacity` a number of GPUs: all splits of them, and all together."""
+    """Prefill and decode on different replicas: `2x1:1x4` means 2 prefill replicas of 1 GPU and 1 decode replica of 4
+    GPUs, otherwise alike; shorthand for two pools. In `capacity`, a number of GPUs: all splits of them, and all
+    together."""
     handoff: PolicySettings | None = None
-    """How KV gets from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: that."""
+    """KV transfer from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: the default of the
+    decode side's preset."""
 
 
 APART = "on different replicas"
@@ -28,7 +30,7 @@ APART = "on different replicas"
 
 @features.register("handoff")
 class HandoffFeature(Feature):
-    """Prefill and decode apart."""
+    """Disaggregated prefill and decode."""
 
     rank, section, Settings = 10, "", HandoffSettings
     acts = True

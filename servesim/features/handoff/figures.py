@@ -1,7 +1,7 @@
-"""Where requests spent their time when prompts and answers are computed apart: columns of requests, and figures.
+"""Time that requests spend in each stage when prefill and decode are disaggregated: columns of requests, and figures.
 
-Until the first token: the prefill queue, the prefill pass(es), the handover (proxy, and the wait for memory at the
-decode side), the wire, and the first step there; then decode.
+Stages until the first token: the prefill queue, the prefill pass(es), the handover (proxy, and the wait for memory at
+the decode side), the wire, and the first step there; then decode.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from servesim.features.handoff.part import Handoff, Passage
 
 COLUMNS = ("prefill_replica", "prefilled_ns", "sent_ns", "reserved_ns", "received_ns", "kv_bytes")
-"""Columns of requests.parquet beside the others; -1: has not happened. `replica` is the decode side's."""
+"""Additional columns of requests.parquet; -1 if the event has not happened. `replica` is the decode side's."""
 STAGES = ("prefill_queue", "prefill", "handover", "wire", "first_step", "decode")
 
 
 def stage_columns(handoff: Handoff, rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    """Return COLUMNS for requests with these row numbers, in their order."""
+    """Return the values of COLUMNS for requests with these row numbers, in the same order."""
     found = {p.request.row: _cells(p) for p in handoff.done}
     none = (-1,) * (len(COLUMNS) - 1) + (0,)
     table = np.array([found.get(row, none) for row in rows.tolist()], dtype=np.int64).reshape(-1, len(COLUMNS))
@@ -48,8 +48,9 @@ def _cells(passage: Passage) -> tuple[int, ...]:
 
 
 def served(handoff: Handoff) -> Iterator[tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]]:
-    """Yield for each side the replicas of what it served and what ReplicaTotals.add_served takes: of a prompt that of
-    its own queue, of an answer the time from the proxy to its first step but for the wire."""
+    """Yield, for each side, the replicas that served requests and the arguments of ReplicaTotals.add_served: for a
+    prompt, the time in its prefill queue; for an answer, the time from the proxy to its first step without the time on
+    the wire."""
     yield _sums([(p.prefill, p.leg, p.leg.arrival_ns, 0, 0) for p in handoff.done])
     sent = [p for p in handoff.done if p.sent_ns >= 0]
     wires = [max(p.received_ns, p.reserved_ns) - p.reserved_ns for p in sent]
@@ -61,7 +62,8 @@ def served(handoff: Handoff) -> Iterator[tuple[NDArray[np.int64], dict[str, NDAr
 def _sums(
     requests: Sequence[tuple[int, Request, int, int, int]],
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """From (replica, request, since when it waits, tokens of its answer, ns of that on the wire) of each."""
+    """Sum over requests, each given as (replica, request, start of its wait, output tokens, ns of the wait on the
+    wire)."""
     names = ("completed", "prompt_tokens", "hit_tokens", "output_tokens", "queued_ns", "scheduled")
     rows = []
     for _, request, since, answer, wire in requests:
@@ -84,18 +86,18 @@ class Passed(NamedTuple):
 
     @property
     def busy_share(self) -> float | None:
-        """Share of the time in which anything was on a wire that is shared."""
+        """Share of the time in which a transfer was in flight on a shared wire."""
         wire = self.handoff.wire
         return per(wire.busy_ns, self.duration_ns) if isinstance(wire, Links) else None
 
 
 def passed(handoff: Handoff, requests: RequestColumns) -> Passed:
-    """Return what the figures are made from: times in ms of the completed requests that went through both sides, and
+    """Return the input of the figures: times in ms of the completed requests that went through both sides, and
     bytes."""
     own = stage_columns(handoff, requests.table["row"])
     through = requests.done & (own["received_ns"] >= 0)
     table = {name: column[through] for name, column in {**requests.table, **own}.items()}
-    begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # where memory was taken before, as by SGLang
+    begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # if memory was taken earlier, as by SGLang
     ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns")]
     ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
     spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}

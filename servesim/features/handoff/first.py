@@ -1,17 +1,18 @@
 """Protocols whose first token comes from the prefill side, with the KV: TensorRT-LLM's and SGLang's.
 
-The decode side looks for what has come between two steps: there the first token goes out, without a step of its own,
-and the request joins the batch of the next one.
+Between two steps the decode side checks for arrivals: their first token is sent to the client without a step of its
+own, and the request joins the batch of the next step.
 
-TensorRT-LLM (after the documentation of disaggregated serving, 1.0; checked against no recording): the orchestrator
-sends a request to a context server, and when that has answered, with the first token and where the KV is, to a
-generation server, which takes memory and pulls. Memory at the source is kept until then.
+TensorRT-LLM (after the documentation of disaggregated serving, 1.0; not checked against any recording): the
+orchestrator sends a request to a context server. When that server has answered with the first token and the location of
+the KV, the orchestrator sends the request to a generation server, which allocates memory and pulls the KV. Memory at
+the source is kept until then.
 
-SGLang (0.5.23, srt/disaggregation/prefill.py and decode.py): a request goes to both sides at once. The decode side
-takes memory first (its prealloc queue) and says where; until it has, the prompt waits in the prefill side's bootstrap
-queue. Memory is thus held at the decode side while the prompt waits and is computed. KV goes when the whole prompt is
-computed (SGLang sends each chunk as it is done; prompts of one chunk are sent alike). A prompt whose handshake takes
-longer than the bootstrap time-out fails.
+SGLang (0.5.23, srt/disaggregation/prefill.py and decode.py): a request goes to both sides at the same time. The decode
+side allocates memory first (its prealloc queue) and sends the location; until then, the prompt waits in the prefill
+side's bootstrap queue. The decode side thus holds memory while the prompt waits and is computed. KV is sent when the
+whole prompt is computed (SGLang sends each chunk as it is done; prompts of one chunk are sent alike). A prompt whose
+handshake takes longer than the bootstrap timeout fails.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NO_HANDSHAKE = "no memory at the decode side within bootstrap_timeout_s"
 
 
 class FirstFromPrefill(Handoff):
-    """The common part of both protocols. A prompt that gave way to others while its token was in flight has no KV: its
+    """The common base of both protocols. A prompt that was preempted while its token was in flight has no KV: its
     request fails."""
 
     def received(self, passage: Passage) -> None:
@@ -51,14 +52,14 @@ class TrtllmParams:
     """Settings of the orchestrator."""
 
     http_ms: float = 1.0
-    """From the context server's answer to the generation server's queue. Assumed."""
+    """Milliseconds from the context server's answer to the generation server's queue. Assumed."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "http_ms")
 
 
 class Trtllm(FirstFromPrefill):
-    """TensorRT-LLM's rules above."""
+    """TensorRT-LLM's protocol, as described above."""
 
     name = "trtllm"
     Params = TrtllmParams
@@ -85,16 +86,17 @@ class SglangParams:
     """Settings of both sides."""
 
     handshake_ms: float = 1.0
-    """From the decode side's memory to the prompt's place in the prefill side's queue. Assumed."""
+    """Milliseconds from memory allocation at the decode side to the prompt's entry into the prefill side's queue.
+    Assumed."""
     bootstrap_timeout_s: float = 300.0
-    """How long a prompt waits for its handshake."""
+    """Seconds that a prompt waits for its handshake."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "handshake_ms", "bootstrap_timeout_s")
 
 
 class Sglang(FirstFromPrefill):
-    """SGLang's rules above."""
+    """SGLang's protocol, as described above."""
 
     name = "sglang"
     Params = SglangParams
@@ -109,7 +111,7 @@ class Sglang(FirstFromPrefill):
         super().__init__(wire, size_of, decode_router)
         own = params or SglangParams()
         self._handshake_ns, self._patience_ns = round(own.handshake_ms * MS), round(own.bootstrap_timeout_s * SECOND)
-        self._begun: set[Request] = set()  # prompts that have reached the prefill side's queue
+        self._begun: set[Request] = set()  # prompts that are in the prefill side's queue
 
     def started(self, passage: Passage) -> None:
         self.clock.at(self.clock.ns + self._patience_ns, FOLLOW, partial(self._late, passage))
@@ -138,7 +140,7 @@ class Sglang(FirstFromPrefill):
         self._abort(passage.request, passage.leg.reason)
 
     def _abort(self, request: Request, reason: str) -> None:
-        """End a request that waits at the decode side, or for one that is ready."""
+        """End a request that waits at the decode side, or for a decode replica to be ready."""
         passage = self.passages[request]
         if passage.sent_ns < 0:
             self.cluster.end(request, State.ABORTED, reason)
@@ -148,8 +150,8 @@ class Sglang(FirstFromPrefill):
         replica.core.abort(request, self.clock.ns, reason)
 
     def left(self, request: Request) -> None:
-        """Handle the departure of a request: cancel a prompt that is not computed yet, and free the memory taken for it
-        at the decode side."""
+        """Handle the departure of a request: cancel its prompt if it is not computed yet, and free its memory at the
+        decode side."""
         passage = self.passages.get(request)
         if passage is not None and not passage.prefilled:
             replica = self.cluster.replicas[passage.prefill]

@@ -1,9 +1,9 @@
-"""KV transfers as flows over links: start-up time, fair shares, and what small messages cost.
+"""KV transfers as flows over links: start-up time, fair shares, and the cost of small messages.
 
-A transfer takes the link out of its source and the link into its destination. It waits `start_ns`, then moves at its
-max-min fair share of both, as connections that are served alike do. Everything is whole: rates are bytes per second,
-rounded down, times ns, and what is left of a transfer is counted in billionths of a byte, so that no rounding depends
-on what else is on its way.
+A transfer takes the outbound link of its source and the inbound link of its destination. It waits `start_ns`, then
+moves at its max-min fair share of both, like connections that are served equally. All values are integers: rates are
+bytes per second, rounded down, times are ns, and the rest of a transfer is counted in billionths of a byte, so that no
+rounding depends on other transfers in flight.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class LinkKind:
     gb_s: float
     """Bandwidth of one GPU in each direction, GB/s (1e9 bytes)."""
     start_us: float
-    """Time from the request to the first byte."""
+    """Microseconds from the request to the first byte."""
     source: str
-    """Where the figures are from."""
+    """Source of the figures."""
 
 
 KINDS: Mapping[str, LinkKind] = {
@@ -52,16 +52,16 @@ class Flow:
 
     number: int
     ends: tuple[int, int]
-    """The links it takes: out of one, into the other."""
+    """The links it takes: outbound of the source, inbound of the destination."""
     left: int
-    """Billionths of a byte."""
+    """Billionths of a byte still to be sent."""
     done: Callable[[], None]
     rate: int = field(default=0)
     """Bytes per second."""
 
 
 class Links(Wire):
-    """Links of all replicas: bytes per second `out` of and `into` each, by its number. Transfers are made of messages
+    """Links of all replicas: bytes per second `out` of and `into` each, by replica index. Transfers consist of messages
     of `message_bytes`, each of which takes the time of `overhead_bytes` more."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Links(Wire):
         self._since_ns = 0
         self._awaited: Event | None = None
         self.busy_ns = 0
-        """Time in which anything was on its way."""
+        """Time in which any transfer was in flight."""
 
     def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
         num_bytes += -(-num_bytes // self._message) * self._overhead
@@ -90,7 +90,7 @@ class Links(Wire):
         self._share()
 
     def _advance(self) -> None:
-        """Have all flows move up to this instant."""
+        """Advance all flows to this instant."""
         now = self.clock.ns
         elapsed = now - self._since_ns
         self._since_ns = now
@@ -100,7 +100,7 @@ class Links(Wire):
                 flow.left -= flow.rate * elapsed
 
     def _share(self) -> None:
-        """Give every flow its share, and wait for the first that ends."""
+        """Give every flow its share, and wait for the first one that ends."""
         for flow, rate in zip(self._flows, fair_shares([f.ends for f in self._flows], self._capacity), strict=True):
             flow.rate = rate
         self._awaited = None
@@ -120,8 +120,9 @@ class Links(Wire):
 
 
 def fair_shares(flows: Sequence[tuple[int, int]], capacity: Sequence[int]) -> list[int]:
-    """Return the max-min fair rate of each flow over the links it takes, in whole bytes per second, at least 1: the
-    link with the least for each of its flows gives them that, and so on with what is left (progressive filling)."""
+    """Return the max-min fair rate of each flow over the links it takes, in whole bytes per second, at least 1. The
+    link with the smallest share for each of its flows fixes their rates, and so on with the remaining capacity
+    (progressive filling)."""
     left = list(capacity)
     users: dict[int, list[int]] = {}
     for i, ends in enumerate(flows):

@@ -1,9 +1,9 @@
-"""Requests whose prompt one replica computes and whose answer another: how they get from one to the other.
+"""Requests whose prefill runs on one replica and whose decode runs on another, and the transfer between them.
 
-The prompt is computed by a request of its own (its `owner` is the one that is served), which is allowed one token and
-whose memory is kept when it has finished. The other replica has the KV by the connector contract: blocks are taken
-there, the transfer goes over a `Wire`, and when it is over the memory at the source is free. Who waits when for what is
-a matter of the protocol, a subclass of Handoff.
+The prompt is computed by a separate request (its `owner` is the request that is served), which may generate one token
+and whose memory is kept after it has finished. The other replica receives the KV by the connector contract: blocks are
+allocated there, the transfer goes over a `Wire`, and when it is over, the memory at the source is freed. The order of
+the waits depends on the protocol, a subclass of Handoff.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from servesim.features.handoff.wire import Wire
 
 @dataclass(eq=False)
 class Passage:
-    """One request on its way through two replicas. Times in ns; -1: has not happened."""
+    """One request on its way through two replicas. Times in ns; -1 if the event has not happened."""
 
     request: Request
     output_len: int
     leg: Request
-    """Computes its prompt."""
+    """The request that computes its prompt."""
     prefill: int
     decode: int = -1
     sent_ns: int = -1
-    """Reaches the decode side."""
+    """Time of arrival at the decode side."""
     reserved_ns: int = -1
-    """Has memory there; the transfer can begin."""
+    """Time at which it has memory there, so that the transfer can begin."""
     received_ns: int = -1
-    """The transfer is over."""
+    """Time at which the transfer ends."""
     released_ns: int = -1
-    """The memory at the source is free."""
+    """Time at which the memory at the source is freed."""
     num_bytes: int = 0
     loading: bool = field(default=False)
-    """Its memory at the decode side waits for KV."""
+    """Whether its memory at the decode side waits for KV."""
 
     @property
     def prefilled(self) -> bool:
-        """Whether its KV is at the source and not freed yet."""
+        """Return whether its KV is at the source and not freed yet."""
         return self.leg.state is State.FINISHED and self.released_ns < 0
 
 
 class Handoff(Part, ABC):
-    """A protocol between replicas of prompts and of answers.
+    """A protocol between prefill and decode replicas.
 
-    `size_of`: the bytes sent for tokens from `start` to `stop` of a request. `decode_router`: chooses the decode
-    replica where the router does not answer a Pair; made as the router is.
+    `size_of`: returns the bytes sent for tokens from `start` to `stop` of a request. `decode_router`: chooses the
+    decode replica if the router does not return a Pair; it is created in the same way as the router.
     """
 
     name: ClassVar[str] = "?"
@@ -72,11 +72,11 @@ class Handoff(Part, ABC):
         """Passages of requests that have left."""
         self.said = ""
         """Note for the reader."""
-        self._homeless: list[Passage] = []  # prompts that are computed, while no decode replica is ready
-        self._held: dict[Request, Passage] = {}  # by leg: memory at the source that is kept
+        self._homeless: list[Passage] = []  # computed prompts for which no decode replica is ready
+        self._held: dict[Request, Passage] = {}  # by leg: memory kept at the source
 
     def join(self, cluster: ClusterView) -> None:
-        """Serve this cluster; called once, by itself."""
+        """Serve this cluster. The cluster calls it once."""
         self.cluster, self.clock = cluster, cluster.clock
         self.wire.join(self.clock)
         self.telling: Telling | None = None
@@ -124,18 +124,18 @@ class Handoff(Part, ABC):
         self.started(passage)
 
     def started(self, passage: Passage) -> None:
-        """A request has its replica of prompts. Default: it is there."""
+        """Handle the choice of a prefill replica. By default the prompt arrives there immediately."""
         self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
 
     def leg_left(self, leg: Request) -> None:
-        """Handle a prompt that has left its replica: it is computed, or it failed."""
+        """Handle a prompt that has left its replica because it is computed or has failed."""
         request = leg.owner
         assert request is not None
         passage = self.passages[request]
         if leg.state is State.FINISHED:
             if self.cluster.replicas[passage.prefill].core.kv.slots(leg) >= leg.prompt_len:
                 self._held[leg] = passage
-            else:  # it gave way to others while its token was in flight
+            else:  # preempted while its token was in flight
                 passage.released_ns = self.clock.ns
             self.prefilled(passage)
         self.cluster.telling.finish(leg)
@@ -144,14 +144,14 @@ class Handoff(Part, ABC):
 
     @abstractmethod
     def prefilled(self, passage: Passage) -> None:
-        """A prompt is computed, at this instant."""
+        """Handle a prompt that is computed at this instant."""
 
     def failed(self, passage: Passage) -> None:
-        """A prompt was refused or given up: so is its request."""
+        """End a request whose prompt was refused or aborted."""
         self.cluster.end(passage.request, passage.leg.state, passage.leg.reason)
 
     def to_decode(self, passage: Passage) -> None:
-        """Send a request to its decode replica, at this instant, or as soon as one is ready."""
+        """Send a request to its decode replica at this instant, or as soon as one is ready."""
         request = passage.request
         if request.state >= State.FINISHED:
             return
@@ -167,7 +167,7 @@ class Handoff(Part, ABC):
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
 
     def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:
-        """Return the replica of a role that the router chooses, the decode side's or this one; -1: none is ready."""
+        """Return the replica of a role that `router` (default: the decode router) chooses, or -1 if none is ready."""
         fleet, router = self.cluster.fleet, router or self.decode_router
         ready = [
             replica.index
@@ -185,7 +185,7 @@ class Handoff(Part, ABC):
         return index
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
-        """Send on what waits for a decode replica that is ready."""
+        """Send on the requests that wait for a decode replica to be ready."""
         homeless, self._homeless = self._homeless, []
         for passage in homeless:
             self.to_decode(passage)
@@ -193,12 +193,12 @@ class Handoff(Part, ABC):
     # The transfer.
 
     def available(self, request: Request) -> bool:
-        """Whether there is KV of a request to be read."""
+        """Return whether a request has KV to be read."""
         passage = self.passages.get(request)
         return passage is not None and passage.reserved_ns < 0
 
     def reserve(self, request: Request, start: int, stop: int) -> None:
-        """Handle that a request has memory for its tokens from `start` to `stop` at the decode side."""
+        """Handle the allocation of memory at the decode side for a request's tokens from `start` to `stop`."""
         passage = self.passages[request]
         passage.reserved_ns, passage.loading = self.clock.ns, True
         passage.num_bytes = self.size_of(passage.request, start, stop)
@@ -225,7 +225,7 @@ class Handoff(Part, ABC):
     # The end.
 
     def gives_up(self, request: Request, deadline: Deadline) -> bool:
-        """Cancel a request that is on the prefill side or between the two; False: it is not."""
+        """Cancel a request that is on the prefill side or between the two; return False if it is not there."""
         passage = self.passages.get(request)
         if passage is None or request.state >= State.FINISHED or passage.sent_ns >= 0:
             return False
@@ -236,7 +236,7 @@ class Handoff(Part, ABC):
         return True
 
     def left(self, request: Request) -> None:
-        """Handle the departure of a request: free what is still kept at the source, unless it is being read."""
+        """Handle the departure of a request: free the memory still kept at the source, unless it is being read."""
         passage = self.passages.pop(request, None)
         if passage is None:
             return
@@ -280,7 +280,7 @@ class Arrivals(Connector):
 
 
 def leg_of(request: Request) -> Request:
-    """Return the request that computes another's prompt, and one token."""
+    """Return the request that computes another request's prompt, and one token."""
     return Request(
         row=request.row,
         name=request.name,

@@ -1,4 +1,4 @@
-"""From the settings of a handoff to its parts: the protocol, and the links that KV goes over."""
+"""Conversion of handoff settings into the protocol and the links that carry KV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS: Mapping[str, type[VllmNixl | Trtllm | Sglang]] = {cls.name: cls for cls in (VllmNixl, Sglang, Trtllm)}
 DEFAULTS = {"sglang": "sglang", "tensorrt-llm": "trtllm"}
-"""Protocols by the preset of the decode side; others: vllm-nixl."""
+"""Protocols by the preset of the decode side; vllm-nixl for all others."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class LinkParams:
     link: str = "rdma-400"
     """A kind of servesim.features.handoff.links."""
     gb_s: float | None = None
-    """Bandwidth of a GPU in each direction, GB/s; none: the link's."""
+    """Bandwidth of a GPU in each direction, GB/s; default: the link's."""
     start_us: float | None = None
-    """Time until the first byte of a transfer; none: the link's."""
+    """Microseconds until the first byte of a transfer; default: the link's."""
     message_overhead_bytes: int = 0
-    """Bytes in whose time each message (a block of one layer) could be sent beside its own."""
+    """Overhead of each message (a block of one layer), in bytes that could be sent in the same time."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "start_us", "message_overhead_bytes")
@@ -51,7 +51,7 @@ class LinkParams:
 
 
 def with_pd(settings: Mapping[str, Any]) -> Settings:
-    """Return settings with the two pools that `pd` is short for; UserError where it is none of its kind."""
+    """Return settings with the two pools that `pd` is short for; raise UserError if `pd` is malformed."""
     text = settings["pd"]
     found = re.fullmatch(r"(\d+)x(\d+):(\d+)x(\d+)", str(text))
     if found is None:
@@ -69,8 +69,8 @@ def with_pd(settings: Mapping[str, Any]) -> Settings:
 def handoff_of(
     settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], make_router: Callable[[], Router]
 ) -> Handoff | None:
-    """Return how KV gets from pools of prompts to pools of answers; None where no pool is of one side alone. UserError
-    where one side is missing or cannot take part."""
+    """Return the handoff from prefill pools to decode pools, or None if no pool is limited to one role. Raise UserError
+    if one role is missing or a pool cannot take part."""
     roles: set[Role] = {pool.pool.role for pool in pools}
     if roles == {"both"}:
         if settings:
@@ -98,7 +98,7 @@ def _default(pools: Sequence[PoolSetup]) -> str:
 
 
 def said_of(params: LinkParams) -> str:
-    """Return what a reader must know of how KV gets from pools of prompts to pools of answers."""
+    """Return a note for the reader about the KV transfer from prefill pools to decode pools."""
     kind = KINDS[params.link]
     gb_s = kind.gb_s if params.gb_s is None else params.gb_s
     start_us = kind.start_us if params.start_us is None else params.start_us
@@ -110,7 +110,7 @@ def said_of(params: LinkParams) -> str:
 
 
 def _link_of(settings: Mapping[str, Any]) -> tuple[LinkParams, dict[str, Any]]:
-    """Return the links that settings of a handoff say, and the others of them."""
+    """Return the links in the settings of a handoff, and the remaining settings."""
     names = {field.name for field in fields(LinkParams)}
     own = {key: value for key, value in settings.items() if key in names}
     link: LinkParams = build_params("handoff", LinkParams, own)
@@ -118,7 +118,7 @@ def _link_of(settings: Mapping[str, Any]) -> tuple[LinkParams, dict[str, Any]]:
 
 
 def _check(pools: Sequence[PoolSetup]) -> None:
-    """UserError where KV of one pool would mean nothing to another."""
+    """Raise UserError if one pool could not use the KV of another."""
     known = {(p.deployment.model.name, p.scenario.kv_dtype) for p in pools if p.pool.role != "both"}
     if len(known) > 1:
         raise UserError(f"pools: KV is handed from one to another, but model and KV format differ: {sorted(known)}")
@@ -130,7 +130,7 @@ def _check(pools: Sequence[PoolSetup]) -> None:
 
 
 def can_receive(scheduler: type[Scheduler], kv: type[KVAllocator]) -> bool:
-    """Return whether requests of these policies can wait for KV from elsewhere."""
+    """Return whether requests under these policies can wait for remote KV."""
     return "remote_kv" in scheduler.supports and (not kv.shares or "remote_kv" in kv.supports)
 
 
@@ -153,15 +153,16 @@ def message_bytes(pool: PoolSetup) -> int:
 
 
 def _windows(pool: PoolSetup) -> tuple[int | None, ...]:
-    """Return the window of each group of layers with block tables of its own; None: it keeps all."""
+    """Return the window of each group of layers that has its own block tables; None for a group that keeps all
+    tokens."""
     kv = pool.pool.cores[0].kv
     return kv.memory.windows if kv.grouped else (None,)
 
 
 def size_of(pools: Sequence[PoolSetup]) -> Callable[[Request, int, int], int]:
-    """Return the bytes that decode replicas read for some tokens: what each GPU keeps of them, in whole blocks, of a
-    window those which later tokens reach into. KV heads fewer than GPUs, and latents, are kept, and sent, several
-    times."""
+    """Return the bytes that decode replicas read for some tokens: each GPU's KV for them in whole blocks; with a
+    window, only the blocks that later tokens can still attend to. If there are fewer KV heads than GPUs, or with
+    latents, the KV is stored and sent several times."""
     pool = next(pool for pool in pools if pool.pool.role == "decode")
     block, tp, windows = pool.deployment.block_size, pool.scenario.tp, _windows(pool)
     per_block = pool.deployment.block_bytes * pool.scenario.pp * tp

@@ -1,14 +1,15 @@
-"""vLLM with NIXL: prompts and answers apart, KV pulled by the decode side (vllm/distributed/kv_transfer, July 2026).
+"""vLLM with NIXL: disaggregated prefill and decode, KV pulled by the decode side (vllm/distributed/kv_transfer, July
+2026).
 
 1. The proxy sends the request to a prefill engine with max_tokens 1 and, when that has answered, to a decode engine.
-2. The prefill engine keeps the blocks until they have been read. They are free without that when the lease ends: 30 s,
-   renewed by a decode engine that knows the request (PR 41383); 480 s without renewal before.
-3. The decode engine takes blocks for the whole prompt before the transfer begins (the head of its queue waits for
-   them) and lets the request wait outside of its queues meanwhile. What it finds in its own prefix cache is not sent.
-4. When all has come the request is scheduled like one that has computed its prompt: the last token is computed again,
-   and the first token that the client sees is of that step. The one sampled on the prefill side is thrown away.
+2. The prefill engine keeps the blocks until they have been read. If they are not read, they are freed when the lease
+   ends: after 30 s, renewed by a decode engine that has the request (PR 41383); before that PR, 480 s without renewal.
+3. The decode engine allocates blocks for the whole prompt before the transfer begins (the head of its queue waits for
+   them) and keeps the request outside of its queues in the meantime. Blocks in its own prefix cache are not sent.
+4. When all KV has arrived, the request is scheduled like one whose prompt is computed: the last token is recomputed,
+   and the first token that the client sees comes from that step. The token sampled on the prefill side is discarded.
 
-A request whose KV is gone fails (since February 2026, PR 34896), or is computed by the decode engine as before that.
+A request whose KV is gone fails (since February 2026, PR 34896); before that, the decode engine recomputed it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class VllmNixlParams:
     """Settings of the proxy and of both engines."""
 
     http_ms: float = 1.0
-    """From the prefill engine's answer to the decode engine's queue, by way of the proxy. Assumed."""
+    """Milliseconds from the prefill engine's answer to the decode engine's queue, through the proxy. Assumed."""
     lease_s: float = 30.0
-    """How long blocks are kept for a decode engine that does not ask."""
+    """Seconds that blocks are kept without a request from the decode engine."""
     lease_renewed: bool = True
-    """Whether a decode engine that knows the request has them kept for longer."""
+    """Whether a decode engine that has the request renews the lease on its blocks."""
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     """Policy for a request whose KV is gone."""
 
@@ -50,7 +51,7 @@ class VllmNixlParams:
 
 
 class VllmNixl(Handoff):
-    """The rules above."""
+    """vLLM's protocol, as described above."""
 
     name = "vllm-nixl"
     Params = VllmNixlParams

@@ -1,4 +1,4 @@
-"""The medium over which KV goes from one replica to another."""
+"""The medium that carries KV from one replica to another."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from servesim.engine.clock import LOADED, Clock
 
 
 class Wire(ABC):
-    """Transfers on a clock."""
+    """KV transfers on a clock."""
 
     clock: Clock
 
     def join(self, clock: Clock) -> None:
-        """Run on this clock."""
+        """Attach the wire to this clock."""
         self.clock = clock
 
     @abstractmethod
     def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
-        """Begin to send KV of a prompt, which `request` has computed at the source; call `done` at the instant at which
-        all has come."""
+        """Begin to send KV of a prompt, which `request` has computed at the source; call `done` when all of it has
+        arrived."""
 
 
 class FixedRate(Wire):
-    """Every transfer takes its bytes over one bandwidth, whatever else is sent. `rate`: bytes a ns."""
+    """A wire with one fixed bandwidth for every transfer, regardless of other traffic. `rate`: bytes per ns."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate

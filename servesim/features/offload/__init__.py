@@ -1,4 +1,4 @@
-"""KV kept in memory behind each replica's GPUs: on the host, on a disk, in a store."""
+"""KV offloaded from each replica's GPUs: to host memory, a disk or a store."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 class OffloadSettings(Section):
-    """Memory behind the GPUs."""
+    """Memory beyond the GPU."""
 
     offload: Settings | None = None
-    """KV kept in memory behind each replica's GPUs: `vllm:cpu=64GiB` (vLLM's offloading connector; or `cpu=64GiB`
-    alone), with eviction_policy=lru or arc, block_size_factor, gb_s; `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` (LMCache,
-    also with remote, remote_gb_s); `hicache:ratio=2` (SGLang's). None, or `none`: no such memory."""
+    """Memory beyond the GPU in which each replica keeps KV: `vllm:cpu=64GiB` (vLLM's offloading connector; or
+    `cpu=64GiB` alone), with eviction_policy=lru or arc, block_size_factor, gb_s;
+    `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` (LMCache, also with remote, remote_gb_s); `hicache:ratio=2` (SGLang's).
+    None, or `none`: no such memory."""
 
     @field_validator("offload", mode="before")
     @classmethod

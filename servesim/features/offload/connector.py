@@ -1,12 +1,12 @@
 """KV beyond the GPU: vLLM's offloading connector (0.19 to 0.33: vllm/distributed/kv_transfer/kv_connector/v1/offloading
-and vllm/v1/kv_offload), over one host memory a replica.
+and vllm/v1/kv_offload), with one host memory per replica.
 
-1. What a step computes is copied to host memory when the step is done, block by block, each content once. Room is made
-   when the step is planned; if no idle blocks are left to drop, it is tried again with the next block.
-2. A waiting request that finds more there than on the GPU is given memory and waits outside of the queues until it has
-   come, while others run. If another one is loading the same blocks it is asked again later: it will find them.
-3. Copies of one direction run one after the other, on a stream of their own beside the steps. A request that ends while
-   it is copied keeps its memory; one that is preempted holds up the next step until its copies are done.
+1. The KV that a step computes is copied to host memory when the step is done, block by block, each content once. Room
+   is made when the step is planned; if no idle blocks are left to drop, it is tried again with the next block.
+2. A waiting request that finds more blocks there than on the GPU is given memory and waits outside of the queues until
+   they are loaded, while others run. If another request is loading the same blocks, it is retried later and finds them.
+3. Copies in one direction run one after the other, on a separate stream in parallel with the steps. A request that ends
+   while it is copied keeps its memory; a preempted request delays the next step until its copies are done.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from servesim.features.offload.tiers import Direction, OffloadCounts, Tier
 
 
 class Offload(Connector):
-    """The rules above. `block_tokens`: tokens of a block in host memory, a multiple of `gpu_block_tokens`, of which
-    each takes `gpu_block_bytes` on each GPU. `told_at_end`: that a copy is done is known only once its request has
-    ended (0.19), not when it is done."""
+    """vLLM's rules, as described above. `block_tokens`: tokens of a block in host memory, a multiple of the GPU block
+    size `gpu_block_tokens`; each GPU block takes `gpu_block_bytes` on each GPU. `told_at_end`: a finished copy is
+    noticed only when its request has ended (0.19), not when the copy is done."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Offload(Connector):
         self._told_at_end = told_at_end
         self.counts = OffloadCounts()
         self.keys = ContentKeys(block_tokens)
-        self._next: dict[Request, int] = {}  # first block that it has not stored yet
-        self._copied_ns: dict[Request, int] = {}  # when its last copy is done
-        self._on_way: dict[Hashable, int] = {}  # blocks that are being loaded, until when
+        self._next: dict[Request, int] = {}  # first block not stored yet
+        self._copied_ns: dict[Request, int] = {}  # end of its last copy
+        self._on_way: dict[Hashable, int] = {}  # end of the load of each block
         self._loads: deque[tuple[int, list[Hashable]]] = deque()
-        self._touched: tuple[Request | None, int] = (None, 0)  # the last request asked about, and its blocks
+        self._touched: tuple[Request | None, int] = (None, 0)  # the last request looked up, and its blocks
 
     def join(self, replica: Any) -> None:
         self._now: Callable[[], int] = lambda: replica.clock.ns
@@ -107,7 +107,8 @@ class Offload(Connector):
         return end_ns
 
     def _store(self, request: Request, known: int, end_ns: int) -> None:
-        """Copy a request's first `known` blocks, as far as they have not been and are not there, from `end_ns` on."""
+        """Copy the part of a request's first `known` blocks that is neither copied nor stored yet, starting at
+        `end_ns`."""
         memory, counts, now = self.memory, self.counts, self._now()
         keys = self._blocks_of(request, known)
         room = memory.prepare(keys[self._next.get(request, 0) : known], now)
@@ -150,5 +151,5 @@ class Offload(Connector):
         self._copied_ns.pop(request, None)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         assert len(self.memory) <= self.memory.num_blocks, "more blocks than host memory has"

@@ -21,7 +21,7 @@ TIER = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGU
 
 
 class Behind(NamedTuple):
-    """Transfers to and from the memory behind the GPUs, for the figures."""
+    """Transfers to and from the memory beyond the GPUs, for the figures."""
 
     found: Sequence[tuple[EngineCore, Offload | LMCache]]
     """Each core and its connector."""
@@ -49,7 +49,7 @@ class Behind(NamedTuple):
         return {name: sum(each.tier_tokens.get(name, 0) for each in self.counts) for name in names}
 
     def sum(self, name: str) -> int:
-        """Return a count over all replicas."""
+        """Return the sum of a count over all replicas."""
         return sum(getattr(each, name) for each in self.counts)
 
 
@@ -65,7 +65,7 @@ def _slower(m: Behind) -> dict[str, Any] | None:
 
 
 def _tier(tiers: Sequence[Tier], seconds: float) -> dict[str, Any]:
-    """Return the figures of a tier beyond host memory: how full it was at most, and how busy the way each way."""
+    """Return the figures of a tier beyond host memory: its peak usage, and the busy share of each direction."""
     return {
         "peak_share": max(tier.most / tier.memory.num_blocks for tier in tiers),
         "read_busy_share": per(sum(tier.reading.busy_ns for tier in tiers) / SECOND, seconds),
@@ -74,7 +74,7 @@ def _tier(tiers: Sequence[Tier], seconds: float) -> dict[str, Any]:
 
 
 def _rows(summary: Summary) -> Rows:
-    """Return where KV was found, by tier, and how busy the link was."""
+    """Return the tiers in which KV was found, and how busy the link was."""
     figures = summary["offload"]
     rates, load = figures["hit_rate"], figures["load_ms"]
     slower = "".join(

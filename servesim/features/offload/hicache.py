@@ -1,13 +1,13 @@
-"""KV beyond the GPU by SGLang's HiCache (0.5: srt/mem_cache/hiradix_cache.py, srt/managers/cache_controller.py), over
-one host memory a replica.
+"""KV beyond the GPU by SGLang's HiCache (0.5: srt/mem_cache/hiradix_cache.py, srt/managers/cache_controller.py), with
+one host memory per replica.
 
-1. Blocks are copied to host memory when the prompt they belong to is computed, or later the answer, beside the steps:
-   at once (write_through), or when they are computed or found for the second time (write_through_selective).
-2. A request that is admitted takes what follows its hit in host memory along, if that is at least `LEAST_TOKENS`.
+1. Blocks are copied to host memory in parallel with the steps, when the prompt they belong to is computed, or later the
+   answer: every block (write_through), or those computed or found for the second time (write_through_selective).
+2. A request that is admitted also loads the continuation of its hit from host memory if it is at least `LEAST_TOKENS`.
 3. Loading overlaps with the step layer by layer: a layer begins when its KV is there.
 
-SGLang drops nodes of its tree from host memory that no GPU memory holds any more; here the blocks asked for least
-recently go, the end of a prompt before its start, whether the GPU has them or not.
+SGLang drops from host memory the nodes of its tree that are no longer in any GPU memory. Here the least recently
+requested blocks are dropped, the end of a prompt before its start, whether they are on the GPU or not.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from servesim.contracts.request import Request
 from servesim.features.offload.connector import Offload
 
 LEAST_TOKENS = 10
-"""Fewer tokens are computed again (load_back_threshold)."""
+"""Minimum number of tokens to load; fewer are recomputed (load_back_threshold)."""
 
 
 class HiCache(Offload):
-    """The rules above. `layers`: of the model. `hits`: how often a block was computed or found when it is stored."""
+    """HiCache's rules, as described above. `layers`: layers of the model. `hits`: number of times a block must be
+    computed or found to be stored."""
 
     in_step = True
 
@@ -32,8 +33,8 @@ class HiCache(Offload):
         super().__init__(*args, **more)
         self._layers, self._hits = layers, hits
         self._seen: Counter[Hashable] = Counter()
-        self._counted: dict[Request, int] = {}  # blocks of it that were counted
-        self._due: list[tuple[int, list[Hashable]]] = []  # bytes and blocks the step that is planned loads
+        self._counted: dict[Request, int] = {}  # its blocks counted so far
+        self._due: list[tuple[int, list[Hashable]]] = []  # bytes and blocks that the planned step loads
 
     def available(self, request: Request, num_tokens: int) -> int:
         size, now = self.block_tokens, self._now()
@@ -70,7 +71,7 @@ class HiCache(Offload):
         return end_ns
 
     def _overlapped(self, begin_ns: int, end_ns: int) -> int:
-        """Load what is due from the beginning of a step on; return when the step ends."""
+        """Load the blocks that are due from the beginning of a step; return the end of the step."""
         done = self.loading.copy(sum(num_bytes for num_bytes, _ in self._due), begin_ns)
         for _, keys in self._due:
             for key in keys:
@@ -88,7 +89,7 @@ class HiCache(Offload):
 
     def _worth_storing(self, request: Request, known: int) -> int:
         """Count that a request has computed or found its first `known` blocks; return how many of them, from the first,
-        are stored."""
+        are to be stored."""
         if self._hits == 1:
             return known
         keys = self._blocks_of(request, known)

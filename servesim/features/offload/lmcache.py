@@ -1,13 +1,13 @@
 """KV beyond the GPU by LMCache (0.3 to 0.4, in the engine's process: lmcache/integration/vllm/vllm_v1_adapter.py and
 lmcache/v1/storage_backend), in host memory, on a disk, in a remote store.
 
-1. When a step has computed the last token of a chunk of a prompt, the step goes on until that is in host memory. From
-   there it is written to the slower tiers, beside the steps.
-2. A waiting request is looked up once, when it is first at the head of the queue: chunks from the very first on, each
-   in the fastest tier that has it. They stay until it is admitted; the step that admits it begins by loading the chunks
-   that the GPU does not have whole, and those of slower tiers enter host memory again.
-3. In each tier what was stored or asked for least recently goes first: the start of a prompt before its end as long as
-   it is new, the other way round once it was asked for.
+1. When a step has computed the last token of a chunk of a prompt, the step lasts until the chunk is in host memory.
+   From there it is written to the slower tiers in parallel with the steps.
+2. A waiting request is looked up once, when it first reaches the head of the queue: consecutive chunks from the first,
+   each in the fastest tier that has it. They are pinned until it is admitted; the step that admits it begins by loading
+   the chunks that are not completely on the GPU, and chunks of slower tiers enter host memory again.
+3. Each tier evicts the chunks that were least recently stored or requested: the start of a prompt before its end while
+   it is new, the other way round once it was requested.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from servesim.features.offload.tiers import OffloadCounts, Tier
 
 
 class LMCache(Connector):
-    """The rules above. `tiers`: host memory first. `block_tokens`: tokens of a chunk, of `token_bytes` on each GPU.
-    `save_decode`: store chunks of what is generated, too. `least`: tokens that are worth loading."""
+    """LMCache's rules, as described above. `tiers`: host memory first. `block_tokens`: tokens of a chunk, with
+    `token_bytes` per token on each GPU. `save_decode`: store chunks of generated tokens, too. `least`: minimum number
+    of tokens to load."""
 
     in_step = True
 
@@ -36,10 +37,10 @@ class LMCache(Connector):
         self._save_decode, self._least = save_decode, least
         self.counts = OffloadCounts()
         self.keys = ContentKeys(block_tokens)
-        self._found: dict[Request, list[Tier]] = {}  # by chunk, of waiting requests that were looked up
+        self._found: dict[Request, list[Tier]] = {}  # by chunk, of waiting requests already looked up
         self._pinned: Counter[Hashable] = Counter()
-        self._loads: list[tuple[Request, int, int]] = []  # what the step that is planned begins with
-        self._next: dict[Request, int] = {}  # first chunk that it has not stored yet
+        self._loads: list[tuple[Request, int, int]] = []  # loads that begin the planned step
+        self._next: dict[Request, int] = {}  # first chunk not stored yet
 
     def join(self, replica: Any) -> None:
         self._now: Callable[[], int] = lambda: replica.clock.ns
@@ -52,7 +53,8 @@ class LMCache(Connector):
         return tokens if tokens > 0 and tokens >= self._least else 0
 
     def _look_up(self, request: Request) -> list[Tier]:
-        """Return the tier of each chunk that is there, from the first on; they stay until the request is admitted."""
+        """Return the tier of each chunk that is there, from the first on, and pin them until the request is
+        admitted."""
         now, count = self._now(), request.num_tokens // self.block_tokens
         for given_up in [each for each in self._found if each.state >= State.FINISHED]:
             self._unpin(given_up)
@@ -70,7 +72,7 @@ class LMCache(Connector):
         return found
 
     def _unpin(self, request: Request) -> list[Tier]:
-        """Let the chunks of a request that was looked up go; return where they are."""
+        """Unpin the chunks of a request that was looked up; return their tiers."""
         found = self._found.pop(request, [])
         for key in self.keys.of(request, len(found))[: len(found)]:
             self._pinned[key] -= 1
@@ -99,7 +101,7 @@ class LMCache(Connector):
         return end_ns
 
     def _load(self, request: Request, start: int, stop: int, now: int) -> int:
-        """Load tokens `start` to `stop` of a request; return the ns it takes: tier by tier, then to the GPU."""
+        """Load tokens `start` to `stop` of a request tier by tier, then to the GPU; return the ns it takes."""
         size = self.block_tokens
         found = self._unpin(request)
         self._next[request] = len(found)
@@ -116,7 +118,8 @@ class LMCache(Connector):
         return now - before
 
     def _store(self, request: Request, chunks: int, now: int) -> int:
-        """Copy a request's first `chunks` chunks to host memory, as far as they are not there; return when they are."""
+        """Copy missing chunks among a request's first `chunks` to host memory; return the time at which all are
+        there."""
         keys = self.keys.of(request, chunks)[self._next[request] : chunks]
         self._next[request] = chunks
         host, *others = self.tiers
@@ -131,14 +134,14 @@ class LMCache(Connector):
             if lacking:
                 written = tier.writing.copy(len(lacking) * self._chunk_bytes, copied)
                 self._enter(tier, lacking, written)
-                for key in lacking:  # what is being written stays
+                for key in lacking:  # chunks being written stay
                     block = host.memory.get(key)
                     assert block is not None
                     block.read_until = max(block.read_until, written)
         return copied
 
     def _enter(self, tier: Tier, keys: Sequence[Hashable], ready_ns: int) -> bool:
-        """Enter chunks that are there from a time on; False: there is no room for them."""
+        """Enter chunks that are ready at a given time; return False if there is no room for them."""
         room = tier.memory.prepare(keys, self._now(), self._pinned)
         if room is None:
             return False
@@ -149,6 +152,6 @@ class LMCache(Connector):
         return True
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         assert all(len(tier.memory) <= tier.memory.num_blocks for tier in self.tiers), "more chunks than fit"
         assert not self._pinned or self._found, "chunks stay for a request that is not waiting"

@@ -1,8 +1,8 @@
-"""Host memory as a cache of KV blocks, by what they hold: which are there, which go first (vLLM 0.19 to 0.33:
-vllm/v1/kv_offload, lru and arc).
+"""Host memory as a cache of KV blocks, keyed by content: which blocks are there, and the order of eviction (vLLM 0.19
+to 0.33: vllm/v1/kv_offload, lru and arc).
 
-A block that is being written or read is never given up. Times are ns; a block is idle at the very instant at which its
-copy ends.
+A block that is being written or read is never evicted. Times are in ns; a block is idle from the exact instant at which
+its copy ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from servesim.contracts.request import Request, State
 
 NEVER_READY: Final = 1 << 62
-"""Time of a copy whose end is not known yet."""
+"""Time of a copy whose end is not yet known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,48 +24,49 @@ class Block:
     """A block in host memory."""
 
     ready_ns: int
-    """When its content is there."""
+    """Time at which its content is there."""
     read_until: int = 0
-    """When no copy from it is under way."""
+    """Time at which the last copy from it ends."""
     writer: Request | None = None
-    """The request whose end, or preemption, makes the content known; None: known once it is there."""
+    """The request that must end or be preempted before the content can be found; None if it can be found once it is
+    there."""
     writer_preemptions: int = 0
-    """How often the writer had been preempted."""
+    """Number of preemptions of the writer at the time of the write."""
 
     def ready(self, now: int) -> bool:
-        """Return whether it can be read."""
+        """Return whether the block can be read."""
         if self.ready_ns > now:
             return False
         writer = self.writer
         return writer is None or writer.state >= State.FINISHED or writer.num_preemptions > self.writer_preemptions
 
     def idle(self, now: int) -> bool:
-        """Return whether it may be dropped."""
+        """Return whether the block may be dropped."""
         return self.read_until <= now and self.ready(now)
 
 
 class Room(NamedTuple):
-    """Blocks that were entered, to be written."""
+    """Blocks that were entered and will be written."""
 
     keys: list[Hashable]
     blocks: list[Block]
     dropped: int
-    """Blocks that had to go for them."""
+    """Number of blocks that were dropped to make room."""
 
 
 class HostMemory(ABC):
-    """The blocks there are, and the order in which they go."""
+    """The blocks in host memory, and their order of eviction."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
 
     @abstractmethod
     def get(self, key: Hashable) -> Block | None:
-        """Return the block that holds this, if there is one."""
+        """Return the block with this content, if there is one."""
 
     @abstractmethod
     def touch(self, keys: Sequence[Hashable], now: int) -> None:
-        """Note that these, in the order of a prompt, were asked for: its first block goes last."""
+        """Record a lookup of these keys, given in the order of the prompt: its first block is evicted last."""
 
     @abstractmethod
     def insert(self, key: Hashable, block: Block) -> None:
@@ -73,15 +74,15 @@ class HostMemory(ABC):
 
     @abstractmethod
     def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
-        """Drop `count` idle blocks, none of those to `keep`; return what they held. None (nothing done): there are not
-        as many."""
+        """Drop `count` idle blocks, none of them in `keep`; return their contents. Return None, with nothing done, if
+        there are not that many."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of blocks that are there."""
+        """Return the number of blocks."""
 
     def find(self, keys: Sequence[Hashable], now: int) -> int:
-        """Return how many of the keys, from the first, are there to be read."""
+        """Return how many of the keys, from the first, can be read."""
         for i, key in enumerate(keys):
             block = self.get(key)
             if block is None or not block.ready(now):
@@ -89,8 +90,8 @@ class HostMemory(ABC):
         return len(keys)
 
     def prepare(self, keys: Sequence[Hashable], now: int, keep: Collection[Hashable] = ()) -> Room | None:
-        """Make room for what is not there yet, at the cost of nothing in `keep`, and enter it, not ready before the
-        caller says when. None (nothing done): there is no room."""
+        """Make room for the missing keys without dropping anything in `keep`, and enter them; they are not ready until
+        the caller sets a time. Return None, with nothing done, if there is no room."""
         missing = [key for key in keys if self.get(key) is None]
         short = len(self) + len(missing) - self.num_blocks
         if short > 0 and self.evict(short, {*keys, *keep}, now) is None:
@@ -102,12 +103,12 @@ class HostMemory(ABC):
 
 
 def idle(entries: Mapping[Hashable, Block], keep: Collection[Hashable], now: int) -> Iterator[Hashable]:
-    """Yield the keys of blocks that may go, in order."""
+    """Yield the keys of blocks that may be evicted, in order."""
     return (key for key, block in entries.items() if block.idle(now) and key not in keep)
 
 
 class Lru(HostMemory):
-    """Least recently asked for first."""
+    """Eviction of the least recently requested blocks first."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
@@ -140,8 +141,8 @@ class Lru(HostMemory):
 
 
 class Arc(HostMemory):
-    """Adaptive replacement (Megiddo and Modha, FAST 2003), as vLLM has it: blocks asked for once and those asked for
-    again have a list each; what was dropped and is asked for decides how long the first may be."""
+    """Adaptive replacement (Megiddo and Modha, FAST 2003), as in vLLM: blocks requested once and blocks requested again
+    have separate lists; requests for dropped blocks determine the maximum length of the first list."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
@@ -149,7 +150,7 @@ class Arc(HostMemory):
         self._again: OrderedDict[Hashable, Block] = OrderedDict()
         self._gone_once: OrderedDict[Hashable, None] = OrderedDict()
         self._gone_again: OrderedDict[Hashable, None] = OrderedDict()
-        self._target = 0.0  # blocks that were asked for once and may stay
+        self._target = 0.0  # target length of the seen-once list
 
     def __len__(self) -> int:
         return len(self._once) + len(self._again)

@@ -1,4 +1,4 @@
-"""Settings of an offload: which connector, how much memory of which kind, how fast the ways to it are."""
+"""Settings of an offload: the connector, the size and kind of memory, and the bandwidth of the links to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def size_in_bytes(text: str) -> int:
-    """Return bytes of a size such as 64GiB, 1.5TB or 1e9. ValueError where it is none."""
+    """Return the bytes of a size such as 64GiB, 1.5TB or 1e9. Raise ValueError if it is not a size."""
     found = _SIZE.fullmatch(text)
     if found is None or found[2] not in UNITS:
         raise ValueError(f"{shown(text)} is no size: a number and one of {', '.join(list(UNITS)[1:])}, such as 64GiB")
@@ -29,19 +29,19 @@ def size_in_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class HostParams:
-    """Host memory of a replica and the way to it, whatever connector uses it."""
+    """Host memory of a replica and the link to it, for any connector."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"remote_kv", "deferred"})
     """Features that a scheduler must support (servesim.contracts.scheduler)."""
     of_engine: ClassVar[str] = "vllm"
     needs_cpu: ClassVar[bool] = True
-    """Whether `cpu` must be said."""
+    """Whether `cpu` is required."""
     cpu: str | float = ""
     """Host memory of a replica, for all its GPUs together (vLLM's --kv-offloading-size), such as 64GiB."""
     gb_s: float | None = None
-    """Bandwidth of a GPU's link in each direction, GB/s; none: 50/64 of what its data sheet says of PCIe."""
+    """Bandwidth of a GPU's link in each direction, GB/s; default: 50/64 of the PCIe bandwidth on its data sheet."""
     start_us: float = 0.0
-    """Time until the first byte of a copy."""
+    """Microseconds until the first byte of a copy."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "gb_s", "start_us")
@@ -52,7 +52,7 @@ class HostParams:
         self.bytes_of("cpu")
 
     def bytes_of(self, tier: str) -> int:
-        """Return the bytes of a kind of memory; 0 where there is none."""
+        """Return the bytes of a kind of memory, or 0 if there is none."""
         try:
             return size_in_bytes(str(getattr(self, tier))) if getattr(self, tier) != "" else 0
         except ValueError as error:
@@ -64,11 +64,12 @@ class VllmOffloadParams(HostParams):
     """Settings of vLLM's offloading connector."""
 
     eviction_policy: Literal["lru", "arc"] = "lru"
-    """Which blocks go first."""
+    """Eviction policy."""
     block_size_factor: int = 1
-    """GPU blocks of a block in host memory."""
+    """Number of GPU blocks in a block of host memory."""
     told: Literal["when-copied", "at-end"] = "when-copied"
-    """When stored blocks can be found and dropped: when they are copied, or (up to 0.19) when their request ends."""
+    """Time at which stored blocks can be found and dropped: when they are copied, or (up to 0.19) when their request
+    ends."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,23 +82,23 @@ class LMCacheParams(HostParams):
 
     needs: ClassVar[frozenset[str]] = frozenset({"external", "deferred"})
     disk: str | float = ""
-    """Disk of a replica (max_local_disk_size of all its GPUs together); none: no disk."""
+    """Disk of a replica (max_local_disk_size of all its GPUs together); default: no disk."""
     disk_gb_s: float | None = None
     """Bandwidth of a replica's disk in each direction, GB/s."""
     disk_start_us: float = 0.0
-    """Time until the first byte from or to the disk."""
+    """Microseconds until the first byte from or to the disk."""
     remote: str | float = ""
-    """Remote store, shared by the replicas of a pool; none: no remote store."""
+    """Remote store, shared by the replicas of a pool; default: no remote store."""
     remote_gb_s: float | None = None
     """Bandwidth between a replica and the remote store in each direction, GB/s."""
     remote_start_us: float = 0.0
-    """Time until the first byte from or to the remote store."""
+    """Microseconds until the first byte from or to the remote store."""
     chunk_size: int = 256
-    """Tokens of a chunk; only whole ones are stored and found."""
+    """Tokens of a chunk; only whole chunks are stored and found."""
     save_decode_cache: bool = False
-    """Whether what is generated is stored, too."""
+    """Whether generated tokens are stored, too."""
     min_retrieve_tokens: int = 0
-    """Fewer tokens are computed rather than loaded."""
+    """Minimum number of tokens to load; fewer are recomputed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,15 +114,15 @@ class LMCacheParams(HostParams):
 
 @dataclass(frozen=True)
 class HiCacheParams(HostParams):
-    """Settings of SGLang's HiCache (its --hicache-size is that of one GPU, and wins over the ratio, as cpu does)."""
+    """Settings of SGLang's HiCache (its --hicache-size is per GPU and overrides the ratio, as cpu does)."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"external"})
     of_engine: ClassVar[str] = "sglang"
     needs_cpu: ClassVar[bool] = False
     ratio: float = 2.0
-    """Host memory in times of the GPU's (--hicache-ratio), where no cpu is given."""
+    """Host memory as a multiple of GPU KV memory (--hicache-ratio), if no cpu is given."""
     write_policy: Literal["write_through", "write_through_selective"] = "write_through"
-    """When blocks are stored: when computed, or when they come for the second time."""
+    """Time at which blocks are stored: when computed, or when they are computed or found for the second time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +135,7 @@ KINDS: Mapping[str, type[HostParams]] = {"vllm": VllmOffloadParams, "lmcache": L
 
 
 def params_of(settings: Mapping[str, Any]) -> HostParams:
-    """Return the settings of an offload, checked."""
+    """Return the checked settings of an offload."""
     own = dict(settings)
     name = own.pop("name")
     if name not in KINDS:

@@ -1,4 +1,4 @@
-"""The part of a run with memory behind its GPUs: gives each core its connector, and counts what went over it."""
+"""The part of a run with memory beyond its GPUs: gives each core its connector, and counts the transfers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servesim.features.offload.setup import OffloadSetup, check_policies
 
 
 class Offloading(Part):
-    """Connects cores to their memory. `memories`: of each pool; `said`: what a reader must know of it."""
+    """Connects cores to their memory. `memories`: the memory of each pool; `said`: notes on it for the reader."""
 
     def __init__(self, memories: Sequence[tuple[Pool, OffloadSetup]], said: Sequence[str] = ()) -> None:
         self._memories, self._said = memories, said
@@ -40,7 +40,8 @@ class Offloading(Part):
 
 
 def part_of(settings: Mapping[str, Any], pools: Sequence[Any]) -> Offloading:
-    """Return the part for the pools of a run (servesim.run.pool.PoolSetup); UserError if one cannot have it."""
+    """Return the part for the pools of a run (servesim.run.pool.PoolSetup); raise UserError if a pool cannot have
+    it."""
     memories, said = [], []
     for pool in pools:
         deployment, policies = pool.deployment, pool.server.policies

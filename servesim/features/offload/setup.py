@@ -1,4 +1,4 @@
-"""From the settings of an offload to the memory behind each replica, and what must be known of it."""
+"""Conversion of offload settings into the memory of each replica, and notes on it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from servesim.hardware import Gpu
 from servesim.metrics.measured import Deployment
 
 PCIE_SHARE = 50 / 64
-"""Share of a PCIe link's nominal bandwidth that copies of KV get in one direction: about 50 GB/s were measured on an
-H100 (PCIe 5.0 x16, 64 GB/s; vLLM's blog of 2026-01-08, blocks of 2 MB). Both directions at once got 83 GB/s together,
-17 % less than twice that, which is not modeled."""
+"""Share of a PCIe link's nominal bandwidth that KV copies reach in one direction: about 50 GB/s were measured on an
+H100 (PCIe 5.0 x16, 64 GB/s; vLLM's blog of 2026-01-08, blocks of 2 MB). Both directions at the same time reached 83
+GB/s together, 17 % less than twice that, which is not modeled."""
 HICACHE_TOKENS = 64
-"""Tokens of a block in HiCache's host memory at least (the page size SGLang's guide to it takes): of smaller pages
-whole blocks of that size are kept and found."""
+"""Minimum number of tokens of a block in HiCache's host memory (the page size in SGLang's guide); with smaller pages,
+whole blocks of this size are stored and found."""
 
 
 @dataclass(frozen=True)
 class OffloadSetup:
-    """Memory beyond the GPUs as each replica of a pool has it."""
+    """Memory beyond the GPUs of each replica of a pool."""
 
     params: HostParams
     block_tokens: int
-    """Tokens of a block, or chunk, there."""
+    """Tokens of a block, or chunk, in this memory."""
     gpu_block_tokens: int
     gpu_block_bytes: int
     """Bytes of a GPU block on one GPU."""
@@ -44,11 +44,11 @@ class OffloadSetup:
     layers: int
     """Layers of the model."""
     shared: dict[str, HostMemory] = field(default_factory=dict)
-    """Memory that all replicas have together, by tier."""
+    """Memory shared by all replicas, by tier."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], gpu: Gpu, deployment: Deployment, gpus: int) -> OffloadSetup:
-        """Resolve settings of a replica of `gpus` GPUs; UserError if they are wrong or no block fits."""
+        """Resolve settings of a replica of `gpus` GPUs; raise UserError if they are wrong or no block fits."""
         params = params_of(settings)
         rate = params.gb_s * 1e9 if params.gb_s is not None else gpu.pcie_bandwidth * PCIE_SHARE
         size = deployment.block_size
@@ -65,11 +65,11 @@ class OffloadSetup:
 
     @property
     def tiers(self) -> list[str]:
-        """Names of the kinds of memory there are, the fastest first."""
+        """Names of the kinds of memory, the fastest first."""
         return ["cpu", *(tier for tier in ("disk", "remote") if getattr(self.params, tier, "") != "")]
 
     def blocks(self, tier: str) -> int:
-        """Return the blocks that a kind of memory holds; UserError where none fits."""
+        """Return the number of blocks that a kind of memory holds; raise UserError if none fits."""
         params, said = self.params, getattr(self.params, tier)
         if isinstance(params, HiCacheParams) and said == "":
             return max(int(params.ratio * self.gpu_blocks * self.gpu_block_tokens) // self.block_tokens, 1)
@@ -79,7 +79,7 @@ class OffloadSetup:
         return params.bytes_of(tier) // whole
 
     def connector(self) -> Offload | LMCache:
-        """Return the memory of another replica."""
+        """Return the connector of another replica."""
         params, link = self.params, (self.bytes_per_s, round(self.params.start_us * 1000))
         if isinstance(params, LMCacheParams):
             token_bytes = self.gpu_block_bytes / self.gpu_block_tokens
@@ -115,7 +115,7 @@ class OffloadSetup:
         return Tier(name, memory, Direction(*link), Direction(*link))
 
     def note(self, gpu: Gpu, gpu_tokens: int) -> str:
-        """Return what a reader must know: how much is kept, and where the link's rate is from."""
+        """Return a note for the reader: the size of the memory, and the source of the link's bandwidth."""
         why = "as given" if self.params.gb_s is not None else f"50/64 of {gpu.name}'s PCIe, as measured on an H100"
         held = {tier: self.blocks(tier) * self.block_tokens for tier in self.tiers}
         more = "".join(f", {tier} for {tokens:,}" for tier, tokens in list(held.items())[1:])
@@ -126,7 +126,7 @@ class OffloadSetup:
 
 
 def check_policies(scheduler: type[Scheduler], kv: type[KVAllocator], params: HostParams) -> None:
-    """Raise UserError where policies cannot be combined with host memory."""
+    """Raise UserError if policies cannot be combined with host memory."""
     if kv.grouped:
         raise UserError(
             f"offload: kv {kv.name} keeps tables of its own for sliding windows, whose offload is not modeled "

@@ -1,4 +1,4 @@
-"""Memory for KV beyond the GPU, the ways to it, and what is counted there."""
+"""Memory for KV beyond the GPU, the links to it, and its counts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ NANO = 1_000_000_000
 
 @dataclass
 class Direction:
-    """Copies in one direction, one after the other, every GPU its own share at the same time."""
+    """Copies in one direction, one after the other; all GPUs copy their shares in parallel."""
 
     bytes_per_s: int
     start_ns: int
     free_ns: int = 0
-    """When all are done."""
+    """Time at which all copies are done."""
     busy_ns: int = 0
-    """Time spent on them."""
+    """Total time of the copies."""
 
     def copy(self, num_bytes: int, after_ns: int) -> int:
         """Begin a copy of `num_bytes` of each GPU at or after a time; return when it is done, in ns."""
@@ -30,18 +30,18 @@ class Direction:
 
 @dataclass
 class Tier:
-    """Memory of one kind, and the ways from and to it: host memory's to and from the GPU, the others' to and from host
-    memory. A remote store's memory may be that of several replicas."""
+    """Memory of one kind, and the links from and to it: host memory is linked to the GPU, the other tiers to host
+    memory. Several replicas may share the memory of a remote store."""
 
     name: str
     memory: HostMemory
     reading: Direction
     writing: Direction
     most: int = 0
-    """Blocks it held at most."""
+    """Peak number of blocks held."""
 
     def note(self) -> None:
-        """Handle that blocks were entered."""
+        """Record the entry of blocks."""
         self.most = max(self.most, len(self.memory))
 
 
@@ -52,20 +52,20 @@ class OffloadCounts:
     first_tokens: dict[int, int] = field(default_factory=dict)
     """Tokens loaded for requests that had not run yet, by row."""
     tier_tokens: dict[str, int] = field(default_factory=dict)
-    """The same by the tier that had them."""
+    """Tokens loaded for requests that had not run yet, by the tier that had them."""
     again_tokens: int = 0
     """Tokens loaded for preempted requests."""
     stored_tokens: int = 0
     dropped_blocks: int = 0
     refused: int = 0
-    """Stores that found no room."""
+    """Stores refused for lack of room."""
     deferred: int = 0
-    """Answers that KV is on its way to another request."""
+    """Lookups deferred because the KV was being loaded for another request."""
     load_ns: list[int] = field(default_factory=list)
     """Duration of each load, or of each step with loads."""
 
     def loaded(self, row: int, tokens: int, tier: str, again: bool) -> None:
-        """Count tokens that a request has loaded; `again`: a preempted one."""
+        """Count tokens that a request has loaded; `again`: whether the request was preempted."""
         if again:
             self.again_tokens += tokens
             return

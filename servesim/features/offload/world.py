@@ -13,8 +13,8 @@ from servesim.features.offload.setup import OffloadSetup, check_policies
 
 
 def with_offload(world: Any, draws: Any) -> Any:
-    """Return the world with memory behind each replica, if its policies can have it. On the GPU there is memory for all
-    requests: when it is short, they may hold it and wait for each other without end."""
+    """Return the world with memory beyond the GPU for each replica, if its policies support it. The GPU has memory for
+    all requests: if it were short, requests could hold it and wait for each other forever."""
     factor = draws.one("offload factor", [1, 1, 2])
     size = str(factor * draws.one("offload blocks", [3, 8, 40, 400]))  # a GPU block takes a byte
     kinds: dict[str, HostParams] = {

@@ -1,4 +1,4 @@
-"""Pools whose replicas come and go: an autoscaler is asked at intervals, and replicas start or drain."""
+"""Pools whose replicas come and go: an autoscaler is queried at intervals, and replicas start or drain."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 
 class ScalingSettings(Section):
-    """The autoscaler of a pool, and how long its replicas take to start."""
+    """The autoscaler of a pool, and the start-up time of its replicas."""
 
     scaler: PolicySettings | None = None
-    """Autoscaler of the replicas, written as policies are: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`,
-    with parameters such as `keda:target=4,min=1,max=8`. `replicas` is how many there are at first. None: all stay."""
+    """Autoscaler of the replicas, written like a policy: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`, with
+    parameters such as `keda:target=4,min=1,max=8`. `replicas` is the initial number. None: the number is fixed."""
     start: dict[str, float] = Field(default={})
-    """Times of which the start of a replica is made, by parts: node_s, pull_s, weights_gb_s (GB/s), compile_s,
-    graphs_s, warm_up_s."""
+    """Parts of a replica's start-up time: node_s, pull_s, weights_gb_s (GB/s), compile_s, graphs_s, warm_up_s."""
 
     @field_validator("start", mode="before")
     @classmethod

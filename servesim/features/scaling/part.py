@@ -1,8 +1,9 @@
-"""Replicas that come and go: what autoscalers are told, and what becomes of their answers.
+"""Replicas that come and go: the input of autoscalers, and the effect of their output.
 
-A replica more starts under the next index, is ready after its start time and takes requests at once. One fewer:
-starting ones are given up first, the highest index first, then ready ones drain, the highest index first: they get no
-new requests and are gone when empty. One that drains is not taken back: a new one starts (as in Dynamo's replay).
+When scaling up, a new replica gets the next index, is ready after its start-up time and then takes requests
+immediately. When scaling down, starting replicas are removed first, then ready ones drain, the highest index first in
+each case: they get no new requests and are gone when empty. A draining replica is not reused: a new one starts (as in
+Dynamo's replay).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from servesim.engine.clock import CHANGE, REPORT
 from servesim.engine.pool import Pool
 
 IDLE_TICKS = 100_000
-"""Questions for which requests that wait are kept although nothing else happens."""
+"""Number of queries for which waiting requests are kept although nothing else happens."""
 
 
 @dataclass
 class Scaled:
-    """A pool with an autoscaler, and what happened there since it was asked."""
+    """A pool with an autoscaler, and its events since the last query."""
 
     pool: Pool
     scaler: Scaler
@@ -38,11 +39,11 @@ class Scaled:
     finished: int = 0
     output_tokens: int = 0
     wanted: list[tuple[int, int]] = field(default_factory=list)
-    """(ns, replicas wanted), where it changed."""
+    """(ns, replicas wanted) at each change."""
 
 
 class Scaling(Part):
-    """Asks the autoscalers of a cluster's pools, and does what they say."""
+    """Queries the autoscalers of a cluster's pools, and applies their decisions."""
 
     def __init__(self, scaled: list[Scaled]) -> None:
         self._of = {id(each.pool): each for each in scaled}
@@ -111,7 +112,8 @@ class Scaling(Part):
         return [r.index for r in fleet.replicas if r.state in states and fleet.pool_of[r.index] is pool]
 
     def _bring(self, each: Scaled, wanted: int) -> None:
-        """Start or drain replicas until as many are there or will be; failed ones, which come back, count."""
+        """Start or drain replicas until the wanted number is there or starting; failed replicas count, because they
+        come back."""
         cluster = self._cluster
         starting = self._in(each.pool, "starting")
         there = self._in(each.pool, "ready", "failed")

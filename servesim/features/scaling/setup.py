@@ -1,4 +1,4 @@
-"""From the settings of autoscalers to `servesim.features.scaling.part`."""
+"""Conversion of autoscaler settings into `servesim.features.scaling.part`."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from servesim.run.pool import PoolSetup
 
 LEAST_S = 1e-3
-"""Seconds between two questions to an autoscaler at least: with fewer a run of hours would never end."""
+"""Minimum number of seconds between two queries to an autoscaler: with fewer, a run of hours would never end."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Parts of a replica's start, in order. Times of one vLLM server that loads from a warm disk (vllm issue 20264:
-    compiled code from its cache, all CUDA graph sizes); compiling cold takes 30 to 60 s as a rule."""
+    """Parts of a replica's start, in order. Defaults are times of one vLLM server that loads from a warm disk (vllm
+    issue 20264: compiled code from its cache, all CUDA graph sizes); a cold compile usually takes 30 to 60 s."""
 
     node_s: float = 0.0
-    """A node for it: none is to be made; 60 to 180 s where one is."""
+    """Time to provision a node: 0 if one exists, otherwise 60 to 180 s."""
     pull_s: float = 0.0
-    """The container's image: on the node already."""
+    """Time to pull the container's image: 0 if it is already on the node."""
     weights_gb_s: float = 2.0
-    """GB/s at which weights are read, of all GPUs of the replica together; servers are seen at 1 to 5."""
+    """GB/s at which weights are read, over all GPUs of the replica together; servers reach 1 to 5."""
     compile_s: float = 7.5
-    """torch.compile from its cache."""
+    """Time of torch.compile with a warm cache."""
     graphs_s: float = 17.0
-    """Capture of CUDA graphs."""
+    """Time to capture CUDA graphs."""
     warm_up_s: float = 5.0
-    """Until the first request is taken."""
+    """Time until the first request is accepted."""
 
     def total_s(self, weight_bytes: float) -> float:
-        """Return the time from the decision until requests are taken."""
+        """Return the time from the decision until the replica accepts requests."""
         fixed = self.node_s + self.pull_s + self.compile_s + self.graphs_s + self.warm_up_s
         return fixed + weight_bytes / (self.weights_gb_s * 1e9)
 
 
 class CostProfile:
-    """The capability of a replica by its cost model: times of steps in seconds, planned ahead."""
+    """A replica's step times in seconds by its cost model, with steps planned ahead."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
@@ -58,11 +58,11 @@ class CostProfile:
         return (price.gpu_ns + price.host.exposed) / SECOND
 
     def prefill_s(self, tokens: int) -> float:
-        """Return the time of a step that computes a prompt alone."""
+        """Return the time of a step that computes only a prompt."""
         return self._s(Batch(tokens, [(tokens, 0)], sampled=1, sampled_context=tokens))
 
     def decode_s(self, sequences: int, context: int) -> float:
-        """Return the time of a step in which sequences of that context each get a token."""
+        """Return the time of a step in which sequences of that context each generate a token."""
         total, key = sequences * context, (sequences, context)
         if key not in self._known:
             self._known[key] = self._s(Batch.decodes(sequences, total, total * context, context))
@@ -70,7 +70,7 @@ class CostProfile:
 
 
 def start_of(given: Mapping[str, float]) -> Start:
-    """Return the parts of a replica's start; UserError for one there is not."""
+    """Return the parts of a replica's start; raise UserError for an unknown part."""
     known = [part.name for part in fields(Start)]
     for key, value in given.items():
         if key not in known:
@@ -81,7 +81,7 @@ def start_of(given: Mapping[str, float]) -> Start:
 
 
 def asked_every(scaler: Scaler) -> int:
-    """Return the time between two questions to an autoscaler, in ns; UserError if it is none."""
+    """Return the time between two queries to an autoscaler, in ns; raise UserError if it is invalid."""
     with blaming([type(scaler)]):
         every_s = scaler.every_s
         if isinstance(every_s, bool) or not LEAST_S <= every_s <= 1e7:
@@ -90,7 +90,7 @@ def asked_every(scaler: Scaler) -> int:
 
 
 def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Scaled]:
-    """Return the pools whose replicas come and go. UserError where they cannot."""
+    """Return the pools whose replicas come and go. Raise UserError if they cannot."""
     found = []
     for pool, settings in pools:
         start = start_of(settings.start)

@@ -18,7 +18,8 @@ EVERY_NS = 7_000
 
 
 class Told(Scaler):
-    """Wants the numbers it is given, one after the other, then the last; one at least while requests wait for it."""
+    """Autoscaler that requests the given numbers one after the other, then repeats the last; at least one while
+    requests wait for it."""
 
     def __init__(self, answers: list[int]) -> None:
         super().__init__(ScalerParams(min=0, max=MOST), None)  # type: ignore[arg-type]
@@ -45,8 +46,8 @@ def with_scaler(world: Any, draws: Any) -> Any:
 
 
 def scaled_by(world: Any, draws: Any, cls: type[Scaler], params: Any) -> Any:
-    """Return the world with one pool that an autoscaler of this class scales. Times in it are as many times as long as
-    takes it to be asked again and again, as in the worlds above."""
+    """Return the world with one pool that an autoscaler of this class scales. Its times are stretched until the
+    autoscaler is queried again and again, as in the worlds above."""
     factor = max(round(_every_ns(world, cls, params) / EVERY_NS), 1)
     start_ns = draws.one("start of a replica", [0, 900, 30_000]) * factor
     replicas = min(max(world.replicas, params.min), params.max)
@@ -60,7 +61,7 @@ def scaled_by(world: Any, draws: Any, cls: type[Scaler], params: Any) -> Any:
 
 
 def _every_ns(world: Any, cls: type[Scaler], params: Any) -> int:
-    """Return the time between two questions; what is wrong with an autoscaler is told when it is made again."""
+    """Return the time between two queries; errors of an autoscaler are raised when it is made again."""
     try:
         return asked_every(make(cls, params, CostProfile(world.cost)))
     except (PolicyError, UserError):
@@ -68,7 +69,7 @@ def _every_ns(world: Any, cls: type[Scaler], params: Any) -> int:
 
 
 def _slower(world: Any, factor: int) -> Any:
-    """Return the world with times that are as many times as long."""
+    """Return the world with all times multiplied by `factor`."""
     trace, clients, cost = world.trace, world.clients, world.cost
     names = ("fixed", "token", "context", "overlapped", "exposed")
     waits = {

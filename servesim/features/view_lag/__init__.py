@@ -1,4 +1,4 @@
-"""Routers that see what engines reported of themselves some time ago, not what is."""
+"""Routers that see past reports of the engines instead of their current state."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SECOND = 1_000_000_000
 
 
 class ViewSettings(Section):
-    """The age of what the router sees."""
+    """The age of the router's views."""
 
     report_every_s: float = Field(default=0.0, ge=0, le=1e6)
-    """Seconds between two reports of a replica's queue, running requests and memory, of which the router's views are:
-    0.05 as llm-d polls, 10 as SGLang's gateway, 30 as vLLM's production stack; 0: views show what is."""
+    """Seconds between two reports of a replica's queue, running requests and memory, which make up the router's views:
+    0.05 as llm-d polls, 10 as SGLang's gateway, 30 as vLLM's production stack; 0: views show the current state."""
     report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds from a report until the router sees it."""
 

@@ -1,4 +1,4 @@
-"""The router's view of the replicas it chose beside their true state, if views have an age."""
+"""The router's view of the replicas it chose next to their true state, if views have an age."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from servesim.contracts.figures import Figure, Group
 from servesim.schemas import COUNT, NUMBER
 
 COLUMNS = ("load_seen", "load_there")
-"""Columns of requests.parquet beside the others: requests at the chosen replica by its last report, and in truth, when
-the request was sent there, the last time if several times; -1: it was sent to none."""
+"""Additional columns of requests.parquet: requests at the chosen replica by its last report, and their true number,
+when the request was last sent to a replica; -1 if it was never sent."""
 
 
 def view_columns(sendings: Sequence[int], rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    """Return COLUMNS for requests with these row numbers, in their order."""
+    """Return the values of COLUMNS for requests with these row numbers, in the same order."""
     last = {row: (seen, there) for row, seen, there in _table(sendings).tolist()}
     table = np.array([last.get(row, (-1, -1)) for row in rows.tolist()], dtype=np.int64).reshape(-1, len(COLUMNS))
     return dict(zip(COLUMNS, table.T, strict=True))
@@ -47,7 +47,7 @@ ROUTER_VIEW = Group(
 
 
 def view_figures(sendings: Sequence[int]) -> dict[str, Any]:
-    """Return the summary's `router_view`, of at least one sending."""
+    """Return the summary's `router_view`, for at least one sending."""
     return ROUTER_VIEW.values(_table(sendings))
 
 

@@ -1,4 +1,4 @@
-"""Reports of engines about themselves: snapshots at fixed times, which reach the router some time later."""
+"""Reports of engines on their own state: snapshots at fixed times, which reach the router some time later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servesim.features.view_lag.figures import view_columns, view_figures
 
 NOTHING = Report(0, 0, 0.0, 0)
 IDLE_TICKS = 16
-"""Reports for which requests that wait are kept although nothing else happens."""
+"""Number of reports for which waiting requests are kept although nothing else happens."""
 
 
 class Reported:
@@ -29,12 +29,12 @@ class Reported:
 
     @property
     def index(self) -> int:
-        """Its place."""
+        """Its index."""
         return self._replica.index
 
     @property
     def state(self) -> ReplicaState:
-        """Its state, as the router knows it now."""
+        """Its current state, as the router sees it."""
         return self._replica.state
 
     @property
@@ -54,17 +54,17 @@ class Reported:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that had been left waiting there."""
+        """Requests that were left waiting there."""
         return self._report.num_waiting
 
     @property
     def num_unread(self) -> int:
-        """None that the engine tells of."""
+        """Always 0: engines do not report it."""
         return 0
 
     @property
     def num_running(self) -> int:
-        """Requests that held a slot there."""
+        """Requests that were running there."""
         return self._report.num_running
 
     @property
@@ -78,22 +78,23 @@ class Reported:
         return self._report.at_ns
 
     def take(self, report: Report) -> None:
-        """Show another report."""
+        """Switch to another report."""
         self._report = report
 
 
 class Reporting(Part):
-    """Replaces a cluster's views by reports: one of each replica every `every` ns from 0 on, seen `lag` ns later.
+    """Replaces a cluster's views with reports: one of each replica every `every` ns from 0 on, seen `lag` ns later.
 
-    A report says what is before anything else happens at its instant. Before the first one views show idle replicas.
+    A report shows the state before anything else happens at its instant. Before the first report, views show idle
+    replicas.
     """
 
     def __init__(self, every: int, lag: int) -> None:
         self._every, self._lag = every, lag
         self._idle = 0
         self.sendings = array("q")
-        """Three numbers for each sending by a router that looks at views: the request's row, how many requests its
-        replica had by the last report, and how many it has."""
+        """Three numbers for each sending by a router that looks at views: the request's row, the number of requests on
+        its replica by the last report, and the true number."""
         self._reported: list[Reported] = []
 
     def join(self, cluster: ClusterView) -> None:

@@ -1,4 +1,4 @@
-"""Tables of groups of layers over runs of steps with drafts, in which requests gain several tokens each."""
+"""Per-group block tables over runs of speculative-decoding steps, in which requests gain several tokens each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servesim.policies.kv.hybrid import Hybrid
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GroupRounds(LockstepMemory):
-    """Rounds of several tokens for requests that have a table for each group of layers."""
+    """Rounds of several tokens for requests that have a block table per group of layers."""
 
     def __init__(self, kv: Hybrid) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class GroupRounds(LockstepMemory):
         self._size = kv.block_size
         self._groups, self.copies = len(kv.windows), kv._counting
         self._windows = [(group, window - 1) for group, window in enumerate(kv.windows) if window is not None]
-        self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
+        self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # a block's hash covers tokens beyond it
 
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
@@ -44,7 +44,7 @@ class GroupRounds(LockstepMemory):
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
         kv, bs = self._kv, self._size
-        due: list[tuple[int, Request, int]] = []  # (round, request, tokens it knows then)
+        due: list[tuple[int, Request, int]] = []  # (round, request, tokens known by then)
         for request, known in zip(requests, tokens, strict=True):
             rounds = set(self._rounds_taking(request, known, ahead, k))
             slid = kv._slid[request]
@@ -75,7 +75,7 @@ class GroupRounds(LockstepMemory):
         return list(grown.items())
 
     def _rounds_taking(self, request: Request, known: Sequence[int], ahead: int, k: int) -> list[int]:
-        """Return the rounds (from 0) in which a request needs further blocks."""
+        """Return the rounds (from 0) in which a request needs more blocks."""
         bs, kv = self._size, self._kv
         blocks, rounds = len(kv._tables[request][0]), []
         most = min(kv._blocks(known[k - 1] + ahead), kv._blocks(kv.max_model_len))

@@ -1,9 +1,9 @@
-"""Requests in lockstep whose groups of layers have tables of their own.
+"""Requests in lockstep that have a separate block table for each group of layers.
 
-In a turn a request that has filled its last block takes one for each group, and one whose window has moved on by a
-block gives one back, in batch order. With asynchronous scheduling and windows of whole blocks both are the same turn: a
-request goes on with the blocks that it has just given back, and takes one more. Then what is dealt is noted, and
-entered in tables when they are read.
+In a turn, in batch order, a request that has filled its last block takes one for each group, and a request whose window
+has advanced by a block gives one back. With asynchronous scheduling and windows of whole blocks, both happen in the
+same turn: a request reuses the blocks that it has just given back, and takes one more. The dealt blocks are then only
+recorded, and entered in tables when the tables are read.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _NUMBER = attrgetter("number")
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GroupTurns(GroupRounds):
-    """Tables of groups of layers of requests that grow together."""
+    """Per-group block tables of requests that grow together."""
 
     def __init__(self, kv: Hybrid) -> None:
         super().__init__(kv)
         self._shifts = sorted({reach % self._size for _, reach in self._windows})
         self._ranks: dict[int, Ranked] = {}  # by offset modulo the block size, each in batch order
-        self._ranked: Ranked = {}  # the members of all of them
+        self._ranked: Ranked = {}  # all members of all ranks
         self._rotation = Rotation(kv, self._windows)
-        self._new: Ranked = {}  # those whose windows have still to catch up
+        self._new: Ranked = {}  # members whose windows must still catch up
         self._joined = 0
-        self._entered = -1  # the last in batch order that was ever in a rank
-        self._committed = 0  # turns committed when the last one was planned
-        self._lag = -1  # turns in flight when the last one was planned; -1: none was
-        self._told = 0  # members whose content others may ask for
+        self._entered = -1  # last in batch order that ever joined a rank
+        self._committed = 0  # turns committed when the last was planned
+        self._lag = -1  # turns in flight when the last was planned; -1 if none was
+        self._told = 0  # members whose content others may look up
         self._recycles: bool = kv.params.free_order == "front"
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
@@ -71,8 +71,8 @@ class GroupTurns(GroupRounds):
         return True
 
     def only_takes(self) -> bool:
-        """Return whether each member takes a block for every group whenever its windows give some back: those of whole
-        blocks, with one turn in flight when the next is planned."""
+        """Return whether each member takes a block for every group whenever its windows give some back. This is true
+        for windows of whole blocks with one turn in flight when the next is planned."""
         return not self._new and self._lag == 1 and self._shifts in ([], [self._size - 1])
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
@@ -87,7 +87,7 @@ class GroupTurns(GroupRounds):
         for member in self._new.values():
             key = member.offset % bs
             counts[key] = counts.get(key, 0) + 1
-        cycles, free = divmod(free, n * groups)  # what windows give back is not counted on
+        cycles, free = divmod(free, n * groups)  # not counting blocks windows give back
         for steps in range(bs):
             free -= groups * counts.get(-(turn + steps) % bs, 0)
             if free < 0:
@@ -117,12 +117,12 @@ class GroupTurns(GroupRounds):
         return grown
 
     def _all_rotate(self, turn: int, committed: int) -> bool:
-        """Return whether all members rotate their blocks, and do so in the next turn."""
+        """Return whether all members rotate their blocks, including in the next turn."""
         steady = self.only_takes() and len(self._rotation.dealt) == len(self._ranks)
         return steady and turn == committed + 1 == self._committed + 2
 
     def _turn(self, turn: int, committed: int) -> None:
-        """Let every member that has to take or give back blocks in this turn."""
+        """Take and give back blocks for each member that is due in this turn."""
         before, self._committed, self._lag = self._committed, committed, turn - committed
         behind = not self._new or next(iter(self._new.values())).number > self._entered
         if committed > before + 1 or not behind:
@@ -140,12 +140,12 @@ class GroupTurns(GroupRounds):
                     self._publish(member)
 
     def _sliding(self, committed: int) -> list[Ranked]:
-        """Return the ranks some of whose windows move when a turn is committed."""
+        """Return the ranks in which some windows move when a turn is committed."""
         ranks = [self._ranks.get((shift - committed) % self._size) for shift in self._shifts]
         return [rank for rank in ranks if rank]
 
     def _trade(self, turn: int, takes: Ranked | None, slides: list[Ranked], committed: int) -> None:
-        """Let a rank take blocks, and the windows of others (or the same) give some back."""
+        """Take blocks for one rank, and give back blocks from the windows of other ranks (or the same one)."""
         if takes and not slides:
             self._rotation.end(self._ranked)
             self._take(takes)
@@ -160,7 +160,7 @@ class GroupTurns(GroupRounds):
                 self._grow(member, turn, committed - 1 + member.offset, committed + member.offset)
 
     def _take(self, rank: Ranked) -> None:
-        """Let all members of a rank take a block for each group."""
+        """Take a block for each group for all members of a rank."""
         blocks = self._kv._take(len(rank) * self._groups)
         at = 0
         for member in rank.values():
@@ -169,8 +169,9 @@ class GroupTurns(GroupRounds):
                 at += 1
 
     def _exchange(self, rank: Ranked, turn: int, committed: int) -> None:
-        """Let all members of a rank give back what slides out of their windows, and take a block for each group: what
-        the same request has just given back, the last one first, unless it stays findable or others hold it."""
+        """Give back the blocks that slide out of the windows of all members of a rank, and take a block for each group.
+        A member reuses the blocks it has just given back, the last one first, unless they stay findable or others hold
+        them."""
         kv, size, groups, key = self._kv, self._size, self._groups, -turn % self._size
         dealt, n = self._rotation.dealt.get(key), len(rank)
         if dealt is None and not self._told:
@@ -180,7 +181,7 @@ class GroupTurns(GroupRounds):
             return
         if dealt is not None:
             self._rotation.end(self._ranked)
-        if n * groups > kv.num_free_blocks():  # then what one gives back another may need
+        if n * groups > kv.num_free_blocks():  # one may then need what another gives back
             for member in rank.values():
                 self._grow(member, turn, committed - 1 + member.offset, committed + member.offset)
             return
@@ -215,18 +216,19 @@ class GroupTurns(GroupRounds):
                     at += 1
 
     def complete(self, request: Request) -> None:
-        """Make the tables of a request complete."""
+        """Complete the tables of a request."""
         member = self._ranked.get(request)
         if member is not None:
             self._rotation.complete(member)
 
     def complete_all(self) -> None:
-        """Make all tables complete."""
+        """Complete all tables."""
         for member in self._ranked.values():
             self._rotation.complete(member)
 
     def _exchange_several(self, rank: Ranked, committed: int) -> None:
-        """Do as `_exchange` where several groups have a window, all moving at once; there are blocks for all."""
+        """Do the same as `_exchange` when several groups have windows that all move together; there are blocks for
+        all."""
         kv = self._kv
         given: list[list[int]] = []
         for member in rank.values():
@@ -254,12 +256,12 @@ class GroupTurns(GroupRounds):
                     at += 1
 
     def _part_with(self, block: int) -> None:
-        """Release a block that stays findable, or that others hold."""
+        """Release a block that stays findable or that other requests hold."""
         if block not in self._kv._extra or not self._kv._still_held(block):
             self._kv._idle[block] = None
 
     def _grow(self, member: Member, turn: int, before: int, processed: int) -> None:
-        """Do as `Hybrid.grow` for one token, `before` having been processed at the last turn."""
+        """Do the same as `Hybrid.grow` for one token; `before` tokens had been processed at the last turn."""
         kv, request = self._kv, member.request
         if member.told:
             kv._offer(request, processed, processed)
@@ -270,7 +272,7 @@ class GroupTurns(GroupRounds):
                 table += kv._take(1)
 
     def _catch_up(self, turn: int, before: int, committed: int) -> None:
-        """Do a turn request by request, the new ones where they stand in the batch."""
+        """Process a turn request by request, with new members in their batch positions."""
         self._rotation.end(self._ranked)
         keys = {-turn % self._size}
         for done in range(max(before, committed - self._size) + 1, committed + 1):
@@ -288,8 +290,8 @@ class GroupTurns(GroupRounds):
                         self._publish(member)
 
     def _begin(self, turn: int, committed: int) -> None:
-        """Let new members do their turn, behind the others unless it is done, and join these once their windows have
-        caught up."""
+        """Process the turn of new members (after the others) unless it is done, and enter them in their ranks once
+        their windows have caught up."""
         for request, member in list(self._new.items()):
             if member.turn != turn:
                 self._grow_new(member, turn, committed)
@@ -302,11 +304,11 @@ class GroupTurns(GroupRounds):
         self._grow(member, turn, self._kv._slid[member.request], max(committed, member.begun) + member.offset)
 
     def _enter(self, member: Member) -> None:
-        """Let a member whose windows have caught up join its rank."""
+        """Enter a member whose windows have caught up in its rank."""
         key = member.offset % self._size
         dealt, between = self._rotation.dealt.get(key), member.number < self._entered
         if between or (dealt is not None and not self._rotation.ripe(member, self._committed)):
-            self._rotation.end(self._ranked)  # of the others: nothing was dealt to this one
+            self._rotation.end(self._ranked)  # for the others: this one was dealt nothing
             dealt = None
         rank = self._ranks.setdefault(key, {})
         rank[member.request] = self._ranked[member.request] = member
@@ -317,6 +319,6 @@ class GroupTurns(GroupRounds):
             dealt.join(member.request)
 
     def _publish(self, member: Member) -> None:
-        """Offer what a member knew when the last turn was planned: it is final."""
+        """Publish the tokens that a member knew when the last turn was planned: they are final."""
         known = self._committed + member.offset + 1
         self._kv._offer(member.request, known, known)

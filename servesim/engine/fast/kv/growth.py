@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 
 def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit: int) -> int:
-    """Return for how many rounds, at most `limit`, requests with `slack` unused slots each can take a token per round
-    out of `free_blocks` blocks of `size` slots."""
+    """Return for how many rounds (at most `limit`) requests with `slack` unused slots each can take one token per round
+    from `free_blocks` blocks of `size` slots."""
     if len(slack) * -(-limit // size) <= free_blocks:  # no request needs more than this
         return limit
 
@@ -19,7 +19,7 @@ def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit:
 
 
 def most_rounds(needed: Callable[[int], int], free: int, limit: int) -> int:
-    """Return the most rounds, at most `limit`, that need no more than `free`; `needed` never falls."""
+    """Return the largest number of rounds, at most `limit`, that need at most `free`; `needed` is non-decreasing."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -31,7 +31,7 @@ def most_rounds(needed: Callable[[int], int], free: int, limit: int) -> int:
 
 
 def blocks_by_round(slack: Sequence[int], size: int, k: int) -> list[tuple[int, int]]:
-    """Return (round from 1 to k, blocks taken in it) for the rounds that take any, in order."""
+    """Return (round from 1 to k, blocks taken in it) for each round that takes blocks, in order."""
     due = [0] * (k + 1)
     for unused, count in Counter(slack).items():
         for step in range(unused + 1, k + 1, size):

@@ -1,8 +1,8 @@
-"""Block tables of requests in lockstep, which are made only when they are read.
+"""Block tables of requests in lockstep, which are built only when they are read.
 
-In a turn every request whose last block is full is dealt one, in batch order. So requests whose blocks are full at the
-same turn are dealt theirs together, and whose is which is entered later. A request that holds more blocks than it fills
-sleeps until it has filled them.
+In each turn, every request whose last block is full is dealt one, in batch order. So requests whose blocks fill up in
+the same turn are dealt theirs together, and blocks are assigned to individual requests later. A request that holds more
+blocks than it fills sleeps until it has filled them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from servesim.policies.kv.paged import Paged
 
 
 class Rank:
-    """Requests in lockstep that need their next block at the same step, in the order in which they joined."""
+    """Requests in lockstep that need their next block at the same step, in joining order."""
 
     __slots__ = ("_parts", "rounds", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        """Requests."""
+        """Number of requests."""
         self.rounds: list[bytes] = []
-        """Rounds of one block for each, in that order, dealt since one joined or left."""
-        self._parts: dict[Request, list[bytes]] = {}  # what each was dealt before that
+        """Rounds of one block per request, in joining order, dealt since a request last joined or left."""
+        self._parts: dict[Request, list[bytes]] = {}  # blocks dealt to each earlier
 
     def join(self, request: Request) -> None:
         """Add a request."""
@@ -42,12 +42,12 @@ class Rank:
         self.size += 1
 
     def wake(self, request: Request) -> None:
-        """Add a request that stands in the batch where its order says."""
+        """Add a request at its batch position."""
         self.join(request)
         self._parts = {each: self._parts[each] for each in sorted(self._parts, key=attrgetter("_order"))}
 
     def leave(self, request: Request) -> bytes:
-        """Remove a request. Return the blocks dealt to it that were not collected yet."""
+        """Remove a request. Return the blocks dealt to it but not yet collected."""
         blocks = self.collect(request)
         del self._parts[request]
         self.size -= 1
@@ -84,7 +84,7 @@ class Rank:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TableTurns(LockstepMemory):
-    """Block tables of requests that grow together. What is with their rank is missing in the tables of members."""
+    """Block tables of requests that grow together. Members' tables lack the blocks that their rank still holds."""
 
     def __init__(self, kv: Paged) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class TableTurns(LockstepMemory):
         self._asleep: dict[Request, int] = {}  # by the turn at which they wake
 
     def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
-        """Record that the members know `known` tokens after a run of steps with drafts."""
+        """Record that members have `known` tokens after a run of steps with drafts."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         if self._kv._partial:
@@ -110,7 +110,7 @@ class TableTurns(LockstepMemory):
         return True
 
     def _rank(self, turn: int, request: Request) -> Rank:
-        """Return the rank of a request that needs a block at a turn."""
+        """Assign a request that needs a block at `turn` to its rank, and return the rank."""
         phase = turn % self._size
         rank = self._ranks.get(phase)
         if rank is None:
@@ -166,7 +166,7 @@ class TableTurns(LockstepMemory):
             rank = ranks[(turn + i) % bs]
             due.append(rank)
             grown.append((i + 1, rank.size * bs))
-        if k > bs:  # the same again, a block later
+        if k > bs:  # repeat, one block later
             grown = [(i + later, tokens) for later in range(0, k, bs) for i, tokens in grown if i + later <= k]
         blocks = self._kv._take(sum([tokens for _, tokens in grown]) // bs).tobytes()
         first, cycle, total = 0, len(self._rank_of) * WIDTH, len(blocks)
@@ -178,13 +178,13 @@ class TableTurns(LockstepMemory):
         return grown
 
     def complete(self, request: Request) -> None:
-        """Make the table of a request complete."""
+        """Complete the table of a request."""
         rank = self._rank_of.get(request)
         if rank is not None:
             self._kv._tables[request].frombytes(rank.collect(request))
 
     def complete_all(self) -> None:
-        """Make all tables complete."""
+        """Complete all tables."""
         for request in self._rank_of:
             self.complete(request)
 
@@ -238,11 +238,11 @@ class PublishingTurns(TableTurns):
     def __init__(self, kv: PrefixCaching) -> None:
         super().__init__(kv)
         self._cache = kv
-        # Members whose content others may ask for, and their offsets, by the number of turns committed (modulo the
-        # block size) when all tokens of a block are known.
+        # Members whose content others may look up, and their offsets, keyed by the number of turns committed (modulo
+        # the block size) when all tokens of a block are known.
         self._filling: dict[int, dict[Request, int]] = {}
-        self._committed = 0  # turns committed when the last one was planned
-        self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # blocks are known by more than they hold
+        self._committed = 0  # turns committed when the last was planned
+        self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # a block's hash covers tokens beyond it
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         if self._ahead or not super().join(request, offset, num_tokens):
@@ -262,7 +262,7 @@ class PublishingTurns(TableTurns):
             if not self._filling[phase]:
                 del self._filling[phase]
         self._offer_known(request, offset)
-        # Turns may have ended since: all of them, where it joined behind the last one that was extended.
+        # Turns may have ended since then: all of them, if it joined after the last one that was extended.
         done = request._num_computed_tokens - request._num_output_placeholders
         self._cache._offer(request, done, done)
 
@@ -278,8 +278,8 @@ class PublishingTurns(TableTurns):
         return grown
 
     def _offer_filled(self, committed: int) -> None:
-        """Offer what is full since the last turn planned: several turns may have ended, as where prompts were planned
-        between two."""
+        """Publish the blocks filled since the last planned turn: several turns may have ended, for example if prompts
+        were planned in between."""
         ended = committed - self._committed
         self._committed = committed
         if ended == 1:
@@ -293,7 +293,7 @@ class PublishingTurns(TableTurns):
                     self._offer_known(request, offset)
 
     def _offer_known(self, request: Request, offset: int) -> None:
-        """Publish what a member knew when the last turn was planned: it is final."""
+        """Publish the tokens that a member knew when the last turn was planned: they are final."""
         self.complete(request)
         known = self._committed + offset + 1
         self._cache._offer(request, known, known)

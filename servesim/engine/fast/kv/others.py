@@ -1,4 +1,5 @@
-"""The other allocators in fast mode, which are not compiled: contiguous, the radix tree, caches that evict by rank."""
+"""Fast mode for the other allocators, which are not compiled: contiguous, the radix tree, and caches that evict by
+rank."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from servesim.policies.kv.prefix_radix import PrefixRadix, PrefixRadixParams
 
 
 class Asked(KVAllocator):
-    """Questions whose answers change as requests decode: they bring up to date what is counted in lockstep, and the
-    engine knows that they were asked. Named before the plain class that answers them."""
+    """Mixin for queries whose answers change as requests decode: they bring the lockstep counts up to date, and the
+    engine detects that they were called. List it before the plain class that implements them."""
 
     turns: LockstepMemory
 
@@ -56,12 +57,12 @@ class Asked(KVAllocator):
 
 
 class ReservedTurns(LockstepMemory):
-    """Memory that is all there already."""
+    """Memory that is fully allocated in advance."""
 
     def __init__(self, kv: Contiguous) -> None:
         super().__init__()
         self._kv = kv
-        self._past: dict[Request, int] = {}  # the first turn that a member's reservation has no room for
+        self._past: dict[Request, int] = {}  # first turn that does not fit in a member's reservation
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         self._past[request] = self._kv.chunks[request][1] - offset
@@ -105,7 +106,7 @@ class FastContiguous(Asked, Contiguous):
 
 
 class RadixTurns(LockstepMemory):
-    """Pages of requests behind what they hold in the tree."""
+    """Pages that requests own beyond their part of the tree."""
 
     def __init__(self, kv: PrefixRadix) -> None:
         super().__init__()
@@ -122,7 +123,7 @@ class RadixTurns(LockstepMemory):
         del self._offsets[request]
 
     def _slack(self, turn: int) -> list[int]:
-        """Return the slots of each member that are not used before a turn."""
+        """Return the unused slots of each member before a turn."""
         held = self._kv._held
         return [held[r].node.end + held[r].own - turn - offset for r, offset in self._offsets.items()]
 

@@ -1,8 +1,8 @@
-"""Blocks that a request in lockstep goes on with when they slide out of its windows.
+"""Blocks that a request in lockstep reuses when they slide out of its windows.
 
-Where it takes a block for each group in the very turn in which each of its windows gives one back, a request keeps its
-blocks and takes one more: the group before each window's takes what that gives back, the last group the new block. What
-is dealt is noted by rank, and entered in tables when they are read.
+If a request takes a block for each group in the same turn in which each of its windows gives one back, it keeps its
+blocks and takes one more: the group before each window's group takes the block that the window gives back, and the last
+group takes the new block. The dealt blocks are recorded by rank, and entered in tables when the tables are read.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ class Member:
 
     def __init__(self, request: Request, number: int, offset: int, begun: int, tables: list[array[int]]) -> None:
         self.request = request
-        self.number = number  # among all that ever joined: the order of the batch
+        self.number = number  # position among all that joined: the batch order
         self.offset = offset
-        self.begun = begun  # its windows move once more turns than these are committed
+        self.begun = begun  # its windows move once more turns than this are committed
         self.tables = tables
         self.told = request.content is not None
         self.past: list[int] = []  # blocks behind each window, as entered in its table
-        self.turn = -1  # the last one that it had a part in as a new member
+        self.turn = -1  # last turn processed as a new member
 
 
 Ranked = dict[Request, Member]
 
 
 class Rotation:
-    """Ranks all of whose members rotate their blocks: one group attends everything and comes first, all others have
-    windows."""
+    """Ranks in which all members rotate their blocks: one group attends to everything and comes first, and all others
+    have windows."""
 
     def __init__(self, kv: Hybrid, windows: list[tuple[int, int]]) -> None:
         self._kv = kv
         self._size = kv.block_size
-        self._windows = windows  # (group, tokens before the one that attends)
+        self._windows = windows  # (group, tokens attended before current)
         self.possible: bool = (
             kv.params.free_order == "front" and kv.windows[0] is None and len(windows) == len(kv.windows) - 1 > 0
         )
-        """Whether requests may do so at all."""
+        """Whether requests can rotate blocks at all."""
         self.dealt: dict[int, Rank] = {}
-        """Blocks dealt to the members of each rank, by the rank's key."""
+        """Blocks dealt to the members of each rank, by rank key."""
 
     def begin(self, key: int, rank: Ranked, committed: int) -> Rank | None:
-        """Note from now on what a rank is dealt, if all its members rotate their blocks, given the turns committed."""
+        """Start recording the blocks dealt to a rank if all its members rotate their blocks, given the turns
+        committed."""
         if not self.possible or not all(self.ripe(member, committed) for member in rank.values()):
             return None
         dealt = self.dealt[key] = Rank()
@@ -59,8 +60,8 @@ class Rotation:
         return dealt
 
     def ripe(self, member: Member, committed: int) -> bool:
-        """Return whether from now on a member gives back a block of each window whenever it takes blocks, and none that
-        stays findable or that others hold, given the turns committed."""
+        """Return whether, given the turns committed, a member from now on gives back a block of each window whenever it
+        takes blocks, and none of these blocks stays findable or is held by others."""
         kv, processed = self._kv, committed + member.offset
         member.past = [(processed - reach) // self._size for _, reach in self._windows]
         if member.told or min(member.past) < 0:
@@ -74,12 +75,12 @@ class Rotation:
         return True
 
     def deal(self, dealt: Rank) -> None:
-        """Deal each member of a rank a block."""
+        """Deal one block to each member of a rank."""
         dealt.rounds.append(self._kv._take(dealt.size).tobytes())
         self._kv._table_blocks += dealt.size * len(self._windows)
 
     def deal_run(self, turn: int, k: int) -> list[tuple[int, int]]:
-        """Deal blocks for k turns, all members rotating theirs. Return (turn from 1, blocks dealt in it)."""
+        """Deal blocks for k turns in which all members rotate theirs. Return (turn from 1, blocks dealt in it)."""
         bs, kv = self._size, self._kv
         due: list[Rank] = []
         rounds: list[tuple[int, int]] = []
@@ -99,7 +100,7 @@ class Rotation:
         return rounds
 
     def leave(self, key: int, member: Member) -> None:
-        """Take a member out of its rank, its tables complete."""
+        """Remove a member from its rank and complete its tables."""
         dealt = self.dealt.get(key)
         if dealt is None:
             return
@@ -108,7 +109,7 @@ class Rotation:
             del self.dealt[key]
 
     def _enter(self, member: Member, dealt: array[int]) -> None:
-        """Enter in the tables of a member what it was dealt, a block a round."""
+        """Enter the blocks dealt to a member in its tables, one block per round."""
         tables, past, rounds = member.tables, member.past, len(dealt)
         if len(past) == 1:
             first = past[0]
@@ -128,13 +129,13 @@ class Rotation:
                 table.append(released.pop())
 
     def complete(self, member: Member) -> None:
-        """Make the tables of a member complete."""
+        """Complete the tables of a member."""
         dealt = self.dealt.get(member.offset % self._size)
         if dealt is not None:
             self._enter(member, ids(dealt.collect(member.request)))
 
     def end(self, members: Ranked) -> None:
-        """Make the tables of all members complete, and note no more what is dealt."""
+        """Complete the tables of all members, and stop recording dealt blocks."""
         for member in members.values():
             self.complete(member)
         self.dealt.clear()
