@@ -21,7 +21,7 @@ from servesim.engine.fast.core import FastCore
 from servesim.errors import HeldWhileWaiting, NotForPipelines, PolicyError, UserError
 from servesim.run.agreement import Outcome
 
-LOST = "are in no queue any more"
+LOST = "are no longer in any queue"
 """Words by which the engine reports requests that a policy has lost."""
 PATIENCE_S = 60
 """Longest time a run may take, where a world takes a fraction of a second."""

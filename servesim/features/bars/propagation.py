@@ -28,7 +28,7 @@ FIGURES = [
     if figure.name == name
 ]
 """Figures that have bars, with their groups; of distributions it is the p99."""
-NOT_ASKED = "none of p99, goodput, throughput and price: --propagate gives them, by two more runs"
+NOT_ASKED = "p99, goodput, throughput and price have no error bars yet: add --propagate (two more runs)"
 Again = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Runs the scenario with other settings and returns its summary."""
 
