@@ -48,7 +48,7 @@ class Prompts:
             where = f" line {mark.line + 1}" if mark is not None else ""
             raise UserError(f"--prompts {path}{where}: not YAML") from None
         if not isinstance(content, dict) or not isinstance(content.get("prompts"), list) or not content["prompts"]:
-            raise UserError(f"--prompts {path}: a list `prompts` of name, domain and text is needed")
+            raise UserError(f"--prompts {path}: must have a list `prompts` with name, domain and text")
         found: dict[str, Prompt] = {}
         for number, entry in enumerate(content["prompts"], 1):
             keys = ("name", "domain", "text")
@@ -122,17 +122,19 @@ def _open(folder: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     try:
         if not (folder / SETTINGS).is_file():
             if folder.exists() and any(folder.iterdir()):
-                raise UserError(f"{folder} holds files but no measured acceptance: give another --out")
+                raise UserError(f"{folder} holds other files and no measured acceptance: give another --out")
             return asked, {}
         settings = json.loads((folder / SETTINGS).read_text())
         for name, value in asked.items():
             if settings.get(name) != value:
-                raise UserError(f"{folder} holds answers of another {name} ({settings.get(name)}): give another --out")
+                raise UserError(f"{folder} holds answers for another {name} ({settings.get(name)}): give another --out")
         lines = (folder / ANSWERS).read_text().splitlines(keepends=True) if (folder / ANSWERS).is_file() else []
     except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}") from error
     except (ValueError, AttributeError):
-        raise UserError(f"{folder / SETTINGS}: not of servesim calibrate acceptance: give another --out") from None
+        raise UserError(
+            f"{folder / SETTINGS} was not written by servesim calibrate acceptance: give another --out"
+        ) from None
     whole = [line for line in lines if line.endswith("\n")]
     if len(whole) < len(lines):  # cut off during the write
         write_text(folder / ANSWERS, "".join(whole), "--out")

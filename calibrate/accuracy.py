@@ -177,7 +177,7 @@ def open_tables(name: str, gpu: str | None = None) -> tuple[KernelTables, Gpu]:
     the named one, or the one recorded in the tables."""
     path = Path(name)
     if path.is_file():
-        raise UserError(f"{name} is a file: name the folder it lies in")
+        raise UserError(f"{name} is a file: give its folder instead")
     if not path.is_dir():
         shipped = [known for known in gpu_names() if Gpu.load(known).tables == known]
         if name not in shipped:
@@ -203,7 +203,7 @@ def _measured_on(tables: KernelTables, gpu: str | None) -> Gpu:
         for known in gpu_names():
             if _letters(known) == _letters(stated):
                 return Gpu.load(known)
-    raise UserError("the tables do not say which GPU was measured: name it with --gpu")
+    raise UserError("the tables do not name the GPU that was measured: give --gpu")
 
 
 def _letters(name: str) -> str:

@@ -134,7 +134,7 @@ def fit_host(folder: Path, leave_out: Sequence[str] = ()) -> HostTerms:
     observed = (steps if "steps" not in leave_out else []) + [o for run in used for o in read_gaps(run)]
     if not observed:
         wanted = ", ".join(sorted(STEP_COLUMNS))
-        raise UserError(f"{folder}: no recorded steps: wanted CSV with {wanted}, or client logs")
+        raise UserError(f"{folder}: no recorded steps: it needs CSV files with {wanted}, or client logs")
     chip = tuple(name for name in ("h100", "h200") if gpu.name in ("h100", "h200")) or (gpu.name,)
     base = HostTerms(engine=f"vllm {version}".strip(), gpus=chip, pads_to_graphs=True, monotone_gemms=True)
     best: tuple[float, HostTerms, NDArray[Any]] | None = None
@@ -179,11 +179,11 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
     gpus = {r.server.gpu for r in runs} | ({gpu_of(folder / "x", settings)} if settings else set())
     models, gpus = models - {None}, gpus - {None}
     if not models or not gpus:
-        raise UserError(f"{folder}: no recorded run in it says its model and its GPU")
+        raise UserError(f"{folder}: none of its recorded runs names both model and GPU")
     if len(models) != 1 or len(gpus) != 1:
         raise UserError(
-            f"{folder}: host terms are fitted to runs of one model on one GPU, "
-            f"not {' and '.join(sorted(map(str, models)))} on {' and '.join(sorted(map(str, gpus)))}"
+            f"{folder}: all runs must be of one model on one GPU, not {' and '.join(sorted(map(str, models)))} on "
+            f"{' and '.join(sorted(map(str, gpus)))}"
         )
     return ModelSpec.load(str(models.pop())), Gpu.load(str(gpus.pop()))
 
@@ -267,7 +267,7 @@ class _Steps:
         found, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
         usable = [i for i in range(len(found)) if found[i] >= 0 and counts[i] >= FEW]
         if not usable:
-            raise UserError(f"too few recorded steps: no composition of a step was seen {FEW} times near its price")
+            raise UserError(f"too few recorded steps: no composition was seen {FEW} times near its predicted time")
         groups = object.__new__(_Steps)
         for name in ("gpu", "warm", "sampled", "filling", "reading", "longer", "prefill"):
             setattr(groups, name, np.array([np.median(getattr(self, name)[inverse == i], axis=0) for i in usable]))

@@ -69,7 +69,7 @@ class Journal:
                         )
                 journal.settings = {**before, **settings, "runs": [*before["runs"], *settings["runs"]]}
             elif any(folder.iterdir()):
-                raise UserError(f"{folder} holds files but no profile: give another --out")
+                raise UserError(f"{folder} holds other files and no profile: give another --out")
             journal.save_settings()
         except OSError as error:
             raise UserError(f"--out {folder}: {error.strerror}") from error

@@ -158,8 +158,8 @@ class _Run:
             if "CUDA error" in what:  # this process can no longer use the device
                 self.journal.settings.setdefault("failed", {})[point.key] = what
                 raise UserError(
-                    f"{what}, at {point.key}. {self.options.out} keeps what was measured; the same command goes on "
-                    "without this point"
+                    f"{what}, at {point.key}. {self.options.out} keeps the measurements; run the same command again to "
+                    "continue without this point"
                 ) from error
             self.skipped[what] = self.skipped.get(what, 0) + 1
             self.device.release()

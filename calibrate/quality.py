@@ -125,7 +125,7 @@ def _gpu(folder: Path, tables: KernelTables, name: str | None) -> Gpu:
         return Gpu.load(str(folder / SHEET))
     if folder.resolve().name in gpu_names():
         return Gpu.load(folder.resolve().name)
-    raise UserError(f"{folder} does not say which GPU it was measured on: give --gpu")
+    raise UserError(f"{folder} does not name the GPU that was measured: give --gpu")
 
 
 def _operators(folder: Path, tables: KernelTables) -> Iterator[Operator]:
@@ -186,7 +186,7 @@ def _anomalies(operator: Operator, gpu: Gpu) -> Iterator[tuple[str, str]]:
     and wide spread."""
     rows, name = operator.rows, f"{operator.op} {operator.dtype}"
     if any("not captured" in kernel for kernel in operator.kernels):
-        yield name, "some kernels could not be captured in a graph: their times hold launches"
+        yield name, "some kernels could not be captured in a graph: their times include launches"
     if operator.spread is not None and operator.spread > _SPREAD - 1.0:
         yield name, f"timings spread by {operator.spread:.0%} from p10 to p90"
     drops, worst = 0, (0.0, "")
@@ -196,7 +196,7 @@ def _anomalies(operator: Operator, gpu: Gpu) -> Iterator[tuple[str, str]]:
                 drops += 1
                 worst = max(worst, (1.0 - more / less, f"{label}: {a:g} to {b:g} takes {less:.1f}, then {more:.1f} us"))
     if drops:
-        yield name, f"{drops} times less time for more work, most {worst[0]:.0%} ({worst[1]})"
+        yield name, f"{drops} times, more work takes less time, by up to {worst[0]:.0%} ({worst[1]})"
     if operator.op == "gemm" and COMPUTE_DTYPE.get(operator.dtype) in gpu.flops:
         roofline, sizes = Roofline(gpu), zip(rows["m"].tolist(), rows["n"].tolist(), rows["k"].tolist(), strict=True)
         least = np.array([roofline.gemm(m, n, k, operator.dtype) / 1e3 for m, n, k in sizes])
@@ -220,7 +220,7 @@ def curves(operator: Operator) -> Iterator[tuple[str, NDArray[Any], NDArray[np.f
 def _compare(operators: Sequence[Operator], name: str, gpu: Gpu) -> Against:
     other = KernelTables.load(folder=name) if Path(name).is_dir() else KernelTables.load(name)
     if not other.provenance:
-        raise UserError(f"no kernel tables called {name!r}")
+        raise UserError(f"no kernel tables named {name!r}")
     ratios = {}
     for operator in operators:
         if operator.op not in _COMPARED or not other.rows(operator.op, operator.dtype):

@@ -33,7 +33,7 @@ class WholeModel:
         if self.blocks < 2:
             raise UserError(
                 f"{model.name} in {shard.dtype} takes {weights / 2**30:.1f} GiB, {ops.timed_on.name} has "
-                f"{free / _SHARE / 2**30:.1f} GiB free: take a smaller model or a shard (--tp)"
+                f"{free / _SHARE / 2**30:.1f} GiB free: use a smaller model or a shard (--tp)"
             )
         self.layers = [
             {name: ops.weight(n, k, d) for name, (n, k, d) in layer.items()} for _ in range(model.num_layers)

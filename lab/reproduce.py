@@ -42,7 +42,7 @@ def reproduce(
     scenarios: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder with scenarios (NAME.yaml) instead of the shipped ones.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes. [default: one a core]")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: with --list, or what came of them.")] = False,
 ) -> None:
     """Rerun published claims.
@@ -117,9 +117,9 @@ def _claimed(out: Path | None) -> Iterator[Path | None]:
         yield out
         return
     if not out.name:
-        raise UserError(f'--out "{out}": names no folder')
+        raise UserError(f'--out "{out}": is not the name of a folder')
     for name in sorted(path.name for path in out.iterdir()) if out.is_dir() else ():
-        raise UserError(f"--out {out}: exists and holds no claims of servesim (but {name})")
+        raise UserError(f"--out {out}: exists and is not a claims result of servesim (it holds {name})")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: exists and is not a folder")
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")

@@ -211,7 +211,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
     for name, words in (
         ("near", "choices: limit kept, within 10 % of the best"),
         ("far", "choices: limit kept, with less output"),
-        ("broken", "choices: limit broken by over 5 %"),
+        ("broken", "choices: limit missed by over 5 %"),
         ("declined", "choices: none made"),
     ):
         if not choices["choices"]:

@@ -80,7 +80,7 @@ def _answer(document: Mapping[str, Any]) -> str:
     ranked = [row for label in ranking["order"] if (row := rows.get((label, rank_by))) is not None]
     if not ranked:
         return "No policy can be ranked: " + (
-            "every queue grows without end." if ranking["unstable"] else "all failed."
+            "every queue grows without bound." if ranking["unstable"] else "all failed."
         )
     words, baseline = metric_label(rank_by), document["baseline"]
     others = [row for row in ranked if row["variant"] != baseline]

@@ -32,7 +32,7 @@ def refuse_foreign(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_file():
-        raise UserError(f"--out {path}: exists and is not a file")
+        raise UserError(f"--out {path}: exists and is not a regular file")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             begins = file.read(BEGINNING)

@@ -205,7 +205,7 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
     tables, host = p["kernel_tables"], p["host_terms"]
     rows = [("trace", f"{p['trace']['name']}, sha256 {p['trace']['sha256'][:16]}…"), ("cost model", p["cost_model"])]
     if tables is None:
-        rows.append(("kernel tables", "none: all costs by roofline formula"))
+        rows.append(("kernel tables", "none: all costs are roofline estimates"))
     else:
         digest = ", ".join(f"{file.partition('.')[0]} {sha[:8]}" for file, sha in sorted(tables["sha256"].items()))
         rows.append(("kernel tables", f"{tables['name']}, measured by {', '.join(tables['measured_by'])}"))

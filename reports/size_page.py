@@ -73,7 +73,7 @@ def _memory(one: Footprint) -> Table:
         ("layers", f"{one['num_layers']:,}"),
         ("attention", one["attention"]),
         ("KV of a token in one layer", f"{kv['bytes_per_token_per_layer']:,} B"),
-        (f"KV of a token in the {keep} layers that keep it", f"{kv['bytes_per_token']:,} B"),
+        (f"KV of a token in the {keep} layers that store it", f"{kv['bytes_per_token']:,} B"),
         (f"KV of {load['sequences']:,} × {load['context']:,} tokens", _gigabytes(kv["bytes"])),
         ("that is", f"{kv['blocks']:,} blocks"),
         ("positions it was made for", f"{one['max_position']:,}"),
@@ -109,7 +109,7 @@ def _fits(one: Footprint) -> Table:
 
 def _how_to_read(one: Footprint) -> str:
     context, most = one["load"]["context"], one["max_position"]
-    beyond = f" The model was made for {most:,} positions, fewer than {context:,}." if context > most else ""
+    beyond = f" The model supports {most:,} positions, fewer than {context:,}." if context > most else ""
     return (
         "GPUs: the fewest of 1, 2, 4 and 8 that hold the load, unless --tp names them. Blocks are what vLLM hands out "
         f"after weights, the peak of its profile run and CUDA graphs.{beyond}"

@@ -27,9 +27,9 @@ def listed(what: str, text: str) -> list[str]:
         raise UserError(f"{what}: brackets do not match in {text!r}")
     found = [part.strip() for part in parts]
     if not any(found):
-        raise UserError(f"{what}: no value is given")
+        raise UserError(f"{what}: give a value")
     if not all(found):
-        raise UserError(f"{what}: {text!r} has a comma with no value beside it")
+        raise UserError(f"{what}: {text!r} has a comma with no value next to it")
     return found
 
 
@@ -58,7 +58,7 @@ def whole_numbers(what: str, text: str) -> list[int]:
     found = names(what, text)
     for part in found:
         if not (part.isascii() and part.isdecimal() and 0 < len(part) <= 18 and int(part)):
-            raise UserError(f"{what} {part}: whole numbers above 0 are needed, with commas between")
+            raise UserError(f"{what} {part}: must be whole numbers above 0, separated by commas")
     return [int(part) for part in found]
 
 

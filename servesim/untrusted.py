@@ -113,7 +113,7 @@ class _Bounded(io.RawIOBase):
         if self._count > self._most:
             raise too_much(self._path, "bytes of text are", "bytes")
         if self._count > self._unpacked:
-            raise too_much(self._path, "bytes unpacked for each packed one are", "ratio")
+            raise too_much(self._path, "unpacked bytes per packed byte are", "ratio")
         if self._line > self._limits.line:
             raise too_much(self._path, "bytes of one line are", "line")
         return size
@@ -143,7 +143,7 @@ def _bounded(path: Path) -> _Bounded:
         if magic.startswith(GZIP) and size > 18:  # its last four bytes are the uncompressed size, unless truncated
             start.seek(-4, os.SEEK_END)
             if int.from_bytes(start.read(4), "little") > _most_unpacked(size):
-                raise too_much(path, f"{DAMAGED}, or bytes unpacked for each packed one are", "ratio")
+                raise too_much(path, f"{DAMAGED}, or unpacked bytes per packed byte are", "ratio")
     if magic.startswith(GZIP):
         return _Bounded(path, gzip.open(path), size)  # closed with text
     if magic == ZSTD:
@@ -180,7 +180,7 @@ def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
                 return
             header = next(rows, [])
             if again := [name for i, name in enumerate(header) if name in header[:i]]:
-                raise UserError(f"{path}: column {shown(again[0])} is there twice")
+                raise UserError(f"{path}: column {shown(again[0])} appears twice")
             yield header
             for row in rows:
                 if row:
@@ -207,7 +207,7 @@ def read_start(path: Path, size: int = 1 << 16) -> str:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(found):
         seen: set[str] = set()
         again = next(key for key, _ in found if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"key {shown(again)} is there twice")
+        raise ValueError(f"key {shown(again)} appears twice")
     return value
 
 
@@ -274,7 +274,7 @@ def check_value(value: Any) -> None:
                 continue
             if kind is float:
                 if not -1.8e308 < each < 1.8e308:
-                    raise ValueError(f"{each} is no finite number")
+                    raise ValueError(f"{each} is not a finite number")
             elif kind is str:
                 check_text(each)
             elif kind is list:
@@ -291,7 +291,7 @@ def check_text(text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{shown(text)} has half a character (a lone surrogate)") from None
+            raise ValueError(f"{shown(text)} has an incomplete character (a lone surrogate)") from None
 
 
 def read_json(path: Path) -> Any:
@@ -344,7 +344,7 @@ def _constructed(make: Callable[[], LimitedLoader], where: object, faults: type[
         raise UserError(f"{where}: {line}{told}") from error
     except (ValueError, ArithmeticError, TypeError, AttributeError, LookupError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
-        raise UserError(f"{where}: not YAML that can be read: {reason}") from error
+        raise UserError(f"{where}: cannot be read as YAML: {reason}") from error
     return value
 
 

@@ -32,7 +32,7 @@ class LimitedLoader(yaml.SafeLoader):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             node = super().compose_node(parent, index)
             if id(node) not in self._known:
-                raise RefusedYamlError(None, None, "an alias stands for what it stands in", mark)
+                raise RefusedYamlError(None, None, "an alias refers to a node that contains it", mark)
             size, height = self._known[id(node)]
             self._add(size, self._depth + height, mark)
             return node
@@ -63,6 +63,6 @@ class LimitedLoader(yaml.SafeLoader):
                 if isinstance(key, yaml.ScalarNode):
                     name = (key.tag, key.value)
                     if name in seen:
-                        raise RefusedYamlError(None, None, f"key {shown(key.value)} is there twice", key.start_mark)
+                        raise RefusedYamlError(None, None, f"key {shown(key.value)} appears twice", key.start_mark)
                     seen.add(name)
         super().flatten_mapping(node)

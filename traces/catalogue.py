@@ -179,7 +179,7 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
     if target.exists():
         if target.is_file() and entry.matches(_digest_of(target)):
             return target
-        raise UserError(f"{target}: exists and is not {entry.name} (its checksum differs)")
+        raise UserError(f"{target}: exists and is not {entry.name}: its checksum differs")
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     digest, received = hashlib.sha256(), 0
     try:
@@ -188,24 +188,26 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
             while block := response.read(CHUNK):
                 if received + len(block) > most:
                     told = f"{most:,} were expected" if entry.size is not None else f"the most is {most:,}{_RAISE}"
-                    raise UserError(f"{entry.url}: more bytes came: {told}")
+                    raise UserError(f"{entry.url}: too many bytes received: {told}")
                 file.write(block)
                 digest.update(block)
                 received += len(block)
                 on_bytes(received)
         if entry.size is not None and received != entry.size:
-            raise UserError(f"{entry.url}: {received:,} bytes came, {entry.size:,} were expected")
+            raise UserError(f"{entry.url}: received {received:,} bytes, expected {entry.size:,}")
         if not entry.matches(digest.hexdigest()):
-            raise UserError(f"{entry.url}: checksum {digest.hexdigest()} is not {entry.sha256}: another file")
+            raise UserError(
+                f"{entry.url}: checksum is {digest.hexdigest()}, must be {entry.sha256}: the file has changed"
+            )
         beside.replace(target)
     except HTTPError as error:
         raise UserError(f"{entry.url}: the server says {error.code} {error.reason}") from error
     except (HTTPException, ValueError) as error:
-        raise UserError(f"{entry.url}: the answer is no HTTP ({type(error).__name__}: {error})") from error
+        raise UserError(f"{entry.url}: the answer is not HTTP ({type(error).__name__}: {error})") from error
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
-            f"{entry.url}: cannot be reached ({reason}); get the file by other means and give its path as the trace"
+            f"{entry.url}: cannot be reached ({reason}); download the file another way and give its path as the trace"
         ) from error
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from error

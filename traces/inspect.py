@@ -16,8 +16,8 @@ from .sessions import Sessions, sessions
 SECOND = 1_000_000_000
 WINDOWS_S = (1, 10, 60)
 MOST_WINDOWS = 10_000_000
-"""Maximum number of windows counted one by one: four months of seconds."""
-NO_CONTENT = "no content: prefix caching changes nothing"
+"""Windows that are counted one by one: four months of seconds."""
+NO_CONTENT = "no content: prefix caching has no effect"
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = Fal
         )
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
-        raise UserError(f"{path}: exists and is not a file")
+        raise UserError(f"{path}: exists and is not a regular file")
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         module.write(trace, beside)

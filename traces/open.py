@@ -43,7 +43,7 @@ def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options:
     """
     kind, _, rest = spec.partition(":")
     if not spec:
-        raise UserError("no trace is named: a file, preset:NAME or synth:key=value,...")
+        raise UserError("no trace is given: name a file, preset:NAME or synth:key=value,...")
     if requests is not None and requests > MOST_REQUESTS:
         raise UserError(f"requests is {requests}, must be at most {MOST_REQUESTS:,}")
     if kind in ("preset", "synth"):
@@ -56,5 +56,5 @@ def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options:
     if requests is None:
         return trace
     if not 1 <= requests <= len(trace):
-        raise UserError(f"{spec}: requests is {requests}, the file has {len(trace)}")
+        raise UserError(f"{spec}: requests is {requests}, but the file has only {len(trace)}")
     return trace.take(np.arange(requests, dtype=np.int64))

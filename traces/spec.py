@@ -46,7 +46,7 @@ class Call:
         given = {order[int(k)] if k.isdigit() and int(k) < len(order) else k: v for k, v in self.args.items()}
         every = [name for form in parsed for name in form]
         if len(given) < len(self.args):
-            raise UserError(f"synth: {self.key}={self.name}: an argument is given by place and by name")
+            raise UserError(f"synth: {self.key}={self.name}: an argument is given both by position and by name")
         for name in given:
             if name not in every:
                 raise UserError(f"synth: {self.key}={self.name}: unknown argument {name!r}{suggest(name, every)}")

@@ -38,13 +38,13 @@ class Burst:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if self.at < 0 or self.lasting <= 0 or self.at + self.lasting > 4e9:
-            raise UserError(f"at is {self.at:g} and for {self.lasting:g}, must be from 0 on and above 0, in seconds")
+            raise UserError(f"at is {self.at:g} and for is {self.lasting:g}, must be at least 0 and above 0 seconds")
         _check_times(self.times)
         begins, _ = begins_of(trace)
         start, length = round(self.at * SECOND), round(self.lasting * SECOND)
         inside = (begins >= start) & (begins < start + length)
         if not inside.any():
-            raise UserError(f"no request comes from {self.at:g} s on, {self.lasting:g} s long")
+            raise UserError(f"no request arrives in the {self.lasting:g} s from {self.at:g} s on")
 
         def place(copy: int) -> Ints:
             moved = draws.uniform(seed, f"burst copy {copy}", np.arange(len(begins))) * length

@@ -151,7 +151,7 @@ class EngineLog:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()) and not (folder / "requests.jsonl").is_file():
-                raise UserError(f"--out {folder}: holds files but no log of an engine; give another folder")
+                raise UserError(f"--out {folder}: holds other files and no engine log: give another folder")
             lines = [json.dumps(r.to_dict()) for r in self.requests]
             write_text(folder / "requests.jsonl", "\n".join(lines) + "\n", "--out")
             write_text(folder / "steps.csv", steps_csv(self.steps), "--out")
@@ -180,7 +180,7 @@ def read_steps_csv(path: Path) -> list[EngineStep]:
             start, ns, cpu = (float(row[name]) / 1e6 for name in ("t_us", "dt_us", "cpu_us"))
             steps.append(EngineStep(start, start + ns, _pieces(row["pieces"]), cpu))
         except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: row {number} is no step: {error}") from error
+            raise UserError(f"{path}: row {number} is not a step: {error}") from error
     return steps
 
 
@@ -198,7 +198,7 @@ def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str
     from scipy.optimize import least_squares
 
     if len(steps) < 8:
-        raise UserError(f"host terms need at least 8 steps before the log, there are {len(steps)}: raise --warmup")
+        raise UserError(f"host terms need at least 8 warm-up steps, but there are {len(steps)}: raise --warmup")
     kernels = np.array([float(cost.price(s.batch()).gpu_ns) for s in steps])
     measured = np.array([(s.end - s.start) * 1e9 for s in steps])
     sequences = np.array([float(len(s.pieces)) for s in steps])

@@ -38,7 +38,7 @@ def package_files(root: Path) -> Files:
         for info in sorted(base.parent.glob("ai*_core-*.dist-info")):
             files.version = info.name.removesuffix(".dist-info").split("-")[1]
     if not files:
-        raise UserError(f"{root} is neither the aiconfigurator-core package nor its wheel")
+        raise UserError(f"{root} is not the aiconfigurator-core package or its wheel")
     return files
 
 

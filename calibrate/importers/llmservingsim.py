@@ -76,7 +76,7 @@ def _profile(folder: Path) -> Path:
     found = sorted(path.parent for path in folder.rglob("dense.csv"))
     if len(found) != 1:
         which = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
-        raise UserError(f"{folder}: one profile with a dense.csv is needed (found: {which})")
+        raise UserError(f"{folder}: must hold one profile with a dense.csv (found: {which})")
     return found[0].resolve()
 
 
@@ -84,7 +84,7 @@ def _model(source: Path) -> tuple[ModelSpec, int]:
     """Return the model and its tensor parallelism, taken from the folder names."""
     match = re.fullmatch(r"tp(\d+)", source.name)
     if match is None or not int(match[1]):
-        raise UserError(f"{source}: the folder must be called tp<number of GPUs>")
+        raise UserError(f"{source}: the folder must be named tp<number of GPUs>")
     model, tp = ModelSpec.load(source.parent.name), int(match[1])
     if model.experts is not None or model.latent is not None:
         raise UserError(f"{source}: only dense models with attention heads can be imported, not {model.name}")

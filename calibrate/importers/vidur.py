@@ -102,7 +102,7 @@ def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Pa
             raise UserError(f"{root}: no profile of {what} {asked!r}{suggest(asked, found)}")
         return asked
     if len(found) > 1:
-        raise UserError(f"{root} holds profiles of several {what}s, name one: {', '.join(sorted(found))}")
+        raise UserError(f"{root} holds profiles of several {what}s; choose one: {', '.join(sorted(found))}")
     return next(iter(found), "")
 
 

@@ -44,18 +44,19 @@ class CudaFa3Vllm(CudaTorchSdpa):
         try:
             super().__init__(device, dtype, libraries)
         except OSError as error:
-            raise UserError(f"--library: does not load with this torch: {' '.join(str(error).split())}") from None
+            raise UserError(f"--library cannot be loaded with this torch: {' '.join(str(error).split())}") from None
         self._fa3 = self.torch.ops._vllm_fa3_C
         if not hasattr(self._fa3, "fwd"):
             raise UserError(
                 f"kernel set {self.name} needs --library {LIBRARY} (from the wheel of vllm 0.26.0, "
-                "vllm/vllm_flash_attn/); --kernels cuda_torch_sdpa does without, with kernels no server runs"
+                "vllm/vllm_flash_attn/); --kernels cuda_torch_sdpa needs no library, but measures kernels that no "
+                "server runs"
             )
         capability = getattr(device, "capability", (9, 0))
         if capability[0] != 9:
             raise UserError(
-                f"FlashAttention-3 is for Hopper GPUs (sm_90), {device.name} is sm_{capability[0]}{capability[1]}: "
-                "take --kernels cuda_torch_sdpa"
+                f"FlashAttention-3 is for Hopper GPUs (sm_90), {device.name} is sm_{capability[0]}{capability[1]}: use "
+                "--kernels cuda_torch_sdpa"
             )
         self._c = self.torch.ops._C if hasattr(self.torch.ops._C, "fused_add_rms_norm") else None
         if self._c is not None:

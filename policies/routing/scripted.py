@@ -38,11 +38,15 @@ class Scripted(Router):
         except ValueError as error:
             raise UserError(f"router scripted: {params.file}: {error}") from None
         if wrong := [choice for choice in self._choices if not 0 <= choice < num_replicas]:
-            raise UserError(f"router scripted: {params.file}: replica {wrong[0]}, but there are {num_replicas}")
+            raise UserError(
+                f"router scripted: {params.file}: it chooses replica {wrong[0]}, must be below {num_replicas}"
+            )
         self._next = 0
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
         if self._next == len(self._choices):
-            raise UserError(f"router scripted: {self.params.file} has {self._next} choices, and requests need more")
+            raise UserError(
+                f"router scripted: {self.params.file} has only {self._next} choices, but there are more requests"
+            )
         self._next += 1
         return self._choices[self._next - 1]

@@ -33,6 +33,6 @@ def refuse_if_hopeless(scheduler: Scheduler, ctx: PlanContext, request: Request)
     run."""
     if scheduler.running or ctx.plan.tokens or scheduler.kv.held_tokens:
         return False
-    ctx.reject(request, "needs more KV memory than the scheduler would ever give it")
+    ctx.reject(request, "needs more KV memory than the scheduler ever allocates to a request")
     scheduler.waiting.remove(request)
     return True

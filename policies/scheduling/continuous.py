@@ -79,7 +79,9 @@ class Continuous(Scheduler):
         while self.waiting:
             request = self.waiting[0]
             if self._never(request):
-                ctx.reject(self.waiting.popleft(), "the prompt does not fit memory above the watermark, or a step")
+                ctx.reject(
+                    self.waiting.popleft(), "the prompt does not fit in memory above the watermark, or in a step"
+                )
                 continue
             hit = ctx.lookup(request)
             new = request.num_tokens - hit.num_tokens

@@ -76,8 +76,10 @@ class Sglang(RunningBatch):
         self.policy = params.schedule_policy
         if self.policy in CACHE_AWARE and not kv.shares:
             if self.policy == "shortest-prefill-first":
-                raise UserError(f"scheduler sglang: shortest-prefill-first needs a prefix cache; kv {kv.name} is none")
-            self.policy = "fcfs"  # SGLang's with its cache disabled
+                raise UserError(
+                    f"scheduler sglang: shortest-prefill-first needs a prefix cache, but kv {kv.name} has none"
+                )
+            self.policy = "fcfs"  # as SGLang with its cache disabled
         chunk = params.chunked_prefill_size
         self.chunk_size = None if chunk is None or chunk < 0 else chunk
         if self.chunk_size is not None and self.chunk_size < kv.block_size:

@@ -67,7 +67,7 @@ class Transformers(Scheduler):
     """Decodes, prompts in progress, then waiting requests, within one token budget."""
 
     Params = TransformersParams
-    cannot: ClassVar[Mapping[str, str]] = {"samples": "how it forks return sequences is not modelled"}
+    cannot: ClassVar[Mapping[str, str]] = {"samples": "forking of return sequences is not modeled"}
     params: TransformersParams
 
     def __init__(self, params: TransformersParams, limits: Limits, kv: KVAllocator) -> None:
@@ -183,9 +183,9 @@ class Transformers(Scheduler):
             self.running.remove(request)
             self._prefilling.discard(request)
             ctx.preempt(request)
-            ctx.reject(request, "needs more KV blocks than there are")
+            ctx.reject(request, "needs more KV blocks than exist")
         if not self._starved and not self.running:
-            ctx.reject(self.waiting.popleft(), "needs more KV blocks than there are")
+            ctx.reject(self.waiting.popleft(), "needs more KV blocks than exist")
         self._starved = []
 
     def _free_blocks(self) -> int:

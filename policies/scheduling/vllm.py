@@ -68,8 +68,8 @@ class Vllm(Scheduler):
         self._max_scheduled = params.max_num_scheduled_tokens or limits.max_num_batched_tokens
         if params.draft_slots_per_request >= limits.max_num_batched_tokens:
             raise UserError(
-                f"scheduler {self.name}: max_num_batched_tokens={limits.max_num_batched_tokens} leaves no token beside "
-                f"the draft_slots_per_request={params.draft_slots_per_request} of a request that is drafted for"
+                f"scheduler {self.name}: max_num_batched_tokens={limits.max_num_batched_tokens} leaves no token after "
+                f"reserving draft_slots_per_request={params.draft_slots_per_request} for a request with drafts"
             )
         self._max_running = params.max_num_active_seqs or limits.max_num_seqs
         self._steps_since_prefill = 0

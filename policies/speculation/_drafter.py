@@ -30,11 +30,11 @@ class DrafterParams(SpeculatorParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.adapt not in _LENGTHS:
-            raise ValueError(f"adapt is {self.adapt!r}: one of {', '.join(_LENGTHS)}")
+            raise ValueError(f"adapt is {self.adapt!r}, must be one of {', '.join(_LENGTHS)}")
         if self.scorer not in ("mqa", "batch-expansion"):
-            raise ValueError(f"scorer is {self.scorer!r}: mqa or batch-expansion")
+            raise ValueError(f"scorer is {self.scorer!r}, must be mqa or batch-expansion")
         if (self.adapt == "table") != bool(self.table):
-            raise ValueError("adapt=table goes with table=1-16:3/32-128:2/...")
+            raise ValueError("adapt=table needs table=1-16:3/32-128:2/...")
         if self.table:
             parse_table(self.table)
 

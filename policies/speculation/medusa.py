@@ -21,7 +21,9 @@ class MedusaParams(DrafterParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.width <= 16 or self.width**self.k > 4096:
-            raise ValueError(f"width is {self.width}: from 1, and at most 4096 leaves with k = {self.k}")
+            raise ValueError(
+                f"width is {self.width}, must be at least 1 and give at most 4096 leaves with k = {self.k}"
+            )
 
 
 @speculators.register("medusa")

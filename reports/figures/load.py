@@ -63,7 +63,7 @@ def against_load(
     )
     if knees:
         alt += ". Knees: " + "; ".join(f"{label}, {metric_label(m['name'])} at {k:g}" for label, m, k in knees)
-    caption = "Hollow: the queue grows without end in at least half of the runs."
+    caption = "Hollow: the queue grows without bound in at least half of the runs."
     if knees:
         caption += (
             " A ring marks the knee: the stable point farthest below the line from a curve's first point to its last."

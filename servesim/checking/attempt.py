@@ -21,8 +21,8 @@ from servesim.engine.fast.core import FastCore
 from servesim.errors import HeldWhileWaiting, NotForPipelines, PolicyError, UserError
 from servesim.run.agreement import Outcome
 
-LOST = "are in no queue any more"
-"""Words with which the engine reports requests that a policy has lost."""
+LOST = "are no longer in any queue"
+"""Words by which the engine reports requests that a policy has lost."""
 PATIENCE_S = 60
 """Maximum time in seconds that a run may take; a world normally takes a fraction of a second."""
 

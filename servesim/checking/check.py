@@ -25,7 +25,7 @@ WORLDS = 80
 BASE = Conditions()
 OTHER = Conditions(hash_seed=2, clock=1, random_seed=1, ballast=37)
 CAUSES = {
-    "an unseeded generator of its own, or the order of a set of objects": (
+    "its own unseeded generator, or the order of a set of objects": (
         "in another process",
         Conditions(ballast=37),
     ),
@@ -33,15 +33,15 @@ CAUSES = {
     "the wall clock": ("by another clock", Conditions(clock=1)),
     "hash() or the order of a set": ("under another PYTHONHASHSEED", Conditions(hash_seed=2)),
 }
-"""Conditions that must not change a run. If the first one has an effect, the others may have one as well."""
-KEPT = "what it keeps from one run to the next, in a global or an attribute of its class"
+"""Conditions that must not change a run. If the first shows, the others may show as well."""
+KEPT = "state kept between runs, in a global or an attribute of its class"
 CLAIMS: dict[str, tuple[Callable[[World], bool], str]] = {
     "async": (lambda world: world.asynchronous, "planned ahead"),
     "speculation": (lambda world: bool(world.speculation), "with drafts"),
 }
-"""Claims of a scheduler, with the worlds that test each and a phrase that describes them."""
-CHANGES = "changes a run, although it answers by default and does not say acts = True"
-"""Message for a feature that does not declare its effects."""
+"""Claims of a scheduler, with the worlds that test each and how they do."""
+CHANGES = "changes a run, although it returns defaults and does not set acts = True"
+"""Words for a feature that does not declare its effects."""
 ENOUGH = 5
 """Number of worlds needed to judge a claim."""
 STATE, DRAFTS = REQUEST_COLUMNS.index("state"), STEP_COLUMNS.index("drafts")
@@ -90,7 +90,7 @@ class _Checks:
         if any(each.check == "determinism" for each in self._findings):  # fast mode then differs too
             self._findings = [each for each in self._findings if each.check != "fast"]
         if self._numbers and len(self._unsuited) == len(self._numbers):
-            self._findings.append(Finding("settings", f"no world suits {self._subject.name}: {self._unsuited[0]}"))
+            self._findings.append(Finding("settings", f"no test world fits {self._subject.name}: {self._unsuited[0]}"))
         findings = self._of_claims(self._findings)
         return Report(lines(findings, self._worlds, self._subject.kind), list(self._notes()), self._runs)
 
@@ -134,7 +134,7 @@ class _Checks:
         """Return whether fast mode and reference mode have the same outcome."""
         assert plain.outcome is not None
         if fast.outcome is None:
-            self._findings.append(self._broken(number, fast.error, f"in {mode} alone: "))
+            self._findings.append(self._broken(number, fast.error, f"only in {mode}: "))
         elif told := difference(fast.outcome, plain.outcome):
             self._findings.append(Finding("fast", f"{mode} differs from reference mode: {told}", number, mode))
         else:
@@ -212,12 +212,12 @@ class _Checks:
         yield from misspelled(classes_beside(self._subject.cls))
         makers = [maker for world in self._worlds.values() for maker in world.features]
         if self._subject.kind == "feature" and not any(isinstance(maker, Watched) and maker.made for maker in makers):
-            yield f"{self._subject.name} is off in every small world: give it settings (:KEY=VALUE), or in_world"
+            yield f"{self._subject.name} is off in every test world: give it settings (:KEY=VALUE), or define in_world"
         again = {number: each.error for number, each in self._served.items() if each.again}
         if again:
             number = next(iter(again))
             yield (
-                f"not for pipelines: {again[number]} (world {number}); leave out requests with "
+                f"it does not work with pipelines: {again[number]} (world {number}); skip requests with "
                 "num_computed_tokens == num_tokens"
             )
 

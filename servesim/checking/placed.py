@@ -55,7 +55,7 @@ def serving(kind: str) -> Feature:
     for feature in installed():
         if kind in feature.serves:
             return feature
-    raise UserError(f"no feature is installed that serves a {kind}")
+    raise UserError(f"no installed feature uses a {kind}")
 
 
 def _suited(world: World, feature: Feature) -> World:
@@ -122,7 +122,7 @@ class SmallSetup:
         return [core for pool in self.pools for core in pool.pool.cores]
 
     def __getattr__(self, name: str) -> Any:
-        raise UserError(f"no small world has a setup.{name}: write in_world(world, draws)")
+        raise UserError(f"no test world has setup.{name}: define in_world(world, draws)")
 
 
 def _built(subject: Subject, world: World, pools: list[Pool]) -> Part | None:
@@ -144,7 +144,7 @@ class Connecting(Part):
             connector: Connector = make(self._cls)
         except PolicyError as error:
             if "__init__() missing" in f"{error}":
-                told = f"{self._cls.__name__}() needs arguments: check a class derived from it that needs none"
+                told = f"{self._cls.__name__}() needs arguments: check a subclass that needs none"
                 raise UserError(told) from None
             raise
         replica.connect(checked(connector, self._cls, lambda: replica.clock.ns))
@@ -165,7 +165,8 @@ def checked(connector: Any, cls: type[Connector], now: Callable[[], int]) -> Con
         found: int = available(request, num_tokens)
         if found != DEFER and not 0 <= found <= request.num_tokens - num_tokens:
             told = (
-                f"available says {found} of the {request.num_tokens - num_tokens} tokens behind the first {num_tokens}"
+                f"available returns {found} of the {request.num_tokens - num_tokens} tokens behind the first "
+                f"{num_tokens}"
             )
             raise PolicyError(f"{cls.__name__} at {now()} ns: {told} of {request}")
         return found
@@ -173,13 +174,13 @@ def checked(connector: Any, cls: type[Connector], now: Callable[[], int]) -> Con
     def loaded(request: Request, start: int, stop: int, at: int) -> int:
         end: int = load(request, start, stop, at)
         if end < at:
-            raise PolicyError(f"{cls.__name__} at {now()} ns: load ends at {end} ns, before it begins")
+            raise PolicyError(f"{cls.__name__} at {now()} ns: load ends at {end} ns, before it starts")
         return end
 
     def ends(requests: Any, begin_ns: int, end_ns: int) -> int:
         end: int = ran(requests, begin_ns, end_ns)
         if end < end_ns:
-            raise PolicyError(f"{cls.__name__} at {now()} ns: ran lets a step end at {end} ns, before {end_ns}")
+            raise PolicyError(f"{cls.__name__} at {now()} ns: ran makes a step end at {end} ns, before {end_ns}")
         return end
 
     connector.available, connector.load, connector.ran = asked, loaded, ends

@@ -32,7 +32,7 @@ def settings_failures(subject: Subject) -> Iterator[str]:
         return
     for label, known in WORDS.get(subject.kind, {}).items():
         for word in sorted(set(getattr(subject.cls, label)) - known):
-            yield f"{label} of {subject.name} says {word!r}, which there is not{suggest(word, known)}"
+            yield f"{label} of {subject.name} has the unknown entry {word!r}{suggest(word, known)}"
     if not subject.cls.Params.__dataclass_params__.frozen:
         yield f"Params of {subject.name} is not frozen: write @dataclass(frozen=True)"
     yield from _written(subject)
@@ -49,10 +49,10 @@ def _written(subject: Subject) -> Iterator[str]:
             again = getattr(dataclasses.replace(_built(subject, {field.name: text})), field.name)
         except (UserError, PydanticSerializationError, ValueError, TypeError) as error:
             told = str(error).partition("\n")[0]
-            yield f"{subject.name}: parameter {field.name} = {value!r} cannot be written and read again: {told}"
+            yield f"{subject.name}: parameter {field.name} = {value!r} cannot be written and read back: {told}"
             continue
         if again != value:
-            yield f"{subject.name}: parameter {field.name} = {value!r} is {again!r} when it is written and read again"
+            yield f"{subject.name}: parameter {field.name} = {value!r} becomes {again!r} when written and read back"
 
 
 def _built(subject: Subject, values: dict[str, Any]) -> Any:
@@ -96,8 +96,8 @@ def impurities(subject: Subject) -> Iterator[str]:
         return
     for pair in asked:
         if once[pair] != again[pair]:
-            told = f"row {pair[0]}, position {pair[1]}: {once[pair]} of 3 drafts, asked again {again[pair]}"
+            told = f"row {pair[0]}, position {pair[1]}: {once[pair]} of 3 drafts, {again[pair]} when called again"
             yield f"{subject.name}: accepted depends on more than request and position ({told})"
             break
     if len(rates) != 3 or not all(0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != rates:
-        yield f"{subject.name}: rates(3) is {rates}, must be 3 chances of which none is larger than the one before"
+        yield f"{subject.name}: rates(3) is {rates}, must be 3 probabilities that do not increase"

@@ -85,4 +85,4 @@ def registry_of(spec: str) -> Registry[Any]:
         except WrongKind:
             continue
         return registry
-    raise UserError(f"{spec} is no policy: it derives from none of the contracts in servesim.contracts")
+    raise UserError(f"{spec} is not a policy: it must derive from a contract in servesim.contracts")

@@ -33,7 +33,7 @@ def whole_run_findings(subject: Subject) -> Iterator[Finding]:
     except PolicyError as error:
         yield Finding("contract", f"{error}")
     except UserError as error:
-        yield Finding("settings", f"{subject.name}: no run has it: {error}")
+        yield Finding("settings", f"{subject.name}: no run can use it: {error}")
 
 
 def _settings(subject: Subject) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def _settings(subject: Subject) -> Iterator[Finding]:
             yield Finding("settings", f"{subject.name}: {key} has no docstring, which is the help of its option")
     for name in ("rows", "schema"):
         if hasattr(feature, name):
-            yield Finding("settings", f"{subject.name}: {name} is called by nothing: declare its figures in groups")
+            yield Finding("settings", f"{subject.name}: {name} is never called: declare its figures in groups")
     known = {*REFUSED, *(each.name for each in installed())}
     try:
         refused = feature.refuses(subject.scenario())
@@ -51,7 +51,7 @@ def _settings(subject: Subject) -> Iterator[Finding]:
         yield Finding("contract", f"{error}")
         return
     for what in sorted(refused.keys() - known):
-        yield Finding("settings", f"{subject.name}: refuses {what!r}, which there is not{suggest(what, known)}")
+        yield Finding("settings", f"{subject.name}: refuses the unknown {what!r}{suggest(what, known)}")
 
 
 def _runs(subject: Subject) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ def _runs(subject: Subject) -> Iterator[Finding]:
     off = present == absent
     again = Scenario.of(yaml.safe_load(fast.scenario.to_yaml()))
     if again != fast.scenario:
-        yield Finding("settings", f"{subject.name}: settings are not the same when they are written and read again")
+        yield Finding("settings", f"{subject.name}: settings change when written and read back")
     if (off or not feature.acts) and (told := _unlike(fast, without)):
         yield Finding("contract", f"{subject.name} {'is off and ' * off}changes a run: {told}{_ACTS * (not off)}")
     added = fast.summary.keys() - without.summary.keys()
@@ -74,7 +74,7 @@ def _runs(subject: Subject) -> Iterator[Finding]:
                 yield Finding("settings", f"{subject.name}: figure {group.section}.{name} is not declared")
     for label, text in all_rows(fast.summary):
         for name in re.findall(r"{[\w.]+}", text):
-            yield Finding("settings", f"{subject.name}: row {label!r}: there is no figure {name}")
+            yield Finding("settings", f"{subject.name}: row {label!r}: no figure {name} exists")
     plain = simulate(here, mode="reference")
     for section in sorted(added & plain.summary.keys()):
         if fast.summary[section] != plain.summary[section]:
@@ -82,7 +82,7 @@ def _runs(subject: Subject) -> Iterator[Finding]:
             yield Finding("fast", f"{subject.name}: {told}")
 
 
-_ACTS = " (say acts = True if it is meant to)"
+_ACTS = " (set acts = True if that is intended)"
 
 
 def _run(settings: dict[str, Any]) -> tuple[Result, int]:
@@ -95,15 +95,15 @@ def _unlike(run: Result, plain: Result) -> str:
     """Return the difference from a run without the feature, or an empty string if there is none."""
     for name, column in plain.requests.items():
         if not run.requests[name].equals(column):
-            return f"{name} of requests is another"
+            return f"{name} of requests differs"
     if not run.steps.equals(plain.steps):
-        return "its steps are others"
+        return "its steps differ"
     ours, theirs = run.summary, plain.summary
     changed = [key for key in theirs if key not in RECORDS and ours.get(key) != theirs[key]]
     if changed:
-        return f"{changed[0]} of the summary is another"
+        return f"{changed[0]} of the summary differs"
     scenario = {key: value for key, value in theirs["scenario"].items() if ours["scenario"].get(key) != value}
-    return f"{next(iter(scenario))} of the scenario is another" if scenario else ""
+    return f"{next(iter(scenario))} of the scenario differs" if scenario else ""
 
 
 def _first(ours: Any, theirs: Any, where: str) -> str:

@@ -23,9 +23,9 @@ Examples:
   servesim accuracy my-benchmarks/
 
 Without a file the measured cells inside an installed aiconfigurator-core are scored (pip install "servesim[silicon]").
-my-cells.csv has its columns, or those of runs told by their serve_command; my-benchmarks/ holds recorded runs, such
-as JSON of vllm bench serve (all that servesim validate reads). How labels are replayed stands in one
-file: servesim/experiments/accuracy/recipes.yaml.
+my-cells.csv has the same columns, or those of runs described by their serve_command; my-benchmarks/ holds recorded runs
+in any format that servesim validate reads, such as JSON of vllm bench serve. How labels are replayed is defined in
+servesim/experiments/accuracy/recipes.yaml.
 """
 
 
@@ -42,17 +42,21 @@ def accuracy(
     ] = None,
     without: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE|DIR", help="Leave these cells, and copies of them, out: fitted to; repeatable."),
+        typer.Option(
+            metavar="FILE|DIR", help="Leave out these cells and their copies, which were fitted to; repeatable."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most N of the cells, evenly spaced.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting above every recipe's, such as handoff.gb_s=17.4."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting that overrides every recipe's, such as handoff.gb_s=17.4."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for cells.csv, summary.json and report.html.")] = None,
-    date: Annotated[str | None, typer.Option(help="Date the score carries. [default: today]")] = None,
+    date: Annotated[str | None, typer.Option(help="Date of the score. [default: today]")] = None,
     seed: Annotated[int, typer.Option(help="Of the intervals.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. [default: one a core]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. [default: one per core]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")] = False,
 ) -> None:
     """Replay measured serving cells: how accurate are latencies and decisions?
@@ -107,7 +111,7 @@ def _fields(only: Sequence[str]) -> dict[str, list[str]]:
         name, equals, values = text.partition("=")
         wanted = [value.strip() for value in values.split(",")]
         if not equals or not all(wanted):
-            raise UserError(f"--only {text}: FIELD=VALUE is needed, such as engine=vllm")
+            raise UserError(f"--only {text}: must be FIELD=VALUE, such as engine=vllm")
         fields.setdefault(name.strip(), []).extend(wanted)
     return fields
 
@@ -185,22 +189,22 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
         found, apart = decisions[kind], decisions[kind]["apart"]
         if found["pairs"]:
             lines.append(
-                f"{found['pairs']:,} pairs of {words}: ordered rightly {_share(found['right'])}{_beside(found)}, "
-                f"right or within 10 % {_share(found['near'])}"
+                f"{found['pairs']:,} pairs of {words}: ordered correctly {_share(found['right'])}{_beside(found)}, "
+                f"correct or within 10 % {_share(found['near'])}"
             )
         if apart["pairs"]:
             lines.append(
-                f"{apart['pairs']:,} of them over 5 % apart: ordered rightly {_share(apart['right'])}{_beside(apart)}"
+                f"{apart['pairs']:,} of them over 5 % apart: ordered correctly {_share(apart['right'])}{_beside(apart)}"
             )
     if (found := decisions["choices"])["choices"]:
         beside = {"naive": found["naive"].get("near", 0.0), "ceiling": (found["ceiling"] or {}).get("near")}
         lines.append(
-            f"{found['choices']:,} choices under a TPOT limit: kept and within 10 % of the best "
+            f"{found['choices']:,} choices under a TPOT limit: limit met and within 10 % of the best "
             f"{_share(found['near'])}{_beside(beside)}"
         )
         lines.append(
-            f"limit broken by over 5 % {_share(found['broken'])}, kept with less output {_share(found['far'])}, "
-            f"no choice made {_share(found['declined'])}"
+            f"limit missed by over 5 % {_share(found['broken'])}, met with less output {_share(found['far'])}, no "
+            f"choice made {_share(found['declined'])}"
         )
     return lines
 

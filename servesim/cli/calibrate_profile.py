@@ -29,11 +29,12 @@ COMMAND_BEGAN = time.monotonic()
 
 def profile(
     model: Annotated[str, MODELS],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the profile; one that was cut off goes on.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the profile; an interrupted run continues.")],
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    tp: Annotated[str, typer.Option(help="Degrees of tensor parallelism to profile shards of, with commas.")] = "1",
+    tp: Annotated[str, typer.Option(help="Tensor-parallel degrees to profile, comma-separated.")] = "1",
     dtype: Annotated[
-        str | None, typer.Option(help="Of the linear layers: bf16, fp8, int8, int4 or fp32. [default: bf16; cpu: fp32]")
+        str | None,
+        typer.Option(help="Formats of the linear layers: bf16, fp8, int8, int4 or fp32. [default: bf16; cpu: fp32]"),
     ] = None,
     budget_s: Annotated[float, typer.Option(help="Seconds; what matters most is measured first.")] = 540.0,
     kernels: Annotated[
@@ -41,15 +42,15 @@ def profile(
         typer.Option(help="cuda_fa3_vllm, cuda_torch_sdpa or cpu_torch. [default: cuda_fa3_vllm; cpu: cpu_torch]"),
     ] = None,
     library: Annotated[
-        list[Path] | None, typer.Option(help="Shared library with torch operators of the kernel set; repeatable.")
+        list[Path] | None, typer.Option(help="Shared library that has the kernel set's torch operators; repeatable.")
     ] = None,
     max_drift: Annotated[
-        float | None, typer.Option(help="Change of the reference GEMM let pass, in per cent. [default: 5; cpu: 50]")
+        float | None, typer.Option(help="Allowed change of the reference GEMM, in percent. [default: 5; cpu: 50]")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Largest step measured. [default: 8192; cpu: 512]")] = None,
     max_context: Annotated[int | None, typer.Option(help="Longest context. [default: 32768; cpu: 1024]")] = None,
-    max_batch: Annotated[int | None, typer.Option(help="Most sequences of a step. [default: 256; cpu: 32]")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 1,
+    max_batch: Annotated[int | None, typer.Option(help="Maximum sequences per step. [default: 256; cpu: 32]")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
 ) -> None:
     """Time the kernels of a model on this machine.
 
@@ -75,7 +76,7 @@ def profile(
         with Bar() as bar:
             outcome = profile(opened, kernel_set, shards, options, bar, COMMAND_BEGAN)
     except KeyboardInterrupt:
-        raise Interrupted(f"{out} keeps what was measured; the same command goes on from there") from None
+        raise Interrupted(f"{out} keeps the measurements; run the same command again to continue") from None
     _report(outcome, out, options.max_drift or {"cuda": 0.05, "cpu": 0.5}[device])
 
 
@@ -93,11 +94,11 @@ def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
     for reason, count in outcome.skipped.items():
         typer.echo(f"skipped: {count} points, {reason}")
     if outcome.measured + sum(outcome.skipped.values()) < outcome.total:
-        typer.echo("the budget is spent: the same command goes on from there")
+        typer.echo("the budget is spent: run the same command again to continue")
     if outcome.drift > max_drift:
         raise UserError(
-            f"the clock drifted: the reference GEMM changed by {outcome.drift:.1%} (let pass: {max_drift:.1%}). "
-            f"{out} keeps what was measured; the same command measures again what was made under drift"
+            f"the clock drifted: the reference GEMM changed by {outcome.drift:.1%} (allowed: {max_drift:.1%}). {out} "
+            "keeps the measurements; run the same command again to repeat those taken during the drift"
         )
 
 

@@ -21,7 +21,7 @@ Examples:
   servesim doctor
   servesim doctor --json
 
-Exit code 1 where something is not as it must be.
+Exit code 1 if something is wrong.
 """
 SELF_TEST: dict[str, Any] = {
     "trace": "synth:rate=20,prompt=500,output=100",
@@ -150,4 +150,4 @@ def _print(found: dict[str, Any]) -> None:
         typer.echo(f"{name:<11}{text}")
     for problem in found["problems"]:
         typer.echo(f"problem: {problem}")
-    typer.echo("all is well" if found["sound"] else f"{len(found['problems'])} to be mended")
+    typer.echo("all is well" if found["sound"] else f"{len(found['problems'])} to fix")

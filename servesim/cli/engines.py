@@ -16,8 +16,8 @@ Examples:
 
 
 def engines(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An engine; none: list them.")] = None,
-    version: Annotated[str | None, typer.Option(help="A version of it; none: the newest known.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Engine. [default: list all]")] = None,
+    version: Annotated[str | None, typer.Option(help="Version. [default: the newest known]")] = None,
     gpu: Annotated[str, typer.Option(help="The GPU it runs on.")] = "h100",
 ) -> None:
     """List the serving systems, or show what is known about a version of one on a GPU, with sources."""
@@ -31,10 +31,10 @@ def engines(
     preset_settings(name)
     facts = facts_of(name, version, Gpu.load(gpu).name)
     if facts.engine != name:
-        typer.echo(f"Nothing is known about versions of {name}: it is priced as {facts.engine} {facts.version} is.")
+        typer.echo(f"No versions of {name} are known: it is priced like {facts.engine} {facts.version}.")
         return
-    beyond = ", which is newer than any looked at: what is known of the newest" if facts.beyond else ""
+    beyond = ", which is newer than any version examined: facts are those of the newest" if facts.beyond else ""
     typer.echo(f"{facts.engine} {facts.version} on {facts.gpu}{beyond}")
     for fact, known in facts.facts.items():
-        typer.echo(f"\n{fact}: {known.value}{'' if known.priced else ' (nothing depends on it yet)'}")
+        typer.echo(f"\n{fact}: {known.value}{'' if known.priced else ' (not used yet)'}")
         typer.echo(textwrap.fill(known.source, 100, initial_indent="  ", subsequent_indent="  "))

@@ -59,18 +59,16 @@ Examples:
   servesim worth --of fp8,tp --trace preset:azure-conv-2023 --requests 900 --model qwen3-8b --gpu h100 --slo ttft:2s
   servesim worth scenario.yaml --of engine.block_size=32 --slo ttft:500 --rate 9
 
-Each is compared with a deployment that has none of them, and all of them together, too.
+Each is compared with a deployment that has none of them, and so are all of them together.
 """
 Files = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help="In YAML; options and --set override it.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for results; a rerun computes only what is missing.")]
-Jobs = Annotated[int | None, typer.Option(help="Processes. [default: one a core]")]
+Jobs = Annotated[int | None, typer.Option(help="Processes. [default: one per core]")]
 Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRESS of a running cluster.")]
-ENDS = "Share of the arrivals left out at the {}. [default: 0.1; of a recorded trace 0]"
+ENDS = "Share of the arrivals left out at the {}. [default: 0.1; 0 for a recorded trace]"
 Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
 Cooldown = Annotated[float | None, typer.Option(help=ENDS.format("end"))]
-Window = Annotated[
-    int | None, typer.Option(help="Requests of a window. [default: the trace divided by the replicates]")
-]
+Window = Annotated[int | None, typer.Option(help="Requests per window. [default: the trace divided by the replicates]")]
 Json = Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")]
 
 
@@ -82,12 +80,14 @@ def compare(
         typer.Option(help="Seeds, or windows of a recorded trace; 1: blocks in one run. [default: 10]"),
     ] = None,
     window: Window = None,
-    baseline: Annotated[str | None, typer.Option(help="Compare with it. [default: the first stable variant]")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Variant to compare with. [default: the first stable variant]")
+    ] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
     ] = None,
     rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
-    margin: Annotated[float, typer.Option(help="Changes within it do not matter.")] = 0.02,
+    margin: Annotated[float, typer.Option(help="Changes smaller than this do not matter.")] = 0.02,
     interval: Annotated[str, typer.Option(help="auto, t, studentised or bca.")] = "auto",
     warmup: Warmup = None,
     cooldown: Cooldown = None,
@@ -99,7 +99,7 @@ def compare(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, from additional runs.")
     ] = True,
 ) -> None:
     """Compare policies: which is better, by how much, and with what confidence.
@@ -128,7 +128,7 @@ def sweep(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model; they take no run.")
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, without additional runs.")
     ] = True,
 ) -> None:
     """Run every combination of the axes.
@@ -145,10 +145,10 @@ def capacity(
     replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 5]")] = None,
     window: Window = None,
     window_minutes: Annotated[float, typer.Option(help="The SLO holds in every window of a recorded trace.")] = 10.0,
-    window_requests: Annotated[int, typer.Option(help="Requests from which on a window counts.")] = 300,
-    tolerance: Annotated[float, typer.Option(help="Where bisection of a rate stops, as a ratio.")] = 0.02,
-    max_replicas: Annotated[int, typer.Option(help="Most replicas to try for a given rate.")] = 64,
-    by_formula: Annotated[bool, typer.Option("--by-formula", help="Also GPUs that have no kernel tables.")] = False,
+    window_requests: Annotated[int, typer.Option(help="Fewest requests for a window to count.")] = 300,
+    tolerance: Annotated[float, typer.Option(help="Ratio at which bisection of a rate stops.")] = 0.02,
+    max_replicas: Annotated[int, typer.Option(help="Maximum replicas to try for a given rate.")] = 64,
+    by_formula: Annotated[bool, typer.Option("--by-formula", help="Include GPUs that have no kernel tables.")] = False,
     warmup: Warmup = None,
     cooldown: Cooldown = None,
     jobs: Jobs = None,
@@ -159,7 +159,7 @@ def capacity(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, from additional runs.")
     ] = True,
 ) -> None:
     """Find the highest rate within the SLO.
@@ -181,9 +181,9 @@ def worth(
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
     replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 5]")] = None,
     window: Window = None,
-    tolerance: Annotated[float, typer.Option(help="Where bisection of a rate stops, as a ratio.")] = 0.02,
-    max_replicas: Annotated[int, typer.Option(help="Most replicas to try for a given rate.")] = 64,
-    by_formula: Annotated[bool, typer.Option("--by-formula", help="Also GPUs that have no kernel tables.")] = False,
+    tolerance: Annotated[float, typer.Option(help="Ratio at which bisection of a rate stops.")] = 0.02,
+    max_replicas: Annotated[int, typer.Option(help="Maximum replicas to try for a given rate.")] = 64,
+    by_formula: Annotated[bool, typer.Option("--by-formula", help="Include GPUs that have no kernel tables.")] = False,
     warmup: Warmup = None,
     cooldown: Cooldown = None,
     jobs: Jobs = None,
@@ -193,7 +193,7 @@ def worth(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, by further runs.")
+        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, from additional runs.")
     ] = True,
 ) -> None:
     """Show what prefix caching, FP8, drafts, TP or a setting is worth.
@@ -222,7 +222,7 @@ def _answer(
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
     if command != "compare" and len(files) > 1:
-        raise UserError(f"{command}: one scenario file is needed, not {len(files)} ({' '.join(files)})")
+        raise UserError(f"{command}: give one scenario file, not {len(files)} ({' '.join(files)})")
     if options.get("metrics") is not None:
         _register(options["metrics"])
     scenarios, axes = prepared(command, files, context.obj, axes_of)
@@ -271,7 +271,7 @@ def _check_compared(required: Sequence[Requirement], metrics: str | None, rank_b
     compared = {rank_by, *(name.rpartition(".py:")[2] for name in listed_ones)}
     for one in required:
         if one.name not in compared:
-            raise UserError(f"--require {one.text}: {one.name} is not compared; name it in --metrics")
+            raise UserError(f"--require {one.text}: {one.name} is not compared; add it to --metrics")
 
 
 def _check_reported(required: Sequence[Requirement]) -> None:
@@ -292,7 +292,7 @@ def kept(out: Path | None) -> Iterator[None]:
     except KeyboardInterrupt:
         if out is None or not out.exists():
             raise
-        raise Interrupted(f"{out} keeps the runs that ended; the same command goes on from there") from None
+        raise Interrupted(f"{out} keeps the finished runs; run the same command again to continue") from None
 
 
 def axes_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ Examples:
   servesim explore scenario.yaml --rate 20 --port 8700
   servesim explore result
 
-It needs the extra: pip install 'servesim[explore]'. Ctrl-C ends it.
+It needs the explore extra: pip install 'servesim[explore]'. Ctrl-C ends it.
 """
 DEFAULT = {
     "trace": "preset:azure-conv-2023",
@@ -39,7 +39,7 @@ def explore(
             metavar="SCENARIO|DIR", help="In YAML, or what run or sweep wrote with --out; options override it."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: a free one.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1, or 0 for a free one.")] = PORT,
 ) -> None:
     """Serve a page whose sliders run simulations as they move.
 

@@ -23,7 +23,7 @@ Examples:
   servesim figures prefix cache --json
   servesim figures --features energy.py:Energy
 
-A figure that says which way is better is a metric of compare, sweep and --require, too.
+A figure marked higher or lower is better is also a metric of compare, sweep and --require.
 """
 
 
@@ -31,7 +31,7 @@ def figures(
     words: Words = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own that a run has; repeatable."),
+        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include; repeatable."),
     ] = None,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
@@ -41,13 +41,13 @@ def figures(
 
     groups = groups_of(tuple(features or ()))
     if markdown and words:
-        raise UserError("--markdown prints the tables of all figures; leave the words out")
+        raise UserError("--markdown prints all figures: leave out the search words")
     if markdown:
         sys.stdout.write(as_markdown(groups))
         return
     found = matching(list(every(groups)), words or ())
     if not found:
-        raise UserError(f"no figure has {' and '.join(words or ())} in its name or its definition")
+        raise UserError(f"no figure has {' and '.join(words or ())} in its name or definition")
     if as_json:
         print_json({"figures": found})
         return

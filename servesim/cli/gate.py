@@ -15,11 +15,11 @@ Require = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METRIC>=VALUE",
-        help="Exit code 1 where it does not hold, or a run is unstable; repeatable. Such as slo_attainment>=99%, "
+        help="Exit with code 1 if this does not hold or a run is unstable; repeatable. Such as slo_attainment>=99%, "
         "ttft_p99<=1s, output_throughput>=2000.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --out replace what another scenario left there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --out replace the result of another scenario.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.")]
 
 
@@ -61,10 +61,10 @@ def comparison_failures(required: Sequence[Requirement], document: Mapping[str, 
         if v["cells"] == [None] and v["error"] is None:
             continue  # measured
         if v["error"] is not None:
-            lines.append(f"{v['label']}: does not run: {v['error']}")
+            lines.append(f"{v['label']}: cannot run: {v['error']}")
             continue
         if is_unstable(v):
-            lines.append(f"{v['label']}: a queue grows without end")
+            lines.append(f"{v['label']}: the queue grows without bound")
         values = {row["metric"]: row["value"] for row in document["rows"] if row["variant"] == v["label"]}
         lines += failures(required, values, v["label"])
     return lines

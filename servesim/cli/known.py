@@ -42,7 +42,9 @@ Examples:
 Any other: --gpu my-gpu.yaml, a data sheet with these fields (docs/your-gpu.md).
 """
 WIDTH = 100
-Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Those with all of these words alone.")]
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[WORD]...", help="Show only entries that contain all of these words.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -57,7 +59,7 @@ def settings(words: Words = None, as_json: Json = False) -> None:
     """List every setting of a run: its place, effect and default."""
     found = matching(list(all_settings()), words or ())
     if not found:
-        raise UserError(f"no setting has {' and '.join(words or ())} in its name or its description")
+        raise UserError(f"no setting has {' and '.join(words or ())} in its name or description")
     if as_json:
         print_json({"settings": found})
         return

@@ -24,46 +24,51 @@ Examples:
   servesim accuracy mine/cells.csv
 
 Sends requests to the server for about 20 minutes. mine/ holds cells.csv, a recorded run of every loop
-(for servesim validate and servesim calibrate host) and server_config.json. Nothing is written unless all is.
+(for servesim validate and servesim calibrate host) and server_config.json. If anything fails, nothing is written.
 """
 
 
 def measure(
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server: http://localhost:8000.")],
     gpu: Annotated[str, typer.Option(help="GPU the server runs on.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for what was measured.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the measurements.")],
     tp: Annotated[
-        int | None, typer.Option(min=1, help="Tensor parallelism. [default: of flags or log, else 1]")
+        int | None, typer.Option(min=1, help="Tensor parallelism. [default: from flags or log, else 1]")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Format of the weights: bf16, fp8 or int4. [default: of flags, log or name]")
+        str | None, typer.Option(help="Format of the weights: bf16, fp8 or int4. [default: from flags, log or name]")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Hugging Face name. [default: of flags, log or the server]")] = None,
-    served_name: Annotated[str | None, typer.Option(help="The model to ask, where the server has several.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hugging Face name. [default: from flags, log or the server]")
+    ] = None,
+    served_name: Annotated[str | None, typer.Option(help="Model to request, if the server has several.")] = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="Start-up log of the server.")] = None,
-    flags: Annotated[str | None, typer.Option(metavar="COMMAND", help="The command the server runs by.")] = None,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Time in all; loops are cut short to keep it.")] = 20.0,
+    flags: Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that started the server.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Total time; loops are cut short to keep within it.")] = 20.0,
     idle: Annotated[
         str, typer.Option(metavar="<int,...>", help="Prompt lengths for one client.")
     ] = "128,512,2048,8192",
     clients: Annotated[str, typer.Option(metavar="<int,...>", help="The ladder of concurrency.")] = "4,16,64",
     saturated: Annotated[
-        int | None, typer.Option(min=0, help="Clients of the saturated loop; 0: none. [default: 1.25 max_num_seqs]")
+        int | None,
+        typer.Option(min=0, help="Clients of the saturated loop, or 0 for none. [default: 1.25 max_num_seqs]"),
     ] = None,
     prompt: Annotated[int, typer.Option(min=1, help="Prompt length of ladder and saturated loop.")] = 1024,
     output: Annotated[int, typer.Option(min=2, help="Output length; idle prompts have half of it.")] = 256,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all is measured.")] = 2,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of a client; a loop has 40 at least.")] = 10,
-    idle_requests: Annotated[int, typer.Option(min=2, help="Requests of each idle prompt length.")] = 16,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions, not /v1/completions.")] = False,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Most that one answer may take, seconds.")] = 300.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of repetitions of the whole measurement.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per client; a loop has at least 40.")] = 10,
+    idle_requests: Annotated[int, typer.Option(min=2, help="Requests per idle prompt length.")] = 16,
+    chat: Annotated[bool, typer.Option("--chat", help="Use /v1/chat/completions instead of /v1/completions.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Timeout of one answer, in seconds.")] = 300.0,
     key_variable: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the server's API key.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the lengths.")] = 0,
-    client: Annotated[str, typer.Option(help="What sends: own, aiperf or vllm-bench (if installed).")] = "own",
+    client: Annotated[
+        str, typer.Option(help="Client that sends requests: own, aiperf or vllm-bench (if installed).")
+    ] = "own",
     tokenizer: Annotated[
-        str | None, typer.Option(help="Of aiperf and vllm-bench: name or folder. [default: the model's]")
+        str | None, typer.Option(help="For aiperf and vllm-bench: name or folder. [default: the model's]")
     ] = None,
 ) -> None:
     """Measure a running server: TTFT and TPOT, idle and under load.
@@ -86,7 +91,7 @@ def measure(
     if client not in NAMES:
         raise UserError(f"--client {client}: unknown{suggest(client, NAMES)}")
     if client == "own" and tokenizer is not None:
-        raise UserError("--tokenizer: the own client takes the server's counts; it is of aiperf and vllm-bench")
+        raise UserError("--tokenizer is for aiperf and vllm-bench; the own client uses the server's token counts")
     if client != "own":
         Client.find(client, "", key)
     name = Gpu.load(gpu).name if not gpu.endswith((".yaml", ".yml")) else gpu
@@ -131,7 +136,7 @@ def measure(
         typer.echo(f"note: {note}")
     for fact in ("engine_version", "num_gpu_blocks", "max_num_seqs"):
         if fact not in found.facts:
-            typer.echo(f"note: {fact} is not known (--log or --flags tell it)")
+            typer.echo(f"note: {fact} is not known (give --log or --flags)")
     typer.echo(f"written to {out}: {len(found.runs)} cells")
 
 
@@ -140,14 +145,14 @@ def _key(variable: str | None) -> str | None:
         return None
     value = os.environ.get(variable, "")
     if not value or not value.isprintable():
-        raise UserError(f"--key-variable {variable}: the environment has no such variable, or no key in it")
+        raise UserError(f"--key-variable {variable}: not set in the environment, or empty")
     return value
 
 
 def _lengths(option: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(word.isdecimal() and 0 < int(word) < 1 << 30 for word in words):
-        raise UserError(f"{option} {text}: whole numbers with commas between are needed, such as 8,32")
+        raise UserError(f"{option} {text}: must be whole numbers separated by commas, such as 8,32")
     return tuple(int(word) for word in words)
 
 

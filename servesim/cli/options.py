@@ -40,10 +40,10 @@ SET = (
     "--scheduler.max-num-seqs 64, --slo.ttft 500, --slo-classes.CLASS ttft:300,tpot:50."
 )
 SERVE = (
-    "Settings of a command that starts a server, in quotes: 'vllm serve MODEL --tensor-parallel-size 4', "
-    "sglang.launch_server, trtllm-serve, or @FILE; flags without a meaning here are named. compare takes several."
+    "Take settings from a command that starts a server, in quotes: 'vllm serve MODEL --tensor-parallel-size 4', "
+    "sglang.launch_server, trtllm-serve, or @FILE; flags that have no effect here are listed. compare takes several."
 )
-SAVE = "Write the scenario as YAML, every key spelled out, and go on."
+SAVE = "Write the scenario as YAML, every key spelled out, and continue."
 OPTIONS = "options"
 """Key under which a command finds the options of features."""
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
@@ -355,7 +355,7 @@ def _part(option: str, outer: str, inner: str, more: tuple[Setting, ...] = ()) -
     if declared := [name for section, name in dotted if section == outer]:
         near = suggest(inner.replace("-", "_"), declared).replace(' "', f' "--{outer}.')
     elif outer in opened:
-        near = " (the name of a part is missing)"
+        near = " (add a parameter name after the dot)"
     else:
         near = (
             suggest(outer, {*opened, *(section for section, _ in dotted)})

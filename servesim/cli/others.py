@@ -10,7 +10,7 @@ import typer
 
 from servesim.errors import UserError
 
-LABORATORY = {("", "reproduce"): "Run published claims again.", ("calibrate", "intervals"): "Fit error bars."}
+LABORATORY = {("", "reproduce"): "Rerun published claims.", ("calibrate", "intervals"): "Fit error bars."}
 """Commands of lab/, by group and name, with their help."""
 
 
@@ -20,8 +20,8 @@ def add_commands(groups: Mapping[str, typer.Typer]) -> None:
     for entry in sorted(entry_points(group="servesim.commands"), key=lambda entry: entry.name):
         try:
             entry.load()(groups)
-        except Exception as error:  # package incompatible with this servesim: other commands still work
-            typer.echo(f"note: no commands of {entry.value}: {type(error).__name__}: {error}", err=True)
+        except Exception as error:  # of a package that does not fit this servesim: the other commands go on
+            typer.echo(f"note: cannot load the commands of {entry.value}: {type(error).__name__}: {error}", err=True)
     for (group, name), help_ in LABORATORY.items():
         known = {each.name or getattr(each.callback, "__name__", "") for each in groups[group].registered_commands}
         if name not in known:

@@ -29,14 +29,17 @@ Examples:
 
 def policies(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A policy, or file.py:Class; check: check one; none: all.")
+        str | None,
+        typer.Argument(metavar="NAME", help="A policy or file.py:Class; check to check one. [default: list all]"),
     ] = None,
     target: Annotated[
         str | None, typer.Argument(metavar="POLICY", help="With check: name, name:key=value,... or file.py:Class.")
     ] = None,
     worlds: Annotated[int, typer.Option(min=1, help="With check: how many random worlds.")] = 80,
-    world: Annotated[int | None, typer.Option(min=0, help="With check: this world alone, by its number.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page. Not with check.")] = None,
+    world: Annotated[int | None, typer.Option(min=0, help="With check: the number of the only world to run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write; not with check.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the policies, or show or check one.
@@ -49,7 +52,7 @@ def policies(
         if target is None:
             raise UserError("policies check: name the policy, such as my_policy.py:MyScheduler")
         if out is not None:
-            raise UserError(f"--out {out}: check has no page")
+            raise UserError(f"--out {out}: check writes no page")
         _check(target, range(worlds) if world is None else range(world, world + 1), as_json)
         return
     if target is not None:

@@ -31,12 +31,12 @@ def page_file(out: Path) -> None:
     from servesim.reports.files import refuse_foreign
 
     if out.suffix not in (".html", ".htm"):
-        raise UserError(f"--out {out}: a name that ends in .html is needed")
+        raise UserError(f"--out {out}: must end in .html")
     refuse_foreign(out)
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What a command wrote with --out.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that a command wrote with --out.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page. [default: report.html in DIR]")
     ] = None,
@@ -55,7 +55,7 @@ def report(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What a command wrote with --out.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that a command wrote with --out.")],
     to: Annotated[str, typer.Option(help="perfetto, vllm-bench, aiperf, csv or markdown.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Compressed if its name ends in .gz.")],
 ) -> None:
@@ -82,7 +82,7 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
         with writing(path) as file:
             file.write(html)
     except KeyboardInterrupt:
-        raise Interrupted(f"{folder} is whole but for its page, which servesim report {folder} makes") from None
+        raise Interrupted(f"{folder} is complete except for its page; write it with servesim report {folder}") from None
     return path
 
 
@@ -108,7 +108,7 @@ def _window(text: str | None) -> tuple[float, float] | None:
     try:
         window = float(begin), float(end)
     except ValueError:
-        raise UserError(f"--window {text}: two numbers of seconds are needed, such as 30:45") from None
+        raise UserError(f"--window {text}: must be two numbers of seconds, such as 30:45") from None
     if not 0 <= window[0] < window[1] < float("inf"):
-        raise UserError(f"--window {text}: must begin at 0 or later and end after that")
+        raise UserError(f"--window {text}: must begin at 0 or later and end after its start")
     return window

@@ -55,10 +55,10 @@ class Requirement(NamedTuple):
             bound = float(found["number"]) * scales[found["unit"].lower()]
         except (ValueError, KeyError):
             raise UserError(
-                f"--require {text}: a number is needed{f', in {units[name]}' if units[name] else ''}"
+                f"--require {text}: the value must be a number{f', in {units[name]}' if units[name] else ''}"
             ) from None
         if bound != bound:
-            raise UserError(f"--require {text}: a number is needed")
+            raise UserError(f"--require {text}: the value must be a number")
         return cls(text, name, found["sign"], bound, units[name])
 
     def holds(self, value: float | None) -> bool:
@@ -78,6 +78,6 @@ def failures(requirements: Iterable[Requirement], values: Mapping[str, Any], who
     for one in requirements:
         value = values.get(one.name)
         if not one.holds(value):
-            said = "there is none" if value is None else f"it is {one.amount(value)}"
+            said = "it has no value" if value is None else f"it is {one.amount(value)}"
             lines.append(f"{f'{who}: ' if who else ''}required {one.text}, {said}")
     return lines

@@ -37,12 +37,12 @@ def roofline(
     tp: Annotated[int, typer.Option(help="GPUs (tensor parallelism).")] = 1,
     dtype: Annotated[str, typer.Option(help="Weights.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="KV cache.")] = "bf16",
-    batch: Annotated[str, typer.Option(help="Sequences of decode steps, with commas.")] = "1,16,64,256",
-    context: Annotated[int, typer.Option(help="Tokens each of them attends.")] = 1024,
-    prompt: Annotated[str, typer.Option(help="Tokens of prefill steps, with commas.")] = "1024",
+    batch: Annotated[str, typer.Option(help="Sequences of decode steps, comma-separated.")] = "1,16,64,256",
+    context: Annotated[int, typer.Option(help="Context length of each sequence, in tokens.")] = 1024,
+    prompt: Annotated[str, typer.Option(help="Tokens of prefill steps, comma-separated.")] = "1024",
     kernel_tables: Annotated[
         str | None,
-        typer.Option(help="Folder of kernel tables, or roofline or ideal: none.", show_default="the shipped ones"),
+        typer.Option(help="Folder of kernel tables; roofline or ideal for none.", show_default="the shipped ones"),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page, or FILE.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -59,7 +59,7 @@ def roofline(
         from servesim.reports.files import refuse_foreign
 
         if out.suffix not in (".html", ".htm", ".svg"):
-            raise UserError(f"--out {out}: a name that ends in .html (a page) or .svg (the figure) is needed")
+            raise UserError(f"--out {out}: must end in .html (a page) or .svg (the figure)")
         refuse_foreign(out)
     if folder is not None:
         if model is not None or gpu is not None:
@@ -67,7 +67,7 @@ def roofline(
         for name in DESCRIBING:
             source = given.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
-                raise UserError(f"--{name.replace('_', '-')} changes nothing: a result directory has its own steps")
+                raise UserError(f"--{name.replace('_', '-')} has no effect: a result directory has its own steps")
         from servesim.reports.roofline_page import steps_of_run
 
         roof, steps = steps_of_run(folder)
@@ -80,7 +80,7 @@ def roofline(
         steps = list(_described(roof, counts, _numbers("--prompt", prompt)))
         warnings, notes = list(_too_large(roof, counts)), []
     if not steps:
-        raise UserError("no step to be shown: give --batch or --prompt")
+        raise UserError("no step to show: give --batch or --prompt")
     document = roof.describe(steps)
     document.update(warnings=warnings, notes=[*notes, *_notes(document)])
     if out is not None:
@@ -99,7 +99,7 @@ def _roof(model: str | None, gpu: str | None, tp: int, dtype: str, kv_dtype: str
     from servesim.hardware import Gpu, ModelSpec
 
     if model is None or gpu is None:
-        raise UserError("--model and --gpu are needed (or a result directory)")
+        raise UserError("give --model and --gpu, or a result directory")
     spec, card = ModelSpec.load(model), Gpu.load(gpu)
     return Roof(
         spec, card, tp, dtype, kv_dtype, build_cost_model(spec, card, tp, dtype, kv_dtype=kv_dtype, tables=tables)
@@ -127,10 +127,10 @@ def _too_large(roof: Roof, decodes: list[tuple[int, int]]) -> Iterator[str]:
     for count, context in decodes:
         found = fit(roof.model, roof.gpu, roof.tp, roof.dtype, Load(context, kv_dtype=roof.kv_dtype))
         if not found.num_blocks:
-            yield f"{gpus} does not hold the model: {found.reason}"
+            yield f"{gpus} cannot hold the model: {found.reason}"
             return
         if found.sequences < count:
-            yield f"decode {count:,} x {context:,}: {gpus} holds {found.sequences:,} such sequences"
+            yield f"decode {count:,} x {context:,}: {gpus} can hold only {found.sequences:,} such sequences"
 
 
 def _notes(document: Mapping[str, Any]) -> Iterator[str]:
@@ -138,15 +138,16 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
     if max(shares) > 0.005:
         low, high = _percent(min(shares)), _percent(max(shares))
         span = low if low == high else f"{low.removesuffix(' %')} to {high}"
-        yield f"{span} of the kernel time is by formula, not measured"
+        yield f"{span} of the kernel time is estimated by formula, not measured"
     operators = [one for step in document["steps"] for one in step["operators"]]
     above = ", ".join(dict.fromkeys(one["name"] for one in operators if (one["reached"] or 0) > 1.005))
     if above and min(shares) > 0.995:
         yield f"above their roof: {above}: the formula counts their weights, the roof their inputs and outputs as well"
     elif above:
         yield (
-            f"above their roof: {above}: a kernel measured over and over finds what fits the GPU's cache there, and "
-            "experts were measured with uneven routing, which touches fewer of them than the uniform routing counted"
+            f"above their roofline: {above}: repeated measurements find data that fits in the GPU's cache there, and "
+            "experts were measured with uneven routing, which touches fewer of them than the uniform routing assumed "
+            "here"
         )
 
 
@@ -163,8 +164,8 @@ def _print(document: Mapping[str, Any], out: Path | None) -> None:
     console, d = open_console(), document
     console.print(f"{d['model']} {d['dtype']} on {d['tp']} x {d['gpu']}", style="bold")
     console.print(
-        f"{d['peak_flops'] / 1e12:,.0f} TFLOP/s and {d['bandwidth'] / 1e12:.3g} TB/s a GPU: ridge at {d['ridge']:,.0f} "
-        f"FLOP per byte"
+        f"{d['peak_flops'] / 1e12:,.0f} TFLOP/s and {d['bandwidth'] / 1e12:.3g} TB/s per GPU: ridge at "
+        f"{d['ridge']:,.0f} FLOP per byte"
     )
     table = Table("step", "FLOP/byte", "bound", "roofline ms", "kernels ms", "reached", box=None, header_style="bold")
     for step in d["steps"]:

@@ -32,7 +32,8 @@ def run(
         Path | None, typer.Argument(metavar="SCENARIO", help="In YAML; options and --set override it.")
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Processes that serve replicas, where the router is blind (round-robin).")
+        int,
+        typer.Option(min=1, help="Processes that simulate replicas, if the router ignores their state (round-robin)."),
     ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Result directory: report.html, summary.json, requests.parquet, ....")

@@ -39,7 +39,7 @@ Examples:
   servesim schema trace inspect
   servesim schema run --features energy.py:Energy
 
-Without a name all of them, by name.
+Without a name, prints all of them by name.
 """
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -50,7 +50,7 @@ def schema(
     ] = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own that a run has; repeatable."),
+        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include; repeatable."),
     ] = None,
 ) -> None:
     """Print JSON schemas: of scenarios, and of the output of each --json."""
@@ -88,7 +88,7 @@ def schema_of(name: str, own: Sequence[str] = ()) -> Schema:
         kind = scenario_class(tuple(own))
         return {"$schema": DIALECT, **kind.model_json_schema(), "title": "A scenario, as YAML or JSON"}
     if name not in _outputs():
-        raise UserError(f"no schema of {name!r}{suggest(name, names())}")
+        raise UserError(f"no schema named {name!r}{suggest(name, names())}")
     found = _outputs()[name]()
     if name == "run":
         for group in groups_of(own):

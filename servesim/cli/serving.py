@@ -18,7 +18,7 @@ def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], c
 
     commands = [(text, served(text)) for text in given.pop("serve", ())]
     if len(commands) > 1 and (command != "compare" or scenarios != [{}]):
-        raise UserError("--serve: several commands are for compare, without a scenario")
+        raise UserError("--serve: only compare takes several commands, and without a scenario")
     for number, (text, found) in enumerate(commands, start=1):
         if len(commands) > 1:
             typer.echo(f"scenario {number}: {' '.join(text.split())}", err=True)
@@ -62,7 +62,7 @@ def save(grids: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], file: str
     from servesim.run.scenario import Scenario
 
     if len(grids) > 1:
-        raise UserError("--save-scenario: several scenarios are compared; save one")
+        raise UserError("--save-scenario: only one scenario can be saved, and several are compared")
     settings, axes = grids[0]
     variants = product(settings, axes)
     text = Scenario.of(variants[0].settings).to_yaml()

@@ -25,34 +25,35 @@ Examples:
 
 
 NO_BARS = (
-    "KV blocks, as vLLM counts them at start-up, have no error bars: those of six recorded servers are met within 1.1 %"
+    "KV blocks, as vLLM counts them at start-up, have no error bars: they are within 1.1 % of six recorded servers"
 )
 
 
 def size(
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Bundled names, or config.json files.")],
     gpu: Annotated[
-        str | None, typer.Option(help="GPUs or YAML data sheets, with commas.", show_default="all known")
+        str | None, typer.Option(help="GPUs or YAML data sheets, comma-separated.", show_default="all known")
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Formats, with commas: fp32, bf16, fp16, fp8, int8, int4, mxfp4, nf4, int3, ternary, or of GGUF files "
-            "q8_0, q6_k, q5_k_m, q4_k_m, q2_k.",
+            help="Formats of the weights, comma-separated: fp32, bf16, fp16, fp8, int8, int4, mxfp4, nf4, int3, "
+            "ternary, or for GGUF files q8_0, q6_k, q5_k_m, q4_k_m, q2_k.",
             show_default="several",
         ),
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help="KV cache: fp32, bf16, fp16, fp8, int8, int4.")] = "bf16",
-    context: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
-    sequences: Annotated[int, typer.Option(help="Sequences to be held at a time.")] = 1,
-    block_size: Annotated[int, typer.Option(help="Tokens of a KV block.")] = 16,
+    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
+    sequences: Annotated[int, typer.Option(help="Sequences to hold at a time.")] = 1,
+    block_size: Annotated[int, typer.Option(help="Tokens per KV block.")] = 16,
     tp: Annotated[
         str | None, typer.Option(help="GPUs, with commas.", show_default="the fewest of 1, 2, 4, 8 that hold it")
     ] = None,
-    memory_utilization: Annotated[float, typer.Option(help="Share of a GPU's memory the engine takes.")] = 0.92,
-    kv_heads: Annotated[int | None, typer.Option(help="What if it had N KV heads.")] = None,
+    memory_utilization: Annotated[float, typer.Option(help="Share of a GPU's memory that the engine uses.")] = 0.92,
+    kv_heads: Annotated[int | None, typer.Option(help="Assume N KV heads.")] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of its config.json; repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of its config.json; repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, bytes unrounded.")] = False,
@@ -102,7 +103,7 @@ def _settings(assignments: list[str]) -> dict[str, Any]:
         try:
             found[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise UserError(f"--set {text}: the value is no YAML") from None
+            raise UserError(f"--set {text}: the value is not YAML") from None
     return found
 
 
@@ -121,7 +122,7 @@ def _print(found: Mapping[str, Any]) -> None:
     )
     keep = sum(kind["layers"] for kind in kv["layers"] if kind["keeps"])
     table.add_row(
-        f"in all {keep} layers that keep it",
+        f"in all {keep} layers that store it",
         f"{keep * kv['elements_per_token_per_layer']:,}",
         f"{kv['bytes_per_token']:,} B",
     )
@@ -149,7 +150,7 @@ def _print(found: Mapping[str, Any]) -> None:
     _right(console, table)
     console.print(f"note: {NO_BARS}", style="dim")
     if load["context"] > found["max_position"]:
-        console.print(f"note: the model was made for {found['max_position']:,} positions", style="dim")
+        console.print(f"note: the model supports {found['max_position']:,} positions", style="dim")
 
 
 def _right(console: Any, table: Any) -> None:
@@ -164,7 +165,7 @@ def _kinds(kinds: list[Mapping[str, Any]]) -> str:
     parts = []
     for kind in kinds:
         if not kind["keeps"]:
-            parts.append(f"{kind['layers']} layers attend the KV of an earlier one")
+            parts.append(f"{kind['layers']} layers reuse the KV of an earlier one")
         elif kind["window"]:
             parts.append(f"{kind['layers']} layers keep a window of {kind['window']:,} tokens")
     return "".join(f"; {part}" for part in parts)

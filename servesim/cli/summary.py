@@ -65,7 +65,10 @@ def print_summary(result: Result, out: Path | None) -> None:
     for reason, count in summary["requests"]["abort_reasons"].items():
         console.print(f"aborted {count:,}: {reason}", style="yellow")
     if summary["requests"]["unsent"]:
-        console.print(f"never sent {summary['requests']['unsent']:,}: they follow a failed request", style="yellow")
+        console.print(
+            f"never sent {summary['requests']['unsent']:,}: an earlier request that they depend on failed",
+            style="yellow",
+        )
     for note in summary["notes"]:
         console.print(f"note: {note}", style="dim")
     console.print(_measurements(summary), style="dim")
@@ -144,7 +147,7 @@ def _figures(summary: dict[str, Any]) -> Table:
 def _measurements(summary: dict[str, Any]) -> str:
     tables = summary["provenance"]["kernel_tables"]
     if tables is None:
-        return "kernel measurements: none, all costs by roofline formula"
+        return "kernel measurements: none; all costs are roofline estimates"
     return f"kernel measurements: {', '.join(tables['measured_by'])}, tables {tables['name']}"
 
 
@@ -154,7 +157,7 @@ def print_trace(summary: Any) -> None:
     console.print(summary.name, style="bold")
     grid = Table.grid(padding=(0, 2))
     rate = f"{summary.mean_rate:.4g} requests/s" if summary.mean_rate is not None else "all at once"
-    several = f", {summary.sequences:,} samples of their answers" if summary.sequences > summary.requests else ""
+    several = f", {summary.sequences:,} sampled answers" if summary.sequences > summary.requests else ""
     grid.add_row("requests", f"{summary.requests:,}{several}")
     grid.add_row("span", f"{summary.span_s:,.3f} s, {rate}")
     if summary.cv is not None:
@@ -201,6 +204,6 @@ def _session_rows(grid: Table, s: Any) -> None:
     if s.later_shared is not None:
         grid.add_row(
             "repeated",
-            f"{percent(s.later_shared)} of the prompt tokens of later turns begin an earlier prompt, "
-            f"{percent(s.first_shared)} of those of first turns",
+            f"{percent(s.later_shared)} of prompt tokens in later turns repeat the beginning of an earlier prompt, "
+            f"{percent(s.first_shared)} in first turns",
         )

@@ -117,7 +117,7 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     console.print(table)
     if left:
         others = ", ".join(metric_label(m["name"]) for m in metrics[-left:])
-        console.print(f"no room for {others}: a wider window, --json or --out shows them", style="dim")
+        console.print(f"no room for {others}: widen the window, or use --json or --out", style="dim")
     for best in bests:
         unit = next(m["unit"] for m in document["metrics"] if m["name"] == best["metric"])
         at = "" if best["rate"] is None else f" at {rate_words(best['rate'])}"
@@ -226,7 +226,7 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict(row: Mapping[str, Any]) -> Text:
-    more = f", {row['more_replicates']:,} more would decide" if row["more_replicates"] else ""
+    more = f", {row['more_replicates']:,} more replicates would decide" if row["more_replicates"] else ""
     return Text(f"{row['verdict']}{more}", COLOURS.get(row["verdict"], ""))
 
 

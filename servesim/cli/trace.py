@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from servesim.workload.trace import Trace
 
-trace_app = typer.Typer(help="Look at traces, convert and fetch them.")
+trace_app = typer.Typer(help="Inspect, convert and fetch traces.")
 
 INSPECT_EXAMPLES = """
 \b
@@ -31,7 +31,7 @@ Shape = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    typer.Option(help="Columns of a log with names of its own: arrival='Request Time',prompt=in,output=out[,unit=us]."),
+    typer.Option(help="Columns of a log that uses other names: arrival='Request Time',prompt=in,output=out[,unit=us]."),
 ]
 
 
@@ -46,9 +46,9 @@ def help_alone(context: typer.Context) -> None:
 def inspect(
     trace: Annotated[str, typer.Argument(metavar="FILE", help="Trace or log (-: stdin), preset:NAME or synth:....")],
     block_size: Annotated[int, typer.Option(help="Tokens per KV block for the ideal hit rate.")] = 16,
-    requests: Annotated[int | None, typer.Option(help="Look only at the first N requests.")] = None,
-    sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
-    timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Inspect only the first N requests.")] = None,
+    sort: Annotated[bool, typer.Option("--sort", help="Sort the file's rows by arrival time.")] = False,
+    timing: Annotated[str | None, typer.Option(help="Timing of conversations: think, original or open.")] = None,
     columns: Columns = None,
     shape: Shape = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
@@ -78,8 +78,8 @@ def convert(
     to: Annotated[str, typer.Option("--to", help="Format to write; an unknown one lists them.")],
     requests: Annotated[int | None, typer.Option(help="Convert only the first N requests.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
-    sort: Annotated[bool, typer.Option("--sort", help="Order the file's rows by arrival time.")] = False,
-    timing: Annotated[str | None, typer.Option(help="Of conversations: think, original or open.")] = None,
+    sort: Annotated[bool, typer.Option("--sort", help="Sort the file's rows by arrival time.")] = False,
+    timing: Annotated[str | None, typer.Option(help="Timing of conversations: think, original or open.")] = None,
     columns: Columns = None,
     shape: Shape = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Drop what the format cannot hold.")] = False,
@@ -131,8 +131,8 @@ def list_traces(as_json: Annotated[bool, typer.Option("--json", help="Print JSON
 @trace_app.command(epilog="Example: servesim trace fetch mooncake-conversation")
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of `servesim trace list`.")],
-    out: Annotated[Path | None, typer.Option(help="File to write. [default: its own name, here]")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say where it is, download nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File to write. [default: its own name, in this folder]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location without downloading it.")] = False,
 ) -> None:
     """Download and verify a public trace.
 

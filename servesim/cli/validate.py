@@ -17,10 +17,10 @@ def validate(
     host: Annotated[
         str | None, typer.Option(help="Host terms: a shipped name or a YAML file. [default: by engine version]")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model of runs that do not state theirs.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU of runs that do not state theirs.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, for runs that do not name one.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU, for runs that do not name one.")] = None,
     num_gpu_blocks: Annotated[
-        int | None, typer.Option(min=2, help="KV blocks of servers that do not state theirs. [default: memory model]")
+        int | None, typer.Option(min=2, help="KV blocks, for servers that do not state them. [default: memory model]")
     ] = None,
     kernel_tables: Annotated[
         Path | None, typer.Option(help="Folder of kernel tables instead of the shipped ones.")

@@ -13,12 +13,12 @@ Examples:
   servesim why result 17
   servesim why result 18 --out request-18.svg
 
-The requests beside it are named where the run was recorded with --step-requests --mode reference.
+The requests in the same steps are named if the run was recorded with --step-requests --mode reference.
 """
 
 
 def why(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What servesim run wrote with --out.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that servesim run wrote with --out.")],
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its row in the trace (from 0), or its name.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The figure: .svg, .png, .pdf.")
@@ -33,7 +33,7 @@ def why(
     from servesim.reports.why import Story
 
     if out is not None and out.suffix not in (".svg", ".png", ".pdf"):
-        raise UserError(f"--out {out}: a name that ends in .svg, .png or .pdf is needed")
+        raise UserError(f"--out {out}: must end in .svg, .png or .pdf")
     with undamaged(folder):
         story = Story.of(folder, request)
         for line in story.lines():

@@ -62,7 +62,7 @@ class Figure:
                 raise UserError(f"figure {self.name}: {name} is {getattr(self, name)!r}, must be one of {words}")
         if not isinstance(self.doc, str) or not callable(self.of) or not isinstance(self.schema, dict | None):
             raise UserError(
-                f"figure {self.name}: a definition (text) and a function are needed, and schema is a mapping"
+                f"figure {self.name}: needs a definition (text) and a function, and schema must be a mapping"
             )
 
     @property
@@ -149,19 +149,19 @@ class Group:
 
     def __post_init__(self) -> None:
         if not isinstance(self.figures, tuple) or not all(isinstance(figure, Figure) for figure in self.figures):
-            raise UserError(f"figures of {self.section!r}: a tuple of Figures is needed, such as (Figure(...),)")
+            raise UserError(f"figures of {self.section!r}: must be a tuple of Figures, such as (Figure(...),)")
         names = [figure.name for figure in self.figures]
         for name in names:
             if not name.isidentifier() or names.count(name) > 1:
-                raise UserError(f"figures of {self.section!r}: {name!r} is no name, or there twice")
+                raise UserError(f"figures of {self.section!r}: {name!r} is not a valid name, or appears twice")
         if not self.words:
             raise UserError(f"figures of {self.section!r}: the group needs words, its name in tables")
         if self.many is not None and any(figure.better for figure in self.figures):
-            raise UserError(f"figures of {self.section!r}: there are several of each, so none is a metric (better)")
+            raise UserError(f"figures of {self.section!r}: a group with several entries cannot have metrics (better)")
         rows = self.rows if isinstance(self.rows, tuple) else ()
         if not all(isinstance(row, tuple) and len(row) == 2 and _is_words(row[1]) for row in rows):
             raise UserError(
-                f"figures of {self.section!r}: rows are pairs of label and words, such as ((LABEL, WORDS),)"
+                f"figures of {self.section!r}: rows must be pairs of label and words, such as ((LABEL, WORDS),)"
             )
 
     def flat(self) -> Iterator[tuple[str, Figure]]:

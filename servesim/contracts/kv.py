@@ -249,7 +249,7 @@ class KVAllocator(ABC):
     def fork(self, request: Request, sample: Request) -> None:
         """Make `sample` hold what `request` has computed, in the same memory until one of them writes there; never runs
         out of memory. NotImplementedError unless `can_fork`."""
-        raise NotImplementedError(f"{self.name}: its memory cannot be shared between samples of a request")
+        raise NotImplementedError(f"{self.name}: samples of a request cannot share its memory")
 
     # Limits, rejected drafts, checks.
 

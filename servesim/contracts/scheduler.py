@@ -185,7 +185,7 @@ def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
     if scheduler.samples == "fork" and not kv.can_fork():
         raise UserError(
             f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, which kv {kv.name} "
-            "cannot: use one that can, such as paged"
+            "does not support: use one that does, such as paged"
             + (" with engine.disable_hybrid_kv_cache_manager" if kv.grouped else "")
         )
 

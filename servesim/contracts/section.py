@@ -35,7 +35,7 @@ def policy_settings(value: Any) -> Settings:
             return {"name": name, **pairs(name, params)}
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return dict(value)
-    raise UserError(f"a policy is a name, name:key=value,... or a mapping with `name`, not {shown(value)}")
+    raise UserError(f"a policy must be a name, name:key=value,... or a mapping with `name`, not {shown(value)}")
 
 
 PolicySettings = Annotated[Settings, BeforeValidator(lambda value: policy_settings(value))]

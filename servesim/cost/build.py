@@ -75,7 +75,9 @@ def build_cost_model(
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("quantizing_us", {}))
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
-        raise UserError(f"attention_backend eager: {model.name} has latent attention, which is priced fused alone")
+        raise UserError(
+            f"attention_backend eager: {model.name} has latent attention, for which only fused kernels are priced"
+        )
     weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
     if moe_backend == "auto" and engine is not None and model.experts is not None:
         moe_backend = _experts_kernel(engine, model.experts.dtype or weights, tp * dp, ep > 1)
@@ -120,7 +122,7 @@ def build_cost_model(
     if moe_backend.startswith("deepgemm"):
         description += "; fp8 experts in DeepGEMM's grouped kernel, by its dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":
-        description += "; of the kernels measured for fp8 experts the fastest, which no engine is known to choose"
+        description += "; fp8 experts use the fastest measured kernel, although no engine is known to choose it"
     suspect = []
     if kernels is not None and tp > 1:
         suspect = [*slow_collectives(kernels, measured_on, tp), *missing_collectives(kernels, tp)]

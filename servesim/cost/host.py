@@ -119,7 +119,7 @@ class HostTerms:
         """Build terms from a mapping, checking its keys and values."""
         known = {f.name for f in fields(cls)} - {"name"}
         if not isinstance(values, Mapping):
-            raise UserError(f"host terms {name}: a mapping of terms is needed")
+            raise UserError(f"host terms {name}: must be a mapping of terms")
         for key, value in values.items():
             if key not in known:
                 raise UserError(f"host terms {name}: unknown term {key!r}{suggest(key, known)}")

@@ -253,7 +253,7 @@ class Stage:
             elif curve.source(contexts) == EXTRAPOLATED:
                 longest = max(longest, (contexts // count, count, int(curve.known_to) // count))
         if unknown:
-            return f"up to {unknown:,} sequences, where that number or these heads were not measured"
+            return f"up to {unknown:,} sequences, a number that was not measured, or not with these heads"
         context, count, known = longest
         return f"contexts up to {context:,} of {count:,} sequences, measured up to {known:,}" if count else ""
 

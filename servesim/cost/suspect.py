@@ -28,7 +28,7 @@ def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) ->
             if share < _LEAST and gpus in (None, n):
                 found.append(
                     f"{op} of {n} GPUs runs at {best / 1e9:.2g} GB/s at best, {share:.0%} of the link of {gpu.name}: "
-                    "the server it was measured on cannot have been sound"
+                    "the measured server was probably faulty"
                 )
     return found
 

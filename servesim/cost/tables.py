@@ -213,7 +213,7 @@ def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
         with pq.ParquetFile(path) as file:
             table = file.read()
     except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"kernel table {path} is no readable Parquet file: {error}") from None
+        raise UserError(f"kernel table {path} is not a readable Parquet file: {error}") from None
     present = [name for name in COLUMNS if name in table.column_names]
     missing = [name for name in COLUMNS if name not in present and name not in _OPTIONAL]
     if missing:

@@ -25,10 +25,10 @@ def check_integrity(core: EngineCore) -> None:
     for request in scheduler.running:
         assert kv.slots(request) >= request.num_computed_tokens, f"{request} has too little memory"
     for request, load in fetched.items():
-        assert kv.slots(request) >= load.stop, f"{request} has too little memory for what comes"
+        assert kv.slots(request) >= load.stop, f"{request} has too little memory for its next tokens"
     for request in scheduler.waiters():
         if request in fetched:
-            assert request.state is fetched[request].state, f"{request} waits before its KV has come"
+            assert request.state is fetched[request].state, f"{request} waits before its KV has arrived"
             continue
         assert kv.slots(request) == 0, f"{request} waits and holds memory"
         swapped = request.state is State.SWAPPED
@@ -42,10 +42,9 @@ def check_progress(core: EngineCore, now: int) -> None:
     core.patience = PATIENCE + 4 * sum(r.num_tokens for r in [*scheduler.running, *scheduler.waiters()])
     if core.tokens_since_output > core.patience:
         raise PolicyError(
-            f"{scheduler.name} at {now} ns: on kv {kv.name} {core.tokens_since_output} tokens were "
-            f"computed since one was delivered or a request left; {len(scheduler.running)} requests run, "
-            f"{scheduler.num_waiting()} wait, {kv.usage().free} of {kv.capacity_tokens} tokens are "
-            f"free: they preempt each other without end"
+            f"{scheduler.name} at {now} ns: on kv {kv.name} {core.tokens_since_output} tokens were computed since one "
+            f"was delivered or a request left; {len(scheduler.running)} requests run, {scheduler.num_waiting()} wait, "
+            f"{kv.usage().free} of {kv.capacity_tokens} tokens are free: they preempt each other forever"
         )
 
 
@@ -53,17 +52,17 @@ def check_served(cluster: Cluster) -> None:
     """Raise PolicyError if requests are left when a run has ended."""
     when, cores = f"at {cluster.now_ns} ns", [replica.core for replica in cluster.replicas]
     if held := cluster.num_waiting:
-        raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in it without end")
+        raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in it forever")
     names = ", ".join(sorted({core.scheduler.name for core in cores}))
     arrived = cluster.num_arrived + sum(core.num_forked for core in cores)
     stuck = sum(core.num_unfinished for core in cores)
     if lost := arrived - cluster.num_left - stuck:
-        raise PolicyError(f"{names} {when}: {lost} requests are in no queue any more")
+        raise PolicyError(f"{names} {when}: {lost} requests are no longer in any queue")
     if stuck or cluster.workload.remaining():
         come = [r for core in cores for r in core.fetched if State.WAITING <= r.state < State.FINISHED]
         if holding := len(come):
             raise HeldWhileWaiting(
-                f"{names} {when}: plans nothing although {stuck} requests wait: memory is held for the KV of "
-                f"{holding} of them, which has come from elsewhere, and too little is left for the first in line"
+                f"{names} {when}: plans nothing although {stuck} requests wait: memory is reserved for the remote KV "
+                f"of {holding} of them, and too little is left for the first in the queue"
             )
         raise PolicyError(f"{names} {when}: plans nothing although {stuck} requests wait")

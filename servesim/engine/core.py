@@ -93,7 +93,7 @@ class EngineCore:
         UserError if the cache does not report them."""
         kv = self.kv
         if kv.shares and "events" not in kv.supports:
-            raise UserError(f'kv {kv.name} does not tell which blocks it stores ("events" is not in its `supports`)')
+            raise UserError(f'kv {kv.name} does not report which blocks it stores ("events" is not in its `supports`)')
         kv.on_event = on_event
 
     def step_plainly(self) -> None:
@@ -104,9 +104,9 @@ class EngineCore:
         cannot wait for it."""
         scheduler, kv = self.scheduler, self.kv
         if "remote_kv" not in scheduler.supports:
-            raise UserError(f"scheduler {scheduler.name} cannot wait for KV from elsewhere, vllm can")
+            raise UserError(f"scheduler {scheduler.name} cannot wait for remote KV; use vllm")
         if kv.shares and "remote_kv" not in kv.supports:
-            raise UserError(f"kv {kv.name} cannot hold memory for KV from elsewhere, prefix-hash can")
+            raise UserError(f"kv {kv.name} cannot reserve memory for remote KV; use prefix-hash")
         self.connector = connector
 
     # Arrivals and departures.
@@ -119,7 +119,7 @@ class EngineCore:
         if request.prompt_len + request.max_tokens > limit:
             self._reject(request, now, f"prompt + max_tokens exceeds max_model_len {limit}")
         elif not self.kv.fits(request):
-            self._reject(request, now, f"needs more KV memory than the {self.kv.capacity_tokens} tokens there are")
+            self._reject(request, now, f"needs more KV memory than the total of {self.kv.capacity_tokens} tokens")
         elif self.max_queued is not None and self._queue_full(request, self.max_queued):
             self._reject(request, now, f"queue full: {self.max_queued} requests wait")
         else:

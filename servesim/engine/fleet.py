@@ -62,9 +62,11 @@ class Fleet:
         for kv in [replica.core.kv for replica in self.replicas if "future" in replica.core.kv.needs]:
             future = workload.future()
             if future is None:
-                raise UserError(f"kv {kv.name} is told the future, but here the order of requests depends on answers")
+                raise UserError(f"kv {kv.name} needs future requests, but here their order depends on answers")
             if len(self.replicas) > 1:
-                raise UserError(f"kv {kv.name} is told the future, but which replica serves what is not known before")
+                raise UserError(
+                    f"kv {kv.name} needs future requests, but which replica serves each is not known in advance"
+                )
             kv.foresee(future)
 
     def set_state(self, index: int, state: ReplicaState) -> None:

@@ -46,8 +46,8 @@ def read_recording(path: str | Path) -> RecordedRun:
         raise UserError(f"{path}: {run.unpriced}")
     if not _known(run):
         raise UserError(
-            f"{path}: holds no times of requests (vllm bench serve --save-detailed keeps them; servesim validate "
-            "compares totals)"
+            f"{path}: has no per-request times: record it with vllm bench serve --save-detailed, or compare totals "
+            "with servesim validate"
         )
     return run
 
@@ -59,7 +59,7 @@ def measured_metrics(run: RecordedRun, names: Sequence[Any] | str | None) -> lis
     names = listed("metrics", names) if isinstance(names, str) else list(names or usual)
     for name in names:
         if name not in METRICS or name.rpartition("_")[0] not in known:
-            raise UserError(f"metric {name!r}: of {run.path.name} only {', '.join(known)} are known")
+            raise UserError(f"metric {name!r}: {run.path.name} has only {', '.join(known)}")
     return [METRICS[name] for name in names]
 
 
@@ -88,7 +88,7 @@ def measured_variants(
     }
     for key in ("requests", "rate", "skip", "trace"):
         if key in axes:
-            raise UserError(f"{key}: the measured run says what is replayed")
+            raise UserError(f"{key}: remove it, the measured run determines the requests")
     kept = {key: value for key, value in given.items() if key not in REPLAYED}
     clients = kept.get("clients")
     if isinstance(clients, Mapping) and own["clients"] is not None and clients.get("max_concurrency") is None:
@@ -155,7 +155,7 @@ def measured_document(
         "notes": [
             f"measured: {recording.path.name}, {len(recording)} requests on {recording.server.engine or 'a server'}",
             "intervals come from moving blocks of requests within the one measured run",
-            "too fast and too slow: the simulated server beside the measured one, whatever of it is the policy's doing",
+            "too fast and too slow describe the simulated server relative to the measured one, whatever the cause",
             *recording.notes,
         ],
     }

@@ -107,7 +107,7 @@ def load_grid(
     settings = dict(load_settings(scenario) if isinstance(scenario, str | Path) else scenario or {})
     own = settings.pop("axes", None) or {}
     if not isinstance(own, Mapping):
-        raise UserError(f"axes: a mapping of settings to lists of values is needed, not {own!r}")
+        raise UserError(f"axes must be a mapping of settings to lists of values, not {own!r}")
     return settings, {**own, **axes}
 
 

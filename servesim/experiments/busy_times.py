@@ -50,9 +50,9 @@ def window_note(name: str, window: Mapping[str, Any], share: float) -> str:
     """Return a note on the worst window of a deployment (a `Window` by field). `share` is the share of its requests
     that must be good."""
     return (
-        f"{name}: its worst {window['minutes']:g} minutes, from minute {window['minute']:.0f}, have "
-        f"{100 * window['share']:.4g} % of {window['requests']:,} requests within the limits (95 % interval "
-        f"{100 * window['low']:.4g} to {100 * window['high']:.4g} %; {100 * share:g} % are needed)"
+        f"{name}: in its worst {window['minutes']:g} minutes, from minute {window['minute']:.0f}, "
+        f"{100 * window['share']:.4g} % of {window['requests']:,} requests are within the limits (95 % interval "
+        f"{100 * window['low']:.4g} to {100 * window['high']:.4g} %; {100 * share:g} % required)"
     )
 
 

@@ -249,13 +249,17 @@ def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
     if not (known.slo or known.slo_classes):
         raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
     if any(key.partition(".")[0] in ("slo", "slo_classes") for v in variants for key in v.axes):
-        raise UserError("capacity: one SLO is needed; ask once for each")
+        raise UserError("capacity: give one SLO; run the command once for each")
     if "rate" in {key for v in variants for key in v.axes}:
-        raise UserError("capacity: one rate is needed for the cheapest deployment, none for the highest rate")
+        raise UserError("capacity: give one rate to find the cheapest deployment, or none to find the highest rate")
     if known.rate == math.inf:
-        raise UserError("capacity: no deployment carries an infinite rate; give requests/s, or leave --rate out")
+        raise UserError(
+            "capacity: no deployment can carry an infinite rate; give --rate in requests/s, or leave it out"
+        )
     if known.rate is not None and any("replicas" in v.axes for v in variants):
-        raise UserError("capacity: with a rate the number of replicas is what is sought; leave --replicas out")
+        raise UserError(
+            "capacity: --replicas cannot be given with --rate, because capacity searches for the number of replicas"
+        )
     if known.rate is not None:
         check_scalers(variants)
 
@@ -268,7 +272,6 @@ def _check_measured(variants: Sequence[Variant]) -> None:
     for name in sorted({name.lower() for name in names if isinstance(name, str)} - set(measured)):
         if name in gpu_names():
             raise UserError(
-                f"capacity: {name} has no kernel tables, so all its steps would be priced by formula; --by-formula "
-                "answers all the same, --kernel-tables names tables of one's own (there are tables of "
-                f"{', '.join(measured)})"
+                f"capacity: {name} has no kernel tables, so all its steps would be priced by formula; add --by-formula "
+                f"to accept that, or give --kernel-tables (tables exist for {', '.join(measured)})"
             )

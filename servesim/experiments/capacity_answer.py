@@ -177,11 +177,11 @@ def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[
     else:
         said = f"{_deployment(best)} carries {best['rate']:.4g} requests/s at {hour}"
         said += (
-            _saving(price_of_row(best), price_of_row(ranked[1]), "cheaper by request than the next")
+            _saving(price_of_row(best), price_of_row(ranked[1]), "cheaper per request than the next")
             if len(ranked) > 1
             else ""
         )
-    said += f"; what binds is {best['binds']}" if best["binds"] else ""
+    said += f"; the limiting factor is {best['binds']}" if best["binds"] else ""
     return "; ".join([said, *against_fixed(rows)]) if by_price else said
 
 
@@ -202,7 +202,7 @@ def _deployment(row: Mapping[str, Any]) -> str:
 
 def _saving(price: float, other: float, words: str) -> str:
     share = 1 - price / other if other else 0.0
-    return f", {100 * share:.0f} % {words}" if share >= 0.005 else ", as much as the next"
+    return f", {100 * share:.0f} % {words}" if share >= 0.005 else ", the same as the next"
 
 
 def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: float | None) -> str:
@@ -222,7 +222,7 @@ def never_text(row: Mapping[str, Any]) -> str:
     """Return the best share of a deployment that reaches no goal, the load from which it has it, and the reason."""
     share, load = f"{100 * row['best_attainment']:.4g} % at best", row["best_at"]
     if load is not None and row["by"] == "replicas":
-        share += f", from {load:g} replica{'s' * (load != 1)} on"
+        share += f", with {load:g} or more replicas"
     elif load is not None:
         share += f", at {load:.4g} requests/s"
     if (window := row["window"]) is not None:
@@ -247,9 +247,14 @@ def notes(
     gpus = dict.fromkeys(str(row["gpu"]) for row in rows if row["gpu"] is not None)
     missing = [gpu for gpu in gpus if prices and Gpu.load(gpu).name not in prices]
     if missing:
-        found.append(f"price is given for {', '.join(prices)}, not for {', '.join(missing)}: their data sheets' hold")
+        found.append(
+            f"no price is given for {', '.join(missing)}, only for {', '.join(prices)}: data-sheet prices are used"
+        )
     if any(row["verdict"] == "no limit" for row in rows):
         found.append("no limit was found: the trace ends before the deployment is full; give more --requests")
     if len(repeats) == 1:
-        found.append("one replicate: the interval is what bisection leaves open, not the chance of the trace")
+        found.append(
+            "one replicate: the interval is the resolution of the bisection and does not include variation between "
+            "traces"
+        )
     return found

@@ -106,7 +106,7 @@ class CapacityError:
         """Give each row its `model_error`. Return the document's part on how decisions hold."""
         ends: dict[str, list[End]] = {}
         for i, row in enumerate(self._rows):
-            both = self._stretches(row) if i < SOUGHT else f"not sought: {SOUGHT} deployments are cheaper"
+            both = self._stretches(row) if i < SOUGHT else f"not computed: {SOUGHT} deployments are cheaper"
             row["model_error"] = {"low": None, "high": None, "says": SAYS}
             if isinstance(both, str):
                 row["model_error"]["says"] = both
@@ -213,16 +213,16 @@ class CapacityError:
         told = {"cheapest": best["label"], "against": row["label"], "holds": None, "factor": None}
         names = f"{best['label']} against {row['label']}"
         if end is None or isinstance(what, str):
-            return told | {"says": f"{names}: how far the model's error goes is not known: {what}"}
+            return told | {"says": f"{names}: the model's error is not known: {what}"}
         times, other = end.price_times(best), price_of_row(row)
         price = math.inf if times is None else price_of_row(best) * times
-        could = "stays cheaper" if price <= other else "could be the dearer one"
+        could = "stays cheaper" if price <= other else "may be the more expensive one"
         ratio = "beyond" if times is None else f"{100 * price / other:.0f} % of"
         return told | {
             "holds": price <= other,
             "factor": what.factor,
-            "says": f"{names}: {could}: where it is {100 * (what.factor - 1):.0f} % slower than simulated against the "
-            f"other (as one in ten measured pairs of {WORDS[what.kind]} is) its price is {ratio} the other's",
+            "says": f"{names}: {could}: if it is {100 * (what.factor - 1):.0f} % slower than simulated relative to the "
+            f"other (as in one of ten measured pairs of {WORDS[what.kind]}), its price is {ratio} the other's",
         }
 
     def price_ratios(self, pairs: Sequence[tuple[Row, Row]]) -> list[dict[str, Any]]:
@@ -288,15 +288,22 @@ def error_sentences(document: Mapping[str, Any]) -> list[str]:
     found = []
     if SAYS in says.values():
         found.append(
-            f"in brackets: where {100 * error['level']:.0f} % of servers would lie by the model's error "
-            f"({SAYS}; {error['runs']} more runs)"
+            f"in brackets: {100 * error['level']:.0f} % interval from the model's error ({SAYS}; {error['runs']} more "
+            "runs)"
         )
     found += [one["says"] for one in error["decisions"]]
     found += [one["says_error"] for one in document.get("worth", ())]
-    found += [f"{label or 'this'}: error bars {why}" for label, why in says.items() if why.startswith("none")]
-    later = sum(why.startswith("not sought") for why in says.values())
+    found += [
+        f"{label or 'this'}: no error bars: {why.removeprefix('none: ')}"
+        for label, why in says.items()
+        if why.startswith("none")
+    ]
+    later = sum(why.startswith("not computed") for why in says.values())
     if later:
-        found.append(f"no brackets are sought of the {later} behind the {SOUGHT} cheapest; the Pareto front has none")
+        found.append(
+            f"no intervals in brackets for the {later} deployments after the {SOUGHT} cheapest, nor for the Pareto "
+            "front"
+        )
     if says:
-        found.append("TTFT p99 and $/M tokens are as simulated at the rate shown, and move with it")
+        found.append("TTFT p99 and $/M tokens are simulated at the rate shown and change with it")
     return found

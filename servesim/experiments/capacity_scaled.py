@@ -39,7 +39,9 @@ def check_scalers(variants: Sequence[Variant]) -> None:
     """Raise UserError if an autoscaler sets the maximum number of replicas, which is the quantity searched."""
     for v in variants:
         if v.settings.get("scaler") is not None and "max" in policy_settings(v.settings["scaler"]):
-            raise UserError("capacity: with a rate an autoscaler's most replicas are what is sought; leave max out")
+            raise UserError(
+                "capacity: the autoscaler's max cannot be given with --rate, because capacity searches for it"
+            )
 
 
 def at_load(settings: Mapping[str, Any], key: str, load: float) -> Settings:

@@ -195,7 +195,7 @@ class Study:
             run = self._runner.load(cell)
             outcome = self.measuring.outcome(run)
             if np.isnan(outcome.shares).any():
-                self.errors.setdefault(v.label, "no request arrives in the steady window: give more --requests")
+                self.errors.setdefault(v.label, "no request arrives in the steady window; give more --requests")
                 continue
             self.outcomes.setdefault((v.label, load), []).append(outcome)
             self.points.append(self._point(v, j, cell, run.summary["scenario"], outcome))

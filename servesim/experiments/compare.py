@@ -140,7 +140,9 @@ def compare(
     recordings, others = [s for s in given if is_recording(s)], [s for s in given if not is_recording(s)]
     recording = None
     if recordings and window is not None:
-        raise UserError("compare: a measured run is compared whole, request by request; leave --window out")
+        raise UserError(
+            "compare: --window cannot be used with a measured run, which is compared as a whole, request by request"
+        )
     if recordings:
         recording, variants = _measured(recordings, others, axes, objects)
     else:
@@ -206,7 +208,7 @@ def _measured(
 ) -> tuple[RecordedRun, list[Variant]]:
     """Return the measured run and the variants compared with it."""
     if len(recordings) > 1 or len(scenarios) > 1:
-        raise UserError("compare: one measured run and at most one scenario are compared")
+        raise UserError("compare: give one measured run and at most one scenario")
     recording = read_recording(recordings[0])
     given, lists = load_grid(scenarios[0] if scenarios else None, axes)
     return recording, measured_variants(recording, objects, given, lists)

@@ -95,7 +95,7 @@ def judged_document(
     values = np.stack([m.values for m in found])
     errors = [m.error for m in found]
     if errors[0] is not None:
-        raise UserError(f"compare: the baseline {variants[0].label} does not run: {errors[0]}")
+        raise UserError(f"compare: the baseline {variants[0].label} cannot run: {errors[0]}")
     described = [
         {
             "label": v.label,
@@ -203,8 +203,8 @@ def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not any(row["verdict"] == AT_THE_RATE for row in rows):
         return []
     return [
-        "price per token: requests come at a fixed rate, so the same GPUs serve the same tokens in the same time and "
-        "nothing can save; servesim capacity asks how many requests each carries"
+        "price per token cannot differ: at a fixed rate the same GPUs serve the same tokens in the same time; servesim "
+        "capacity finds how many requests each can carry"
     ]
 
 
@@ -234,14 +234,14 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
                 f"arrivals ended): {so if is_unstable(v) else 'it is near its limit'}"
             )
     if len(repeats) == 1:
-        notes.append("one run of each: intervals come from moving blocks within it and say nothing about other traces")
+        notes.append("one run of each: intervals come from moving blocks within it and do not cover other traces")
     elif len(repeats) < 6:
         notes.append(f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6")
     if repeats.kind == "windows" and len(repeats) > 1:
         notes.append(
-            f"values are those of the whole recorded trace, changes means over its successive windows of "
+            "values are for the whole recorded trace; changes are means over its successive windows of "
             f"{repeats.changes[0]['requests']:,} requests in one run"
         )
     if not any(v["oracle"] for v in variants):
-        notes.append("no oracle is among the policies compared, so there is no gap to one")
+        notes.append("no gap to an oracle is shown: none is among the policies compared")
     return notes

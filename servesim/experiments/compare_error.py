@@ -125,7 +125,7 @@ def _changes(runner: Runner, ends: Ends, rows: Sequence[Row], steady: tuple[floa
             low, high = min(fast, slow, row["change"]), max(fast, slow, row["change"])
         else:  # one end is open: the better of the two has the shorter times
             low, high = (fast, None) if row["better"] == "lower" else (None, fast)
-        says = "none: a queue grows without end" if fast is None else SAYS
+        says = "none: the queue grows without bound" if fast is None else SAYS
         yield _entry(row, low, high, says, ends.differ_in)
 
 
@@ -162,9 +162,9 @@ def sentences(found: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
     propagated changes."""
     means = [one for one in found if one["metric"] in MEANS and one["low"] is not None]
     said = [
-        f"{one['variant']}: {metric_label(one['metric'])} {100 * one['change']:+.1f} % against {baseline} would be "
-        f"{100 * one['low']:+.0f} to {100 * one['high']:+.0f} % in {100 * one['level']:.0f} % of measured pairs of "
-        f"{one['differ_in']}{'' if _told(one) else ': which is better is not known'}"
+        f"{one['variant']}: {metric_label(one['metric'])} {100 * one['change']:+.1f} % against {baseline}, "
+        f"{100 * one['level']:.0f} % interval {100 * one['low']:+.0f} to {100 * one['high']:+.0f} % from measured "
+        f"pairs of {one['differ_in']}{'' if _told(one) else ': undecided'}"
         for one in means
     ]
     drawn: dict[str, list[Mapping[str, Any]]] = {}
@@ -178,7 +178,7 @@ def _propagated(variant: str, ones: Sequence[Mapping[str, Any]], baseline: str) 
     """Describe a variant's propagated changes."""
     parts = [f"{metric_label(one['metric'])} {_span(one)}" for one in ones]
     return (
-        f"{variant} against {baseline} in {100 * ones[0]['level']:.0f} % of pairs of {ones[0]['differ_in']}, "
+        f"{variant} against {baseline}, {100 * ones[0]['level']:.0f} % interval from pairs of {ones[0]['differ_in']}, "
         f"{ones[0]['says']}: {', '.join(parts)}"
     )
 
@@ -200,9 +200,9 @@ def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
     if bars is None:
         return ""
     if bars["kind"] is None:
-        return f"{baseline} itself: error bars none: {bars['says']}"
+        return f"{baseline} itself: no error bars: {bars['says']}"
     spans = (f"{metric_label(f'{key}_mean')} {bars[key]['low']:,.4g} to {bars[key]['high']:,.4g} ms" for key in PAIRED)
-    return f"{baseline} itself: {', '.join(spans)} in {100 * bars['level']:.0f} % of servers measured; {bars['says']}"
+    return f"{baseline} itself: {', '.join(spans)}, {100 * bars['level']:.0f} % interval; {bars['says']}"
 
 
 def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -213,7 +213,7 @@ def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
             names = said.setdefault(one["says"].removeprefix("none: "), [])
             if one["variant"] not in names:
                 names.append(one["variant"])
-    return [f"error bars of the model: none of {', '.join(names)}: {why}" for why, names in said.items()]
+    return [f"no error bars of the model for {', '.join(names)}: {why}" for why, names in said.items()]
 
 
 def _told(one: Mapping[str, Any]) -> bool:

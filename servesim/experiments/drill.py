@@ -160,7 +160,7 @@ def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[st
 def divergence_text(found: dict[str, Any] | None, baseline: str, variant: str) -> str:
     """Describe the first decision that differs in one sentence."""
     if found is None:
-        return f"{variant} and {baseline} take the same decisions throughout"
+        return f"{variant} and {baseline} make the same decisions throughout"
     sides = [f"{name} {_does(found[key])}" for name, key in ((baseline, "baseline"), (variant, "variant"))]
     return f"at {found['time_s']:.3f} s (step {found['step']} of replica {found['replica']}) {'; '.join(sides)}"
 

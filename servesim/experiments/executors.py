@@ -35,7 +35,7 @@ def executor(name: str = "local", jobs: int | None = None) -> Executor:
 
         return RayExecutor(address or None)
     if name != "local":
-        raise UserError(f"executor {name!r}: local, ray or ray:ADDRESS is needed")
+        raise UserError(f"executor {name!r}: must be local, ray or ray:ADDRESS")
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs is {jobs}, must be at least 1")
     return Processes(jobs or os.cpu_count() or 1)

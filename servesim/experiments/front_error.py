@@ -135,7 +135,7 @@ def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict
     """Judge a member by the variants that would beat it if they were faster than simulated."""
     known, unknown = _rivals(fitted, one, others)
     if not known and not unknown:
-        return _entry(True, "nothing else is as good in price and throughput, whatever its times")
+        return _entry(True, "no other is as good in price and throughput, whatever its latency")
     least = min(known, key=lambda rival: 1 - rival.share, default=None)
     if least is not None and (1 - least.share < TOLD or not unknown):
         return _against(one, least, 1 - least.share)
@@ -181,13 +181,13 @@ def best_error(
     `says`. Values are null if not known."""
     fitted = shipped() if fitted is None else fitted
     if not _has_ratios(metric):
-        return {"sure": None, "against": None, "says": f"none: {metric_label(metric)} has no error bars of ratios"}
+        return {"sure": None, "against": None, "says": f"none: {metric_label(metric)} has no error bars for ratios"}
     known, unknown = _rivals(fitted, best, others, (metric,), PAIRED.get(latency_of(metric), "e2e"))
     if unknown:
         label, why = unknown[0]
         return {"sure": None, "against": label, "says": f"none: {why}"}
     if not known:
-        return {"sure": None, "against": None, "says": "no other is as good, whatever its times"}
+        return {"sure": None, "against": None, "says": "no other is as good, whatever its latency"}
     sure, against, says = min((1 - rival.share, rival.label, rival.spread.says) for rival in known)
     return {"sure": sure, "against": against, "says": says if metric.endswith("_mean") else f"{says}; {SAYS}"}
 
@@ -210,7 +210,11 @@ def best_text(entry: Mapping[str, Any]) -> str:
     if "sure" not in entry:
         return ""
     if entry["sure"] is None:
-        return f"; error bars {entry['says']}" if entry["says"].startswith("none") else f"; {entry['says']}"
+        return (
+            f"; no error bars: {entry['says'].removeprefix('none: ')}"
+            if entry["says"].startswith("none")
+            else f"; {entry['says']}"
+        )
     return f"; over {entry['against'] or 'the run'}: {sure_text(entry['sure'])} ({entry['says']})"
 
 
@@ -236,13 +240,13 @@ def front_sentences(error: Mapping[str, Any] | None) -> list[str]:
         entries = [entry for entry in error["front"] if entry["rate"] == rate]
         parts = [*_told(entries), *_untold(entries), *_unknown(entries)]
         at = "" if rate is None else f" at {rate_words(rate)}"
-        found.append(f"Pareto front{at} by the model's error ({error['says']}): {'; '.join(parts)}")
+        found.append(f"Pareto front{at} given the model's error ({error['says']}): {'; '.join(parts)}")
     return found
 
 
 def _told(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [entry["label"] or "the run" for entry in entries if entry["told"]]
-    return [f"told apart from all others: {', '.join(names)}"] if names else []
+    return [f"distinguishable from all others: {', '.join(names)}"] if names else []
 
 
 def _untold(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -261,6 +265,6 @@ def _unknown(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         if entry["told"] is None:
             said.setdefault(entry["says"].partition(": ")[2], []).append(entry["label"])
     return [
-        f"not known of {', '.join(labels) if len(labels) <= NAMED else f'{len(labels)} combinations'}: {why}"
+        f"not known for {', '.join(labels) if len(labels) <= NAMED else f'{len(labels)} combinations'}: {why}"
         for why, labels in said.items()
     ]

@@ -126,7 +126,7 @@ def know_features(names: Iterable[str]) -> None:
         for name, metric in _metrics(feature.groups()):
             owner = _OF_FEATURES.get(name, "a function" if name in _OWN else "servesim")
             if name in METRICS and owner != feature.name:
-                raise UserError(f"feature {feature.name}: figure {name}: there is a metric of this name already")
+                raise UserError(f"feature {feature.name}: figure {name}: a metric of this name already exists")
             METRICS[name], _OF_FEATURES[name] = metric, feature.name
 
 
@@ -162,7 +162,7 @@ def _known(metric: Any) -> str:
     """Add a user-defined metric to METRICS and return its name. Raise UserError if the name is taken."""
     name, function = load_metric(metric)
     if name in METRICS and name not in _OWN:
-        raise UserError(f"metric {name}: servesim has one of this name; give the function another")
+        raise UserError(f"metric {name}: this name is taken by a built-in metric; rename the function")
     better = getattr(function, "better", "lower")
     if better not in ("lower", "higher"):
         raise UserError(f'metric {name}: better is {better!r}, must be "lower" or "higher"')

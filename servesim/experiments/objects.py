@@ -70,7 +70,7 @@ def kept_trace(settings: Mapping[str, Any], root: Path) -> Trace | None:
 
     path = trace_file(settings, root)
     if path is not None and not path.is_file():
-        raise UserError(f"trace {settings['trace']} was an object in Python: hand it over again")
+        raise UserError(f"trace {settings['trace']} was a Python object: pass it again")
     return load_trace(path, "parquet") if path is not None else None
 
 

@@ -33,7 +33,7 @@ class RayExecutor:
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except ConnectionError as error:
-                raise UserError(f"executor ray:{address}: no Ray cluster answers there") from error
+                raise UserError(f"executor ray:{address}: no Ray cluster answers at this address") from error
 
     def __call__(self, cells: Sequence[Cell], store: Store, on_done: Any) -> None:
         """See servesim.experiments.executors."""

@@ -47,7 +47,7 @@ class Misses(NamedTuple):
         limit = time_text(self.limit)
         return {
             "ttft": f"{who} take longer than {limit} to their first token",
-            "tpot": f"tokens of {who} come over {limit} apart",
+            "tpot": f"tokens of {who} are over {limit} apart",
             "e2el": f"{who} take longer than {limit}",
         }[self.metric]
 

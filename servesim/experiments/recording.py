@@ -105,10 +105,10 @@ def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
         raise UserError(f"{path}: line {reader.line_num}: not CSV: {error}") from None
     for i, name in enumerate(header):
         if name in header[:i]:
-            raise UserError(f"{path}: line 1: column {shown(name)} is there twice")
+            raise UserError(f"{path}: line 1: column {shown(name)} appears twice")
     for i, row in enumerate(rows):
         if len(row) != len(header):
-            raise UserError(f"{path}: line {i + 2}: {len(row)} fields, {len(header)} are needed")
+            raise UserError(f"{path}: line {i + 2}: {len(row)} fields, must be {len(header)}")
     return {name: [row[i] for row in rows] for i, name in enumerate(header)}
 
 
@@ -119,7 +119,7 @@ def numbers(columns: dict[str, list[str]], name: str, path: Path) -> Floats:
         try:
             values[i] = float(text) if text else np.nan
         except ValueError:
-            raise UserError(f"{path}: line {i + 2}: {name} is {shown(text)}, a number is needed") from None
+            raise UserError(f"{path}: line {i + 2}: {name} is {shown(text)}, must be a number") from None
     return values
 
 
@@ -165,7 +165,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     loaded = untrusted.read_json(path)
     if not isinstance(loaded, dict):
-        raise UserError(f"{path}: a JSON object is needed")
+        raise UserError(f"{path}: must be a JSON object")
     return loaded
 
 

@@ -242,7 +242,9 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
         ttft_ms=ttft[ok] * 1e3,
         e2el_ms=e2e[ok] * 1e3,
         prompt_id=(index[ok] % SPANS_PROMPTS).astype(np.int64),
-        notes=(f"every answer has the {asked} tokens asked for: the client counted its text's",) if asked else (),
+        notes=(f"every answer is taken to have the requested {asked} tokens: the client counted tokens of the text",)
+        if asked
+        else (),
     )
 
 

@@ -39,8 +39,8 @@ def tell_loop(run: RecordedRun) -> RecordedRun:
         return run
     note = (
         f"a closed loop: {cap} requests in flight from the {reached + 1}th on, each sent {turn / 1e6:.2g} ms (median) "
-        f"after an answer; replayed with --max-concurrency {cap}, since sent at its recorded times it would pile up "
-        "wherever the simulated server is slower"
+        f"after an answer; replayed with --max-concurrency {cap}, because requests sent at recorded times would pile "
+        "up if the simulated server is slower"
     )
     return replace(run, concurrency=cap, notes=(*run.notes, note))
 

@@ -23,7 +23,7 @@ from servesim.experiments.recording import (
 BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
 DRAFTERS = ("eagle3", "eagle", "mtp", "medusa", "ngram")
 MOST_SPREAD = 0.99
-NO_LENGTHS = "lengths of requests are not recorded: all take the mean"
+NO_LENGTHS = "lengths of requests are not recorded: all have the mean length"
 
 
 def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
@@ -81,7 +81,7 @@ def _with_lengths(run: RecordedRun, known: Sequence[RecordedRun]) -> RecordedRun
         if len(other) < count or other.prompt_len[:count].sum() != run.totals["total_input_tokens"]:
             continue
         output = _summing_to(other.output_len[:count], int(run.totals["total_output_tokens"]))
-        note = f"prompt lengths are those of {other.name} (the same sum), answers as long as there on average"
+        note = f"prompt lengths are taken from {other.name} (same total), and answers have its mean length"
         notes = tuple(note if n == NO_LENGTHS else n for n in run.notes)
         return replace(run, prompt_len=other.prompt_len[:count].copy(), output_len=output, notes=notes)
     return run
@@ -137,7 +137,7 @@ def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -
     method = stated.get("method") or named
     k = int(stated.get("num_speculative_tokens") or len(rates))
     if method not in DRAFTERS or not k or not rates:
-        return "", "", "not priced: it drafted, but how, or what was accepted, is not recorded"
+        return "", "", "not priced: it used speculation, but the method or the acceptance rate is not recorded"
     return f"{method}:k={k}", "positions:marginal=" + "/".join(f"{rate:.6f}" for rate in rates) + _spread(record), ""
 
 

@@ -98,7 +98,9 @@ def replicates_of(
     scenario = Scenario.of(settings)
     if scenario.trace.startswith(DRAWN):
         if window is not None:
-            raise UserError("window cuts a recorded trace; what is drawn from seeds is drawn again for each replicate")
+            raise UserError(
+                "window applies only to recorded traces; a trace drawn from seeds is drawn again for each replicate"
+            )
         mean = mean_rate(_as_it_is(scenario, objects)) if isinstance(scenario.rate, str) else None
         return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(wanted)), mean_rate=mean)
     if window is not None and window < 1:
@@ -106,7 +108,7 @@ def replicates_of(
     trace = _as_it_is(scenario, objects)
     size = window or len(trace) // wanted
     if not 1 <= size <= len(trace):
-        cut = f"a window of {size}" if window is not None else f"{wanted} windows: --replicates 1 takes it as one"
+        cut = f"a window of {size}" if window is not None else f"{wanted} windows: --replicates 1 uses it as one"
         raise UserError(f"trace {scenario.trace}: {len(trace)} requests are too few for {cut}")
     fit = len(trace) // size
     windows = fit if window is not None and count is None else min(wanted, fit)

@@ -179,7 +179,9 @@ class Measure(Protocol):
 def check_window(warmup: float, cooldown: float) -> None:
     """Raise UserError unless both are shares that leave a window between them."""
     if not (0 <= warmup < 1 and 0 <= cooldown < 1 and warmup + cooldown <= 0.9):
-        raise UserError(f"warmup {warmup:g} and cooldown {cooldown:g}: shares of the arrivals, at most 0.9 together")
+        raise UserError(
+            f"warmup {warmup:g} and cooldown {cooldown:g}: must be shares of the arrivals, at most 0.9 in total"
+        )
 
 
 def measure(

@@ -16,7 +16,7 @@ from servesim.untrusted import read_json
 
 Equal = dict[str, Any]
 """{labels: [in the order of the variants], why: text or null}"""
-_IDLE = re.compile(r"(?P<subject>.+?)(?: limits nothing: | changes nothing: )(?P<why>.+)")
+_IDLE = re.compile(r"(?P<subject>.+?)(?: is never reached: | has no effect: )(?P<why>.+)")
 
 
 def equal_ones(runner: Runner, variants: Sequence[Variant], cells: Sequence[Sequence[Cell]]) -> list[Equal]:
@@ -101,7 +101,7 @@ def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> 
     budgets = {v["label"]: v["max_num_batched_tokens"] for v in described if v["max_num_batched_tokens"] is not None}
     if len(set(budgets.values())) > 1 and not any(name in axis for axis in axes for name in BUDGETS):
         said = ", ".join(f"{label} {budget:,}" for label, budget in budgets.items())
-        found.append(f"tokens a step may compute differ ({said}): a part of the difference is the budget's")
+        found.append(f"token budgets per step differ ({said}): part of the difference comes from the budget")
     if late and not any("async_scheduling" in axis for axis in axes):
         found.append(
             f"planned synchronously, the others a step ahead: {', '.join(late)}; --engine.async-scheduling false plans "

@@ -82,7 +82,10 @@ def compute(cell: Cell, folder: Path) -> str | None:
     """Run a cell into its folder. Return None, or one line that describes the error."""
     try:
         if address_of(cell.settings) != cell.address:
-            return "this machine has other code or files than the one that asked: install the same version and inputs"
+            return (
+                "this machine's code or files differ from those of the machine that started the run: install the "
+                "same version and inputs"
+            )
         simulate(cell.settings, trace=kept_trace(cell.settings, folder.parents[1]), out=folder)
     except Exception as error:  # any exception of a policy or a library fails this cell, not the sweep
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
@@ -118,7 +121,11 @@ class Store:
                     pq.read_table(folder / file, use_threads=False)
         except UserError as error:
             return str(error)
-        return None if as_written(folder, TIMING) else f"{folder}: damaged result: its files are not what was written"
+        return (
+            None
+            if as_written(folder, TIMING)
+            else f"{folder}: damaged result: its files were changed after they were written"
+        )
 
     def drop(self, address: str) -> None:
         """Remove a result."""
@@ -175,7 +182,7 @@ class Store:
                         f"--out {self.root}: holds another kind of experiment ({name}; --overwrite replaces it)"
                     )
                 if name not in (CELLS, TRACES, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
-                    raise UserError(f"--out {self.root}: exists and holds no experiment of servesim (but {name})")
+                    raise UserError(f"--out {self.root}: exists and is not an experiment of servesim (it holds {name})")
         elif self.root.exists():
             raise UserError(f"--out {self.root}: exists and is not a directory")
 

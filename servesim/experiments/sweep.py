@@ -348,8 +348,10 @@ def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     unstable = [v["label"] for v in variants if v["stability"] == "unstable"]
     if unstable:
-        notes.append(f"unstable, so not ranked (a queue grows as long as requests arrive): {'; '.join(unstable)}")
+        notes.append(f"unstable, so not ranked (the queue grows as long as requests arrive): {'; '.join(unstable)}")
     short = [v["label"] or "the run" for v in variants if v["stability"] == "undecided"]
     if short:
-        notes.append(f"too short to tell whether a queue grows without end (give more --requests): {'; '.join(short)}")
+        notes.append(
+            f"too short to tell whether the queue grows without bound (give more --requests): {'; '.join(short)}"
+        )
     return notes

@@ -126,11 +126,11 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
 def _hit_rates(run: RecordedRun, full: Replay) -> str:
     if run.hit_rate is None:
         return (
-            f"prefix cache: {full.hit_rate:.1%} of the prompts' tokens found in the simulated one; the server's share "
-            "is not recorded, so TTFT is all that speaks of it"
+            f"prefix cache: {full.hit_rate:.1%} of prompt tokens found in the simulated cache; the server's hit rate "
+            "is not recorded, so only TTFT shows whether it is right"
         )
     off = f"{100 * (full.hit_rate - run.hit_rate):+.1f} points"
-    return f"prefix cache: {run.hit_rate:.1%} of the prompts' tokens found, simulated {full.hit_rate:.1%} ({off})"
+    return f"prefix cache: {run.hit_rate:.1%} of prompt tokens found, simulated {full.hit_rate:.1%} ({off})"
 
 
 def measured_figures(run: RecordedRun) -> Figures:

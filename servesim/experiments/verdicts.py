@@ -238,13 +238,13 @@ def sentence(row: Row, baseline: str) -> str:
     """Return a row as a sentence."""
     name, who = metric_label(row["metric"]), row["variant"]
     if row["verdict"] == "failed":
-        return f"{who} does not run"
+        return f"{who} cannot run"
     if row["verdict"] == "unstable":
-        return f"{who}: {name} is not compared, a queue grows without end"
+        return f"{who}: {name} is not compared: the queue grows without bound"
     if row["verdict"] == "identical":
         return f"{who} and {baseline} are identical in {name}"
     if row["verdict"] == AT_THE_RATE:
-        return f"{who} and {baseline} cost the same: at a fixed rate nothing can save ({name})"
+        return f"{who} and {baseline} cost the same: at a fixed rate no variant can be cheaper ({name})"
     low, high = row["change_low"], row["change_high"]
     ratio = row["scale"] == "ratio"
     change = abs(row["change"])

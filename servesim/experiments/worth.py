@@ -81,7 +81,8 @@ def worth(
     base = product(*load_grid(objects.named(scenario), objects.named(axes)))
     if len(base) > 1:
         raise UserError(
-            f"worth: one deployment is compared with and without; {next(iter(base[0].axes))} has several values"
+            f"worth: give one deployment, to be compared with and without; {next(iter(base[0].axes))} has several "
+            "values"
         )
     settings = base[0].settings
     features = [feature(name, settings) for name in _names(of)]
@@ -108,7 +109,7 @@ def _names(of: str | Sequence[str]) -> list[str]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"of: {twice[0]} is given twice")
     if not names:
-        raise UserError(f"of: say what the worth is asked of: {', '.join(NAMES)}, or a setting such as tp=4")
+        raise UserError(f"of: name what to evaluate: {', '.join(NAMES)}, or a setting such as tp=4")
     return names
 
 
@@ -127,30 +128,30 @@ def feature(name: str, settings: Settings) -> Feature:
         return Feature(name, () if shares else ("kv=prefix-hash",), ("kv=paged",))
     if name == "speculation":
         if known.speculation["name"] == "none":
-            raise UserError("of: the scenario has no speculation; add it, such as --speculation eagle3, and ask again")
+            raise UserError("of: the scenario has no speculation; add it, such as --speculation eagle3")
         return Feature(name, (), ("speculation=none", "acceptance=null"))
     if name == "offload":
         if known.model_dump().get("offload") is None:
-            raise UserError("of: the scenario has no offload; add it, such as --offload cpu=64GiB, and ask again")
+            raise UserError("of: the scenario has no offload; add it, such as --offload cpu=64GiB")
         return Feature(name, (), ("offload=none",))
     if name == "disaggregation":
         return Feature(name, (), _together(settings))
     if name == "tp":
         return Feature(name, () if known.tp > 1 else ("tp=2",), ("tp=1",))
-    raise UserError(
-        f"of: {shown(name)} is not known{suggest(name, NAMES)}; a setting is named with its value, such as tp=4"
-    )
+    raise UserError(f"of: {shown(name)} is unknown{suggest(name, NAMES)}; give a setting with its value, such as tp=4")
 
 
 def _together(settings: Settings) -> tuple[str, ...]:
     """Return the assignments that replace `pd` by the same number of GPUs whose replicas do both. Raise UserError if
     there is no `pd`, or if the GPUs do not divide evenly."""
     if not settings.get("pd"):
-        raise UserError("of: the scenario has prefill and decode together; say how they are apart, as --pd 1x1:1x1")
+        raise UserError(
+            "of: the scenario has prefill and decode together; give the separate pools, such as --pd 1x1:1x1"
+        )
     sides = spelled_out(settings)["pools"]
     gpus, tp = sum(pool["replicas"] * pool["tp"] for pool in sides), int(settings.get("tp") or 1)
     if gpus % tp:
-        raise UserError(f"of: the {gpus} GPUs of pd={settings['pd']} are no whole number of replicas of tp={tp}")
+        raise UserError(f"of: the {gpus} GPUs of pd={settings['pd']} do not make a whole number of replicas of tp={tp}")
     return "pd=null", *(["handoff=null"] if settings.get("handoff") else []), f"replicas={gpus // tp}"
 
 
@@ -168,7 +169,7 @@ def _variants(features: Sequence[Feature], settings: Settings) -> list[Variant]:
     plain = [Scenario.of(v.settings).model_dump() for v in found]
     for variant, settled in zip(found[1:], plain[1:], strict=True):
         if settled == plain[0]:
-            raise UserError(f"of: {variant.label} changes nothing: the scenario has that already")
+            raise UserError(f"of: {variant.label} has no effect: the scenario already has it")
     return found
 
 
@@ -187,8 +188,9 @@ def _check_told(features: Sequence[Feature], variants: Sequence[Variant], object
     trace = open_scenario(known, objects.get(known.trace))
     if trace.content is None and trace.samples is None:
         raise UserError(
-            f"of: {asked[0]} is worth what prompts share, and trace {trace.name} cannot tell: it does not say what "
-            "they contain; take one that does, or say what is shared, such as --shape share:tokens=500,groups=20"
+            f"of: {asked[0]} cannot be evaluated: its value depends on what prompts share, and trace {trace.name} does "
+            "not record their content; use one that does, or define the sharing, such as --shape "
+            "share:tokens=500,groups=20"
         )
 
 
@@ -232,9 +234,9 @@ def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ra
     """Return the interval of a gain over replicates, or the reason there is none."""
     none: dict[str, Any] = {"low": None, "high": None}
     if ratio is None:
-        return none | {"says": "one of the two carries nothing"}
+        return none | {"says": "one of the two carries no load"}
     if row["by"] == "replicas":
-        return none | {"says": "replicas are whole; without a rate the gain has an interval"}
+        return none | {"says": "the number of replicas is a whole number; without a rate the gain has an interval"}
     ours, theirs = limits(study, row["label"]), limits(study, without["label"])
     known = [math.log(a / b) for a, b in zip(ours, theirs, strict=True) if a and b]
     if len(known) < 3 or len(known) < len(ours):
@@ -274,8 +276,8 @@ def sentence(one: Mapping[str, Any]) -> str:
     ours, theirs = one["verdicts"]
     if one["price_ratio"] is None:
         if ours == "carries":
-            return f"{one['of']}: without it nothing is carried ({theirs})."
-        return f"{one['of']}: with it nothing is carried ({ours})."
+            return f"{one['of']}: without it no load is carried ({theirs})."
+        return f"{one['of']}: with it no load is carried ({ours})."
     gain = one["gain"]
     saved = f"{one['of']} saves {100 * gain:.0f} %" if gain >= 0 else f"{one['of']} costs {-100 * gain:.0f} % more"
     if abs(gain) < 0.005:
@@ -285,7 +287,7 @@ def sentence(one: Mapping[str, Any]) -> str:
     if rate == without:
         return f"{saved}: ${hour:,.2f}/h instead of ${other:,.2f}/h for {rate:.4g} requests/s."
     return (
-        f"{saved}{bars} a request: {rate:.4g} requests/s at ${hour:,.2f}/h, {without:.4g} at ${other:,.2f}/h without."
+        f"{saved}{bars} per request: {rate:.4g} requests/s at ${hour:,.2f}/h, {without:.4g} at ${other:,.2f}/h without."
     )
 
 
@@ -295,9 +297,9 @@ def error_words(one: Mapping[str, Any]) -> str:
     if bars is None:
         return ""
     if bars["low"] is None and bars["high"] is None:
-        return f"{one['of']}: how far the model's error goes is not known: {bars['says'].removeprefix('none: ')}"
+        return f"{one['of']}: the model's error is not known: {bars['says'].removeprefix('none: ')}"
     low, high = ("?" if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
     return (
-        f"{one['of']}: the gain would be {low} to {high} % in {100 * bars['level']:.0f} % of measured pairs "
-        f"({bars['says']}; propagated, not validated)"
+        f"{one['of']}: the gain is {low} to {high} % ({100 * bars['level']:.0f} % interval {bars['says']}; propagated, "
+        "not validated)"
     )

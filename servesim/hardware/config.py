@@ -79,7 +79,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where}: {heads} attention heads are not a multiple of {kv_heads} KV heads")
     head_dim = config.get("head_dim") or config.get("attention_head_dim") or hidden // heads
     if not head_dim:
-        raise UserError(f"{where}: hidden_size {hidden} is less than one for each of {heads} attention heads")
+        raise UserError(f"{where}: hidden_size {hidden} is less than the {heads} attention heads")
     positions = _count(config, "max_position_embeddings", where)
     experts, recurrent = _experts(config, kind, where), recurrent_of(config, where)
     layers = _layers(config, experts is not None, where)
@@ -134,7 +134,7 @@ def changed_config(config: dict[str, Any], name: str, changes: Mapping[str, str]
     model_fields(read, f"model config {name}")
     for key in values:
         if key not in read.keys_read:
-            raise UserError(f"model.{key}: nothing of {name} is computed from it{suggest(key, read.keys_read)}")
+            raise UserError(f"model.{key}: {name} does not use it{suggest(key, read.keys_read)}")
     return config | values
 
 
@@ -192,7 +192,9 @@ def _experts_dtype(quantized: dict[str, Any]) -> str | None:
 def _latent(config: dict[str, Any], where: str) -> Latent | None:
     if not config.get("kv_lora_rank"):
         if config.get("index_topk"):
-            raise UserError(f"{where}: index_topk makes it sparse attention, which is not known without kv_lora_rank")
+            raise UserError(
+                f"{where}: index_topk makes it sparse attention, which is not supported without kv_lora_rank"
+            )
         return None
     return Latent(
         kv_rank=_count(config, "kv_lora_rank", where),
@@ -287,8 +289,8 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
     kind = config.get("model_type")
     if kind and kind not in KNOWN_TYPES:
         raise UserError(
-            f"{where}: model_type {shown(kind)} is not known{suggest(str(kind), KNOWN_TYPES, 70)}; if its layers are "
-            'those of one that is, say so in a copy of it ("model_type": "llama" for a dense decoder)'
+            f"{where}: model_type {shown(kind)} is unknown{suggest(str(kind), KNOWN_TYPES, 70)}; if its layers match a "
+            'known type, set that type in a copy of the file ("model_type": "llama" for a dense decoder)'
             + (f"; nearest in size: {near}" if (near := nearest(config)) else "")
         )
 

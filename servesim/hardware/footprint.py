@@ -71,11 +71,11 @@ def changed(name_or_path: str, settings: dict[str, Any]) -> ModelSpec:
     config, name = read_config(name_or_path)
     model = ModelSpec.from_config({**config, **settings}, name)
     if "num_key_value_heads" in settings and model.latent is not None:
-        raise UserError(f"{name} has latent attention: KV heads change nothing of what it keeps")
+        raise UserError(f"{name} has latent attention: the number of KV heads has no effect on its cache")
     for key in settings:
         others = {k: value for k, value in settings.items() if k != key}
         if key not in config and _builds({**config, **others}, model):
-            raise UserError(f"{key} is no key of the config.json of {name}, and setting it changes nothing")
+            raise UserError(f"{key} is not a key of the config.json of {name}, and setting it has no effect")
     said = ", ".join(f"{key}={value}" for key, value in settings.items())
     return replace(model, name=f"{name} ({said})") if settings else model
 

@@ -65,8 +65,8 @@ def _unknown(name: str) -> str:
     if same:
         return f'unknown GPU {shown(name)} (did you mean "{max(same, key=len)}"?)'
     return (
-        f"unknown GPU {shown(name)}: no data sheet of it is bundled (those: {', '.join(gpu_names())}); describe it in "
-        "a YAML file, as docs/your-gpu.md shows, and name that: --gpu my-gpu.yaml"
+        f"unknown GPU {shown(name)}: no data sheet is bundled for it (bundled: {', '.join(gpu_names())}); describe it "
+        "in a YAML file (docs/your-gpu.md) and give --gpu my-gpu.yaml"
     )
 
 
@@ -97,7 +97,7 @@ def _changed(gpu: Gpu, changes: dict[str, str]) -> Gpu:
     update: dict[str, Any] = {}
     for key, text in changes.items():
         if key not in parts:
-            raise UserError(f"gpu.{key}: no part of the data sheet of {gpu.name}{suggest(key, parts)}")
+            raise UserError(f"gpu.{key}: not a field of the data sheet of {gpu.name}{suggest(key, parts)}")
         if key == "tables":
             update[key] = _tables(None if text in ("null", "none") else text, f"gpu.tables of {gpu.name}")
             continue
@@ -140,7 +140,7 @@ def _from_file(path: Path) -> Gpu:
         flops = {str(dtype): float(rate) for dtype, rate in sheet["flops"].items()}
         memory = int(float(sheet["memory_bytes"]))
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise UserError(f"GPU data sheet {path}: a number is needed: {error}") from None
+        raise UserError(f"GPU data sheet {path}: must be a number: {error}") from None
     rates = {f"flops.{dtype}": rate for dtype, rate in flops.items()}
     for key, number in {**numbers, **rates, "memory_bytes": memory}.items():
         if wrong := _wrong(key, number):
@@ -155,6 +155,6 @@ def _tables(name: Any, where: str) -> str | None:
     if name is None or name in bundled:
         return name  # type: ignore[no-any-return]
     raise UserError(
-        f"{where} is {shown(name)}: no kernel tables of that name are bundled (those: {', '.join(bundled)}); null "
-        "prices by formula, and --kernel-tables FOLDER names your own"
+        f"{where} is {shown(name)}: no kernel tables of that name are bundled (bundled: {', '.join(bundled)}); null "
+        "prices by formula, and --kernel-tables FOLDER gives your own"
     )

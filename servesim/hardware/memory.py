@@ -282,7 +282,7 @@ def _fit(budget: MemoryBudget, what: str, gpu: Gpu, dtype: str, num_blocks: int 
             hints.insert(1, "dtype fp8")
         need = "no KV block fits"
         if num_blocks:
-            need = f"{num_blocks} KV blocks need {num_blocks * budget.block_bytes / GIB:.1f} GiB besides"
+            need = f"{num_blocks} KV blocks need {num_blocks * budget.block_bytes / GIB:.1f} GiB more"
         raise UserError(
             f"{what} on {gpu.name}: weights {budget.weights / GIB:.1f} GiB + "
             f"activations {budget.activations / GIB:.1f} GiB + overhead "

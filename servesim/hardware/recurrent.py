@@ -116,16 +116,16 @@ def layers_with_states(config: Mapping[str, Any], layers: tuple[Layer, ...], whe
     pattern, count = config.get("hybrid_override_pattern"), len(layers)
     if pattern is not None:
         if not isinstance(pattern, str) or len(pattern) != count or set(pattern) - set(_PARTS):
-            raise UserError(f"{where}: hybrid_override_pattern must say M, *, E or - of each of {count} layers")
+            raise UserError(f"{where}: hybrid_override_pattern must have M, *, E or - for each of {count} layers")
         return tuple(
             Layer(0, mark == "E", mark == "*", mark == "M", _PARTS[mark] == "mixer", _PARTS[mark] == "mlp")
             for mark in pattern
         )
     states = _states(config, count)
     if not states:
-        raise UserError(f"{where}: layers with a state are stated, but not which (layer_types)")
+        raise UserError(f"{where}: it has layers with a state, but does not list which (layer_types)")
     if min(states) < 0 or max(states) >= count:
-        raise UserError(f"{where}: layers with a state are stated beyond the {count} layers")
+        raise UserError(f"{where}: it lists layers with a state beyond the {count} layers")
     return tuple(
         layer._replace(owns_kv=False, recurrent=True, window=0) if i in states else layer
         for i, layer in enumerate(layers)

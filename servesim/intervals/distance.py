@@ -23,11 +23,11 @@ class Kind:
 
 KINDS = (
     Kind("server", (), "this server was measured at other loads or lengths"),
-    Kind("deployment", ("deployment",), "engine, version, model and GPU were measured, this server was not"),
-    Kind("model", ("model",), "this model was not measured"),
-    Kind("version", ("version",), "this version of the engine was not measured"),
-    Kind("gpu", ("gpu",), "this GPU was not measured"),
-    Kind("model and version", ("model", "version"), "neither this model nor this version of the engine was measured"),
+    Kind("deployment", ("deployment",), "engine, version, model and GPU were measured, but not this server"),
+    Kind("model", ("model",), "this model was never measured"),
+    Kind("version", ("version",), "this engine version was never measured"),
+    Kind("gpu", ("gpu",), "this GPU was never measured"),
+    Kind("model and version", ("model", "version"), "neither this model nor this engine version was ever measured"),
 )
 """Distances from near to far. A case is of the kind that leaves out exactly its unknown labels."""
 
@@ -50,4 +50,4 @@ def kind_of(case: Case, known: Mapping[str, Sequence[str]]) -> tuple[Kind | None
     found = next((kind for kind in KINDS if kind.unknown == unknown), None)
     names = {"model": f"model {case.model}", "version": f"{case.engine} {case.version or '(no version)'}"}
     words = " and ".join(names.get(name, f"GPU {case.gpu}") for name in unknown)
-    return found, "" if found else f"nothing like {words} was measured"
+    return found, "" if found else f"no server with {words} was measured"

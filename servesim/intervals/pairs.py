@@ -32,7 +32,7 @@ def kind_of_pair(a: Case, b: Case) -> tuple[str, str]:
     """Return the difference between two cases, or the reason why no measured pair is like them; both are empty if the
     cases are one deployment."""
     if (a.model, a.gpu) != (b.model, b.gpu):
-        return "", "no pairs of other models or GPUs are among the measured ones"
+        return "", "no measured pairs have different models or GPUs"
     names = []
     if a.engine != b.engine:
         names.append("engine")
@@ -43,7 +43,7 @@ def kind_of_pair(a: Case, b: Case) -> tuple[str, str]:
     if (a.tp, a.ep) != (b.tp, b.ep):
         names.append("size")
     if len(names) > 1:
-        return "", f"no pairs that differ in {' and '.join(names)} at once are among the measured ones"
+        return "", f"no measured pairs differ in both {' and '.join(names)}"
     return (names[0] if names else ""), ""
 
 
@@ -87,7 +87,7 @@ def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
     if why:
         return why
     if not kind:
-        return "both are one deployment: what they differ in changes no kernel that was measured"
+        return "both are the same deployment: their difference affects no measured kernel"
     for one in (a, b):
         for name in ("engine", "precision", "gpu"):
             if label(one, name) not in fitted.known[name]:
@@ -102,4 +102,4 @@ def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
     scale = math.exp(log_scale)
     of = "models" if new else "servers"
     factor, *by_level = (math.exp(scale * one) for one in (found["quantile"][metric], *found["levels"][metric]))
-    return Spread(kind, factor, f"by pairs of {WORDS[kind]}, {of} left out", tuple(by_level))
+    return Spread(kind, factor, f"from pairs of {WORDS[kind]}, with {of} held out", tuple(by_level))

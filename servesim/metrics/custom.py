@@ -33,7 +33,7 @@ def load_metric(metric: str | Function) -> tuple[str, Function]:
     if callable(metric):
         name = getattr(metric, "__name__", "")
         if not name.isidentifier():
-            raise UserError(f"metric {metric!r}: a function with a name is needed (def, not lambda)")
+            raise UserError(f"metric {metric!r}: must be a named function (def, not lambda)")
         return name, metric
     head, py, name = metric.partition(".py:")
     path = Path(f"{head}.py")

@@ -126,7 +126,7 @@ def plain_sections(groups: Sequence[Group], sections: Mapping[str, Any]) -> dict
         for figure in group.figures:
             name = f"{group.section}.{figure.name}"
             if not isinstance(section, dict) or not (figure.name in section or figure.optional):
-                raise PolicyError(f"figure {name} is declared and not there")
+                raise PolicyError(f"figure {name} is declared but missing")
             value = section.get(figure.name)
             if figure.schema in (None, FIGURE, COUNT, NUMBER) and isinstance(value, str | bool | dict | list):
                 raise _no_number(name, value)

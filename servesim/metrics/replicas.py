@@ -178,9 +178,9 @@ def _pool_rows(summary: Summary) -> TableRows:
     return [
         (
             f"pool {name}",
-            f"{pool['requests']:,} requests, {number(pool['replicas_mean'])} replicas up in the mean, "
-            f"busy {percent(pool['busy_share'])}, imbalance {number(pool['imbalance'])}, "
-            f"queue {number(pool['queue_ms'])} ms, {percent(pool['hit_rate'])} found, ${number(pool['usd'])}",
+            f"{pool['requests']:,} requests, {number(pool['replicas_mean'])} replicas up on average, busy "
+            f"{percent(pool['busy_share'])}, imbalance {number(pool['imbalance'])}, queue {number(pool['queue_ms'])} "
+            f"ms, {percent(pool['hit_rate'])} found, ${number(pool['usd'])}",
         )
         for name, pool in summary["pools"].items()
     ]

@@ -78,7 +78,7 @@ def _percentile(name: str, text: str) -> float:
     except ValueError:
         percentile = -1.0
     if not (text.startswith("p") and 0 < percentile <= 100):
-        raise UserError(f"slo: {name}:{text} is no percentile, such as {name}:p99")
+        raise UserError(f"slo: {name}:{text} is not a percentile, such as {name}:p99")
     return percentile
 
 

@@ -36,7 +36,7 @@ def adopt(cls: type[Any]) -> None:
     terms = _terms(cls)
     for name in terms.required:
         if not any(name in vars(each) for each in cls.__mro__ if not _is_contract(each)):
-            raise UserError(f"{cls.__name__} has no method {name}, which every {_contract(cls).__name__} must have")
+            raise UserError(f"{cls.__name__} needs a method {name}, as every {_contract(cls).__name__} does")
     for each in filter(is_own, cls.__mro__):
         for name in terms.made:
             if name in vars(each):

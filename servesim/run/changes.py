@@ -26,12 +26,14 @@ def on_changes(
         part, _, dtype = key.partition(".")
         old, new = (getattr(one, part) for one in (sheet, gpu))
         old, new = (old[dtype], new[dtype]) if dtype else (old, new)
-        because = "the data sheet says the same" if old == new else _idle(scenario, gpu, model, key, fitting_blocks)
+        because = (
+            "the data sheet has the same value" if old == new else _idle(scenario, gpu, model, key, fitting_blocks)
+        )
         if because:
-            yield f"gpu.{key}={_number(new)} changes nothing: {because}"
+            yield f"gpu.{key}={_number(new)} has no effect: {because}"
             continue
         scaled = cost.tables is not None and (dtype or part.endswith("bandwidth"))
-        how = f"; times measured on {sheet.name} are scaled by the rates, as to another GPU" if scaled else ""
+        how = f"; times measured on {sheet.name} are scaled by the ratio of rates, as for another GPU" if scaled else ""
         yield f"gpu.{key}={_number(new)} instead of the data sheet's {_number(old)}{how}"
     yield from _model(scenario.model)
 
@@ -44,15 +46,15 @@ def _idle(scenario: Scenario, gpu: Gpu, model: ModelSpec, key: str, fitting_bloc
     if key == "memory_bytes" and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
         return "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
     if key == "nvlink_bandwidth" and alone:
-        return "one GPU a replica talks to no other"
+        return "each replica has one GPU, which does not communicate"
     if key == "pcie_bandwidth" and (alone or gpu.nvlink_bandwidth):
         swaps = "swap" in schedulers.resolve(scenario.scheduler["name"])[0].supports
-        return None if swaps else "nothing goes over PCIe in this run"
+        return None if swaps else "this run transfers nothing over PCIe"
     if key == "tables" and scenario.kernel_tables is not None:
         return f"kernel_tables={scenario.kernel_tables} is given"
     used = arithmetic(model, scenario.dtype, scenario.kv_dtype)
     if key.startswith("flops.") and key.removeprefix("flops.") not in used:
-        return f"nothing is computed in {key.removeprefix('flops.')}"
+        return f"no operation runs in {key.removeprefix('flops.')}"
     return None
 
 
@@ -68,7 +70,10 @@ def _model(text: str) -> Iterator[str]:
         without = changed_config(config, label, others)
         said = f"model.{key}={changed[key]}"
         if _same(fields, without, label):
-            yield f"{said} changes nothing: {'the config says the same' if key in config else 'no shape depends on it'}"
+            yield (
+                f"{said} has no effect: "
+                f"{'the config has the same value' if key in config else 'no shape depends on it'}"
+            )
         else:
             yield f"{said} instead of {f'{config[key]} in the config' if key in config else 'none in the config'}"
 

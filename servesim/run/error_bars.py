@@ -54,22 +54,22 @@ def unlike(summary: Mapping[str, Any]) -> str:
     """Return the reason why a run is unlike anything measured, or an empty string if it is not."""
     scenario = summary["scenario"]
     if summary["stability"]["unstable"]:
-        return "the queue grows without end"
+        return "the queue grows without bound"
     if "disaggregation" in summary:
-        return "no server with prompts and answers apart is among the measured ones"
+        return "no measured server separates prefill and decode"
     if scenario["speculation"]["name"] != "none":
-        return "no server with speculative decoding is among the measured ones"
+        return "no measured server uses speculative decoding"
     if scenario["pp"] > 1:
-        return "no server with pipeline stages is among the measured ones"
+        return "no measured server has pipeline stages"
     if scenario.get("dp", 1) > 1:
-        return "too few servers with data-parallel ranks are among the measured ones"
+        return "too few measured servers have data-parallel ranks"
     if scenario["kernel_tables"] is not None or scenario["host"] == "none":
-        return "kernel tables or host terms are not those that were compared with measured servers"
+        return "its kernel tables or host terms were never compared with measured servers"
     if scenario["engine"]["attention_backend"] != "auto":
-        return "no server without fused attention is among the measured ones"
+        return "no measured server lacks fused attention"
     usual = preset_settings(scenario["preset"] or "vllm")["scheduler"]["name"]
     if scenario["scheduler"]["name"] != usual:
-        return f"no server with scheduler {scenario['scheduler']['name']} is among the measured ones"
+        return f"no measured server uses scheduler {scenario['scheduler']['name']}"
     return ""
 
 

@@ -31,7 +31,7 @@ def before_run(
     if len(trace.models) > 1 and not scenario.pools:
         each = ", ".join(f"{count:,} for {name}" for name, count in trace.models.items())
         yield (
-            f"the trace asks for {len(trace.models)} models ({each}), and {scenario.model} serves all of them: give "
+            f"the trace requests {len(trace.models)} models ({each}), but {scenario.model} serves all of them: give "
             f"each model a pool, or keep one model's requests (--shape where:model={next(iter(trace.models))})"
         )
     if scenario.engine.async_scheduling and "async" not in scheduler.supports:
@@ -40,8 +40,8 @@ def before_run(
         yield "async_scheduling: pipeline stages are planned synchronously, one batch per stage in flight"
     if kv.shares and not trace.has_content and not trace.samples:
         yield (
-            f"kv {kv.name}: the trace does not say what its prompts contain, so no two share a prefix and "
-            "prefix caching changes nothing (a preempted request may still find its own blocks)"
+            f"kv {kv.name}: the trace does not record the content of prompts, so no two share a prefix and prefix "
+            "caching has no effect (a preempted request may still find its own blocks)"
         )
     yield from _trace_settings(scenario, trace)
     yield from _predictor(scenario, trace, scheduler)
@@ -52,24 +52,27 @@ def before_run(
         scenario.replicas * scenario.dp == 1
         and scenario.router["name"] != Scenario.model_fields["router"].default["name"]
     ):
-        yield f"router {scenario.router['name']} changes nothing with one replica"
+        yield f"router {scenario.router['name']} has no effect with one replica"
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
-        yield "scheduler policy=priority: all requests have the same priority; only ties of arrival go by request id"
+        yield (
+            "scheduler policy=priority: has little effect: all requests have the same priority, and only ties in "
+            "arrival time are broken by request id"
+        )
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
     if isinstance(threshold, int) and threshold >= trace.longest_prompt:
-        yield f"scheduler long_prefill_token_threshold={threshold} limits nothing: no prompt is longer"
+        yield f"scheduler long_prefill_token_threshold={threshold} is never reached: no prompt is longer"
     drafts = scenario.speculation["name"] != "none"
     for key in () if drafts else ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
         if scenario.scheduler.get(key):
-            yield f"scheduler {key}={scenario.scheduler[key]}: nothing is drafted, only room is kept for it"
+            yield f"scheduler {key}={scenario.scheduler[key]}: no speculation is configured, so it only reserves slots"
     for name in scenario.slo_classes:
         if name not in trace.classes:
-            yield f"slo_classes.{name} changes nothing: no request of the trace is of that class"
+            yield f"slo_classes.{name} has no effect: no request of the trace is in that class"
     if "tpot" in scenario.slo and trace.longest_output == 1:
-        yield "slo tpot changes nothing: every request has one output token"
+        yield "slo tpot has no effect: every request has one output token"
     swap_space = type(scenario.engine).model_fields["swap_space_gib"].default
     if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
-        yield f"swap_space_gib changes nothing: scheduler {scheduler.name} does not swap"
+        yield f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap"
     yield from _memory_settings(scenario, fitting_blocks)
 
 
@@ -86,8 +89,10 @@ def unpriced(scenario: Scenario) -> str | None:
     """Return a note if prices by GPU are given but do not apply to this one."""
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
-        return f"price is given for {names}, not for {gpu}: ${usd or 0:g} a GPU-hour holds"
-    return f"price of {gpu} changes nothing: usd_per_gpu_hour={usd:g} is given" if usd != scenario.price[gpu] else None
+        return (
+            f"no price is given for {gpu}, only for {names}: its data-sheet price of ${usd or 0:g} per GPU-hour is used"
+        )
+    return f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is given" if usd != scenario.price[gpu] else None
 
 
 HITS = 0.01
@@ -109,7 +114,7 @@ def after_run(
         and most_seqs != defaults.max_num_seqs
         and batch["max"] < most_seqs
     ):
-        yield f"scheduler max_num_seqs={most_seqs} limits nothing: at most {batch['max']:.0f} requests ran at once"
+        yield f"scheduler max_num_seqs={most_seqs} is never reached: at most {batch['max']:.0f} requests ran at once"
     tokens = summary["engine"]["tokens_per_step"]
     budget = scenario.scheduler.get("max_num_batched_tokens")
     if (
@@ -119,22 +124,23 @@ def after_run(
         and budget != defaults.max_num_batched_tokens
         and tokens["max"] < budget
     ):
-        yield f"scheduler max_num_batched_tokens={budget} limits nothing: the fullest step had {tokens['max']:.0f}"
+        yield f"scheduler max_num_batched_tokens={budget} is never reached: the fullest step had {tokens['max']:.0f}"
     speculation = summary.get("speculation")
     if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
-        yield f"speculation {scenario.speculation['name']} changed nothing but costs: no draft was ever verified"
+        yield f"speculation {scenario.speculation['name']} only added cost: no draft was ever verified"
     used = summary["engine"]["replicas_used"]
     if 0 < used < scenario.replicas * scenario.dp:
         what = f"replicas={scenario.replicas}" + (f" of dp={scenario.dp}" if scenario.dp > 1 else "")
         yield f"{what}: only {used} of them served a request"
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:
-        yield f"{beyond:.0%} of the cost is extrapolated beyond what was measured: trust latencies accordingly"
+        yield f"{beyond:.0%} of the cost is extrapolated beyond the measurements: latencies are that much less certain"
     hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
-            f"prefix cache: {hits:.1%} of queried tokens were found, on which latencies depend; hit rates were "
-            "compared with one recorded server of coding agents (within 1 point), none that ran short of memory"
+            f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on that share; hit rates "
+            "were validated against one recorded server of coding agents (within 1 point), and none that ran short of "
+            "memory"
         )
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
@@ -152,8 +158,8 @@ def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
     busy = (per_s[0] * front.request_ns + per_s[1] * front.token_ns) / 1e9 / front.processes
     if busy >= BUSY:
         yield (
-            f"front end: by the host terms {front.processes} API server(s) work {busy:.0%} of the time for prompts, "
-            "which wait for them before they reach the queue (engine.api_server_count)"
+            f"front end: according to the host terms, {front.processes} API server(s) are busy {busy:.0%} of the time "
+            "with prompts, which wait there before they reach the queue (engine.api_server_count)"
         )
 
 
@@ -167,16 +173,19 @@ def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[
         yield f"kernel tables: {line}"
     if cost.tables is not None and cost.tables.without_error:
         which = ", ".join(cost.tables.without_error) if cost.tables.relative_error is not None else "the kernel tables"
-        yield f"uncertainty: {which} state no error of repeated measurements, so no interval covers their times"
+        yield f"uncertainty: {which} have no error from repeated measurements, so no interval covers their times"
 
 
 def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None) -> Iterator[str]:
     """Yield notes on the gap between the requested engine and the measured one. `engine`: the facts in use."""
     named = f"{engine.engine} {engine.version}" if scenario.preset in (None, engine.engine) else str(scenario.preset)
     if engine.beyond:
-        yield f"engine.version={engine.version} is newer than any looked at: what is known of the newest is taken"
+        yield (
+            f"engine.version={engine.version} is newer than any version examined: settings of the newest known "
+            "version are used"
+        )
     if terms is not None and terms.engine != named:
-        yield f"host terms are those of {terms.engine}: none were measured for {named}"
+        yield f"no host terms were measured for {named}: those of {terms.engine} are used"
 
 
 def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
@@ -192,16 +201,16 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
     ).get("engine", {})
     if not windows:
         if disabled and not by_preset:
-            yield f"disable_hybrid_kv_cache_manager changes nothing: {model.name} has no sliding windows"
+            yield f"disable_hybrid_kv_cache_manager has no effect: {model.name} has no sliding windows"
     elif not kv.grouped:
         why = ""
         if scenario.kv["name"] == "prefix-radix":
-            why = " (SGLang's pool of its own for window layers, swa_full_tokens_ratio, is not modeled)"
+            why = " (SGLang's separate pool for window layers, swa_full_tokens_ratio, is not modeled)"
         elif scenario.pp > 1 and not disabled:
-            why = " (groups of layers across pipeline stages are not known)"
+            why = " (groups of layers across pipeline stages are not modeled)"
         yield f"kv {kv.name}: all of {windows} window layers of {len(layers)} keep every token{why}"
     elif disabled and not by_preset:
-        yield f"disable_hybrid_kv_cache_manager changes nothing: kv {kv.name} was asked for"
+        yield f"disable_hybrid_kv_cache_manager has no effect: kv {kv.name} is set"
 
 
 def _on_states(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
@@ -209,50 +218,60 @@ def _on_states(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
     size = model.state_bytes(scenario.tp) / 2**20
     if kv.grouped:
         block = scenario.engine.block_size
-        yield f"{states} layers keep a state ({size:.1f} MiB a request on each GPU): blocks are of {block} tokens"
+        yield f"{states} layers keep a state ({size:.1f} MiB a request on each GPU): blocks have {block} tokens"
     else:
-        found = "; prefixes are found at any token, where SGLang finds those whose state was kept" if kv.shares else ""
-        yield f"{states} layers keep a state ({size:.1f} MiB a request on each GPU) in a pool of their own{found}"
+        found = (
+            "; prefixes match at any token, although SGLang matches only those whose state was kept"
+            if kv.shares
+            else ""
+        )
+        yield f"{states} layers keep a state ({size:.1f} MiB a request on each GPU) in a separate pool{found}"
 
 
 def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
     for kind, policy in (("scheduler", scheduler), ("kv", kv)):
         if "output_len" in policy.needs:
-            yield f"{kind} {policy.name} is an oracle: it is told true output lengths, which no real engine knows"
+            yield f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows"
         if "future" in policy.needs:
-            yield f"{kind} {policy.name} is an oracle: it is told all requests to come, which no real engine knows"
+            yield f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows"
 
 
 def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     clients = scenario.clients
     if clients.max_concurrency is not None:
         if clients.max_concurrency >= len(trace):
-            yield f"clients.max_concurrency={clients.max_concurrency} limits nothing: there are {len(trace)} requests"
+            yield (
+                f"clients.max_concurrency={clients.max_concurrency} is never reached: there are only {len(trace)} "
+                "requests"
+            )
         elif len(trace) > 1 and trace.first_ns != trace.last_ns:
             yield "closed loop: requests are sent at their times or when a client is free, whichever is later"
     else:
         for name in ("batch", "turn_ms", "ramp_up_s"):
             if getattr(clients, name) and not (name == "turn_ms" and clients.tool is not None):
-                yield f"clients.{name} changes nothing without clients.max_concurrency"
+                yield f"clients.{name} has no effect without clients.max_concurrency"
     if clients.burstiness is not None and scenario.rate in (None, float("inf")):
-        yield f"clients.burstiness={clients.burstiness:g} changes nothing without a rate"
+        yield f"clients.burstiness={clients.burstiness:g} has no effect without a rate"
     if clients.tool is not None:
         yield (
-            f"clients.tool {clients.tool}: its warm-up requests end before the first that is measured is sent, and are "
-            "not replayed"
+            f"clients.tool {clients.tool}: its warm-up requests end before the first measured request is sent, so they "
+            "are not replayed"
         )
     if clients.retries and not (
         clients.timeout_s or clients.ttft_timeout_s or scenario.engine.max_queued_requests is not None
     ):
-        yield f"clients.retries={clients.retries}: no timeout and no queue limit, so only requests too long are retried"
+        yield (
+            f"clients.retries={clients.retries}: without a timeout or a queue limit, only requests that are too "
+            "long are retried"
+        )
 
 
 def _predictor(scenario: Scenario, trace: TraceFacts, scheduler: Scheduler) -> Iterator[str]:
     if PREDICTED not in scheduler.needs:
         if scenario.predictor != Scenario.model_fields["predictor"].default:
-            yield f"predictor={scenario.predictor} changes nothing: scheduler {scheduler.name} asks for no prediction"
+            yield f"predictor={scenario.predictor} has no effect: scheduler {scheduler.name} uses no prediction"
     elif scenario.predictor == "exact":
-        yield f"predictor exact: scheduler {scheduler.name} is told true output lengths"
+        yield f"predictor exact: scheduler {scheduler.name} uses true output lengths"
     elif scenario.predictor == "max_tokens" and trace.at_caps:
         yield "predictor max_tokens: every request ends at its cap, so predictions are exact"
 
@@ -263,11 +282,11 @@ def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     drawn = scenario.trace.startswith(("preset:", "synth:"))
     draws = scenario.clients.turn_ms or scenario.clients.burstiness
     if scenario.seed != 0 and not drawn and not draws and not scenario.predictor.startswith("random"):
-        yield f"seed={scenario.seed} changes nothing: a recorded trace is replayed and nothing is drawn"
+        yield f"seed={scenario.seed} has no effect: a recorded trace is replayed and nothing is random"
     for name in ("sort", "spread_ticks"):
         value = getattr(scenario, name)
         if drawn and value != Scenario.model_fields[name].default:
-            yield f"{name}={value} changes nothing: it is for trace files"
+            yield f"{name}={value} has no effect: it applies only to trace files"
     if len(trace) > 1 and trace.first_ns == trace.last_ns and scenario.clients.max_concurrency is None:
         yield "all requests arrive at once: latencies are those of a batch job"
 
@@ -279,4 +298,4 @@ def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator
         yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks per replica, whatever the GPU's memory"
     if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
         by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
-        yield f"gpu_memory_utilization={engine.gpu_memory_utilization:g} changes nothing: {by}"
+        yield f"gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect: {by}"

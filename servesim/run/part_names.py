@@ -60,7 +60,7 @@ def whole_name(key: str, kind: type[BaseModel]) -> str | None:
     sections = _sections(kind).get(name, ())
     if len(sections) > 1:
         forms = " or ".join(f"{section}.{name}" for section in sections)
-        raise UserError(f"{key} is a setting of two parts: write {forms}")
+        raise UserError(f"{key} needs a section: write {forms}")
     return f"{sections[0]}.{name}" if sections else None
 
 
@@ -94,7 +94,7 @@ def assign(settings: Settings, key: str, value: Any, kind: type[BaseModel]) -> N
     current = settings.get(outer)
     if outer in ("gpu", "model"):
         if current is None:
-            raise UserError(f"{key}: no {outer} is named whose {inner} it could be")
+            raise UserError(f"{key}: set {outer} first")
         settings[outer] = with_changes(renamed(current), {inner: value})
         return
     if outer in POLICIES:
@@ -104,5 +104,5 @@ def assign(settings: Settings, key: str, value: Any, kind: type[BaseModel]) -> N
     elif outer == "slo" and isinstance(current, str):
         current = parse_slo(current)
     if current is not None and not isinstance(current, Mapping):
-        raise UserError(f"{key}: {outer} is {shown(current)}, which has no parts")
+        raise UserError(f"{key}: {outer} is {shown(current)}, which has no settings of its own")
     settings[outer] = {**(current or {}), inner: value}

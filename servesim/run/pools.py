@@ -92,10 +92,12 @@ def _mapping(pool: Any) -> Settings:
         name, _, rest = pool.partition(":")
         found = {"name": name, **pairs(f"pools: {name}", rest)}
     else:
-        raise UserError(f"pools: {shown(pool)} is no mapping with a name, nor name:key=value,...")
+        raise UserError(f"pools: {shown(pool)} must be a mapping with a name, or name:key=value,...")
     name = str(found.get("name", ""))
     if len(name) > MOST_NAME or not name.isprintable():
-        raise UserError(f"pools: {shown(name)} is no name: at most {MOST_NAME} characters, all printable, are needed")
+        raise UserError(
+            f"pools: {shown(name)} is not a valid name: it must have at most {MOST_NAME} characters, all printable"
+        )
     known = {"name", "role", *FIELDS}
     for key in found:
         if str(key).partition(".")[0] not in known:

@@ -68,10 +68,12 @@ def facts_of(preset: str | None, version: Any = None, gpu: str = "") -> EngineFa
     raise UserError for a version of such a system, or for an invalid version."""
     if preset is not None and preset not in engines():
         if version is not None:
-            raise UserError(f"engine.version: nothing is known about versions of {preset} ({', '.join(engines())} are)")
+            raise UserError(
+                f"engine.version: no versions of {preset} are known; versions are known for {', '.join(engines())}"
+            )
         return engine_facts("vllm", None, gpu)
     if version is not None and not isinstance(version, str):
-        raise UserError(f'engine.version is {version!r}, which is no text: write it in quotes, such as "0.30"')
+        raise UserError(f'engine.version is {version!r}, must be text: write it in quotes, such as "0.30"')
     return engine_facts(preset or "vllm", version, gpu)
 
 

@@ -70,21 +70,22 @@ def check_independent(setup: Setup) -> None:
     """Raise UserError if replicas depend on each other, or arrivals on answers."""
     scenario, clients = setup.scenario, setup.scenario.clients
     reasons = {
-        f"router {scenario.router['name']} looks at the replicas": not setup.router.blind or bool(life(setup.router)),
+        f"router {scenario.router['name']} looks at the state of replicas": not setup.router.blind
+        or bool(life(setup.router)),
         "there are several pools": bool(scenario.pools),
         **dict.fromkeys([*_reasons(scenario), *_followers(setup)], True),
-        "requests wait for others": setup.trace.after is not None or clients.max_sessions is not None,
+        "requests wait for other requests": setup.trace.after is not None or clients.max_sessions is not None,
         "requests ask for several samples (n > 1)": setup.trace.samples is not None,
-        "clients.max_concurrency makes requests wait for others": clients.max_concurrency is not None,
-        "clients.retries makes requests follow others": clients.retries > 0,
-        "clients give up, which replicas hear of in turn": setup.trace.cancel_ns is not None
+        "clients.max_concurrency makes requests wait for other requests": clients.max_concurrency is not None,
+        "clients.retries sends requests again": clients.retries > 0,
+        "clients give up, and cancellations reach replicas in order": setup.trace.cancel_ns is not None
         or clients.timeout_s is not None
         or clients.ttft_timeout_s is not None,
-        "a streamed run hands requests on in the order in which they leave": scenario.stream,
+        "a streamed run writes requests in the order in which they finish": scenario.stream,
     }
     for reason, holds in reasons.items():
         if holds:
-            raise UserError(f"jobs: replicas cannot be run apart: {reason}")
+            raise UserError(f"jobs: replicas cannot run in separate processes: {reason}")
 
 
 def _reasons(scenario: Scenario) -> list[str]:
@@ -98,7 +99,7 @@ def _followers(setup: Setup) -> list[str]:
     processes."""
     own = [part for part in setup.parts if is_own(type(part))]
     seen = [(part, [verb for verb in RUN_VERBS if part.wants(verb)]) for part in own]
-    return [f"{type(part).__name__} follows the run ({', '.join(verbs)})" for part, verbs in seen if verbs]
+    return [f"{type(part).__name__} observes the whole run ({', '.join(verbs)})" for part, verbs in seen if verbs]
 
 
 def run_apart(setup: Setup, trace: Trace | None, jobs: int, recorder: Recorder) -> float:

@@ -117,10 +117,10 @@ class Records:
 
         for name, column in columns.items():
             if name in self.table.column_names:
-                raise PolicyError(f"{whose}: columns names {name!r}, which requests have already")
+                raise PolicyError(f"{whose}: columns has {name!r}, but requests already have a column of this name")
             if np.shape(column) != (len(self.table),) or not np.issubdtype(np.asarray(column).dtype, np.integer):
                 raise PolicyError(
-                    f"{whose}: columns: {name!r} is not one integer for each of {len(self.table)} requests"
+                    f"{whose}: columns: {name!r} must be one integer for each of {len(self.table)} requests"
                 )
             self.table = self.table.append_column(name, arrow_array(np.asarray(column)))
 
@@ -138,8 +138,8 @@ class StreamedRecords(Records):
 
     workload: StreamedWorkload
     notes = (
-        f"streamed: percentiles of latencies are within {100 * RELATIVE_ERROR:g} %, the edges of tenths of the arrival "
-        "span within 1/4096 of the time to the last; all else is exact",
+        f"streamed: percentiles of latencies are within {100 * RELATIVE_ERROR:g} %, and edges of tenths of the arrival "
+        "span within 1/4096 of the time of the last arrival; everything else is exact",
     )
 
     def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:

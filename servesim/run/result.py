@@ -49,7 +49,7 @@ _NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix
 _SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list}
 """Types of the parts of a summary that are not mappings."""
 
-NOT_KEPT = "a streamed run keeps records only in its result directory: give it one (out=...)"
+NOT_KEPT = "a streamed run keeps records only in a result directory: give one (out=...)"
 
 
 class Result:
@@ -214,7 +214,7 @@ class Result:
 def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
     """Raise ValueError if a part of a file is missing."""
     if missing := sorted(set(wanted) - set(found)):
-        raise ValueError(f"no {', '.join(missing)} in it (written by another version?)")
+        raise ValueError(f"it has no {', '.join(missing)} (written by another version?)")
 
 
 def _whole(summary: Mapping[str, Any]) -> None:
@@ -223,7 +223,7 @@ def _whole(summary: Mapping[str, Any]) -> None:
         if summary[key] is None and key in _NULLABLE:
             continue
         if not isinstance(summary[key], _SUMMARY_KINDS.get(key, dict)):
-            raise ValueError(f"{key} is {shown(summary[key])} in it")
+            raise ValueError(f"its {key} is {shown(summary[key])}")
 
 
 def sample_table(columns: RequestColumns) -> Any:

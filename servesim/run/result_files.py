@@ -135,7 +135,7 @@ class ResultWriter:
             except Interrupted:
                 self._put_in_place()
                 raise Interrupted(
-                    f"{self.out} is whole but for its page, which servesim report {self.out} makes"
+                    f"{self.out} is complete except for its page; write it with servesim report {self.out}"
                 ) from None
             self._put_in_place()
 
@@ -289,7 +289,7 @@ def reading(path: Path) -> Iterator[None]:
 def _refuse_foreign(out: Path) -> None:
     """Raise UserError if a result would replace anything but an earlier result."""
     if not out.name:
-        raise UserError(f'--out "{out}": names no directory')
+        raise UserError(f'--out "{out}": is not the name of a directory')
     if out.is_symlink():
         raise UserError(f"--out {out}: is a symbolic link; name the directory itself")
     try:

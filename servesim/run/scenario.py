@@ -289,13 +289,13 @@ def own_features(value: Any) -> tuple[str, ...]:
         if ".py:" not in name:
             raise UserError(f"features: {shown(name)} is not path/to/file.py:Class{_installed(name)}")
         if sum(name.rpartition(":")[2] == other.rpartition(":")[2] for other in given) > 1:
-            raise UserError(f"features: {name.rpartition(':')[2]} is there twice")
+            raise UserError(f"features: {name.rpartition(':')[2]} appears twice")
     return tuple(given)
 
 
 def _installed(name: str) -> str:
     known = any(feature.name == name for feature in installed())
-    return f" ({name} is in every run, and on if its settings say so)" if known else ""
+    return f" ({name} is part of every run, and is turned on by its settings)" if known else ""
 
 
 def scenario_features(own: Sequence[str] = ()) -> tuple[Feature, ...]:
@@ -329,12 +329,12 @@ def scenario_class(own: Sequence[str] = ()) -> type[Any]:
     known = {*Scenario.model_fields}
     for feature in mine:
         if not (place := feature.place()):
-            raise UserError(f"feature {feature.name}: its settings must stand in a section of their own")
+            raise UserError(f"feature {feature.name}: its settings must have their own section")
         for name, field in feature.Settings.model_fields.items():
             if field.is_required():
                 raise UserError(f"feature {feature.name}: setting {name} has no default")
         if place in known:
-            raise UserError(f"feature {feature.name}: a scenario has settings called {place} already")
+            raise UserError(f"feature {feature.name}: settings named {place} already exist")
         known.add(place)
     return _class_with(tuple((feature.place(), feature.Settings) for feature in mine)) if mine else Scenario
 
@@ -352,7 +352,7 @@ def check_claims(scenario: Scenario) -> None:
     roles = {pool["role"] for pool in scenario.pools} - {"both"}
     wanted |= {"pools.role": next(iter(roles))} if roles else {}
     for key in [key for key in wanted if key not in claimed]:
-        raise UserError(f"{key} is {shown(wanted[key])}, but no feature is installed that serves it")
+        raise UserError(f"{key} is {shown(wanted[key])}, but no installed feature uses it")
 
 
 def _for_feature(field: FieldInfo) -> bool:

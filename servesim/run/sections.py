@@ -124,7 +124,7 @@ def parse_rate(value: float | str) -> Rate:
     if not text.endswith("x"):
         return number
     if number == math.inf:
-        raise ValueError("all at once is inf, without an x")
+        raise ValueError("for all at once write inf, without an x")
     return f"{number!r}x".replace(".0x", "x")
 
 
@@ -178,7 +178,7 @@ def _from_csv(path: Path) -> dict[str, str]:
     rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(read_text(path, "yaml"))) if row]
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None or not rows:
-        raise UserError(f"prices {path}: rows of a GPU and its $ per hour are needed, such as h100,2.2")
+        raise UserError(f"prices {path}: each row must be a GPU and its $ per hour, such as h100,2.2")
     head = not rows[0][1][:1].isdecimal()  # a header
     return dict(rows[head:])
 
@@ -212,7 +212,7 @@ def check_percentiles(limits: Mapping[str, float], percentiles: dict[str, float]
     """Return percentiles of limits; raise ValueError for one without a limit, or an invalid one."""
     for name, percentile in percentiles.items():
         if name not in limits or not 0 < percentile <= 100:
-            raise ValueError("percentiles of limits in slo, above 0 and up to 100, are needed")
+            raise ValueError("must be percentiles of limits in slo, above 0 and up to 100")
     return percentiles
 
 

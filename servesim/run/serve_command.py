@@ -54,8 +54,8 @@ class Served:
     """Flags that are not modeled."""
 
     def notes(self) -> list[str]:
-        """Return notes on the flags without a meaning here."""
-        said = (("flags that change nothing here", self.nothing), ("flags that are NOT MODELED", self.unknown))
+        """Return the flags without a meaning here, in words."""
+        said = (("flags that have no effect here", self.nothing), ("flags that are NOT MODELED", self.unknown))
         return [f"--serve: {what}: {' '.join(flags)}" for what, flags in said if flags]
 
 
@@ -128,14 +128,14 @@ def served(command: str) -> Served:
         raise UserError(f"--serve {shown(text)[:120]}: not a command line: {error}") from error
     if engine not in PRESETS:
         raise UserError(
-            f"--serve {shown(text)[:80]}: starts none of vllm serve, vllm.entrypoints.openai.api_server, "
+            f"--serve {shown(text)[:80]}: must start with one of vllm serve, vllm.entrypoints.openai.api_server, "
             f"sglang.launch_server, trtllm-serve; {EXAMPLE}"
         )
     every = {**_of_files(flags), **{name: value for name, value in flags if name not in FILES}}
     model = model or str(every.pop("model", ""))
     every.pop("model", None)
     if not model:
-        raise UserError(f"--serve {shown(text)[:120]}: names no model; {EXAMPLE}")
+        raise UserError(f"--serve {shown(text)[:120]}: has no model; {EXAMPLE}")
     found = Served({"preset": PRESETS[engine], "model": _model(model)})
     dotted: dict[str, Any] = {}
     for name, value in every.items():

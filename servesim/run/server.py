@@ -152,7 +152,7 @@ def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
 def check_copies(scenario: Scenario) -> None:
     """Raise UserError for copies of experts without EPLB to place them."""
     if scenario.engine.num_redundant_experts and not scenario.engine.enable_eplb:
-        raise UserError("engine.num_redundant_experts are copies that EPLB places: set engine.enable_eplb too")
+        raise UserError("engine.num_redundant_experts needs EPLB, which places the copies: set engine.enable_eplb too")
 
 
 def on_ranks(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
@@ -162,8 +162,8 @@ def on_ranks(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
         yield f"experts over {experts_over(scenario)} GPUs: the most loaded one has {load:.2f} times the mean load"
     if scenario.dp > 1:
         yield (
-            f"dp={scenario.dp}: `replica` in records is a rank, and capacities of KV memory are those of one; steps "
-            "are taken one by one, as none is over before that of the slowest rank"
+            f"dp={scenario.dp}: `replica` in records is a rank, and KV capacities are for one rank; steps run one at a "
+            "time, because each lasts as long as its slowest rank"
         )
     if scenario.engine.all2all_backend != "auto" and scenario.dp == 1:
-        yield f"engine.all2all_backend={scenario.engine.all2all_backend} changes nothing with one data-parallel rank"
+        yield f"engine.all2all_backend={scenario.engine.all2all_backend} has no effect with one data-parallel rank"

@@ -73,17 +73,17 @@ def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
         for group in feature.groups():
             if group.section in taken:
                 raise UserError(
-                    f"feature {feature.name}: figures {group.section!r}: a summary has such a section already"
+                    f"feature {feature.name}: figures {group.section!r}: the summary already has this section"
                 )
             taken.add(group.section)
             found.append(group)
             for name in (name for figure in group.figures for name in figure.metrics):
                 if name in metrics:
-                    raise UserError(f"feature {feature.name}: figure {name}: there is a metric of this name already")
+                    raise UserError(f"feature {feature.name}: figure {name}: a metric of this name already exists")
                 metrics.add(name)
     for group in found[len(GROUPS) :] if features else ():
         if unknown := unknown_fields(group, found):
-            raise UserError(f"figures of {group.section!r}: its words name {unknown[0]!r}, which is no figure")
+            raise UserError(f"figures of {group.section!r}: its words name {unknown[0]!r}, which is not a figure")
     return tuple(found)
 
 

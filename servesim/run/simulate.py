@@ -78,11 +78,11 @@ def simulate(
     with ResultWriter.of(out) as writer:
         setup = set_up(asked, given, options)
         if own and setup.stream is not None:
-            raise UserError("metrics: a streamed run keeps no requests to compute them from")
+            raise UserError("metrics: not available in a streamed run, which keeps no requests")
         for part in setup.parts if setup.stream is not None else ():
             if is_own(type(part)) and part.wants("columns"):
                 raise UserError(
-                    f"stream: {type(part).__name__} adds columns to requests, which a streamed run keeps none of"
+                    f"stream: {type(part).__name__} adds columns to requests, but a streamed run keeps no requests"
                 )
         if writer is not None and not overwrite:
             writer.check_same(setup.scenario.to_yaml())

@@ -87,7 +87,7 @@ def with_groups(scenario: Scenario, model: ModelSpec) -> Scenario:
     grouped = GROUPED.get(scenario.kv["name"])
     if model.recurrent is not None:
         if scenario.pp > 1:
-            raise UserError(f"{model.name}: layers that keep a state are not known across pipeline stages (use pp 1)")
+            raise UserError(f"{model.name}: layers that keep a state are not modeled across pipeline stages (use pp 1)")
         name = grouped or scenario.kv["name"]
         if name not in GROUPED.values():
             return scenario
@@ -105,7 +105,7 @@ def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocat
     if not allocator.grouped:
         return [KvGroup(model.num_layers)]
     if scenario.pp > 1:
-        raise UserError(f"kv {scenario.kv['name']}: groups of layers across pipeline stages are not known (use pp 1)")
+        raise UserError(f"kv {scenario.kv['name']}: groups of layers across pipeline stages are not modeled (use pp 1)")
     return kv_groups(model.kept_layers)
 
 
@@ -119,5 +119,7 @@ def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:
             f"engine.max_model_len is {asked}, must be from 1 to the {model.max_position} positions of {model.name}"
         )
     if asked > room:
-        raise UserError(f"engine.max_model_len is {asked}, but the KV memory holds {room} tokens (or give auto)")
+        raise UserError(
+            f"engine.max_model_len is {asked}, but KV memory holds only {room} tokens (lower it, or give auto)"
+        )
     return asked

@@ -43,7 +43,7 @@ class Speculation:
         if scenario.speculation["name"] != "none":
             return cls.resolve(scenario.speculation, scenario.acceptance, scenario.seed, target)
         if scenario.acceptance is not None:
-            raise UserError("acceptance changes nothing without speculation (give --speculation, such as eagle3)")
+            raise UserError("acceptance has no effect without speculation (give --speculation, such as eagle3)")
         return None
 
     @classmethod
@@ -105,10 +105,10 @@ class Speculation:
         if self.assumed:
             rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
             yield (
-                f"speculation {self.method}: acceptance is assumed ({rates} by position, measured elsewhere); "
-                "give yours with --acceptance"
+                f"speculation {self.method}: acceptance rates are assumed ({rates} by position, measured on other "
+                "workloads); set your own with --acceptance"
             )
         if trace.longest_output == 1:
-            yield f"speculation {self.method} changes nothing but costs: every request has one output token"
+            yield f"speculation {self.method} only adds cost: every request has one output token"
         if self.acceptance.rates(1)[0] == 0.0:
             yield f"speculation {self.method}: no draft is ever accepted"

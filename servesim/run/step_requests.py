@@ -30,13 +30,13 @@ CHUNK = 1 << 18
 def check_step_requests(scenario: Scenario, writer: ResultWriter | None, jobs: int) -> None:
     """Raise UserError if a run cannot record the requests of its steps."""
     if writer is None:
-        raise UserError("step_requests: they are kept in a result directory alone: give one (--out, out=...)")
+        raise UserError("step_requests: written only to a result directory: give one (--out, out=...)")
     if scenario.stream:
-        raise UserError("step_requests: a streamed run keeps no records of single steps")
+        raise UserError("step_requests: not available in a streamed run, which keeps no records of steps")
     if jobs > 1:
-        raise UserError("step_requests: steps are told by one process alone, not with --jobs")
+        raise UserError("step_requests: not available with --jobs: one process must record all steps")
     if scenario.mode != "reference":
-        raise UserError("step_requests: steps are told one by one in reference mode alone (--mode reference)")
+        raise UserError("step_requests: available only in reference mode (--mode reference)")
 
 
 class StepRequests(Part):
@@ -77,4 +77,6 @@ class StepRequests(Part):
         """Return a note on steps missing from the table."""
         if not self.left_out:
             return []
-        return [f"step_requests: full at {self._rows:,} rows; the last {self.left_out:,} steps are not in it"]
+        return [
+            f"step_requests: the limit of {self._rows:,} rows is reached; the last {self.left_out:,} steps are missing"
+        ]

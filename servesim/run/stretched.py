@@ -111,9 +111,9 @@ def unscaled(scenario: Scenario, waits: bool) -> str:
     usual = ClientSettings()
     for name in ClientSettings.model_fields:
         if name not in _SCALED_CLIENTS and getattr(scenario.clients, name) != getattr(usual, name):
-            return f"clients.{name} is a time or a behavior that does not stretch with the server's"
+            return f"clients.{name} does not scale with the server's times"
     if waits:
-        return "pauses of conversations do not stretch with the server's times"
+        return "pauses in conversations do not scale with the server's times"
     if fleet_varies(scenario):
-        return "intervals of autoscalers and starts of replicas do not stretch with the server's times"
-    return "streamed runs are not run again" if scenario.stream else ""
+        return "autoscaler intervals and replica start times do not scale with the server's times"
+    return "streamed runs cannot be rerun" if scenario.stream else ""

@@ -87,7 +87,7 @@ def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
     if burstiness is None or scenario.rate is None or scenario.rate == float("inf") or len(trace) < 2:
         return trace
     if trace.after is not None:
-        raise UserError("clients.burstiness draws when requests come that wait for no other; these are conversations")
+        raise UserError("clients.burstiness cannot be used with conversations: their turns wait for answers")
     gaps = gamma(scenario.seed, "client arrivals", np.arange(len(trace)), cv=burstiness**-0.5)
     arrival = np.rint(np.cumsum(gaps) * MEAN_GAP_NS).astype(np.int64)
     note = f"arrivals drawn with gaps of a gamma distribution of shape {burstiness:g}"
@@ -111,7 +111,7 @@ def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) 
     }
     for name, asked in whole.items():
         if asked:
-            raise UserError(f"{name} needs the whole trace in memory: not in a streamed run (--stream)")
+            raise UserError(f"{name} needs the whole trace in memory, so it cannot be used with --stream")
     wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
     if trace is None:
         _refuse_object(scenario)
@@ -126,7 +126,7 @@ def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) 
 
 def _refuse_object(scenario: Scenario) -> None:
     if scenario.trace.startswith(OBJECT):
-        raise UserError(f"trace {scenario.trace} was an object in Python: hand it to simulate(..., trace=...) again")
+        raise UserError(f"trace {scenario.trace} was a Python object: pass it again, as simulate(..., trace=...)")
 
 
 def paced(trace: T, rate: Rate | None) -> T:

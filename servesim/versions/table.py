@@ -61,7 +61,7 @@ def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> Engi
     Raises UserError for an unknown engine and for an invalid version.
     """
     if engine not in engines():
-        raise UserError(f"no facts about engine {engine!r}{suggest(engine, engines())}")
+        raise UserError(f"no facts are known about engine {engine!r}{suggest(engine, engines())}")
     table = _table(engine)
     newest = parse_version(table["newest"])
     asked = newest if version is None else parse_version(version)

@@ -13,7 +13,7 @@ from servesim.errors import UserError
 
 Ints = NDArray[np.int64]
 
-LENGTH_CAPPED = "finish reason not in the trace: every request ends at its length cap"
+LENGTH_CAPPED = "the trace has no finish reasons: every request ends at its length cap"
 LABELS = ("session", "play", "tenant", "class", "model")
 """Labels of rows; a session is a conversation, and a play is everything that an agent and its sub-agents do."""
 DISPATCH, COMPLETION = 0, 1
@@ -176,7 +176,7 @@ class Trace:
             raise UserError(f"trace {self.name}: row {bad[0]}: max_tokens is less than output_len")
         bad = np.flatnonzero(~self.stop & (self.max_tokens != self.output_len))
         if len(bad):
-            raise UserError(f"trace {self.name}: row {bad[0]}: does not stop by itself, yet ends before max_tokens")
+            raise UserError(f"trace {self.name}: row {bad[0]}: does not stop on its own, but ends before max_tokens")
         for name, values in self.labels.items():
             if name not in LABELS or len(values) != n:
                 raise UserError(f"trace {self.name}: {len(values)} labels {name!r}; {n} of {', '.join(LABELS)} can be")
@@ -271,7 +271,7 @@ class Trace:
         this is a part of one."""
         count, start, end = span or (len(self), int(self.arrival_ns[0]), int(self.arrival_ns[-1]))
         if rate == float("inf"):
-            note = "rate inf: every request that waits for no other is there from the start"
+            note = "rate inf: every request that does not wait for another arrives at the start"
             return replace(self, arrival_ns=np.zeros_like(self.arrival_ns), notes=(*self.notes, note))
         if rate <= 0:
             raise UserError(f"rate must be positive, not {rate:g}")
@@ -323,7 +323,7 @@ def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
 def check_after(name: str, after: After, n: int) -> None:
     """Raise UserError if rows wait for nonexistent rows, for themselves in a cycle, or for a negative time."""
     if len(after.rows) and not (after.rows.min() >= 0 and after.rows.max() < n and after.delays_ns.min() >= 0):
-        raise UserError(f"trace {name}: a request waits for a row that is not there, or for a negative time")
+        raise UserError(f"trace {name}: a request waits for a missing row, or for a negative time")
     waiters = np.repeat(np.arange(n), np.diff(after.offsets))
     if (after.rows < waiters).all():
         return
@@ -340,4 +340,4 @@ def check_after(name: str, after: After, n: int) -> None:
                 free.append(waiter)
                 count += 1
     if count < n:
-        raise UserError(f"trace {name}: row {int(np.flatnonzero(blocked)[0])}: waits for itself in a ring")
+        raise UserError(f"trace {name}: row {int(np.flatnonzero(blocked)[0])}: waits for itself in a cycle")

@@ -73,7 +73,7 @@ class TraceStream:
 def waits(name: str) -> UserError:
     """Return the error for a trace that cannot be split into chunks."""
     return UserError(
-        f"trace {name}: requests wait for others (conversations or agents), which a streamed run does not follow; run "
+        f"trace {name}: requests wait for others (conversations or agents), which a streamed run does not support; run "
         "it without --stream"
     )
 
@@ -125,7 +125,7 @@ class TraceFacts:
             if chunk.samples is not None and isinstance(trace, TraceStream):
                 raise UserError(
                     f"trace {trace.name}: requests ask for several samples (n > 1), which a streamed run does not "
-                    "follow; run it without --stream"
+                    "support; run it without --stream"
                 )
             samples = samples or chunk.samples is not None
             digest.add(chunk)
@@ -140,7 +140,7 @@ class TraceFacts:
         if not count:
             raise UserError(f"trace {trace.name}: no requests")
         if len(kinds) > 1:
-            raise UserError(f"trace {trace.name}: some chunks have content or labels that others have not")
+            raise UserError(f"trace {trace.name}: some chunks have content or labels that others lack")
         has_content, labels = kinds.pop()
         return cls(
             name=trace.name,

@@ -78,7 +78,7 @@ def test_ctrl_c_keeps_a_table_says_so_and_the_same_command_goes_on(tmp_path: Pat
     _, said = running.communicate(timeout=300)
     assert running.returncode == 130
     assert said.splitlines()[-1].startswith("interrupted: ")
-    assert "keeps what was measured" in said
+    assert "keeps the measurements" in said
     kept = Journal.load(tmp_path / "t").grid
     assert len(kept) >= 20
     assert (tmp_path / "t" / "measured-gemm.parquet").exists()

@@ -246,7 +246,7 @@ def test_a_missing_kernel_library_is_named_with_what_does_without(tmp_path: Path
     with pytest.raises(UserError, match="no such file"):
         open_kernels(device, None, None, [tmp_path / "_vllm_fa3_C.abi3.so"])
     (tmp_path / "broken.so").write_bytes(b"no library")
-    with pytest.raises(UserError, match="does not load with this torch"):
+    with pytest.raises(UserError, match="cannot be loaded with this torch"):
         open_kernels(device, None, None, [tmp_path / "broken.so"])
 
 

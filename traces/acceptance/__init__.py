@@ -109,7 +109,7 @@ def vector(what: str, text: str) -> list[float]:
     try:
         values = [float(part) for part in text.split("/")]
     except ValueError:
-        raise ValueError(f"{what} is {text!r}: write chances as 0.7/0.5/0.3") from None
+        raise ValueError(f"{what} is {text!r}: write probabilities as 0.7/0.5/0.3") from None
     if not all(0.0 <= value <= 1.0 for value in values):
-        raise ValueError(f"{what} is {text!r}: chances lie between 0 and 1")
+        raise ValueError(f"{what} is {text!r}, must be probabilities from 0 to 1")
     return values

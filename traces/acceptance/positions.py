@@ -49,7 +49,7 @@ def conditional(params: PositionsParams) -> list[float]:
         return vector("conditional", params.conditional)
     marginal = vector("marginal", params.marginal)
     if any(later > earlier for earlier, later in pairwise(marginal)):
-        raise ValueError(f"marginal is {params.marginal!r}: rates by position never rise (conditional ones may)")
+        raise ValueError(f"marginal is {params.marginal!r}: rates by position must not increase (conditional ones may)")
     before = [1.0, *marginal[:-1]]
     return [rate / earlier if earlier else 0.0 for rate, earlier in zip(marginal, before, strict=True)]
 
@@ -120,7 +120,7 @@ def spread_out(chances: tuple[float, ...], spread: float) -> tuple[float, float]
 
     widest = 8.0
     if reached(widest) < spread:
-        raise ValueError(f"spread is {spread}: with these rates requests differ by {reached(widest):.2f} at most")
+        raise ValueError(f"spread is {spread}: with these rates it can be at most {reached(widest):.2f}")
     sigma = _root(lambda x: reached(x) - spread, 0.0, widest)
     return sigma, shift_of(sigma)
 

@@ -63,7 +63,7 @@ def _read(path: Path) -> list[list[bool]]:
         if type(row) is not int or not isinstance(right, str):
             raise UserError(f'{path} line {number}: not {{"row": 0, "right": "1101"}}')
         if not right or set(right) - {"0", "1"} or row != len(rows):
-            raise UserError(f"{path} line {number}: rows count from 0, right is letters 0 and 1")
+            raise UserError(f"{path} line {number}: row must be counted from 0, and right must consist of 0 and 1")
         rows[row] = [letter == "1" for letter in right]
     if not rows:
         raise UserError(f"{path}: no rows")

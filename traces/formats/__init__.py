@@ -71,7 +71,7 @@ def first_of(folder: Path) -> Path:
     """Return the first file of a folder that contains one session per JSON file, or a trace in Parquet files."""
     files = sorted(folder.glob("*.json*")) or sorted(folder.glob("*.parquet"))
     if not files:
-        raise UserError(f"{folder}: is a folder without session files (*.json) or Parquet files, not a trace file")
+        raise UserError(f"{folder}: not a trace: the folder has no session files (*.json) or Parquet files")
     return files[0]
 
 
@@ -83,8 +83,8 @@ def detect_format(path: Path) -> str:
             return name
     kind = "binary data" if b"\x00" in head else f"beginning {_excerpt(head)}"
     raise UserError(
-        f"{path}: unknown trace format ({kind}); rows with a time, prompt tokens and output tokens are needed, such as "
-        "CSV with timestamp,prompt_tokens,completion_tokens (servesim trace list names all formats)"
+        f"{path}: unknown trace format ({kind}); each row needs a time, prompt tokens and output tokens, such as CSV "
+        "with timestamp,prompt_tokens,completion_tokens (servesim trace list names all formats)"
     )
 
 
@@ -102,7 +102,7 @@ def call_read(module: Format, path: Path, options: dict[str, Any]) -> Trace:
         if option not in known:
             raise UserError(f"{path}: format {module.NAME} has no option {option!r}{suggest(option, known)}")
     if path.is_dir() and not getattr(module, "FOLDERS", False):
-        raise UserError(f"{path}: is a folder; format {module.NAME} is one file")
+        raise UserError(f"{path}: is a folder, but format {module.NAME} is a single file")
     trace: Trace = module.read(path, **options)
     return trace
 

@@ -152,13 +152,13 @@ def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
         return epoch, "since 1970, by their size"
     span, gaps = most - least, len(values) - 1
     if not span:
-        return "s", "assumed: there is no span to tell by"
+        return "s", "assumed: the times span nothing to judge by"
     rate = gaps / span  # in units
     if any(isinstance(value, float) and not value.is_integer() for value in values) and rate >= LEAST_SECONDS_RATE:
         return "s", f"by their size: {rate:.3g} requests/s"
     for unit, factor in UNITS.items():
         if rate * 1e9 / factor >= LEAST_RATE:
-            return unit, f"by their size: {rate * 1e9 / factor:.3g} requests/s; --columns unit=... says otherwise"
+            return unit, f"by their size: {rate * 1e9 / factor:.3g} requests/s; set it with --columns unit=..."
     return "ns", "by their size"
 
 

@@ -23,7 +23,7 @@ from ._clock import dates_ns
 from ._names import UNITS
 
 DATES = "dates"
-NO_TIMES = "no times in the file: all requests are there from the start (--shape arrive:... spreads them)"
+NO_TIMES = "no times in the file: all requests arrive at the start (--shape arrive:... spreads them)"
 Cells = dict[str, list[str]]
 
 
@@ -55,7 +55,7 @@ class ColumnFormat:
 
     def __post_init__(self) -> None:
         if self.writes and (self.beside or not self.arrival or self.unit not in ("s", DATES)):
-            raise ValueError(f"{self.name}: written are an arrival in seconds or as a date, and two lengths")
+            raise ValueError(f"{self.name}: only an arrival (seconds or a date) and two lengths can be written")
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ def _without_failed(
     """Return the cells and line numbers of the requests that have output tokens, and a note on the others."""
     kept = np.flatnonzero(_text.whole(path, row.output, cells[row.output], lines) > 0).tolist()
     if not kept:
-        raise UserError(f"{path}: no requests but {row.failed}")
+        raise UserError(f"{path}: no requests other than {row.failed}")
     failed = len(lines) - len(kept)
     notes = (f"{failed} {row.failed} left out",) if failed else ()
     return {name: [column[i] for i in kept] for name, column in cells.items()}, [lines[i] for i in kept], notes

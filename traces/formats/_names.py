@@ -122,7 +122,9 @@ def roles(
             continue
         best = [n for rank, count, _, n in ranked if (rank, count) == ranked[0][:2]]
         if role in ("arrival", "prompt", "output") and len(best) > 1 and not all(same(best[0], n) for n in best[1:]):
-            raise UserError(f"{shown(best[0])} or {shown(best[1])} could be the {role}: say --columns {role}=NAME")
+            raise UserError(
+                f"{shown(best[0])} or {shown(best[1])} could be the {role}: choose with --columns {role}=NAME"
+            )
         found[role] = best[0]
         free.remove(best[0])
     return found

@@ -86,7 +86,7 @@ def aside(extra: Iterable[str]) -> tuple[str, ...]:
     for name in extra:
         close = difflib.get_close_matches(name[:MOST_SHOWN], known, n=1, cutoff=0.85)
         named.append(f'{name[:MOST_SHOWN]} (did you mean "{close[0]}"?)' if close else name[:MOST_SHOWN])
-    return (f"columns kept aside: {', '.join(named)}",) if named else ()
+    return (f"extra columns not used: {', '.join(named)}",) if named else ()
 
 
 def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -220,7 +220,7 @@ def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
 def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) -> list[Any]:
     for cell, line in zip(cells[name], lines, strict=True):
         if cell is None:
-            raise UserError(f"{path}: line {line}: no {shown(name)}; all requests have it or none")
+            raise UserError(f"{path}: line {line}: no {shown(name)}; either all requests have it or none")
     return cells[name]
 
 
@@ -240,7 +240,9 @@ def check_caps(path: Path, columns: dict[str, Any], lines: Sequence[int]) -> Non
         raise UserError(f"{path}: line {lines[bad[0]]}: max_tokens is less than output_len")
     bad = np.flatnonzero(~columns["stop"] & (columns["max_tokens"] != columns["output_len"]))
     if len(bad):
-        raise UserError(f"{path}: line {lines[bad[0]]}: ends by length (stop false) but output_len is not max_tokens")
+        raise UserError(
+            f"{path}: line {lines[bad[0]]}: stop is false (it ends by length), but output_len is not max_tokens"
+        )
 
 
 def _runs(path: Path, prompt_len: Ints, cells: list[Any], lines: list[int]) -> Content:

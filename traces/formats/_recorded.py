@@ -177,12 +177,14 @@ def _with_sessions(
         name = log.request_id[row] if log.request_id else None
         calls.append(Call(log.lines[row], at, int(log.prompt[row]), int(log.output[row]), runs, edges, labels, name))
     how = (
-        f"{waits:,} of which wait for the answer before (timing={timing})" if waits else "sent at their recorded times"
+        f"{waits:,} of which wait for the previous answer (timing={timing})"
+        if waits
+        else "sent at their recorded times"
     )
     if before:
         notes.append(f"{len(before):,} later turns of sessions, {how}")
     if share >= GROWING:
-        notes.append(f"prompts of later turns are taken to contain the turns before: {share:.0%} are long enough")
+        notes.append(f"prompts of later turns are assumed to contain the earlier turns: {share:.0%} are long enough")
     return calls
 
 

@@ -61,7 +61,7 @@ def _csv(path: Path, start: str) -> Table:
     cells = [cell.strip().strip('"') for cell in header.split(separator)]
     if cells and all(_is_value(cell) for cell in cells):
         raise UserError(
-            f"{path}: line 1 is no header but {shown(header.strip())[:80]}; add names, such as "
+            f"{path}: line 1 is not a header but {shown(header.strip())[:80]}; add column names, such as "
             "timestamp,prompt_tokens,completion_tokens"
         )
     names, columns, lines = next(_text.csv_chunks(path, (), None, separator))
@@ -83,7 +83,7 @@ def _json(path: Path, start: str) -> Table:
         return _rows(path, _text.json_lines(path))
     found = _records(read_json(path), 0)
     if found is None:
-        raise UserError(f"{path}: no list of requests in this JSON; one is needed, or an object a line (JSONL)")
+        raise UserError(f"{path}: no list of requests in this JSON; it needs one, or one object per line (JSONL)")
     if len(found) > limits().rows:
         raise too_much(path, "requests are", "rows")
     return _rows(path, ((i, row) for i, row in enumerate(found, start=1)))

@@ -79,7 +79,7 @@ def csv_chunks(
                     raise UserError(f"{path}: line 1: no column {column!r}; needed: {','.join(needed)}")
             for i, column in enumerate(header):
                 if column in header[:i]:
-                    raise UserError(f"{path}: line 1: column {shown(column)} is there twice")
+                    raise UserError(f"{path}: line 1: column {shown(column)} appears twice")
             width = len(header)
             for row in reader:
                 if not row:
@@ -238,8 +238,8 @@ def in_order(
         row = int(backwards[0]) + 1
         if not sort:
             raise UserError(
-                f"{path}: line {lines[row]}: arrives before the request above it; "
-                "order the file by time, or let it be sorted (--sort; from Python sort=True)"
+                f"{path}: line {lines[row]}: arrives before the request above it; sort the file by time, or use --sort "
+                "(sort=True in Python)"
             )
         order = np.argsort(arrival, kind="stable")
         notes_so_far = trace_columns.pop("notes", ())

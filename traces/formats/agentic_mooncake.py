@@ -48,7 +48,7 @@ def read(path: Path) -> Trace:
     for number, row in rows:
         name = str(_text.need(path, number, row, "request_id"))
         if name in positions:
-            raise UserError(f"{path}: line {number}: request_id {shown(name)} is there twice")
+            raise UserError(f"{path}: line {number}: request_id {shown(name)} appears twice")
         positions[name] = len(calls)
         waits.append(row.get("dependencies") or [])
         calls.append(_call(path, number, row, name, size, scope == "local", numbers))
@@ -85,7 +85,7 @@ def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> 
         raise UserError(f"{path}: line {line}: depends on {shown(source)}, which is not in the file{meant}")
     for value, known in ((trigger, TRIGGERS), (relation, RELATIONS)):
         if value not in known:
-            raise UserError(f"{path}: line {line}: a dependency says {shown(value)}, must be one of {', '.join(known)}")
+            raise UserError(f"{path}: line {line}: a dependency is {shown(value)}, must be one of {', '.join(known)}")
     delay = _calls.seconds_ns(path, line, "delay_ms", dependency.get("delay_ms", 0), MS)
     return positions[source], TRIGGERS.index(str(trigger)), delay, RELATIONS.index(relation)
 
@@ -98,7 +98,7 @@ def write(trace: Trace, path: Path) -> None:
     sessions = trace.labels.get("session") or plays
     names = trace.request_id or tuple([str(row) for row in range(n)])
     if len(set(names)) < n:
-        raise UserError(f"trace {trace.name}: two requests have one name; format {NAME} tells them apart by it")
+        raise UserError(f"trace {trace.name}: two requests have the same name; format {NAME} needs unique names")
     models, classes = trace.labels.get("model") or ("",) * n, trace.labels.get("class")
     size = FINEST
     ids: list[list[int]] | None = None

@@ -49,7 +49,7 @@ def read(path: Path) -> Trace:
                 if result := _calls.count(path, line, "tool_call_output_length", results[turn], 0):
                     runs.append((texts, result))
                     texts += 1
-    return _calls.build(path, calls, ("no times: all sessions are there from the start",))
+    return _calls.build(path, calls, ("no times: all sessions start at once",))
 
 
 def _per_turn(path: Path, line: int, row: dict[str, Any], key: str, turns: int) -> list[Any]:

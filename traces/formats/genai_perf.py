@@ -67,12 +67,13 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
         }
 
     log = recorded_of(path, done, take)
-    notes = [f"answers counted at a token a response: mean {log.output.mean():.0f}"]
+    notes = [f"output tokens counted as one per response: mean {log.output.mean():.0f}"]
     if told.constant("prompt", ()) is None:
         notes.append(
-            f"the text of {silent:,} of {len(done):,} prompts is not in the file: 1 token each; say --columns prompt=N"
+            f"{silent:,} of {len(done):,} prompts have no text in the file and count as 1 token each; set --columns "
+            "prompt=N"
             if silent
-            else f"prompts counted at {CHARACTERS} characters a token: mean {log.prompt.mean():.0f}"
+            else f"prompts counted at {CHARACTERS} characters per token: mean {log.prompt.mean():.0f}"
         )
     if len(rows) > len(done):
         notes.append(f"{len(rows) - len(done):,} requests without a response left out")

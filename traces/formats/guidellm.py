@@ -59,5 +59,5 @@ def recorded(path: Path) -> Recorded:
 
     notes = [f"{left:,} errored or incomplete requests left out"] if left else []
     if len(runs) > 1:
-        notes.append(f"{len(runs)} benchmarks, one after the other at their recorded times")
+        notes.append(f"{len(runs)} benchmarks, one after another at their recorded times")
     return recorded_of(path, rows, take, notes=tuple(notes))

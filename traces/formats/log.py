@@ -104,7 +104,9 @@ def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> Non
     if lacking:
         names = ", ".join(shown(name)[:40] for name in table.names[:MOST_NAMED])
         more = f" and {len(table.names) - MOST_NAMED} more" if len(table.names) > MOST_NAMED else ""
-        raise UserError(f"{table.path}: no column is {' or '.join(lacking)} among {names}{more}; say which: {EXAMPLE}")
+        raise UserError(
+            f"{table.path}: no column for {' or '.join(lacking)} found among {names}{more}; name it: {EXAMPLE}"
+        )
 
 
 def _check_single(table: Table, role: dict[str, str]) -> None:
@@ -119,8 +121,8 @@ def _check_single(table: Table, role: dict[str, str]) -> None:
                 break
             if several:
                 raise UserError(
-                    f"{table.path}: line {line}: {name} is {shown(cell)[:80]}, so rows are sums of several requests; a "
-                    "log with one request a row is needed"
+                    f"{table.path}: line {line}: {name} is {shown(cell)[:80]}, so rows are sums over several requests; "
+                    "the log must have one request per row"
                 )
 
 
@@ -137,7 +139,8 @@ def _with_cached(table: Table, role: dict[str, str], prompt: Floats) -> tuple[Fl
     if hits and total and (found := float(np.nansum(_counts(table, hits[0])))):
         notes.append(
             f"the server found {found / total:.1%} of prompt tokens in its cache ({shown(hits[0])}); the log does not "
-            "say what prompts contain, so this run finds none of them again: --shape share:tokens=N says what is shared"
+            "record the content of prompts, so this run has no prefix hits: define shared tokens with --shape "
+            "share:tokens=N"
         )
     return prompt, notes
 
@@ -181,8 +184,9 @@ def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) ->
     kept = np.flatnonzero(~without & ~failed)
     if not len(kept):
         raise UserError(
-            f"{table.path}: none of the {len(prompt)} rows is an answered request with prompt and output tokens "
-            f"({', '.join(shown(role[n]) for n in ('prompt', 'output', 'status') if n in role)}); say which: {EXAMPLE}"
+            f"{table.path}: none of the {len(prompt)} rows is a completed request with prompt and output tokens "
+            f"({', '.join(shown(role[n]) for n in ('prompt', 'output', 'status') if n in role)}); name the columns: "
+            f"{EXAMPLE}"
         )
     if len(bad := np.flatnonzero(prompt[kept] < 1)):
         raise UserError(f"{table.path}: line {table.lines[kept[bad[0]]]}: {role['prompt']} is 0, must be at least 1")
@@ -223,7 +227,7 @@ def _times(
             if name == "arrival" or found["arrival"] is None:
                 notes.append(note)
     if "arrival" not in role:
-        notes = notes or ["no times: all requests are there from the start (--shape arrive:process=poisson,rate=5)"]
+        notes = notes or ["no times: all requests arrive at the start (--shape arrive:process=poisson,rate=5)"]
     named_sides = [f"{side} tokens from {shown(role[side])}" for side in ("prompt", "output") if side in role]
     return found["arrival"], found["end"], [*notes, *([", ".join(named_sides)] if named_sides else [])]
 
@@ -272,7 +276,7 @@ def _aside(table: Table, role: dict[str, str], columns: Columns) -> list[str]:
     )
     rest = [name for name in table.names if name not in used]
     more = f" and {len(rest) - MOST_NAMED} more" if len(rest) > MOST_NAMED else ""
-    return [f"columns kept aside: {', '.join(rest[:MOST_NAMED])}{more}"] if rest else []
+    return [f"extra columns not used: {', '.join(rest[:MOST_NAMED])}{more}"] if rest else []
 
 
 def _texts(table: Table, name: str, kept: Ints) -> tuple[str, ...]:

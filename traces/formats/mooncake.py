@@ -130,7 +130,7 @@ def spread(arrival_ns: Ints) -> tuple[Ints, str]:
     distinct, counts = np.unique(arrival_ns, return_counts=True)
     steps = np.diff(distinct)
     if len(steps) == 0 or counts.max() == 1:
-        return arrival_ns, "spread_ticks=uniform: no two requests share a time, nothing spread"
+        return arrival_ns, "spread_ticks=uniform has no effect: no two requests share a time"
     tick = int(np.median(steps))
     widths = np.minimum(np.append(steps, tick), tick)
     start = np.repeat(distinct, counts)

@@ -82,7 +82,7 @@ def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
     known = (*_native.REQUIRED, *(name for name in _native.OPTIONAL if name not in ("after", "n", "content")), *LISTS)
     for i, column in enumerate(schema.names):
         if column in schema.names[:i]:
-            raise UserError(f"{path}: column {shown(column)} is there twice")
+            raise UserError(f"{path}: column {shown(column)} appears twice")
     meta = json_value((schema.metadata or {}).get(META, b"{}").decode())
     if not isinstance(meta, dict):
         raise UserError(f"{path}: its servesim_trace metadata is {shown(meta)}, must be an object")

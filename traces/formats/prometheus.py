@@ -50,7 +50,7 @@ def read(path: Path) -> Trace:
     counted = min(round(max(buckets.values())) for _, buckets, _ in sides)
     count = min(counted, MOST_REQUESTS, limits().rows)
     if count < 1:
-        raise UserError(f"{path}: {sides[0][0]} has counted no request")
+        raise UserError(f"{path}: {sides[0][0]} has counted no requests")
     lengths = [_lengths(path, *side, count) for side in sides]
     rows = np.arange(count, dtype=np.int64)
     orders = [np.argsort(draws.uniform(0, f"prometheus {side}", rows), kind="stable") for side in ("prompt", "output")]
@@ -58,9 +58,9 @@ def read(path: Path) -> Trace:
     gaps = -np.log1p(-draws.uniform(0, "prometheus arrivals", rows)) * SECOND
     arrival = np.rint(np.cumsum(gaps)).astype(np.int64)
     notes = [
-        f"drawn from histograms of {counted:,} requests: prompts mean {lengths[0].mean():,.0f}, outputs mean "
-        f"{lengths[1].mean():,.0f} tokens, one independent of the other",
-        "no rate in a histogram: requests come at random, one a second; give --rate",
+        f"drawn independently from histograms of {counted:,} requests: prompts mean {lengths[0].mean():,.0f}, outputs "
+        f"mean {lengths[1].mean():,.0f} tokens",
+        "histograms have no rate: requests arrive at random, one per second on average; give --rate",
     ]
     return Trace.from_lengths(path.name.split(".")[0], arrival - arrival[0], *mixed, notes=tuple(notes))
 
@@ -83,7 +83,7 @@ def _series(path: Path) -> dict[str, tuple[dict[float, float], float]]:
             if not math.isfinite(value) or value < 0 or math.isnan(upper):
                 raise ValueError
         except ValueError:
-            raise UserError(f"{path}: line {number}: {shown(line)[:120]} is no number of at least 0") from None
+            raise UserError(f"{path}: line {number}: {shown(line)[:120]} is not a number of at least 0") from None
         base = name.removesuffix("_bucket").removesuffix("_sum")
         if edge is None:
             sums[base] = sums.get(base, 0.0) + value
@@ -100,7 +100,7 @@ def _lengths(path: Path, name: str, buckets: dict[float, float], total: float, c
     edges = sorted(buckets)
     cumulative = np.array([buckets[edge] for edge in edges])
     if np.any(np.diff(cumulative) < 0):
-        raise UserError(f"{path}: {name}: counts of buckets fall, but each has those of the smaller ones in it")
+        raise UserError(f"{path}: {name}: bucket counts decrease, but they must be cumulative")
     whole = cumulative[-1]
     uppers = [min(edge, BEYOND * max((e for e in edges if math.isfinite(e)), default=1.0), 1 << 40) for edge in edges]
     lowers = [1.0, *uppers[:-1]]

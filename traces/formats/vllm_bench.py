@@ -33,12 +33,16 @@ def read(path: Path) -> Trace:
     else:
         prompt, output = (_even(path, result, f"total_{side}_tokens") for side in ("input", "output"))
         sent = np.zeros(len(prompt), dtype=np.int64)
-        notes.append("lengths of requests are not recorded: all take the mean")
+        notes.append("lengths of requests are not recorded: all have the mean length")
     if result.get("max_concurrency"):
-        notes.append(f"recorded with max_concurrency={result['max_concurrency']}: give --max-concurrency to replay so")
+        notes.append(
+            f"recorded with max_concurrency={result['max_concurrency']}: give --max-concurrency to replay it that way"
+        )
         sent = np.zeros_like(sent)
     elif not sent.any():
-        notes.append(f"send times are not recorded (request_rate {result.get('request_rate')}): all at once")
+        notes.append(
+            f"send times are not recorded (request_rate {result.get('request_rate')}): all requests arrive at once"
+        )
     return Trace.from_lengths(path.stem, np.zeros_like(sent), prompt, output, notes=tuple(notes)).at(sent)
 
 
@@ -66,11 +70,11 @@ def _even(path: Path, result: dict[str, Any], key: str) -> Ints:
     count, total = result.get("completed"), result.get(key)
     if type(count) is not int or type(total) is not int or not 1 <= count <= total:
         raise UserError(
-            f"{path}: completed is {shown(count)} and {key} {shown(total)}: no requests to share tokens among"
+            f"{path}: completed is {shown(count)} and {key} {shown(total)}: there are no requests for these tokens"
         )
     if count > limits().rows:
         raise too_much(path, "requests are", "rows")
     if count * total >= 1 << 62:
-        raise UserError(f"{path}: {key} is {total} for {count} requests, which is beyond any server")
+        raise UserError(f"{path}: {key} is {total} for {count} requests, which is impossible")
     edges = np.arange(count + 1, dtype=np.int64) * total // count
     return np.diff(edges)

@@ -58,11 +58,11 @@ def read(path: Path, *, timing: str = "think", content: str = "outputs", duplica
         silent += reader.silent
     notes = [f"timing={timing}"]
     if content == "outputs":
-        notes.append("a prompt that extends a whole earlier one is taken to contain that one's output")
+        notes.append("a prompt that extends an entire earlier prompt is assumed to contain its output")
     if silent:
         notes.append(f"{silent} calls without output count as one token")
     if dropped:
-        notes.append(f"{dropped} sessions left out: copies of others")
+        notes.append(f"{dropped} duplicate sessions left out")
     return _calls.build(path, calls, tuple(notes))
 
 

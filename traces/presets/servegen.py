@@ -86,7 +86,7 @@ class ServeGenFit:
                 break
         drawn = Arrivals(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         if len(drawn.at) < (1 if requests is None else max(requests, 1)):
-            raise UserError(f"preset {self.name}: has {len(drawn.at)} requests there (a larger scale has more)")
+            raise UserError(f"preset {self.name}: has only {len(drawn.at)} requests there (raise scale)")
         drawn = drawn.take(slice(requests))
         note = f"fitted twin of {self.original['file']} ({self.original['citation']}), seed {seed}"
         return Trace.from_lengths(

@@ -60,7 +60,7 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
     }
     if "turns" in calls:
         if "n" in calls:
-            raise UserError("synth: n and turns do not go together: a turn has one answer")
+            raise UserError("synth: n and turns cannot be combined: a turn has one answer")
         columns.pop("samples")
         columns = turns.draw(calls["turns"], arrival_ns, prompt, output, content, seed)
     return Trace.from_lengths(_name(spec), **columns, notes=(_note(seed),))

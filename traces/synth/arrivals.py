@@ -52,7 +52,7 @@ def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
         raise UserError(f"synth: arrivals=gamma: {next(iter(args))} is {value:g}, must be positive")
     cv = args["cv"] if "cv" in args else value**-0.5
     if not 1e-3 <= cv <= 1e3:
-        raise UserError(f"synth: arrivals=gamma: a coefficient of variation of {cv:g} is none of 0.001 to 1000")
+        raise UserError(f"synth: arrivals=gamma: the coefficient of variation is {cv:g}, must be from 0.001 to 1000")
     return draws.gamma(seed, "arrivals", rows, cv=cv)
 
 
@@ -70,7 +70,7 @@ def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     low = rate * (on + off) / (ratio * on + off)
     points = np.cumsum(draws.exponential(seed, "arrivals", rows))
     if points[-1] * 1.5 > MOST_CYCLES * rate * (on + off):
-        raise UserError(f"synth: arrivals=mmpp: on and off are so short that there are over {MOST_CYCLES:,} of each")
+        raise UserError(f"synth: arrivals=mmpp: on and off are too short: there would be over {MOST_CYCLES:,} of each")
     cycles = int(points[-1] / (rate * (on + off)) * 1.5) + 20
     while True:
         stays = draws.exponential(seed, "arrival states", np.arange(cycles)[:, None], np.arange(2)) * [on, off]

@@ -111,8 +111,8 @@ def sample_file() -> Path:
     folder = package_folder()
     if folder is None or not (folder / SAMPLE).is_file():
         raise UserError(
-            "no files given, and the measured cells of aiconfigurator-core 0.12.0 are not installed: "
-            'pip install "servesim[silicon]", or name a table or recordings of your own'
+            "no measured cells: aiconfigurator-core 0.12.0 is not installed and no files are given; pip install "
+            '"servesim[silicon]", or name your own table or recordings'
         )
     return folder / SAMPLE
 

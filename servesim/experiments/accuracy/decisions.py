@@ -27,19 +27,20 @@ BITS = {"fp8": 8, "awq": 4}
 NEAR = 0.1
 """Distance from the best output per GPU within which a choice counts as equally good."""
 DEFINITIONS = {
-    "settings": "of runs told by their commands those of one model, GPU, lengths and clients that differ in one "
-    "flag, in the format of the weights, in parallelism or in the engine",
-    "pairs": "cells of two servers at as many clients per GPU (sizes) or with as many clients and GPUs (engines); "
-    "right: the one with more measured output per GPU is the one with more simulated output; apart: those whose "
+    "settings": "runs described by their commands that share model, GPU, lengths and clients, and differ in one flag, "
+    "in the weight format, in parallelism or in the engine",
+    "pairs": "cells of two servers with equal clients per GPU (sizes) or with equal clients and GPUs (engines); "
+    "right: the server with more measured output per GPU also has more simulated output; apart: pairs whose "
     f"measured outputs differ by more than {APART:.0%}; near: right, or within {NEAR:.0%} of the better",
-    "naive": "sizes: fewest GPUs give the most output per GPU, and so do fewest bits; choices: "
-    "the fewest GPUs that keep the limit at all, at as many clients as a load test of that server allows",
-    "ceiling": "the share that one who knows the true means would get right, measurements being what they are: repeats "
-    "of one place (same labels, stated version) say how far two measurements differ by chance",
-    "choices": f"kept: measured TPOT of the one chosen is within the limit and {SLACK:.0%}; near: and its measured "
-    f"output per GPU at least {1 - NEAR:.0%} of the best that keeps the limit; declined: no simulated one keeps it",
-    "limits": f"TPOT of {', '.join(f'{limit:g}' for limit in LIMITS_MS)} ms, where some measured cells of a product "
-    "keep one and others do not, and they are of two sizes at least",
+    "naive": "sizes: assume that the fewest GPUs, or the fewest bits, give the most output per GPU; choices: the "
+    "fewest GPUs that can meet the limit, at as many clients as a load test of that server allows",
+    "ceiling": "the share that a predictor with the true means would get right, given the noise of measurements: "
+    "repeats with the same labels and a stated version show how far two measurements differ by chance",
+    "choices": f"kept: the measured TPOT of the chosen server is within the limit and {SLACK:.0%}; near: and its "
+    f"measured output per GPU at least {1 - NEAR:.0%} of the best that meets the limit; declined: no simulated "
+    "server meets it",
+    "limits": f"TPOT of {', '.join(f'{limit:g}' for limit in LIMITS_MS)} ms, if some measured cells of a product meet "
+    "the limit, others do not, and they have at least two sizes",
 }
 
 

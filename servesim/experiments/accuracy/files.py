@@ -25,7 +25,7 @@ def claim(out: Path) -> None:
         raise UserError(f"--out {out}: exists and is not a folder")
     others = sorted(p.name for p in out.iterdir() if p.name not in (CELLS, SUMMARY, REPORT)) if out.is_dir() else []
     if others:
-        raise UserError(f"--out {out}: exists and holds no score of servesim (but {others[0]})")
+        raise UserError(f"--out {out}: exists and is not a score of servesim (it holds {others[0]})")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,7 +67,7 @@ def load(folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
             cells = list(csv.DictReader(file))
         document: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         if not isinstance(document, dict) or {"scores", "decisions", "screen"} - set(document):
-            raise ValueError("summary.json is not that of a score")
+            raise ValueError("its summary.json is not from a score")
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: damaged: {error}") from error
     return cells, document

@@ -73,7 +73,7 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise UserError(f"{where}: {name} is {text!r}, a number is needed")
+            raise UserError(f"{where}: {name} is {text!r}, must be a number")
         return value
 
     source = row.get("silicon_data_source") or ""
@@ -121,7 +121,7 @@ def _settings(row: dict[str, str], where: str) -> tuple[tuple[str, Any], ...] | 
         return None
     found = untrusted.parse_json(row["settings"], f"{where}: settings")
     if not isinstance(found, dict):
-        raise UserError(f"{where}: settings: a JSON object is needed")
+        raise UserError(f"{where}: settings must be a JSON object")
     return tuple(sorted(found.items()))
 
 

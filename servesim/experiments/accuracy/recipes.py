@@ -68,13 +68,13 @@ def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
 
 def _recipe(cell: Cell) -> Recipe:
     if cell.mode != "agg" and cell.sides is None:
-        raise UserError("prefill and decode on separate servers, whose numbers are not stated")
+        raise UserError("prefill and decode on separate servers, in unknown numbers")
     if cell.pp > 1:
         raise UserError(f"pipeline of {cell.pp} stages")
     if cell.sides is None and cell.gpus > cell.tp * max(cell.dp, 1):
         raise UserError(f"experts over {cell.gpus} GPUs, attention over {cell.tp * max(cell.dp, 1)}")
     if cell.source.startswith(CONTRADICTION):
-        raise UserError("the heading of the run names another model or flag than its command")
+        raise UserError("the run's heading and its command name different models or flags")
     own = recipes()["models"].get(cell.model, {})
     own = own | own.get("as", {}).get(_weights(cell), {})
     if cell.flags is not None:
@@ -268,7 +268,7 @@ def _model(label: str, own: dict[str, Any]) -> str:
     )
     if config is not None and config.is_file():
         return str(config)
-    more = "" if folder is not None else ", nor is the silicon extra installed, which has more configurations"
+    more = "" if folder is not None else "; the silicon extra, which has more configurations, is not installed"
     raise UserError(f"model {label}: not bundled{more}")
 
 

@@ -26,9 +26,9 @@ DEFINITIONS = {
     "bias": "geometric mean of the ratios, less 1",
     "within_10": "share with |log ratio| <= log 1.1",
     "within_25": "share with |log ratio| <= log 1.25",
-    "e2e": "TTFT + (mean output length - 1) TPOT, of both sides with the mean length the clients asked for",
+    "e2e": "TTFT + (mean output length - 1) TPOT, on both sides with the mean requested output length",
     "intervals": f"percentiles {100 * (0.5 - LEVEL / 2):g} and {100 * (0.5 + LEVEL / 2):g} of {RESAMPLES} resamples of "
-    "whole deployments (cells of one server err alike)",
+    "whole deployments (errors of one server's cells are correlated)",
 }
 
 

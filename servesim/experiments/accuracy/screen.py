@@ -25,18 +25,20 @@ _DRAFTS = re.compile(r"\b(mtp|nextn|eagle\d?|spec(ulative)?[_-]?(dec\w*)?)\b", r
 
 RULES = {
     "missing label": "no lengths, concurrency, tensor parallelism (of one engine), TTFT or TPOT",
-    "copy": "every label (the version may be missing) and both times equal those of another cell, which stays",
-    "two labels": "both times equal, to the last digit, those of a cell with other labels: one label is wrong",
-    "more GPUs than a box": "one engine over more GPUs than a box of that GPU has, or experts over more than it has",
-    "drafts of unknown acceptance": "the label names speculation, and no acceptance",
-    "two measurements": f"TPOT of one place (labels, lengths and concurrency) more than {APART:.0%} apart: some of "
-    "them ran otherwise than they say, as with multi-token prediction that is not said",
-    "faster than its products": "every cell of a server one of whose cells has more tokens per second than the model's "
-    "matrix products alone allow, each at the fastest rate measured on that GPU: its prompts were found in a cache",
-    "waits without need": f"requests wait for over half of their time while less than {IDLE:.0%} of the products' "
-    "rate is used and keys and values of all clients fit into the memory: a limit that no label states admits fewer",
-    "falls with concurrency": f"TPOT more than {FALL:.0%} below that of the same server at fewer clients: all but the "
-    "largest set of its cells that does not fall",
+    "copy": (
+        "duplicates: every label (the version may be missing) and both times equal those of another cell, which is kept"
+    ),
+    "two labels": "both times equal those of a cell with different labels to the last digit: one label is wrong",
+    "more GPUs than a box": "one engine, or its experts, spans more GPUs than a box of that GPU has",
+    "drafts of unknown acceptance": "the label names speculation but no acceptance rate",
+    "two measurements": f"TPOTs of cells with the same labels, lengths and concurrency are more than {APART:.0%} "
+    "apart: some ran with unstated settings, such as multi-token prediction",
+    "faster than its products": "all cells of a server if one produces more tokens per second than the model's GEMMs "
+    "alone allow, each at the fastest rate measured on that GPU: its prompts were cached",
+    "waits without need": f"requests wait for over half of their time although less than {IDLE:.0%} of GEMM-bound "
+    "throughput is used and the KV of all clients fits in memory: an unstated limit admits fewer",
+    "falls with concurrency": f"TPOT is more than {FALL:.0%} below the same server's at fewer clients: all cells "
+    "except the largest set in which TPOT does not fall",
 }
 """Description of each rule by its name."""
 

@@ -103,7 +103,7 @@ def accuracy(
     if limit is not None and limit < len(chosen):
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
     if not chosen:
-        raise UserError(f"none of {len(cells)} cells is asked for")
+        raise UserError(f"the filters match none of {len(cells)} cells")
     found = answers([cell for cell, _ in chosen], jobs, on_answer, changes)
     scored = [Scored(cell, rule, one) for (cell, rule), one in zip(chosen, found, strict=True)]
     told = document(scored, paths, seed, date, [Path(path) for path in without])
@@ -113,7 +113,7 @@ def accuracy(
 def _asked(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
     for name, values in only.items():
         if name not in FIELDS:
-            raise UserError(f'no field "{name}" of cells{suggest(name, FIELDS)}')
+            raise UserError(f'cells have no field "{name}"{suggest(name, FIELDS)}')
         own = str(getattr(cell, name))
         if not any(value == own or (name in ("model", "gpu") and value.lower() in own.lower()) for value in values):
             return False

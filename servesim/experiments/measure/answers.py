@@ -73,7 +73,7 @@ async def ask(target: Target, prompt: str, tokens: int) -> Answer:
             raise UserError(f"{where}: answered {reply.status}: {excerpt(await reply.body(4096))}")
         if kind != "text/event-stream":
             found = f"answered {kind or 'no type'}: {excerpt(await reply.body(4096))}"
-            raise UserError(f"{where}: a stream of events is needed, it {found}")
+            raise UserError(f"{where}: expected a stream of events, but the server {found}")
         return await _Stream(where, tokens, target.chat).read(reply, sent)
     raise AssertionError("connected() raises or yields")
 
@@ -107,7 +107,7 @@ class _Stream:
         if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
             return False
         if not line.startswith(b"data:"):
-            raise UserError(f"{self._where}: {excerpt(line.decode('utf-8', 'replace'))} is no event of a stream")
+            raise UserError(f"{self._where}: {excerpt(line.decode('utf-8', 'replace'))} is not an event of a stream")
         data = line[5:].strip()
         if data == b"[DONE]":
             return True
@@ -116,7 +116,7 @@ class _Stream:
         except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict):
-            raise UserError(f"{self._where}: an event is no JSON object: {excerpt(data.decode('utf-8', 'replace'))}")
+            raise UserError(f"{self._where}: an event is not a JSON object: {excerpt(data.decode('utf-8', 'replace'))}")
         if event.get("error"):
             raise UserError(f"{self._where}: an error in the stream: {excerpt(json.dumps(event['error']))}")
         if isinstance(event.get("usage"), dict):
@@ -135,26 +135,27 @@ class _Stream:
         self._chunks += 1
         self._texts += bool(text)
         if self._chunks > self._tokens + SPARE:
-            raise UserError(f"{self._where}: the stream goes on beyond the {self._tokens} tokens asked for")
+            raise UserError(f"{self._where}: the stream continues beyond the {self._tokens} requested tokens")
 
     def _checked(self, sent: int) -> Answer:
         """Return the answer, or raise UserError if the server's statements about it are implausible."""
         where, asked = self._where, self._tokens
         if self._usage is None:
             raise UserError(
-                f"{where}: the answer has no usage, so its tokens are not known (stream_options.include_usage asked)"
+                f"{where}: the answer has no usage, so its token counts are not known (the request set "
+                "stream_options.include_usage)"
             )
         prompt, output = (self._usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         if type(prompt) is not int or type(output) is not int or prompt < 1 or output < 1:
-            raise UserError(f"{where}: its usage says {excerpt(json.dumps(self._usage))}: counts of tokens are needed")
+            raise UserError(f"{where}: its usage is {excerpt(json.dumps(self._usage))}, must be token counts")
         if not self._chunks:
-            raise UserError(f"{where}: the answer has {output} tokens by its usage and no piece of text")
+            raise UserError(f"{where}: usage reports {output} tokens, but the answer has no text")
         if output > asked:
-            raise UserError(f"{where}: {output} tokens by its usage where max_tokens was {asked}")
+            raise UserError(f"{where}: usage reports {output} tokens, but max_tokens was {asked}")
         if self._texts > output:
-            raise UserError(f"{where}: {self._texts} pieces of text came, its usage says {output} tokens")
+            raise UserError(f"{where}: usage reports {output} tokens, but {self._texts} pieces of text arrived")
         if output > 1 and self._chunks == 1:
-            raise UserError(f"{where}: all {output} tokens came in one piece, so the time of the first is not known")
+            raise UserError(f"{where}: all {output} tokens arrived in one piece, so the time of the first is not known")
         return Answer(sent, self._first, self._last, prompt, output, self._chunks, asked)
 
 

@@ -58,9 +58,11 @@ class Client:
         others."""
         program = shutil.which(PROGRAMS[name])
         if program is None:
-            raise UserError(f"--client {name}: no program {PROGRAMS[name]} on PATH (own needs nothing installed)")
+            raise UserError(f"--client {name}: {PROGRAMS[name]} is not on PATH (--client own needs no installation)")
         if key is not None and name == "aiperf":
-            raise UserError("--client aiperf: it takes a key on its command line, where others could read it: use own")
+            raise UserError(
+                "--client aiperf would put the key on a command line that others can read; use --client own"
+            )
         return cls(name, program, tokenizer, key)
 
     def command(self, target: Target, point: Point, seed: int, seconds: float, folder: Path) -> list[str]:
@@ -106,7 +108,7 @@ class Client:
             await self._run(command, rounds * target.timeout_s + SPARE_S)
             path = Path(folder) / (RECORDS if self.name == "aiperf" else RESULT)
             if not path.is_file():
-                raise UserError(f"--client {self.name}: it ended well and left no {path.name}")
+                raise UserError(f"--client {self.name}: it succeeded but wrote no {path.name}")
             if path.stat().st_size > MOST_FILE:
                 raise UserError(f"--client {self.name}: {path.name} has more than {MOST_FILE:,} bytes")
             read = aiperf_answers if self.name == "aiperf" else vllm_bench_answers
@@ -132,7 +134,7 @@ class Client:
             async with asyncio.timeout(seconds):
                 said, _ = await process.communicate()
         except TimeoutError:
-            raise UserError(f"--client {self.name}: not done after {seconds:,.0f} s") from None
+            raise UserError(f"--client {self.name}: not finished after {seconds:,.0f} s") from None
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -159,7 +161,7 @@ def aiperf_answers(text: str, asked: int) -> list[Answer]:
         row = _object(line, f"line {number}")
         about, metrics = row.get("metadata"), row.get("metrics")
         if not isinstance(about, dict) or not isinstance(metrics, dict):
-            raise UserError(f"line {number}: no record of AIPerf (metadata and metrics)")
+            raise UserError(f"line {number}: not an AIPerf record (metadata and metrics)")
         if about.get("benchmark_phase") not in (None, "profiling"):
             continue
         if row.get("error"):
@@ -188,11 +190,11 @@ def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
     columns = {}
     for name in ("input_lens", "output_lens", "ttfts", "itls"):
         if not isinstance(row.get(name), list):
-            raise UserError(f"no result of vllm bench serve --save-detailed: {name} is missing")
+            raise UserError(f"not a result of vllm bench serve --save-detailed: {name} is missing")
         columns[name] = row[name]
     starts, errors = row.get("start_times") or [0.0] * len(columns["ttfts"]), row.get("errors") or []
     if len({len(starts), *map(len, columns.values())}) > 1:
-        raise UserError("its lists differ in length")
+        raise UserError("its lists have different lengths")
     failed = [error for error in errors if error]
     if failed or not all(columns["output_lens"]):
         said = excerpt(str(failed[0])) if failed else "an answer without tokens"
@@ -201,7 +203,7 @@ def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
     for i, (prompt, output, ttft, gaps) in enumerate(zip(*columns.values(), strict=True)):
         where = f"request {i}"
         if not isinstance(gaps, list):
-            raise UserError(f"{where}: itls is no list of times")
+            raise UserError(f"{where}: itls is not a list of times")
         start = _number(starts[i], f"{where}: start") * 1e9
         first = _number(ttft, f"{where}: ttft") * 1e3
         whole = first + sum(_number(gap, f"{where}: itls") for gap in gaps) * 1e3
@@ -217,10 +219,11 @@ def _answer(
     prompt, output = (round(count) for count in counts)
     if prompt < 1 or output < 1 or not 0 < first_ms <= whole_ms:
         raise UserError(
-            f"{where}: {prompt} + {output} tokens, the first after {first_ms:g} of {whole_ms:g} ms: that cannot be"
+            f"{where}: {prompt} + {output} tokens, the first after {first_ms:g} of {whole_ms:g} ms: these times are "
+            "impossible"
         )
     if output > 1 and chunks == 1:
-        raise UserError(f"{where}: all {output} tokens came in one piece, so the time of the first is not known")
+        raise UserError(f"{where}: all {output} tokens arrived in one piece, so the time of the first is not known")
     start = round(start_ns)
     first, last = start + round(first_ms * _MS), start + round(whole_ms * _MS)
     return Answer(start, first, last, prompt, output, chunks, asked)
@@ -228,7 +231,7 @@ def _answer(
 
 def _some(answers: list[Answer]) -> list[Answer]:
     if not answers:
-        raise UserError("no request is in it")
+        raise UserError("it has no requests")
     return answers
 
 
@@ -238,7 +241,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UserError(f"{where}: JSON of an object is needed, it is {shown(text.strip()[:60])}")
+        raise UserError(f"{where}: must be a JSON object, not {shown(text.strip()[:60])}")
     return found
 
 
@@ -251,10 +254,10 @@ def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> flo
     for name in names:
         if isinstance(metrics.get(name), Mapping):
             return _number(metrics[name].get("value"), f"{where}: {name}: value")
-    raise UserError(f"{where}: no {names[-1]}: a streamed answer and its usage are needed")
+    raise UserError(f"{where}: no {names[-1]}: the server must stream answers and report usage")
 
 
 def _number(value: Any, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UserError(f"{where} is {shown(str(value))}: a number is needed")
+        raise UserError(f"{where} is {shown(str(value))}, must be a number")
     return float(value)

@@ -77,8 +77,8 @@ class Prompts:
         expected = self.fixed + self.tokens_a_word * (text.count(" ") + 1)
         if abs(answer.prompt_tokens - expected) > OFF * expected + FEW:
             raise UserError(
-                f"{where}: its usage says {answer.prompt_tokens} tokens of a prompt that has about {expected:.0f} by "
-                "its earlier answers"
+                f"{where}: usage reports {answer.prompt_tokens} tokens for a prompt of about {expected:.0f}, judging "
+                "by earlier answers"
             )
 
 
@@ -95,8 +95,8 @@ async def probe(target: Target, tokens: int) -> Prompts:
     each = (counts[1] - counts[0]) / (PROBES[1] - PROBES[0])
     if not TOKENS_A_WORD[0] <= each <= TOKENS_A_WORD[1]:
         raise UserError(
-            f"{target.address}{target.path}: its usage says that {PROBES[0]} words are {counts[0]} tokens and "
-            f"{PROBES[1]} words {counts[1]}: it does not count them"
+            f"{target.address}{target.path}: usage reports {counts[0]} tokens for {PROBES[0]} words and {counts[1]} "
+            f"for {PROBES[1]}: it does not count prompt tokens"
         )
     return Prompts(each, counts[0] - each * PROBES[0])
 

@@ -125,7 +125,7 @@ def read_log(path: Path) -> Facts:
             if match := re.search(_CONFIG % key, f" {config[1]}"):
                 found[name] = value(match[1].strip())
     if not found:
-        raise UserError(f"--log {path}: no line of it is of a start-up log of vLLM or SGLang")
+        raise UserError(f"--log {path}: not a start-up log of vLLM or SGLang")
     found["engine"] = "sglang" if sglang else "vllm"
     return _known(found)
 
@@ -162,7 +162,7 @@ def read_flags(command: str) -> Facts:
             found[key] = value
         elif key is not None:
             if not value.isdigit():
-                raise UserError(f"--flags: --{name} {value}: a number is needed")
+                raise UserError(f"--flags: --{name} {value}: must be a number")
             found[key] = int(value)
     return _known(found)
 
@@ -180,11 +180,11 @@ async def served_model(address: Address, wanted: str | None, timeout_s: float) -
     models = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
     names = [str(entry.get("id")) for entry in models]
     if not names:
-        raise UserError(f"{address}/v1/models: it lists no model")
+        raise UserError(f"{address}/v1/models lists no model")
     if wanted is None and len(names) > 1:
-        raise UserError(f"{address}: serves {', '.join(names[:8])}: name one with --served-name")
+        raise UserError(f"{address}: serves several models ({', '.join(names[:8])}): choose one with --served-name")
     if wanted is not None and wanted not in names:
-        raise UserError(f"{address}: serves no {wanted!r} (but {', '.join(names[:8])})")
+        raise UserError(f"{address}: does not serve {wanted!r} (it serves {', '.join(names[:8])})")
     entry = models[names.index(wanted) if wanted is not None else 0]
     owner = str(entry.get("owned_by", "")).lower()
     engine = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}.get(owner)

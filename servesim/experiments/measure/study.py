@@ -55,12 +55,12 @@ class Plan:
             points.append(Point(kind, clients, self.prompt, self.output, max(self.per_client * clients, self.at_least)))
         fits = [p for p in points if max_model_len is None or p.prompt + p.output <= max_model_len]
         notes = [
-            f"{p.name}: left out, {p.prompt} + {p.output} tokens are more than the server's {max_model_len}"
+            f"{p.name}: left out: {p.prompt} + {p.output} tokens exceed the server's max_model_len of {max_model_len}"
             for p in points
             if p not in fits
         ]
         if not fits:
-            raise UserError(f"no point fits the server's {max_model_len} tokens: ask for shorter ones")
+            raise UserError(f"no point fits the server's max_model_len of {max_model_len}: give shorter lengths")
         return fits, notes
 
 
@@ -108,7 +108,7 @@ async def measure(
     points, notes = plan.points(facts.get("max_num_seqs"), facts.get("max_model_len"))
     sender = None if client is None else client(str(facts.get("model", name)))
     if sender is not None:
-        notes.append(f"requests were sent by {sender.name}, their prompts made of tokens of {sender.tokenizer}")
+        notes.append(f"requests were sent by {sender.name}, with prompts built from tokens of {sender.tokenizer}")
     on_start(points, facts)
     prompts = await probe(target, WARM_OUTPUT)
     runs: list[Measured] = []
@@ -131,17 +131,20 @@ def _notes(runs: Sequence[Measured]) -> list[str]:
     notes = []
     for run in runs:
         if len(run.answers) < run.point.requests:
-            notes.append(f"{run.name}: {len(run.answers)} of {run.point.requests} requests in its share of the time")
+            notes.append(
+                f"{run.name}: {len(run.answers)} of {run.point.requests} requests finished in the time available"
+            )
     answers = [answer for run in runs for answer in run.answers]
     short = sum(answer.output_tokens < answer.asked for answer in answers)
     if short:
         notes.append(
-            f"{short} of {len(answers)} answers were shorter than asked for (the server does not heed ignore_eos); "
-            "lengths are those it sent"
+            f"{short} of {len(answers)} answers were shorter than requested (the server ignores ignore_eos); their "
+            "actual lengths are recorded"
         )
     each = sum(a.output_tokens for a in answers) / sum(a.chunks for a in answers)
     if each > BUNCHED:
         notes.append(
-            f"{each:.2f} tokens came in a piece of text (a stream interval, or drafts): TTFT is that of the first piece"
+            f"each piece of text had {each:.2f} tokens (a stream interval, or drafts): TTFT is the time of the first "
+            "piece"
         )
     return notes

@@ -48,9 +48,9 @@ class Address:
         except ValueError as error:
             raise UserError(f"URL {shown(url)}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UserError(f"URL {shown(url)}: an address such as http://localhost:8000 is needed")
+            raise UserError(f"URL {shown(url)}: must be an address such as http://localhost:8000")
         if not url.isascii() or not url.isprintable() or " " in url or "@" in parts.netloc:
-            raise UserError(f"URL {shown(url)}: plain characters are needed, and no user in it")
+            raise UserError(f"URL {shown(url)}: must have plain characters only, and no user name")
         secure = parts.scheme == "https"
         base = parts.path.rstrip("/").removesuffix("/v1")
         headers = (("Authorization", f"Bearer {key}"),) if key else ()
@@ -100,14 +100,14 @@ def _size(where: str, line: bytes) -> int:
     try:
         return int(line.split(b";")[0], 16)
     except ValueError:
-        raise UserError(f"{where}: its answer is no HTTP: {shown(line.decode('latin-1'))} is no size") from None
+        raise UserError(f"{where}: the answer is not HTTP: {shown(line.decode('latin-1'))} is not a size") from None
 
 
 async def _line(where: str, reader: asyncio.StreamReader) -> bytes:
     try:
         return (await reader.readuntil(b"\n")).strip()
     except asyncio.LimitOverrunError:
-        raise UserError(f"{where}: its answer is no HTTP: a line of more than {MOST_HEAD:,} bytes") from None
+        raise UserError(f"{where}: the answer is not HTTP: a line of more than {MOST_HEAD:,} bytes") from None
 
 
 @asynccontextmanager
@@ -124,11 +124,11 @@ async def connected(
             reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context, limit=MOST_HEAD)
             yield reader, writer, where
     except TimeoutError:
-        raise UserError(f"{where}: not done after {timeout_s:g} s (--timeout allows more)") from None
+        raise UserError(f"{where}: not finished after {timeout_s:g} s (raise --timeout)") from None
     except asyncio.IncompleteReadError:
         raise UserError(f"{where}: the answer was cut off") from None
     except ConnectionRefusedError:
-        raise UserError(f"{where}: connection refused: is the server up?") from None
+        raise UserError(f"{where}: connection refused; is the server running?") from None
     except OSError as error:
         raise UserError(f"{where}: {error.strerror or error}") from None
     finally:
@@ -153,7 +153,7 @@ async def read_head(reader: asyncio.StreamReader, where: str) -> Reply:
         first = await _line(where, reader)
         words = first.split(None, 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-            raise UserError(f"{where}: its answer is no HTTP: {shown(first.decode('latin-1'))}")
+            raise UserError(f"{where}: the answer is not HTTP: {shown(first.decode('latin-1'))}")
         headers = {}
         while line := await _line(where, reader):
             name, _, value = line.decode("latin-1").partition(":")
@@ -179,7 +179,7 @@ async def get_json(address: Address, path: str, timeout_s: float) -> Any:
     try:
         return untrusted.json_value(text)
     except ValueError:
-        raise UserError(f"{address}{path}: JSON is needed, it answered {excerpt(text)}") from None
+        raise UserError(f"{address}{path}: expected JSON, but the answer is {excerpt(text)}") from None
 
 
 def excerpt(text: str) -> str:

@@ -19,7 +19,7 @@ def bars_text(bars: Mapping[str, Any]) -> str:
         return f"none: {bars['says']}"
     keys = {key: LATENCY_LABELS[key] for key in SLO_METRICS}
     spans = [f"{name} mean {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in keys.items()]
-    return f"{', '.join(spans)} ms in {bars['level']:.0%} of servers measured; {bars['says']}"
+    return f"{', '.join(spans)} ms, {bars['level']:.0%} interval; {bars['says']}"
 
 
 def propagated_text(found: Mapping[str, Any]) -> str:

@@ -27,8 +27,8 @@ FIGURES = [
     for figure in group.figures
     if figure.name == name
 ]
-"""Figures that have bars, with their groups. For distributions, the p99 is used."""
-NOT_ASKED = "none of p99, goodput, throughput and price: --propagate gives them, by two more runs"
+"""Figures that have bars, with their groups; of distributions it is the p99."""
+NOT_ASKED = "p99, goodput, throughput and price have no error bars yet: add --propagate (two more runs)"
 Again = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Function that runs the scenario with other settings and returns its summary."""
 

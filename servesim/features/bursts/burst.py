@@ -60,18 +60,18 @@ def burst_text(found: Mapping[str, Any]) -> str:
 
 
 def _what_came_of_it(found: Mapping[str, Any]) -> str:
-    begun = f"burst at {found['at_s']:g} s, {found['for_s']:g} s long: {found['requests']:,} requests came"
+    begun = f"burst at {found['at_s']:g} s, {found['for_s']:g} s long: {found['requests']:,} requests arrived"
     if not found["waited"]:
-        return f"{begun}, and none waited longer than those before it"
+        return f"{begun}, and none waited longer than earlier ones"
     first, last = found["rows"]
     recovery = found["recovery_s"]
     over = (
-        "the queue was not as short as before until the run's end"
+        "the queue did not recover before the run ended"
         if recovery is None
-        else f"the queue was as short as before {recovery:.1f} s after its end"
+        else f"the queue recovered {recovery:.1f} s after the burst ended"
     )
     return (
         f"{begun}, up to {found['most_waiting']:,} waited at once ({found['most_waiting_before']:,} before it); "
-        f"{over}; {found['waited']:,} requests (rows {first:,} to {last:,}) waited longer than any before it, up to "
-        f"{found['longest_wait_ms'] / 1e3:.2f} s"
+        f"{over}; {found['waited']:,} requests (rows {first:,} to {last:,}) waited longer than any earlier request, up "
+        f"to {found['longest_wait_ms'] / 1e3:.2f} s"
     )

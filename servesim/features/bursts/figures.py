@@ -30,8 +30,8 @@ BURSTS = Group(
         _of("rows", "first and last row of those requests", schema=or_null(a_list(COUNT))),
         _of("longest_wait_ms", "longest wait of a request of the burst", "ms", NUMBER),
         _of("longest_wait_before_ms", "longest wait of a request before it", "ms", NUMBER),
-        Figure("held", "with `--burst-replicas`: `replicas` that would have held it (`null`: not even the most), the "
-               "`share` of its requests that fare well with them, the `runs` it took", lambda one: one.get("held"),
+        Figure("held", "with `--burst-replicas`: `replicas` that would have absorbed it (`null`: not even the most), "
+               "the `share` of its requests that fare well with them, the `runs` it took", lambda one: one.get("held"),
                schema=HELD, optional=True),
     ),
     doc="Of each burst that the shape adds (`--shape burst:...`).",

@@ -26,7 +26,7 @@ def bursts_of(scenario: Scenario, table: Mapping[str, Any]) -> tuple[list[dict[s
         moved = [name for name in names[i + 1 :] if name in MOVING]
         if scenario.rate is not None or scenario.clients.max_concurrency is not None or moved:
             by = f"shape {moved[0]}" if moved else "rate" if scenario.rate is not None else "clients.max_concurrency"
-            notes.append(f"shape {text}: {by} moves requests in time, so what became of the burst is not told")
+            notes.append(f"shape {text}: {by} moves requests in time, so the effect of the burst is not reported")
         else:
             found.append(burst(table, step.at, step.lasting, step.times))
     return found, notes

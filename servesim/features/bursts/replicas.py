@@ -54,7 +54,7 @@ def holding(
     what = (
         "within " + " and ".join(f"{name.upper()} {time_text(limit)}" for name, limit in slo.items())
         if slo
-        else "scheduled as soon as those before it"
+        else "scheduled as quickly as earlier requests"
     )
     share = held_share(requests, found, slo)
     if share >= ENOUGH:
@@ -71,10 +71,10 @@ def holding(
             "replicas": None,
             "share": best,
             "runs": len(shares),
-            "says": f"not even {max(MOST, scenario.replicas)} replicas would have held it: at best {100 * best:.1f} % "
-            f"of its requests {what}",
+            "says": f"not even {max(MOST, scenario.replicas)} replicas would have absorbed it: at best "
+            f"{100 * best:.1f} % of its requests {what}",
         }
-    return _answer(search.fewest, shares[search.fewest], len(shares), what, "would have held it")
+    return _answer(search.fewest, shares[search.fewest], len(shares), what, "would have absorbed it")
 
 
 def _answer(replicas: int, share: float, runs: int, what: str, verb: str) -> dict[str, Any]:

@@ -38,16 +38,19 @@ class DataParallelFeature(Feature):
         if name != "vllm-dp":
             return settings | {"router": {"name": name}}
         if "view_lag" not in features.names():
-            raise UserError("dp: vLLM's ranks are chosen by counts of some age: name a router, or install view_lag")
+            raise UserError(
+                "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag: install it, or name a "
+                "router"
+            )
         cluster = settings.get("cluster") or {}
         aged = {"report_every_s": COUNTS_EVERY_S} | dict(cluster) if isinstance(cluster, Mapping) else cluster
         return settings | {"router": {"name": name, "ranks": dp}, "cluster": aged}
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
-            "failures": "cluster.failures: data-parallel ranks do not fail one by one, and failing together is not "
-            "modeled",
-            "speculation": "speculation: drafts of data-parallel ranks are not modeled (use dp 1)",
+            "failures": "cluster.failures: failures are not modeled with data-parallel ranks, which cannot fail one by "
+            "one",
+            "speculation": "speculation: not modeled with data-parallel ranks (use dp 1)",
             "jobs": "data-parallel ranks step together",
         }
 

@@ -43,8 +43,8 @@ class FailuresFeature(Feature):
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
-            "samples": "cluster.failures: requests ask for several samples (n > 1), which are not routed again",
-            "jobs": "cluster.failures moves requests from one to another",
+            "samples": "cluster.failures: requests with several samples (n > 1) cannot be rerouted",
+            "jobs": "cluster.failures moves requests between replicas",
         }
 
     def build(self, setup: Any) -> Part | None:

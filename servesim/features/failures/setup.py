@@ -31,13 +31,13 @@ def failures_of(settings: FailureSettings, replicas: int, seed: int) -> Failures
             raise UserError(f"cluster.failures: {shown(text)}: {missing[0]} is missing")
         replica, at = int(values["replica"]), _ns(values["at"])
         if replica != values["replica"] or replica >= replicas:
-            raise UserError(f"cluster.failures: {shown(text)}: there are replicas 0 to {replicas - 1}")
+            raise UserError(f"cluster.failures: {shown(text)}: the replica must be from 0 to {replicas - 1}")
         if kind == "crash":
             crashes.append(Crash(replica, at, _ns(values["restart"]) if "restart" in values else -1))
             continue
         until, factor = _ns(values["until"]), values["factor"]
         if until <= at or not 0 < factor <= 1e6:
-            raise UserError(f"cluster.failures: {shown(text)}: until must be after at, factor more than 0")
+            raise UserError(f"cluster.failures: {shown(text)}: until must be later than at, and factor above 0")
         slowdowns.append(Slowdown(replica, at, until, factor))
     return Failures(
         tuple(crashes),

@@ -46,10 +46,10 @@ class HandoffFeature(Feature):
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
-            "samples": "pools: several samples of a request (n > 1) are not modeled where prompts are apart",
-            "failures": f"cluster.failures: not modeled where prompts and answers are {APART}",
-            "scaling": f"scaler: not modeled where prompts and answers are {APART}",
-            "stream": f"stream: not possible where prompts and answers are {APART}",
+            "samples": "pools: several samples of a request (n > 1) are not modeled with a separate prefill pool",
+            "failures": f"cluster.failures: not modeled if prefill and decode are {APART}",
+            "scaling": f"scaler: not modeled if prefill and decode are {APART}",
+            "stream": f"stream: not possible if prefill and decode are {APART}",
         }
 
     def build(self, setup: Any) -> Part | None:

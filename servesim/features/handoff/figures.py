@@ -113,7 +113,7 @@ def _stages(summary: Summary) -> str:
 def _rows(summary: Summary) -> Rows:
     found = summary["disaggregation"]
     wire = (
-        f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, {number(found['gb_s'])} GB/s in the mean, "
+        f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, {number(found['gb_s'])} GB/s on average, "
         f"busy {percent(found['wire_busy_share'])}"
     )
     return [("stages, mean ms", _stages(summary)), (f"wire, {found['protocol']}", wire)]
@@ -121,7 +121,7 @@ def _rows(summary: Summary) -> Rows:
 
 DISAGGREGATION = Group(
     "disaggregation",
-    "prefill and decode apart",
+    "separate prefill and decode",
     (
         Figure("protocol", "how KV gets from prefill to decode", lambda p: p.handoff.name, schema=TEXT),
         Figure("stages_ms", "where completed requests spent their time: the prefill queue, prefill, the handover "

@@ -40,8 +40,8 @@ KINDS: Mapping[str, LinkKind] = {
         "8 NICs of 200 Gb/s): 70 % of the line, all within 4 %",
     ),
     "rdma-400": LinkKind(34.8, 415.0, "not measured: twice rdma-200, same start-up"),
-    "nvlink": LinkKind(350.0, 50.0, "not measured here: 300 to 400 of an H100's 450 GB/s are said to be usable"),
-    "tcp-100": LinkKind(5.0, 1000.0, "not measured here: 3 to 8 GB/s are said to be usable"),
+    "nvlink": LinkKind(350.0, 50.0, "not measured here: 300 to 400 of an H100's 450 GB/s are reported to be usable"),
+    "tcp-100": LinkKind(5.0, 1000.0, "not measured here: 3 to 8 GB/s are reported to be usable"),
 }
 """Links by name. Only rdma-200 is fitted to measured transfers."""
 

@@ -116,7 +116,7 @@ class Handoff(Part, ABC):
         for index, role in ((prefill, "prefill"), (decode, "decode")):
             if index >= 0 and self.cluster.replicas[index].role != role:
                 own = self.cluster.replicas[index].role
-                raise PolicyError(f"{self.cluster.router.name}: sends {role} to replica {index}, which is for {own}")
+                raise PolicyError(f"{self.cluster.router.name}: sends {role} to replica {index}, whose role is {own}")
         leg = request.leg = leg_of(request)
         leg.replica = request.replica = prefill
         passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)

@@ -47,7 +47,7 @@ class LinkParams:
                 f"link is {shown(self.link)}, must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}"
             )
         if self.gb_s is not None and not 1e-3 <= self.gb_s <= 1e6:
-            raise ValueError(f"gb_s is {self.gb_s:g}, must be from 0.001 to 1e6: slower, nothing would come in years")
+            raise ValueError(f"gb_s is {self.gb_s:g}, must be from 0.001 to 1e6")
 
 
 def with_pd(settings: Mapping[str, Any]) -> Settings:
@@ -57,7 +57,7 @@ def with_pd(settings: Mapping[str, Any]) -> Settings:
     if found is None:
         raise UserError(f"pd is {shown(text)}, must be REPLICASxTP:REPLICASxTP of prefill and decode, such as 2x1:1x4")
     if settings.get("pools"):
-        raise UserError("pd and pools are both given; pd is short for two pools")
+        raise UserError("pd and pools are both given: remove one (pd is short for two pools)")
     prefill, prefill_tp, decode, decode_tp = map(int, found.groups())
     pools = [
         {"name": "prefill", "role": "prefill", "replicas": prefill, "tp": prefill_tp},
@@ -78,12 +78,12 @@ def handoff_of(
         return None
     for role in ("prefill", "decode"):
         if role not in roles:
-            raise UserError(f"pools: none has the role {role}, so that nothing could be served")
+            raise UserError(f"pools: none has the role {role}, so no request could be served")
     own = dict(settings or {"name": _default(pools)})
     name = own.pop("name")
     protocol = PROTOCOLS.get(name)
     if protocol is None:
-        raise UserError(f"handoff {shown(name)} is unknown; there are {', '.join(PROTOCOLS)}")
+        raise UserError(f"handoff {shown(name)} is unknown; choose from {', '.join(PROTOCOLS)}")
     link, rest = _link_of(own)
     params = build_params("handoff", protocol.Params, rest)
     _check(pools)
@@ -105,7 +105,7 @@ def said_of(params: LinkParams) -> str:
     why = "as given" if params.gb_s is not None else kind.source
     return (
         f"KV goes from prefill to decode replicas at {gb_s:g} GB/s a GPU after {start_us:g} us ({params.link}: {why}); "
-        "the way over the proxy (handoff.http_ms, or handshake_ms) is an assumption"
+        "the time through the proxy (handoff.http_ms, or handshake_ms) is an assumption"
     )
 
 
@@ -121,7 +121,7 @@ def _check(pools: Sequence[PoolSetup]) -> None:
     """Raise UserError if one pool could not use the KV of another."""
     known = {(p.deployment.model.name, p.scenario.kv_dtype) for p in pools if p.pool.role != "both"}
     if len(known) > 1:
-        raise UserError(f"pools: KV is handed from one to another, but model and KV format differ: {sorted(known)}")
+        raise UserError(f"pools: pools that hand over KV must have the same model and KV format: {sorted(known)}")
     for pool in pools:
         if pool.pool.role == "decode":
             scheduler, kv = pool.server.policies.scheduler, pool.server.policies.kv

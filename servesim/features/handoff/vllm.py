@@ -29,7 +29,7 @@ from servesim.engine.clock import CHANGE, FOLLOW, LOADED
 from servesim.features.handoff.part import Handoff, Passage
 from servesim.features.handoff.wire import Wire
 
-GONE = "its KV was given up by the prefill side"
+GONE = "the prefill side discarded its KV"
 MS, SECOND = 1_000_000, 1_000_000_000
 
 

@@ -52,14 +52,14 @@ class OffloadFeature(Feature):
         name = scenario.offload["name"] if scenario.offload else "vllm"
         pipelines = {"pp": "pipeline stages (pp), for LMCache and HiCache"}
         reasons = {
-            "handoff": "pools of prompts and answers apart",
+            "handoff": "separate prefill and decode pools",
             "data_parallel": "data-parallel ranks (dp)",
             "failures": "cluster.failures",
             "stream": "streamed runs (stream)",
             **(pipelines if name != "vllm" else {}),
         }
         said = {what: f"offload: not modeled with {reason}" for what, reason in reasons.items()}
-        return said | {"jobs": "offload is counted over all"}
+        return said | {"jobs": "offload is counted over all replicas"}
 
     def build(self, setup: Any) -> Part | None:
         if setup.scenario.offload is None:

@@ -82,7 +82,7 @@ def _rows(summary: Summary) -> Rows:
         for name, tier in figures.get("tiers", {}).items()
         for where in ["on the disk" if name == "disk" else "in the remote store"]
     )
-    took = f"loads took {number(load['mean'])} ms in the mean, " if load else ""
+    took = f"loads took {number(load['mean'])} ms on average, " if load else ""
     return [
         (
             "offload",

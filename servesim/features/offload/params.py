@@ -20,7 +20,9 @@ def size_in_bytes(text: str) -> int:
     """Return the bytes of a size such as 64GiB, 1.5TB or 1e9. Raise ValueError if it is not a size."""
     found = _SIZE.fullmatch(text)
     if found is None or found[2] not in UNITS:
-        raise ValueError(f"{shown(text)} is no size: a number and one of {', '.join(list(UNITS)[1:])}, such as 64GiB")
+        raise ValueError(
+            f"{shown(text)} is not a size: write a number and one of {', '.join(list(UNITS)[1:])}, such as 64GiB"
+        )
     size = float(found[1]) * UNITS[found[2]]
     if size > 1e18:
         raise ValueError(f"{shown(text)} is more than 1e18 bytes")
@@ -46,9 +48,9 @@ class HostParams:
     def __post_init__(self) -> None:
         check_least(self, 0, "gb_s", "start_us")
         if self.gb_s == 0:
-            raise ValueError("gb_s is 0: nothing would ever come")
+            raise ValueError("gb_s is 0, must be above 0")
         if self.cpu == "" and self.needs_cpu:
-            raise ValueError("cpu is missing: how much host memory, such as cpu=64GiB")
+            raise ValueError("cpu is missing: give the amount of host memory, such as cpu=64GiB")
         self.bytes_of("cpu")
 
     def bytes_of(self, tier: str) -> int:
@@ -107,9 +109,9 @@ class LMCacheParams(HostParams):
         for tier in ("disk", "remote"):
             rate = getattr(self, f"{tier}_gb_s")
             if (self.bytes_of(tier) > 0) != (rate is not None):
-                raise ValueError(f"{tier} needs {tier}_gb_s, and the other way round: how large it is, and how fast")
+                raise ValueError(f"{tier} and {tier}_gb_s must be given together (size and bandwidth)")
             if rate is not None and rate <= 0:
-                raise ValueError(f"{tier}_gb_s is {rate}: nothing would ever come")
+                raise ValueError(f"{tier}_gb_s is {rate}, must be above 0")
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,6 @@ def params_of(settings: Mapping[str, Any]) -> HostParams:
     own = dict(settings)
     name = own.pop("name")
     if name not in KINDS:
-        raise UserError(f"offload {shown(name)} is unknown; there are {', '.join(KINDS)} (such as vllm:cpu=64GiB)")
+        raise UserError(f"offload {shown(name)} is unknown; choose from {', '.join(KINDS)} (such as vllm:cpu=64GiB)")
     params: HostParams = build_params("offload", KINDS[name], own)
     return params

@@ -75,7 +75,7 @@ class OffloadSetup:
             return max(int(params.ratio * self.gpu_blocks * self.gpu_block_tokens) // self.block_tokens, 1)
         whole = self.gpu_block_bytes * self.gpus * self.block_tokens // self.gpu_block_tokens
         if params.bytes_of(tier) < whole:
-            raise UserError(f"offload: {tier}={said} holds no block: one takes {whole / 2**20:.3g} MiB")
+            raise UserError(f"offload: {tier}={said} is too small for a block, which takes {whole / 2**20:.3g} MiB")
         return params.bytes_of(tier) // whole
 
     def connector(self) -> Offload | LMCache:
@@ -129,11 +129,11 @@ def check_policies(scheduler: type[Scheduler], kv: type[KVAllocator], params: Ho
     """Raise UserError if policies cannot be combined with host memory."""
     if kv.grouped:
         raise UserError(
-            f"offload: kv {kv.name} keeps tables of its own for sliding windows, whose offload is not modeled "
+            f"offload: kv {kv.name} keeps separate tables for sliding windows, whose offload is not modeled "
             "(engine.disable_hybrid_kv_cache_manager=true keeps all KV of such layers)"
         )
     if not params.needs <= scheduler.supports:
         can = params.of_engine
-        raise UserError(f"offload: scheduler {scheduler.name} cannot have KV from host memory in this way, {can} can")
+        raise UserError(f"offload: scheduler {scheduler.name} cannot load KV from host memory in this way; use {can}")
     if kv.shares and "remote_kv" not in kv.supports:
-        raise UserError(f"offload: kv {kv.name} cannot hold memory for KV from elsewhere, prefix-hash can")
+        raise UserError(f"offload: kv {kv.name} cannot reserve memory for remote KV; use prefix-hash")

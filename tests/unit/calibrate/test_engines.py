@@ -100,7 +100,7 @@ def test_a_request_that_lost_tokens_is_no_log(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="request 0 2 of 3 tokens"):
         incomplete.check()
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(UserError, match="holds files but no log"):
+    with pytest.raises(UserError, match="holds other files and no engine log"):
         log().write(tmp_path)
 
 
@@ -275,9 +275,9 @@ def test_arguments_of_the_command_are_checked(
 
     base = ["servesim", "calibrate", "engine", "--model", "tiny-llama", "--out", "nowhere", "--trace"]
     cases = {
-        "synth:rate=1,prompt=5000,output=2": "exceeds the 4096 of tiny-llama",
+        "synth:rate=1,prompt=5000,output=2": "exceeds the maximum of 4096 of tiny-llama",
         "preset:azure-conv-2023 --engine sglang": "unknown engine 'sglang'",
-        "synth:rate=1,prompt=9,output=2 --requests 5 --engine-arg x": "KEY=JSON is needed",
+        "synth:rate=1,prompt=9,output=2 --requests 5 --engine-arg x": "must be KEY=JSON",
     }
     for arguments, message in cases.items():
         monkeypatch.setattr("sys.argv", [*base, *arguments.split()])

@@ -173,10 +173,10 @@ def test_bad_files_are_refused(profile: Path, tmp_path: Path, file: str, old: st
 def test_a_folder_that_is_no_profile_is_refused(profile: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         import_llmservingsim(tmp_path / "nothing", tmp_path / "out")
-    with pytest.raises(UserError, match=r"one profile with a dense\.csv is needed \(found: none\)"):
+    with pytest.raises(UserError, match=r"must hold one profile with a dense\.csv \(found: none\)"):
         import_llmservingsim(_empty(tmp_path), tmp_path / "out")
     odd = profile.rename(profile.with_name("two"))
-    with pytest.raises(UserError, match="the folder must be called tp<number of GPUs>"):
+    with pytest.raises(UserError, match="the folder must be named tp<number of GPUs>"):
         import_llmservingsim(odd, tmp_path / "out")
 
 

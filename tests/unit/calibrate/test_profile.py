@@ -197,7 +197,7 @@ def test_an_error_of_the_gpu_ends_the_run_and_the_next_one_leaves_that_point_out
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
 
     device.on_time = fault
-    with pytest.raises(UserError, match=r"CUDA error: an illegal memory access .* goes on without this point"):
+    with pytest.raises(UserError, match=r"CUDA error: an illegal memory access .* to continue without this point"):
         run(tmp_path / "p", device)
     assert len(Journal.load(tmp_path / "p").grid) == 49
     device.on_time = lambda timed: None
@@ -240,7 +240,7 @@ def test_a_folder_of_another_device_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "p" / "points.jsonl").read_text() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(UserError, match="holds files but no profile"):
+    with pytest.raises(UserError, match="holds other files and no profile"):
         run(tmp_path / "mine")
 
 

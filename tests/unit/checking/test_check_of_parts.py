@@ -171,16 +171,16 @@ def test_one_right_passes(tmp_path: Path) -> None:
         (SCALER, "    def wanted(self, load): return 1 / 0", "contract: Mine: wanted raises ZeroDivisionErr"),
         (SCALER, "    def wanted(self, load): return 1.5", "contract: Mine: wanted returns 1.5, not an int"),
         (SCALER, "    def wanted(self, load): return 1 + int(time.time() * 1e4) % 3", "determinism: Mine depends"),
-        (SCALER, "    every_s = 0", "settings: no world suits Mine: scaler Mine: asked every 0 s, must be fr"),
+        (SCALER, "    every_s = 0", "settings: no test world fits Mine: scaler Mine: its interval is 0 s, must be fr"),
         (CONNECTOR, "    def available(self, request, num_tokens): return 10_000", "contract: Mine at "),
         (CONNECTOR, "    def available(self, request, num_tokens): return None", "contract: Mine: available returns"),
         (CONNECTOR, "    def load(self, request, start, stop, now): return now - 1", "contract: Mine at "),
         (CONNECTOR, "    def ran(self, requests, begin_ns, end_ns): return begin_ns", "contract: Mine at "),
-        (CONNECTOR, "    def __init__(self, size): pass", "settings: no world suits Mine: Mine() needs argument"),
+        (CONNECTOR, "    def __init__(self, size): pass", "settings: no test world fits Mine: Mine() needs argument"),
         (FEATURE, "    def build(self, setup): return 1 / 0", "contract: Mine: build raises ZeroDivisionError"),
-        (FEATURE, "    def refuses(self, scenario): return {'failure': 'no'}", "settings: Mine: refuses 'failure', w"),
+        (FEATURE, "    def refuses(self, scenario): return {'failure': 'no'}", "settings: Mine: refuses the unknown"),
         (FEATURE, "    def groups(self): return ()", "settings: Mine: section 'mine' of the summary is in no group of"),
-        (FEATURE, "    def rows(self, summary): return []", "settings: Mine: rows is called by nothing: declare its f"),
+        (FEATURE, "    def rows(self, summary): return []", "settings: Mine: rows is never called: declare its f"),
         (FEATURE, "    def groups(self): return [1]", "contract: Mine: groups returns [1], not a tuple of Groups"),
         (FEATURE, "    def groups(self): return (Group('mine', 'mine', ()),)", "settings: Mine: figure mine.sent is"),
         (FEATURE, "    class Settings(Section):\n        factor: int = 1", "settings: Mine: mine.factor has no docst"),
@@ -235,7 +235,7 @@ def test_a_feature_that_is_off_changes_nothing_and_is_noted(tmp_path: Path) -> N
     off = "\n    def build(self, setup): return None\n"
     report = report_of(tmp_path, FEATURE, off)
     assert not report.failures
-    assert report.notes == ["Mine is off in every small world: give it settings (:KEY=VALUE), or in_world"]
+    assert report.notes == ["Mine is off in every test world: give it settings (:KEY=VALUE), or define in_world"]
     changing = off + "    def complete(self, settings): return settings | {'seed': 7}\n"
     assert "contract: Mine is off and changes a run" in only(report_of(tmp_path, FEATURE, changing))
 
@@ -247,7 +247,7 @@ def test_figures_that_depend_on_the_mode_are_told(tmp_path: Path) -> None:
 
 def test_a_feature_that_needs_more_than_a_small_world_has_is_told_what_to_write(tmp_path: Path) -> None:
     more = "\n    def build(self, setup): return Part1(setup.deployment.model.name)\n"
-    told = "settings: no world suits Mine: no small world has a setup.deployment: write in_world(world, draws)"
+    told = "settings: no test world fits Mine: no test world has setup.deployment: define in_world(world, draws)"
     assert only(report_of(tmp_path, FEATURE, more)) == told
     more += "\n    def in_world(self, world, draws):\n        from dataclasses import replace\n"
     more += "        return replace(world, features=(*world.features, lambda world, pools: Part1('')))\n"
@@ -277,4 +277,4 @@ def test_requests_that_wait_for_memory_which_waiting_ones_hold_are_named_as_such
     world = world_of(39, Subject.of(f"{tmp_path / 'mine.py'}:Mine"))
     found = attempt(world, "reference")
     assert found.unsuited
-    assert "memory is held for the KV of 1 of them, which has come from elsewhere" in found.error
+    assert "memory is reserved for the remote KV of 1 of them" in found.error

@@ -67,7 +67,7 @@ SCHEDULERS = {
     "random": (RANDOM, method("order(self, waiting)", "random.shuffle(waiting)", "return waiting")),
     "numpy.random": (RANDOM, method("order(self, waiting)", "return sorted(waiting, key=lambda r: np.random.rand())")),
     "a generator of its own": (
-        "determinism: Mine depends on an unseeded generator of its own, or the order of a set of objects: request ",
+        "determinism: Mine depends on its own unseeded generator, or the order of a set of objects: request ",
         method("order(self, waiting)", "return sorted(waiting, key=lambda r: random.Random().random())"),
     ),
     "the order of a set of names": (
@@ -75,12 +75,12 @@ SCHEDULERS = {
         method("order(self, waiting)", "named = {r.name: r for r in waiting}", "return [named[n] for n in set(named)]"),
     ),
     "what earlier runs left": (
-        "determinism: Mine depends on what it keeps from one run to the next, in a global or an attribute of its class",
+        "determinism: Mine depends on state kept between runs, in a global or an attribute of its class",
         "    told = 0\n"
         + method("order(self, waiting)", "Mine.told += 1", "return waiting[:: 1 - 2 * (Mine.told % 2)]"),
     ),
     "a request is forgotten": (
-        r"contract: Mine at \d+ ns: \d+ requests are in no queue any more \(request-2\) \(world ",
+        r"contract: Mine at \d+ ns: \d+ requests are no longer in any queue \(request-2\) \(world ",
         method("on_arrival(self, request)", "if request.row != 2:", "    self.waiting.append(request)"),
     ),
     "a request is starved": (
@@ -129,7 +129,7 @@ SCHEDULERS = {
         ),
     ),
     "a claim is misspelt": (
-        r"settings: supports of Mine says 'asink', which there is not \(did you mean \"async\"\?\)",
+        r"settings: supports of Mine has the unknown entry 'asink' \(did you mean \"async\"\?\)",
         "    supports = {'asink'}\n",
     ),
 }
@@ -268,7 +268,9 @@ def test_who_plans_again_what_is_in_a_pipeline_is_told_and_not_failed(tmp_path: 
     report = checked(tmp_path, f"{text}    pass\n")
     assert report.failures == []
     (note,) = report.notes
-    assert re.match(r"not for pipelines: Mine at \d+ ns, step \d+: schedules 1 tokens of <request-\d", note)
+    assert re.match(
+        r"it does not work with pipelines: Mine at \d+ ns, step \d+: schedules 1 tokens of <request-\d", note
+    )
 
 
 def test_a_run_that_does_not_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,5 +339,5 @@ def test_the_command_says_one_line_a_failure_and_what_was_run(
 def test_a_class_that_is_no_policy_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("class Mine:\n    pass\n")
-    with pytest.raises(UserError, match="Mine is no policy: it derives from none of the contracts"):
+    with pytest.raises(UserError, match="Mine is not a policy: it must derive from a contract"):
         Subject.of(f"{file}:Mine")

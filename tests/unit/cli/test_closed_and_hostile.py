@@ -60,9 +60,9 @@ def served(answer: bytes) -> str:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"garbage\r\n\r\n", "the answer is no HTTP"),
+        (b"garbage\r\n\r\n", "the answer is not HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\nab", "."),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5_000_000, "more bytes came: 1,000 were expected"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5_000_000, "too many bytes received: 1,000 were expected"),
     ],
 )
 def test_fetch_stops_at_the_size_it_was_told_and_tells_of_garbage(answer: bytes, says: str, tmp_path: Path) -> None:

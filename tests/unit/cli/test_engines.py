@@ -26,10 +26,13 @@ def test_facts_are_those_of_the_version_and_state_their_source() -> None:
     old = said("vllm", "--version", "0.15.1")
     assert "gpu_memory_utilization: 0.9\n  vllm/config/cache.py" in old
     assert "gpu_memory_utilization: 0.92" in said("vllm")
-    assert "priced as vllm" in said("orca")
+    assert "priced like vllm" in said("orca")
 
 
 def test_an_unknown_engine_or_version_is_refused() -> None:
-    for words, message in ((["vlm"], "unknown engine 'vlm'"), (["orca", "--version", "1"], "nothing is known")):
+    for words, message in (
+        (["vlm"], "unknown engine 'vlm'"),
+        (["orca", "--version", "1"], "no versions of orca are known"),
+    ):
         with pytest.raises(UserError, match=message):
             said(*words)

@@ -54,7 +54,9 @@ def test_a_package_that_does_not_load_takes_no_other_command_with_it(
     monkeypatch.setattr(others, "entry_points", lambda group: (entry,) if group == "servesim.commands" else ())
     found = groups()
     add_commands(found)
-    assert capsys.readouterr().err.startswith("note: no commands of tests.unit.cli.not_there:add: ModuleNotFoundError")
+    assert capsys.readouterr().err.startswith(
+        "note: cannot load the commands of tests.unit.cli.not_there:add: ModuleNotFoundError"
+    )
     assert CliRunner().invoke(found[""], ["run"]).exit_code == 0
 
 

@@ -56,8 +56,8 @@ def test_requirements_are_read_in_units(text: str, name: str, bound: float) -> N
         ("ttft_p99", "write METRIC>=VALUE"),
         ("ttft_p98<=1", 'did you mean "ttft_p99"'),
         ("ttft_p99<=fast", "write METRIC>=VALUE"),
-        ("ttft_p99<=5%", "a number is needed"),
-        ("output_throughput>=5s", "a number is needed"),
+        ("ttft_p99<=5%", "the value must be a number"),
+        ("output_throughput>=5s", "the value must be a number"),
         ("ttft_p99<=nan", "write METRIC>=VALUE"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_run_fails_by_what_is_required_of_it_alone(call: Cli) -> None:
     assert (code, out) == (1, "")
     assert err.startswith("failed: required ttft_p99<=1, it is ")
     assert len(err.splitlines()) == 1
-    assert call(*RUN, "-q", "--require", "slo_attainment>=0.5")[2].strip().endswith("there is none")
+    assert call(*RUN, "-q", "--require", "slo_attainment>=0.5")[2].strip().endswith("it has no value")
 
 
 def test_an_unstable_run_fails_where_anything_is_required(call: Cli) -> None:
@@ -164,7 +164,7 @@ def test_an_experiment_over_another_one_needs_a_word_and_a_resumed_one_none(tmp_
     servesim.sweep(**given, **sizes, dtype="fp8")
     servesim.sweep(**given, **{"engine.block_size": [16, 32, 64]}, dtype="fp8")
     servesim.sweep(**given, **sizes, dtype="fp8", seed=1)  # nothing that both say differs
-    with pytest.raises(UserError, match=r"holds another experiment \(dtype is 'fp8' there; --overwrite replaces it\)"):
+    with pytest.raises(UserError, match=r"holds another experiment \(dtype is 'fp8' in it; --overwrite replaces it\)"):
         servesim.sweep(**given, **sizes, dtype="bf16")
     servesim.sweep(**given, **sizes, dtype="bf16", overwrite=True)
     pair = {**given, "scheduler": ["vllm", "sarathi"], "replicates": 2}

@@ -148,7 +148,7 @@ def test_a_policy_that_plans_nothing_is_a_bug_not_bad_input(servesim: Cli, tmp_p
             "line 3: arrives before",
         ),
         ("", "empty"),
-        ("a,b\n1,2\n", "no column is times of arrival"),
+        ("a,b\n1,2\n", "no column for times of arrival"),
     ],
 )
 def test_damaged_traces_are_refused_on_one_line(servesim: Cli, tmp_path: Path, text: str, said: str) -> None:

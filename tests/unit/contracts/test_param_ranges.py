@@ -14,7 +14,7 @@ from servesim.errors import UserError
 
 REGISTRIES = (schedulers, kv_allocators, routers, speculators, acceptance_models, scalers)
 BELOW_ZERO = {
-    ("sglang", "chunked_prefill_size"): "prompts are not cut",
+    ("sglang", "chunked_prefill_size"): "to leave prompts whole",
     ("sglang", "priority_scheduling_preemption_threshold"): "a difference of priorities",
 }
 """Parameters for which -1 means something."""
@@ -62,7 +62,7 @@ SMALL = {"trace": "synth:arrivals=poisson,rate=50,prompt=200,output=4", "request
         ({"scheduler": "sglang:prefill_max_requests=0"}, "prefill_max_requests is 0, must be at least 1"),
         (
             {"scheduler": "vllm:max_num_batched_tokens=1", "speculation": "draft-model:model=llama-3.2-1b"},
-            "max_num_batched_tokens=1 leaves no token beside the draft_slots_per_request=1",
+            "max_num_batched_tokens=1 leaves no token after reserving draft_slots_per_request=1",
         ),
         ({"scheduler": "vllm:max_num_active_seqs=0"}, "max_num_active_seqs is 0"),
         ({"scheduler": "fastserve:free_fraction=1"}, "free_fraction is 1, must be at least 0 and less than 1"),

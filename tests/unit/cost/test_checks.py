@@ -61,7 +61,7 @@ def test_a_missing_column_and_a_damaged_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gemm\.parquet: column 'm' is missing"):
         KernelTables.load(folder=tmp_path).rows("gemm", "bf16")
     (tmp_path / "gemm.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(UserError, match="no readable Parquet file"):
+    with pytest.raises(UserError, match="not a readable Parquet file"):
         KernelTables.load(folder=tmp_path).rows("gemm", "bf16")
 
 

@@ -74,7 +74,7 @@ def test_terms_of_the_chip_hold_on_that_chip_alone() -> None:
     [
         ("exposd: 3", 'did you mean "exposed"'),
         ("exposed: -3", "must be at least 0"),
-        ("- 1", "a mapping of terms is needed"),
+        ("- 1", "must be a mapping of terms"),
         ("exposed: [", "not YAML"),
     ],
 )
@@ -227,7 +227,7 @@ def test_gaps_hold_the_steps_of_several_prompts_and_bursts_are_one_step() -> Non
 
 
 def test_a_folder_without_steps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no recorded run in it says its model and its GPU"):
+    with pytest.raises(UserError, match="none of its recorded runs names both model and GPU"):
         fit_host(tmp_path)
 
 

@@ -154,7 +154,7 @@ def test_no_price_by_formula_beats_the_roof(name: str) -> None:
 
 def test_what_beats_its_roof_is_named() -> None:
     text = shown("--model", "deepseek-v2-lite", "--gpu", "h100", "--batch", "64", "--context", "4096")
-    assert "above their roof: experts" in " ".join(text.split())
+    assert "above their roofline: experts" in " ".join(text.split())
 
 
 def test_a_formula_that_beats_its_roof_is_told_as_such() -> None:
@@ -189,7 +189,7 @@ def test_the_command_prints_steps_operators_and_what_does_not_fit() -> None:
     assert re.search(r"decode 1 x 1,024 +1\.0 +memory +41\.1", text)
     assert re.search(r"prefill 100 +99\.\d +memory +41\.\d", text)
     assert re.search(r"attention_decode +7\.\d", text)
-    assert "does not hold the model" in text
+    assert "cannot hold the model" in text
     document = json.loads(
         shown("--model", "llama-3.1-8b", "--gpu", "l40s", "--batch", "512", "--context", "8192", "--json")
     )
@@ -221,13 +221,16 @@ def test_the_recorded_steps_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "--model and --gpu are needed"),
-        (["--model", "llama-3.1-8b"], "--model and --gpu are needed"),
+        ([], "give --model and --gpu, or a result directory"),
+        (["--model", "llama-3.1-8b"], "give --model and --gpu, or a result directory"),
         (["--model", "llama", "--gpu", "h100"], "unknown model"),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "1,x"], "--batch x: whole numbers"),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--prompt", "0"], "--prompt 0: whole numbers"),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--context", "-1"], "--context -1: whole numbers"),
-        (["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "", "--prompt", ""], "no step to be shown"),
+        (
+            ["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "", "--prompt", ""],
+            "no step to show: give --batch or --prompt",
+        ),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--tp", "3"], "tp = 3 does not divide"),
         (["--model", "llama-3.1-8b", "--gpu", "a100", "--dtype", "fp8"], "no fp8 arithmetic"),
         (["nowhere"], "nowhere"),

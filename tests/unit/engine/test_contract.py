@@ -172,7 +172,7 @@ POLICY = (
         ("return None", "self.waiting.append(request)", "plan returns None, not ctx.plan"),
         ("return self.nothing", "self.waiting.append(request)", r"AttributeError.*mine\.py line 4"),
         ("raise SystemExit(0)", "self.waiting.append(request)", "plan raises SystemExit"),
-        ("return ctx.plan", "pass", "3 requests are in no queue any more"),
+        ("return ctx.plan", "pass", "3 requests are no longer in any queue"),
     ],
 )
 def test_a_broken_policy_is_named_with_time_and_reason(plan: str, arrival: str, reason: str, tmp_path: Path) -> None:

@@ -95,10 +95,10 @@ def test_a_straggler_takes_as_many_times_as_long_from_its_next_plan_on(mode: str
     ("text", "says"),
     [
         ("crahs:replica=0,at=1", "unknown failure 'crahs'"),
-        ("crash:replica=2,at=1", "there are replicas 0 to 1"),
+        ("crash:replica=2,at=1", "the replica must be from 0 to 1"),
         ("crash:replica=0", "at is missing"),
         ("crash:replica=0,at=-1", "must be a number from 0"),
-        ("slow:replica=0,at=5,until=5,factor=2", "until must be after at"),
+        ("slow:replica=0,at=5,until=5,factor=2", "until must be later than at"),
         ("crash:replica=0,at=1,factor=2", "unknown key 'factor'"),
     ],
 )
@@ -115,8 +115,8 @@ def test_a_scripted_router_replays_its_file_and_ends_with_it(tmp_path: Path) -> 
     many = World(toy_trace([0, 1, 2], [4] * 3, [1] * 3), replicas=2, router=f"scripted:file={file}")
     assert [records(many.run())[row]["replica"] for row in range(3)] == [1, 0, 1]
     many.trace = toy_trace([0, 1, 2, 3], [4] * 4, [1] * 4)
-    with pytest.raises(UserError, match="has 3 choices, and requests need more"):
+    with pytest.raises(UserError, match="has only 3 choices, but there are more requests"):
         many.run()
     many.replicas = 1
-    with pytest.raises(UserError, match="replica 1, but there are 1"):
+    with pytest.raises(UserError, match="it chooses replica 1, must be below 1"):
         many.run()

@@ -122,5 +122,5 @@ def test_a_pair_whose_replicas_have_other_roles_is_the_routers_fault() -> None:
     router = Pairs(None, 2)
     router.pair = Pair(1, 0)
     cluster.router = router
-    with pytest.raises(PolicyError, match="replica 1, which is for decode"):
+    with pytest.raises(PolicyError, match="replica 1, whose role is decode"):
         cluster.run()

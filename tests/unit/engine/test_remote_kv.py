@@ -161,7 +161,7 @@ def test_policies_that_cannot_wait_are_refused_by_name(policies: dict[str, str],
 def test_memory_that_is_shared_but_cannot_wait_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hybrid, "supports", frozenset())
     cluster = World(toy_trace([0], [40], [2]), kv="hybrid").cluster()
-    with pytest.raises(UserError, match="kv hybrid cannot hold memory for KV from elsewhere"):
+    with pytest.raises(UserError, match="kv hybrid cannot reserve memory for remote KV"):
         cluster.replicas[0].connect(Elsewhere(1, 32, 1_000))
 
 

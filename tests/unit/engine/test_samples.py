@@ -255,7 +255,7 @@ def test_a_fork_needs_memory_that_can_be_shared(policies: dict[str, str], says: 
     ("policies", "says"),
     [
         ({"scheduler": "static", "kv": "contiguous"}, "a row of its padded batch is one request"),
-        ({"scheduler": "transformers", "kv": "paged"}, "how it forks return sequences is not modelled"),
+        ({"scheduler": "transformers", "kv": "paged"}, "forking of return sequences is not modeled"),
     ],
 )
 def test_who_cannot_serve_several_samples_says_so_at_start_up(policies: dict[str, str], says: str) -> None:

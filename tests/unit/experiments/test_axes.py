@@ -61,7 +61,10 @@ def test_axes_that_mean_nothing_are_refused(axes: dict[str, object], said: str) 
 def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
     grid = tmp_path / "grid"
     grid.mkdir()
-    with pytest.raises(Interrupted, match="grid keeps the runs that ended"), kept(grid):
+    with (
+        pytest.raises(Interrupted, match="grid keeps the finished runs; run the same command again to continue"),
+        kept(grid),
+    ):
         raise KeyboardInterrupt
     for nothing in (None, tmp_path / "not made yet"):
         with pytest.raises(KeyboardInterrupt), kept(nothing):

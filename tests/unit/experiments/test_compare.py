@@ -169,7 +169,7 @@ def test_a_recorded_trace_is_cut_into_windows(tmp_path: Path) -> None:
     served = {key: value for key, value in asked.items() if key != "jobs"}
     alone = servesim.simulate(served, speculation="eagle3:k=2")
     assert row["value"] == pytest.approx(alone.summary["latency_ms"]["ttft"]["mean"])
-    with pytest.raises(UserError, match="window cuts a recorded trace"):
+    with pytest.raises(UserError, match="window applies only to recorded traces"):
         compare(**WORKLOAD, scheduler=["vllm", SLOW], window=12)
 
 
@@ -209,7 +209,7 @@ def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Pa
     # the measured run is a simulated one, so its replay differs by the rounding of the export at most
     assert {row["verdict"] for row in rows(document, "vllm").values()} <= {"equivalent", "identical"}
     assert rows(document, SLOW)["ttft_mean"]["verdict"] == "too slow"
-    with pytest.raises(UserError, match="the measured run says what is replayed"):
+    with pytest.raises(UserError, match="remove it, the measured run determines the requests"):
         compare(scenario, bench, rate=3)
     with pytest.raises(UserError, match="only ttft, tpot, e2el, ntpot are known"):
         compare(scenario, bench, metrics="output_throughput")

@@ -68,7 +68,9 @@ def test_a_slower_server_moves_p99_by_more_than_its_factor_where_requests_queue(
     assert by_metric["request_goodput"]["low"] < by_metric["request_goodput"]["change"]
     assert document["error_runs"] == 2
     (said,) = [one for one in sentences(document["model_error"], document["baseline"]) if SAYS in one]
-    assert said.startswith("tp=2 against tp=1 in 80 % of pairs of two sizes of one server, propagated, not validated: ")
+    assert said.startswith(
+        "tp=2 against tp=1, 80 % interval from pairs of two sizes of one server, propagated, not validated: "
+    )
 
 
 @pytest.mark.medium
@@ -77,8 +79,8 @@ def test_what_no_measured_pair_is_like_has_words_and_takes_no_run() -> None:
     document = servesim.compare(**{**WORKLOAD, **axes}).attrs["document"]
     assert document["error_runs"] == 0
     assert all(one["low"] is None for one in document["model_error"])
-    (said,) = [note for note in document["notes"] if note.startswith("error bars of the model: none of ")]
-    assert "both are one deployment" in said
+    (said,) = [note for note in document["notes"] if note.startswith("no error bars of the model for ")]
+    assert "both are the same deployment" in said
     assert words(document["model_error"]) == [said]
 
 
@@ -124,6 +126,6 @@ def test_a_sentence_says_where_an_interval_holds_no_change() -> None:
         "differ_in": "two sizes of one server",
     }
     (unsure,) = sentences([one | {"low": -0.05, "high": 0.3}], "tp=1")
-    assert unsure.endswith("which is better is not known")
+    assert unsure.endswith("from measured pairs of two sizes of one server: undecided")
     (sure,) = sentences([one | {"low": 0.02, "high": 0.3}], "tp=1")
-    assert sure.endswith("+2 to +30 % in 80 % of measured pairs of two sizes of one server")
+    assert sure.endswith("80 % interval +2 to +30 % from measured pairs of two sizes of one server")

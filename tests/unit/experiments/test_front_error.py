@@ -101,8 +101,8 @@ def test_pairs_that_were_not_measured_get_words() -> None:
     entries = [{"rate": 4, **entry} for entry in found.values()]
     (said,) = front_sentences({"says": "propagated, not validated", "front": entries})
     assert "at 4 requests/s" in said
-    assert "told apart from all others: h100" in said
-    assert "not known of h200: no pairs of other models or GPUs are among the measured ones" in said
+    assert "distinguishable from all others: h100" in said
+    assert "not known for h200: no measured pairs have different models or GPUs" in said
 
 
 def test_another_name_of_a_variant_has_no_entry_and_tells_nothing() -> None:

@@ -56,11 +56,11 @@ def test_a_comparison_of_equals_says_why_they_are() -> None:
 def test_budgets_and_planning_that_differ_stand_above_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     document = servesim.compare(**WORKLOAD, scheduler=["vllm", "sarathi"], replicates=2).attrs["document"]
     budget, planning = document["warnings"]
-    assert budget.startswith("tokens a step may compute differ (vllm 8,192, sarathi 512)")
+    assert budget.startswith("token budgets per step differ (vllm 8,192, sarathi 512)")
     assert planning.startswith("planned synchronously, the others a step ahead: sarathi")
     print_compare(document, None)
     printed = words(capsys.readouterr().out)
-    assert printed.index("warning: tokens a step") < printed.index("TTFT mean")
+    assert printed.index("warning: token budgets") < printed.index("TTFT mean")
 
 
 def variant(label: str, budget: int | None, **axes: str) -> dict[str, Any]:

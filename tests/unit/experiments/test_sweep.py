@@ -187,7 +187,7 @@ def test_a_run_whose_figures_were_changed_is_computed_again(tmp_path: Path) -> N
     (cell / "summary.json").write_text(text.replace('"completed": ', '"completed": 1', 1))
     seen: list[Progress] = []
     sweep(**WORKLOAD, out=tmp_path, rate=[10], on_progress=seen.append)
-    assert [p.damage for p in seen] == [f"{cell}: damaged result: its files are not what was written"]
+    assert [p.damage for p in seen] == [f"{cell}: damaged result: its files were changed after they were written"]
     assert contents(tmp_path) == before
 
 
@@ -207,7 +207,7 @@ def test_a_run_that_was_made_again_is_named_on_the_command_line(tmp_path: Path) 
 @pytest.mark.parametrize("command", [servesim.sweep, servesim.compare, servesim.capacity])
 def test_a_folder_with_other_files_is_left_alone(command: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match=r"exists and holds no experiment of servesim \(but thesis.tex\)"):
+    with pytest.raises(UserError, match=r"exists and is not an experiment of servesim \(it holds thesis.tex\)"):
         command(**WORKLOAD, kv="paged,prefix-hash", slo="ttft:500", out=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -261,7 +261,7 @@ def test_a_result_from_other_code_is_refused(tmp_path: Path) -> None:
     settings = {key: value for key, value in WORKLOAD.items() if key != "jobs"}
     said = compute(Cell("0" * 20, settings), tmp_path / "x")
     assert said is not None
-    assert "other code or files" in said
+    assert "this machine's code or files differ" in said
     assert not (tmp_path / "x").exists()
 
 
@@ -315,7 +315,7 @@ def test_an_interrupt_while_the_page_is_made_says_what_is_there(
         monkeypatch.setattr(sys, "argv", ["servesim", *command, "--out", str(out)])
         assert cli._guarded() == 130
         said = capsys.readouterr().err
-        assert said == f"interrupted: {out} is whole but for its page, which servesim report {out} makes\n"
+        assert said == f"interrupted: {out} is complete except for its page; write it with servesim report {out}\n"
         assert (out / ("sweep.json" if command[0] == "sweep" else "summary.json")).is_file()
         out = tmp_path / "run"
 

@@ -34,7 +34,7 @@ def test_a_shorter_run_sent_the_first_prompts_of_a_longer_one_of_the_same_sum(tm
     _, short = read_folder(tmp_path)
     assert short.prompt_len.tolist() == PROMPTS[:3]
     assert short.output_len.tolist() == [20, 60, 40]  # twice as long, as the total says
-    assert "prompt lengths are those of long" in short.notes[0]
+    assert "prompt lengths are taken from long" in short.notes[0]
 
 
 def test_without_such_a_run_all_requests_take_the_mean(tmp_path: Path) -> None:

@@ -54,21 +54,21 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
     ("of", "more", "line"),
     [
         ("fp9", {}, "of: 'fp9' is not known (did you mean \"fp8\"?)"),
-        ([], {}, "of: say what the worth is asked of: prefix-caching"),
+        ([], {}, "of: name what to evaluate: prefix-caching"),
         (["tp", "tp"], {}, "of: tp is given twice"),
         ("speculation", {}, "the scenario has no speculation; add it, such as --speculation eagle3"),
-        ("disaggregation", {}, "say how they are apart, as --pd 1x1:1x1"),
+        ("disaggregation", {}, "give the separate pools, such as --pd 1x1:1x1"),
         pytest.param(
             "disaggregation",
             {"pd": "1x1:1x2", "tp": 2},
-            "the 3 GPUs of pd=1x1:1x2 are no whole number of replicas",
+            "the 3 GPUs of pd=1x1:1x2 do not make a whole number of replicas",
             marks=APART,
         ),
-        ("tp=1", {}, "of: tp=1 changes nothing: the scenario has that already"),
+        ("tp=1", {}, "of: tp=1 has no effect: the scenario already has it"),
         (
             "tp=2",
             {"kv": ["paged", "prefix-hash"]},
-            "worth: one deployment is compared with and without; kv has several",
+            "worth: give one deployment, to be compared with and without; kv has several",
         ),
         ("block_sise=2", {}, "unknown setting"),
         ("fp8", {"slo": {}}, "capacity: give an SLO to meet"),
@@ -93,7 +93,9 @@ def test_what_cannot_be_asked_gets_one_line(of: Any, more: dict[str, Any], line:
     ],
 )
 def test_what_prompts_share_is_not_asked_of_a_trace_that_does_not_tell(of: Any, more: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"is worth what prompts share, and trace .* cannot tell: .* --shape share:tok"):
+    with pytest.raises(
+        UserError, match=r"cannot be evaluated: its value depends on what prompts share, and trace .* --shape share:tok"
+    ):
         worth(**WORKLOAD | more, of=of, gpu="h100")
 
 
@@ -137,15 +139,15 @@ def test_with_a_rate_whole_replicas_are_compared() -> None:
     [one] = worth(**WORKLOAD, gpu="h100", rate=40, of="max_num_seqs=1").attrs["document"]["worth"]
     assert one["rate"] == [40, 40]
     assert one["usd_per_hour"][0] > one["usd_per_hour"][1]
-    assert one["says"].startswith("replicas are whole")
+    assert one["says"].startswith("the number of replicas is a whole number")
     assert "more: $" in one["says_worth"]
 
 
 def test_what_carries_nothing_is_said_so() -> None:
     frame = worth(**WORKLOAD | {"slo": "tpot:0.5"}, gpu="h100", of="tp=2")
     [one] = frame.attrs["document"]["worth"]
-    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two carries nothing")
-    assert one["says_worth"] == "tp=2: with it nothing is carried (never)."
+    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two carries no load")
+    assert one["says_worth"] == "tp=2: with it no load is carried (never)."
 
 
 @pytest.mark.parametrize(
@@ -174,10 +176,10 @@ def test_sentences_by_hand() -> None:
         "verdicts": ["carries", "carries"],
         "usd_per_hour": [3.0, 3.0],
         "rate": [5.0, 4.0],
-        "model_error": {"low": -0.1, "high": None, "level": 0.8, "says": "by pairs"},
+        "model_error": {"low": -0.1, "high": None, "level": 0.8, "says": "from pairs"},
     }
-    assert sentence(one) == ("fp8 saves 20 % [10, 25] a request: 5 requests/s at $3.00/h, 4 at $3.00/h without.")
-    assert error_words(one).startswith("fp8: the gain would be -10 to ? % in 80 % of measured pairs (by pairs")
+    assert sentence(one) == ("fp8 saves 20 % [10, 25] per request: 5 requests/s at $3.00/h, 4 at $3.00/h without.")
+    assert error_words(one).startswith("fp8: the gain is -10 to ? % (80 % interval from pairs")
     assert error_words(one | {"model_error": None}) == ""
     unknown = {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"}
     assert error_words(one | {"model_error": unknown}).endswith("is not known: no pairs")
@@ -189,4 +191,4 @@ def test_the_model_s_error_of_a_ratio_is_that_of_measured_pairs() -> None:
     [one] = worth(**asked, gpu="h200", of="tp=8", engine={"version": "0.12.0"}).attrs["document"]["worth"]
     bars = one["model_error"]
     assert bars["low"] < one["gain"] < bars["high"]
-    assert bars["says"].startswith("by pairs of two sizes of one server")
+    assert bars["says"].startswith("from pairs of two sizes of one server")

@@ -210,7 +210,7 @@ def test_unknown_name_suggests_the_close_one() -> None:
     [
         ("linear_num_key_heads", 16, "linear_num_value_heads must be a positive integer, not None"),
         ("moe_latent_size", 1024, "experts of a latent width"),
-        ("index_topk", 2048, "sparse attention, which is not known without kv_lora_rank"),
+        ("index_topk", 2048, "sparse attention, which is not supported without kv_lora_rank"),
         ("index_topk_freq", 4, "sparse attention whose layers share an index"),
         ("layer_types", ["full_attention", "chunked_attention"], "'chunked_attention' are not supported"),
         ("layer_types", ["full_attention"], "names 1 layers of 2"),

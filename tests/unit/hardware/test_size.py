@@ -180,7 +180,7 @@ def test_the_tables_say_what_the_json_says() -> None:
     assert "MHA" in done.output
     assert "2,621,440 B" in done.output
     assert "83.89 GB" in done.output
-    assert "made for 4,096 positions" in done.output
+    assert "supports 4,096 positions" in done.output
 
 
 @pytest.mark.medium
@@ -199,7 +199,7 @@ def test_the_tables_say_what_the_json_says() -> None:
         (["llama-2-70b", "--kv-heads", "7"], "not a multiple of 7 KV heads"),
         (["deepseek-v3", "--kv-heads", "8"], "deepseek-v3 has latent attention"),
         (["llama-2-70b", "--kv-heads", "0"], "must be a positive integer or null, not 0"),
-        (["llama-2-70b", "--gpu", ","], "--gpu: no value is given"),
+        (["llama-2-70b", "--gpu", ","], "--gpu: give a value"),
         (["llama-2-70b", "--set", "window"], "--set window: write KEY=VALUE"),
         (["llama-2-70b", "--set", "windows=5"], "windows is no key"),
         (["llama-2-70b", "--set", "use_cla=true"], "use_cla is no key"),

@@ -36,8 +36,8 @@ def test_the_fold_is_the_one_that_leaves_out_what_is_unknown(changed: dict[str, 
     [
         ({"engine": "orca"}, "no server of orca was measured"),
         ({"precision": "int4"}, "no server with int4 weights was measured"),
-        ({"gpu": "a100", "version": "0.33.0"}, "nothing like vllm 0.33.0 and GPU a100 was measured"),
-        ({"gpu": "a100", "model": "opt-13b"}, "nothing like model opt-13b and GPU a100 was measured"),
+        ({"gpu": "a100", "version": "0.33.0"}, "no server with vllm 0.33.0 and GPU a100 was measured"),
+        ({"gpu": "a100", "model": "opt-13b"}, "no server with model opt-13b and GPU a100 was measured"),
     ],
 )
 def test_what_no_fold_leaves_out_gets_words(changed: dict[str, object], words: str) -> None:

@@ -49,8 +49,10 @@ def test_a_pair_is_of_what_it_differs_in(changed: dict[str, object], kind: str) 
 
 
 def test_pairs_that_differ_in_several_things_get_words() -> None:
-    assert kind_of_pair(CASE, replace(CASE, tp=8, precision="bf16"))[1].startswith("no pairs that differ in precision")
-    assert "other models or GPUs" in kind_of_pair(CASE, replace(CASE, gpu="h100"))[1]
+    assert kind_of_pair(CASE, replace(CASE, tp=8, precision="bf16"))[1].startswith(
+        "no measured pairs differ in both precision"
+    )
+    assert "different models or GPUs" in kind_of_pair(CASE, replace(CASE, gpu="h100"))[1]
 
 
 def test_features_do_not_depend_on_which_comes_first() -> None:
@@ -75,7 +77,7 @@ def test_a_model_or_version_nobody_measured_is_spoken_for_by_left_out_models() -
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({}, "both are one deployment"),
+        ({}, "both are the same deployment"),
         ({"version": "0.19.0"}, "too few pairs of two versions"),
         ({"precision": "int4"}, "no server with precision int4"),
     ],

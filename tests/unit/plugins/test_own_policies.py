@@ -309,9 +309,9 @@ def test_what_a_contract_does_not_say_is_refused_by_name(
 @pytest.mark.parametrize(
     ("kind", "old", "new", "reason"),
     [
-        ("scheduler", "def plan", "def plans", "Mine has no method plan, which every Scheduler must have"),
-        ("kv", "def slots", "def slot", "Mine has no method slots, which every KVAllocator must have"),
-        ("router", "def route", "def send", "Mine has no method route, which every Router must have"),
+        ("scheduler", "def plan", "def plans", "Mine needs a method plan, as every Scheduler does"),
+        ("kv", "def slots", "def slot", "Mine needs a method slots, as every KVAllocator does"),
+        ("router", "def route", "def send", "Mine needs a method route, as every Router does"),
         ("scheduler", "def plan", "waiting = []\n    def plan", r"Mine.waiting hides .* set self.waiting in __init__"),
         ("kv", "def slots", "on_event = None\n    def slots", r"Mine.on_event hides .* set self.on_event in"),
         ("kv", "def slots", "block_size = 1\n    def slots", r"Mine.block_size hides .* set self.block_size in"),

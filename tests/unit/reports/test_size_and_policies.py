@@ -61,9 +61,9 @@ def test_the_page_of_one_policy_has_what_the_command_shows(tmp_path: Path) -> No
 def test_a_name_that_is_no_page_a_foreign_file_and_check_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("mine")
     for arguments, told in (
-        (["size", "qwen3-8b", "--out", "size.pdf"], "a name that ends in .html is needed"),
+        (["size", "qwen3-8b", "--out", "size.pdf"], "must end in .html"),
         (["policies", "--out", str(tmp_path / "mine.html")], "was not written by servesim"),
-        (["policies", "check", "vllm", "--out", "page.html"], "check has no page"),
+        (["policies", "check", "vllm", "--out", "page.html"], "check writes no page"),
     ):
         result = runner.invoke(app, arguments)
         assert isinstance(result.exception, UserError)

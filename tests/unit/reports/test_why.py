@@ -63,7 +63,10 @@ def test_the_table_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     told = pd.read_parquet(tmp_path / "r" / "step_requests.parquet")
     assert 96 < len(told) <= 100
     left_out = summary["engine"]["steps"] - told["step"].nunique()
-    assert f"step_requests: full at {len(told)} rows; the last {left_out} steps are not in it" in summary["notes"]
+    assert (
+        f"step_requests: the limit of {len(told)} rows is reached; the last {left_out} steps are missing"
+        in summary["notes"]
+    )
 
 
 def test_preemptions_are_rows_without_tokens(tmp_path: Path) -> None:
@@ -82,10 +85,10 @@ def test_preemptions_are_rows_without_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"mode": "fast"}, "reference mode alone"),
+        ({"mode": "fast"}, "only in reference mode"),
         ({"out": None}, "result directory"),
         ({"stream": True, "scheduler": "vllm"}, "streamed run"),
-        ({"jobs": 2, "replicas": 2}, "not with --jobs"),
+        ({"jobs": 2, "replicas": 2}, "not available with --jobs"),
     ],
 )
 def test_where_steps_are_not_told_it_is_said(change: dict[str, Any], said: str, tmp_path: Path) -> None:

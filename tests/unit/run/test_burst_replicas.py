@@ -66,7 +66,9 @@ def test_replicas_are_doubled_and_then_bisected(enough: int, asked: list[int]) -
     got = holding(FOUND, scenario, requests(2, 2, 2, 2), again)
     assert tried == asked
     assert (got["replicas"], got["runs"]) == (enough if enough < 99 else None, len(asked))
-    assert got["says"].startswith("not even 64" if enough == 99 else f"{enough} replicas would have held it: 100.0 %")
+    assert got["says"].startswith(
+        "not even 64" if enough == 99 else f"{enough} replicas would have absorbed it: 100.0 %"
+    )
     held = holding(FOUND, scenario, requests(1, 1, 1, 1), again)
     assert (held["replicas"], held["runs"]) == (1, 0)
 

@@ -71,38 +71,38 @@ def test_fewer_layers_take_less_time(plain: servesim.Result) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("gpu.usd_per_hour=3", "the data sheet says the same"),
-        ("gpu.nvlink_bandwidth=3e9", "one GPU a replica talks to no other"),
-        ("gpu.pcie_bandwidth=3e9", "nothing goes over PCIe in this run"),
-        ("gpu.flops.fp8=3e12", "nothing is computed in fp8"),
-        ("model.num_hidden_layers=32", "the config says the same"),
+        ("gpu.usd_per_hour=3", "the data sheet has the same value"),
+        ("gpu.nvlink_bandwidth=3e9", "each replica has one GPU, which does not communicate"),
+        ("gpu.pcie_bandwidth=3e9", "this run transfers nothing over PCIe"),
+        ("gpu.flops.fp8=3e12", "no operation runs in fp8"),
+        ("model.num_hidden_layers=32", "the config has the same value"),
         ("model.num_experts=0", "no shape depends on it"),
     ],
 )
 def test_a_change_without_effect_says_so_and_has_none(plain: servesim.Result, change: str, why: str) -> None:
     result = servesim.simulate(override(RUN, [change]))
     key = change.partition("=")[0]
-    assert [note.partition(" changes nothing: ")[2] for note in said(result, key)] == [why]
+    assert [note.partition(" has no effect: ")[2] for note in said(result, key)] == [why]
     assert result.summary["latency_ms"] == plain.summary["latency_ms"]
 
 
 def test_a_price_that_another_one_overrules_is_named() -> None:
     result = servesim.simulate(override({**RUN, "usd_per_gpu_hour": 4}, ["gpu.usd_per_hour=2.2"]))
     assert result.summary["price"]["usd_per_gpu_hour"] == 4
-    assert said(result, "gpu.") == ["gpu.usd_per_hour=2.2 changes nothing: usd_per_gpu_hour=4 is given"]
+    assert said(result, "gpu.") == ["gpu.usd_per_hour=2.2 has no effect: usd_per_gpu_hour=4 is given"]
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ("gpu.foo=1", "gpu.foo: no part of the data sheet of h100"),
+        ("gpu.foo=1", "gpu.foo: not a field of the data sheet of h100"),
         ("gpu.usd_per_our=1", 'did you mean "usd_per_hour"'),
         ("gpu.description=x", "gpu.description: no part"),
         ("gpu.bandwidth=0", "gpu.bandwidth is '0', must be a finite number above 0"),
         ("gpu.bandwidth=fast", "gpu.bandwidth is 'fast'"),
         ("gpu.memory_bytes=nan", "gpu.memory_bytes is 'nan'"),
         ("model.num_layers=4", 'did you mean "num_hidden_layers"'),
-        ("model.rope_theta=1e6", "model.rope_theta: nothing of llama-3.1-8b is computed from it"),
+        ("model.rope_theta=1e6", "model.rope_theta: llama-3.1-8b does not use it"),
         ("model.num_hidden_layers=0", "num_hidden_layers must be a positive integer"),
         ("model.num_key_value_heads=5", "not a multiple of 5 KV heads"),
     ],

@@ -189,11 +189,14 @@ def test_metrics_of_features_are_known_whichever_variant_has_them(tmp_path: Path
     [
         (lambda: Figure("one", "", int, better="Lower"), "figure one: better is 'Lower', must be one of lower, higher"),
         (lambda: Figure("one", "", int, scale="log"), "figure one: scale is 'log', must be one of ratio, difference"),
-        (lambda: Group("a", "a", (Figure("x", "", int),), rows=("a", "{x} J")), "figures of 'a': rows are pairs of"),
+        (
+            lambda: Group("a", "a", (Figure("x", "", int),), rows=("a", "{x} J")),
+            "figures of 'a': rows must be pairs of",
+        ),
         (lambda: Group("a", "", (Figure("x", "", int),)), "figures of 'a': the group needs words"),
         (
             lambda: Group("a", "a", (Figure("x", "", int, better="lower"),), many=a_list),
-            "figures of 'a': there are several of each, so none is a metric",
+            "figures of 'a': a group with several entries cannot have metrics",
         ),
     ],
 )

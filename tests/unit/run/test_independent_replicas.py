@@ -72,12 +72,12 @@ def test_replicas_with_nothing_to_do_change_nothing(tmp_path: Path, requests: in
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"router": "least-outstanding"}, "router least-outstanding looks at the replicas"),
+        ({"router": "least-outstanding"}, "router least-outstanding looks at the state of replicas"),
         ({"clients": {"max_concurrency": 4}}, "max_concurrency makes requests wait"),
         ({"clients": {"timeout_s": 9}}, "clients give up"),
-        ({"trace": "synth:turns=chat(turns=3,think=1)"}, "requests wait for others"),
+        ({"trace": "synth:turns=chat(turns=3,think=1)"}, "requests wait for other requests"),
         ({"trace": "synth:n=2"}, "several samples"),
-        ({"stream": True}, "a streamed run hands requests on"),
+        ({"stream": True}, "a streamed run writes requests in the order"),
     ],
 )
 def test_replicas_that_depend_on_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -161,5 +161,5 @@ def test_a_feature_that_acts_in_the_run_is_in_one_process(tmp_path: Path) -> Non
     settings = {"trace": "synth:rate=5", "requests": 8, "model": "llama-3.2-1b", "gpu": "h200", "replicas": 2}
     own = {"features": [f"{tmp_path / 'count.py'}:Counter"], "conclude": False}
     assert servesim.simulate(settings, **own).summary["sent"] == 8
-    with pytest.raises(UserError, match="Count follows the run"):
+    with pytest.raises(UserError, match="Count observes the whole run"):
         servesim.simulate(settings, jobs=2, **own)

@@ -66,7 +66,7 @@ def test_the_case_of_a_run_is_what_one_replica_serves(summary: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("part", "change", "words"),
     [
-        ("stability", {"unstable": True}, "grows without end"),
+        ("stability", {"unstable": True}, "grows without bound"),
         ("scenario", {"pp": 2}, "pipeline"),
         ("scenario", {"speculation": {"name": "ngram"}}, "speculative"),
         ("scenario", {"kernel_tables": "roofline"}, "kernel tables"),

@@ -218,7 +218,7 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
         ("--features energy.py:Enrgy", "energy.py has no class 'Enrgy' (did you mean \"Energy\"?)"),
         ("--features energy.py", "name the class of energy.py: energy.py:ClassName"),
         ("--features energy.py:Energy,b.py:B", "energy.py: name one class, and repeat the option for others"),
-        ("--features energy.py:Power", "energy.py: Power is no Feature (servesim.contracts)"),
+        ("--features energy.py:Power", "energy.py: Power does not derive from Feature (servesim.contracts)"),
         ("--features energy.py:Energy --energy.bsy-w 3", 'no such option: --energy.bsy-w (did you mean "--energy.bus'),
         ("--features energy.py:Energy --energy.busy-w -3", "energy.busy_w is -3.0: input should be greater than or eq"),
         ("--features energy.py:Energy --energy.busy-w x", "Invalid value for '--energy.busy-w': Input should be a val"),
@@ -228,10 +228,10 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
         ("--set energy.busy_w=3", "unknown key 'energy'"),
         pytest.param(
             "--features bars",
-            "features: 'bars' is not path/to/file.py:Class (bars is in every run, and on if its",
+            "features: 'bars' is not path/to/file.py:Class (bars is part of every run, and is turned on by its",
             marks=pytest.mark.feature("bars"),
         ),
-        ("--features energy.py:Energy --features energy.py:Energy", "features: Energy is there twice"),
+        ("--features energy.py:Energy --features energy.py:Energy", "features: Energy appears twice"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(call: Call, options: str, told: str) -> None:
@@ -244,8 +244,8 @@ def test_what_is_wrong_is_said_in_one_line(call: Call, options: str, told: str) 
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ('"router"', "feature Odd: a scenario has settings called router already"),
-        ('""', "feature Odd: its settings must stand in a section of their own"),
+        ('"router"', "feature Odd: settings named router already exist"),
+        ('""', "feature Odd: its settings must have their own section"),
     ],
 )
 def test_settings_need_a_place_of_their_own(tmp_path: Path, section: str, told: str) -> None:
@@ -258,7 +258,7 @@ def test_settings_need_a_place_of_their_own(tmp_path: Path, section: str, told: 
 def test_two_features_share_no_section(tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text(ENERGY.read_text().replace("class Energy(", "class Other(") + '\n    section = "energy"\n')
-    with pytest.raises(UserError, match="feature Other: a scenario has settings called energy already"):
+    with pytest.raises(UserError, match="feature Other: settings named energy already exist"):
         simulate(features=[f"{ENERGY}:Energy", f"{other}:Other"])
 
 
@@ -280,9 +280,9 @@ def test_a_part_that_raises_is_blamed_with_its_line(tmp_path: Path, verb: str) -
         ("held", "1.5", "held returns 1.5, not an int"),
         ("columns", "3", "columns returns 3, not a dict"),
         ("figures", "None", "figures returns None, not a dict"),
-        ("columns", "{'row': [0] * 20}", "columns names 'row', which requests have already"),
-        ("columns", "{'watts': [0] * 19}", "columns: 'watts' is not one integer for each of 20 requests"),
-        ("columns", "{'watts': [0.5] * 20}", "columns: 'watts' is not one integer for each of 20 requests"),
+        ("columns", "{'row': [0] * 20}", "columns has 'row', but requests already have a column of this name"),
+        ("columns", "{'watts': [0] * 19}", "columns: 'watts' must be one integer for each of 20 requests"),
+        ("columns", "{'watts': [0.5] * 20}", "columns: 'watts' must be one integer for each of 20 requests"),
         ("notes", "[3]", r"notes returns \[3\], not a list of str"),
     ],
 )
@@ -338,9 +338,13 @@ def with_figures(tmp_path: Path, value: str, rows: str = "''") -> str:
     ("rows", "code", "told"),
     [
         ("broken", 1, "Odd: broken raises ZeroDivisionError: division by zero (odd.py line "),
-        ("3", 2, "feature file odd.py does not load: UserError: figures of 'odd': rows are pairs of label and words"),
-        ("'{two} J'", 2, "figures of 'odd': its words name 'two', which is no figure"),
-        ("'{engine.stepz}'", 2, "figures of 'odd': its words name 'engine.stepz', which is no figure"),
+        (
+            "3",
+            2,
+            "feature file odd.py does not load: UserError: figures of 'odd': rows must be pairs of label and words",
+        ),
+        ("'{two} J'", 2, "figures of 'odd': its words name 'two', which is not a figure"),
+        ("'{engine.stepz}'", 2, "figures of 'odd': its words name 'engine.stepz', which is not a figure"),
     ],
 )
 def test_rows_that_fail_are_told(tmp_path: Path, call: Call, rows: str, code: int, told: str) -> None:
@@ -359,8 +363,8 @@ def test_rows_that_fail_are_told(tmp_path: Path, call: Call, rows: str, code: in
         ("{'one': True}", "figure odd.one is True, not a finite number"),
         ("{'one': [1]}", r"figure odd.one is \[1\], not a finite number"),
         ("{'one': 10**400}", "figure odd.one is 1000"),
-        ("{}", "figure odd.one is declared and not there"),
-        ("[1]", "figure odd.one is declared and not there"),
+        ("{}", "figure odd.one is declared but missing"),
+        ("[1]", "figure odd.one is declared but missing"),
         ("{'one': object()}", "figure odd.one is "),
         ("{'one': 1j}", "figure odd.one is 1j, not a finite number"),
         ("{'one': 1, 'more': {'a': [1, float('nan')]}}", r"figure odd.more.a\[1\] is nan, not a finite number"),
@@ -388,9 +392,15 @@ def test_numbers_and_nothing_are_values(tmp_path: Path, value: str) -> None:
     ("groups", "told"),
     [
         ("[3]", r"Odd: groups returns \[3\], not a tuple of Groups"),
-        ("(Group('odd', 'odd', Figure('one', 'one', int)),)", "figures of 'odd': a tuple of Figures is needed"),
-        ("(Group('odd', 'odd', (Figure('a b', '', int),)),)", "figures of 'odd': 'a b' is no name, or there twice"),
-        ("(Group('engine', 'odd', (Figure('one', '', int),)),)", "feature Odd: figures 'engine': a summary has such"),
+        ("(Group('odd', 'odd', Figure('one', 'one', int)),)", "figures of 'odd': must be a tuple of Figures"),
+        (
+            "(Group('odd', 'odd', (Figure('a b', '', int),)),)",
+            "figures of 'odd': 'a b' is not a valid name, or appears twice",
+        ),
+        (
+            "(Group('engine', 'odd', (Figure('one', '', int),)),)",
+            "feature Odd: figures 'engine': the summary already has this",
+        ),
     ],
 )
 def test_groups_that_are_none_are_told(tmp_path: Path, groups: str, told: str) -> None:
@@ -403,12 +413,12 @@ def test_a_figure_that_servesim_has_as_a_metric_is_told(tmp_path: Path) -> None:
     figure = "Figure('ttft_p99', 'one', int, better='lower')"
     more = f"\n    def groups(self): return (Group('odd', 'odd', ({figure},)),)\n"
     name = odd(tmp_path, more=more + FIGURES.replace("ROWS", "''"))
-    with pytest.raises(UserError, match="feature Odd: figure ttft_p99: there is a metric of this name already"):
+    with pytest.raises(UserError, match="feature Odd: figure ttft_p99: a metric of this name already exists"):
         servesim.compare(SHARED, features=[name], kv=["paged", "prefix-hash"], replicates=1, jobs=1)
 
 
 def test_a_part_that_follows_the_run_keeps_it_in_one_process(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Does follows the run \(sent, takes, reaches, gives_up, held\)"):
+    with pytest.raises(UserError, match=r"Does observes the whole run \(sent, takes, reaches, gives_up, held\)"):
         servesim.simulate(SHARED, features=[odd(tmp_path)], replicas=2, jobs=2)
 
 

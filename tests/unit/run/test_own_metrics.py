@@ -104,12 +104,12 @@ def test_what_is_no_metric_is_refused_in_a_line(
 
 
 def test_names_of_servesim_are_taken_in_experiments(mine: Path) -> None:
-    with pytest.raises(UserError, match="servesim has one of this name"):
+    with pytest.raises(UserError, match="this name is taken by a built-in metric"):
         metrics_of([f"{mine}:ttft_p99"], {})
     with pytest.raises(UserError, match="better is 'left'"):
         metrics_of([f"{mine}:sideways"], {})
     assert METRICS["ttft_p99"].unit == "ms"
-    with pytest.raises(UserError, match="a function with a name"):
+    with pytest.raises(UserError, match="must be a named function"):
         servesim.simulate(RUN, metrics=lambda requests, summary: 1)
 
 

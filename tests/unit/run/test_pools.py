@@ -69,7 +69,7 @@ def test_a_pool_of_a_model_in_other_weights_takes_their_format() -> None:
         ([{"name": "a", "gpuu": "h200"}], "a: unknown key 'gpuu' \\(did you mean \"gpu\"\\?\\)"),
         ([{"name": "a", "replicas": 0}], "a: replicas is 0"),
         ([{"name": "a", "engine": {"block": 3}}], "a: unknown key 'engine.block'"),
-        ([7], "7 is no mapping with a name"),
+        ([7], "7 must be a mapping with a name"),
     ],
 )
 def test_what_is_no_pool_is_refused_in_one_line(pools: Any, said: str) -> None:
@@ -91,7 +91,9 @@ def test_a_request_goes_to_the_pool_whose_name_or_model_it_asks_for() -> None:
 
 
 def test_a_model_that_no_pool_serves_is_refused_before_the_run() -> None:
-    with pytest.raises(UserError, match="a request asks for model 'larger' \\(did you mean \"large\"\\?\\)"):
+    with pytest.raises(
+        UserError, match="a request names model 'larger', which no pool serves \\(did you mean \"large\"\\?\\)"
+    ):
         resolve(MODELS, of_models("larger", "", "", "", "", ""))
 
 
@@ -128,7 +130,7 @@ def test_figures_of_pools_add_up_to_those_of_the_run(tmp_path: Path) -> None:
 def test_a_pool_alone_has_figures_under_its_name() -> None:
     summary = simulate({**BASE, "pools": ["alone:tp=2"]}, trace=TRACE).summary
     assert summary["pools"]["alone"]["requests"] == 6
-    assert dict(all_rows(summary))["pool alone"].startswith("6 requests, 1.00 replicas up in the mean")
+    assert dict(all_rows(summary))["pool alone"].startswith("6 requests, 1.00 replicas up on average")
 
 
 @pytest.mark.feature("scaling")
@@ -139,13 +141,15 @@ def test_the_parts_of_a_start_may_be_a_text() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 101, "\x1b[31m", "a\nb"])
 def test_a_name_that_would_garble_every_table_is_none(name: str) -> None:
-    with pytest.raises(UserError, match="is no name: at most 100 characters, all printable") as error:
+    with pytest.raises(
+        UserError, match="is not a valid name: it must have at most 100 characters, all printable"
+    ) as error:
         resolve([{"name": name}])
     assert len(str(error.value)) < 300
 
 
 def test_pools_are_not_served_in_several_processes() -> None:
-    with pytest.raises(UserError, match="jobs: replicas cannot be run apart: there are several pools"):
+    with pytest.raises(UserError, match="jobs: replicas cannot run in separate processes: there are several pools"):
         simulate({**BASE, "pools": TWO}, trace=TRACE, jobs=2)
 
 
@@ -184,19 +188,19 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
         ({"scaler": "hpa", "start": {"weights_gb_s": 0}}, "weights_gb_s is 0"),
         ({"scaler": "hpa", "start": {"node_s": True}}, "start.node_s is 'true'"),
         ({"scaler": "hpa", "start": ""}, "start is ''"),
-        ({"scaler": "hpa:sync_s=1e-9"}, "asked every 1e-09 s"),
+        ({"scaler": "hpa:sync_s=1e-9"}, "its interval is 1e-09 s"),
         ({"scaler": "hpa:sync_s=2e9"}, r"sync_s is .*, must be at most 1e\+09"),
         ({"scaler": "hpa:max=4097"}, "max is 4097, must be at most 4096"),
         ({"scheduler": f"vllm:max_num_seqs={2**70}"}, "max_num_seqs is 1180591620717411303424, must be at most"),
-        ({"start": {"node_s": 1}}, "start changes nothing"),
+        ({"start": {"node_s": 1}}, "start has no effect"),
         pytest.param(
             {"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"},
-            "data-parallel ranks that come and go are not modeled",
+            "draining data-parallel ranks is not modeled",
             marks=pytest.mark.feature("data_parallel", "view_lag"),
         ),
         pytest.param(
             {"scaler": "hpa", "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]},
-            "scaler: not modeled where prompts and answers are on different replicas",
+            "scaler: not modeled if prefill and decode are on different replicas",
             marks=pytest.mark.feature("handoff"),
         ),
     ],

@@ -92,7 +92,7 @@ def test_times_that_are_not_the_servers_get_words(changed: dict[str, Any], waits
 
 def test_where_there_are_no_bars_nothing_is_run_again() -> None:
     found = run(propagate=True, scheduler="srpt")["intervals"]["propagated"]
-    assert found == {"says": "none: no server with scheduler srpt is among the measured ones", "runs": 0}
+    assert found == {"says": "none: no measured server uses scheduler srpt", "runs": 0}
 
 
 def test_propagation_without_bars_is_refused() -> None:

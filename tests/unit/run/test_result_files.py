@@ -206,7 +206,7 @@ def test_files_of_others_in_a_result_directory_are_never_deleted(tmp_path: Path)
     assert (out / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(("name", "message"), [("", "names no directory"), ("link", "is a symbolic link")])
+@pytest.mark.parametrize(("name", "message"), [("", "is not the name of a directory"), ("link", "is a symbolic link")])
 def test_places_that_are_no_directory_of_their_own_are_refused(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")

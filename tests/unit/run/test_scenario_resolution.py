@@ -53,7 +53,7 @@ def test_synchronous_scheduling_has_one_step_in_flight() -> None:
 def test_the_longest_request_is_what_memory_holds() -> None:
     setup = resolve(engine={"num_gpu_blocks": 101})
     assert setup.scenario.engine.max_model_len == 1600  # one of the blocks is vLLM's null block
-    with pytest.raises(UserError, match="max_model_len is 1601, but the KV memory holds 1600 tokens"):
+    with pytest.raises(UserError, match="max_model_len is 1601, but KV memory holds only 1600 tokens"):
         resolve(engine={"num_gpu_blocks": 101, "max_model_len": 1601})
     with pytest.raises(UserError, match="from 1 to the 131072 positions"):
         resolve(engine={"max_model_len": 200_000})
@@ -75,11 +75,11 @@ def test_requests_and_rate_apply_to_traces_given_as_objects() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "kv prefix-hash: the trace does not say what its prompts contain"),
-        ({"router": "least-outstanding"}, "router least-outstanding changes nothing with one replica"),
+        ({}, "kv prefix-hash: the trace does not record the content of prompts"),
+        ({"router": "least-outstanding"}, "router least-outstanding has no effect with one replica"),
         ({"scheduler": "vllm:policy=priority"}, "all requests have the same priority"),
-        ({"scheduler": "vllm:long_prefill_token_threshold=300"}, "long_prefill_token_threshold=300 limits nothing"),
-        ({"seed": 3}, "seed=3 changes nothing"),
+        ({"scheduler": "vllm:long_prefill_token_threshold=300"}, "long_prefill_token_threshold=300 is never reached"),
+        ({"seed": 3}, "seed=3 has no effect"),
         ({"requests": 9}, "requests=9: the trace has only 3"),
         ({"engine": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 100}}, "num_gpu_blocks=100 is given"),
     ],
@@ -112,7 +112,7 @@ def test_all_at_once_and_one_token_answers_are_noted() -> None:
     burst = Trace.from_lengths("burst", [0, 0], [10, 10], [1, 1])
     said = notes(burst, slo="tpot:5")
     assert "all requests arrive at once" in said
-    assert "slo tpot changes nothing" in said
+    assert "slo tpot has no effect" in said
 
 
 def test_sequences_are_clamped_to_the_token_budget_as_in_vllm() -> None:
@@ -140,7 +140,7 @@ def test_limits_that_the_run_never_reached_are_reported() -> None:
         trace=TRACE, model="llama-3.1-8b", gpu="h200", replicas=4, scheduler="vllm:max_num_seqs=64", kv="paged"
     )
     said = "\n".join(result.summary["notes"])
-    assert "max_num_seqs=64 limits nothing: at most 1 requests ran at once" in said
+    assert "max_num_seqs=64 is never reached: at most 1 requests ran at once" in said
     assert "replicas=4: only 3 of them served a request" in said
 
 

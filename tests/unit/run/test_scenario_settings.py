@@ -68,8 +68,8 @@ def test_set_reaches_into_sections_and_policies() -> None:
         ({"mode": "quick"}, "mode is 'quick': input should be 'fast' or 'reference'"),
         ({"gpu": None}, "gpu is None: input should be a valid string"),
         ({"slo": "ttfp:5"}, 'did you mean "ttft"?'),
-        ({"scheduler": 7}, "a policy is a name"),
-        ({"scheduler": ":max_num_seqs=3"}, "a policy is a name"),
+        ({"scheduler": 7}, "a policy must be a name"),
+        ({"scheduler": ":max_num_seqs=3"}, "a policy must be a name"),
         ({"engine": 3}, "engine is 3, must be a mapping"),
     ],
 )
@@ -108,5 +108,5 @@ def test_a_missing_scenario_file_and_bad_assignments_are_refused(tmp_path: Path)
         load_settings(tmp_path / "none.yaml")
     with pytest.raises(UserError, match="write key=value"):
         override({}, ["engine.block_size"])
-    with pytest.raises(UserError, match="which has no parts"):
+    with pytest.raises(UserError, match="which has no settings of its own"):
         override(LEAST, ["trace.layers=3"])

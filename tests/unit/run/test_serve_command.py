@@ -120,8 +120,8 @@ def test_files_of_flags_go_under_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("ollama run llama3", "starts none of vllm serve"),
-        ("", "starts none of"),
+        ("ollama run llama3", "must start with one of vllm serve"),
+        ("", "must start with one of"),
         ("vllm serve --port 3", "names no model"),
         ("vllm serve 'x", "not a command line"),
         (f"vllm serve {LLAMA} --speculative-config x", "is not JSON"),
@@ -195,7 +195,7 @@ def test_a_command_is_run_and_saved_as_a_scenario(
         == 0
     )
     printed = capsys.readouterr()
-    assert "flags that change nothing here: --port 1" in printed.err
+    assert "flags that have no effect here: --port 1" in printed.err
     assert "NOT MODELED: --enforce-eager" in printed.err
     scenario = yaml.safe_load(saved.read_text())
     assert scenario["scheduler"]["max_num_seqs"] == 16

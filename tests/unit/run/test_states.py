@@ -41,7 +41,7 @@ def test_blocks_that_are_longer_already_stay_as_they_are() -> None:
 
 def test_sglang_keeps_states_in_a_pool_of_their_own_three_for_each_request_that_runs() -> None:
     setup, all_run = resolve(preset="sglang", engine={"gpu_memory_utilization": 0.7}), resolve(preset="sglang")
-    assert any("in a pool of their own; prefixes are found at any token" in note for note in setup.notes)
+    assert any("in a separate pool; prefixes match at any token" in note for note in setup.notes)
     kv_bytes = setup.deployment.num_blocks * setup.deployment.block_bytes
     slots = kv_bytes * 0.9 / MODEL.state_bytes()
     assert setup.cores[0].scheduler.limits.max_num_seqs == pytest.approx(slots / 3, abs=1)
@@ -55,5 +55,7 @@ def test_fast_mode_with_states_is_plain_stepping() -> None:
 
 
 def test_states_across_pipeline_stages_are_refused() -> None:
-    with pytest.raises(UserError, match=r"layers that keep a state are not known across pipeline stages \(use pp 1\)"):
+    with pytest.raises(
+        UserError, match=r"layers that keep a state are not modeled across pipeline stages \(use pp 1\)"
+    ):
         resolve(pp=2)

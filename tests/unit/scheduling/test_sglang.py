@@ -110,7 +110,7 @@ def test_with_known_ends_requests_enter_that_fit_when_others_have_left() -> None
 
 
 def test_shortest_prefill_first_is_refused_without_a_prefix_cache() -> None:
-    with pytest.raises(UserError, match="shortest-prefill-first needs a prefix cache; kv paged is none"):
+    with pytest.raises(UserError, match="shortest-prefill-first needs a prefix cache, but kv paged has none"):
         sglang(toy_trace([0], [1], [1]), params={"schedule_policy": "shortest-prefill-first"}).core()
 
 

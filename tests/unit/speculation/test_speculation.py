@@ -279,7 +279,7 @@ def test_draft_weights_and_kv_take_memory() -> None:
 
 def test_what_is_assumed_and_what_came_of_it_is_reported() -> None:
     result = run(speculation="eagle3:k=3")
-    assert any("acceptance is assumed (0.73/0.52/0.35" in note for note in result.summary["notes"])
+    assert any("acceptance rates are assumed (0.73/0.52/0.35" in note for note in result.summary["notes"])
     figures = result.summary["speculation"]
     assert figures["per_position_acceptance_rates"] == pytest.approx([0.73, 0.52, 0.355], abs=0.06)
     assert figures["acceptance_length"] == pytest.approx(1 + sum(figures["per_position_acceptance_rates"]))
@@ -305,14 +305,14 @@ def test_settings_that_change_nothing_are_reported() -> None:
         ({"speculation": "eagle4"}, 'did you mean "eagle'),
         ({"speculation": "eagle3:k=0"}, "k is 0"),
         ({"speculation": "eagle3:k=2,adapt=often"}, "adapt is 'often'"),
-        ({"speculation": "eagle3:k=2,adapt=table,table=5-1:2"}, "ranges of batch sizes ascend"),
+        ({"speculation": "eagle3:k=2,adapt=table,table=5-1:2"}, "ranges of batch sizes must ascend"),
         ({"speculation": "draft-model"}, "name the drafter"),
         ({"speculation": "early-exit:layers=99"}, "must be below 32"),
-        ({"acceptance": "independent:alpha=0.5"}, "changes nothing without speculation"),
+        ({"acceptance": "independent:alpha=0.5"}, "has no effect without speculation"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5/0.6"}, "never rise"),
         ({"speculation": "eagle3", "acceptance": "positions:"}, "give marginal"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5,spread=2"}, "spread is 2"),
-        ({"speculation": "eagle3", "acceptance": "positions:marginal=0.1,spread=0.9"}, "requests differ by 0"),
+        ({"speculation": "eagle3", "acceptance": "positions:marginal=0.1,spread=0.9"}, "it can be at most 0"),
         ({"speculation": "eagle3", "acceptance": "independent:alpha=1.5"}, "between 0 and 1"),
         ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
     ],

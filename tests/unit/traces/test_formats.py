@@ -153,7 +153,10 @@ BAD = [
         "line 2: content must add up to prompt_len 3",
     ),
     ("", "the file is empty"),
-    ("hello\nworld\n", "unknown trace format (beginning 'hello'); rows with a time, prompt tokens and output tokens"),
+    (
+        "hello\nworld\n",
+        "unknown trace format (beginning 'hello'); each row needs a time, prompt tokens and output tokens",
+    ),
     ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46+09:00,3,4\n", "line 2: TIMESTAMP is '2023-11-16 18"),
     (b"\x00\x01\xff" * 50, "unknown trace format (binary data)"),
     (b"PAR1" + b"\x00" * 50, "not a readable Parquet trace"),
@@ -271,7 +274,7 @@ def test_open_trace_takes_files_presets_and_specs(tmp_path: Path) -> None:
     assert open_trace(path, requests=2).prompt_len.tolist() == [374, 396]
     assert len(open_trace("preset:azure-conv-2023", requests=50, seed=3)) == 50
     assert open_trace("synth:rate=2,prompt=9,output=3", requests=4).prompt_len.tolist() == [9] * 4
-    with pytest.raises(UserError, match="requests is 9, the file has 3"):
+    with pytest.raises(UserError, match="requests is 9, but the file has only 3"):
         open_trace(path, requests=9)
     with pytest.raises(UserError, match="the preset is preset:azure-conv-2023"):
         open_trace("azure-conv-2023")

@@ -92,7 +92,7 @@ def test_what_was_guessed_and_what_was_not_used_is_noted(tmp_path: Path) -> None
     notes = load_trace(put(tmp_path, csv("ts,prompt_tokens,completion_tokens,region,note", rows))).notes
     assert "times from 'ts' (ISO)" in notes
     assert "prompt tokens from 'prompt_tokens', output tokens from 'completion_tokens'" in notes
-    assert "columns kept aside: region, note" in notes
+    assert "extra columns not used: region, note" in notes
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
@@ -160,7 +160,9 @@ def test_an_end_and_a_latency_make_an_arrival(tmp_path: Path) -> None:
 
 def test_two_columns_that_differ_are_not_chosen_between(tmp_path: Path) -> None:
     path = put(tmp_path, "time,prompt_tokens,input_tokens,output_tokens\n1,2,3,4\n")
-    with pytest.raises(UserError, match="'prompt_tokens' or 'input_tokens' could be the prompt: say --columns prompt="):
+    with pytest.raises(
+        UserError, match="'prompt_tokens' or 'input_tokens' could be the prompt: choose with --columns prompt="
+    ):
         load_trace(path)
     assert load_trace(path, columns="prompt=input_tokens").prompt_len.tolist() == [3]
 
@@ -198,7 +200,7 @@ def test_a_total_that_is_not_the_sum_is_remarked_on(tmp_path: Path) -> None:
 
 def test_columns_next_to_servesims_own_are_kept_aside(tmp_path: Path) -> None:
     trace = load_trace(put(tmp_path, "arrival_ns,prompt_len,output_len,regin,priorty\n0,1,1,x,0\n"))
-    assert 'columns kept aside: regin, priorty (did you mean "priority"?)' in trace.notes
+    assert 'extra columns not used: regin, priorty (did you mean "priority"?)' in trace.notes
 
 
 @given(st.integers(0, 4_000_000_000), st.integers(0, 999_999_999), st.integers(-14 * 60, 14 * 60))
@@ -284,7 +286,7 @@ def test_a_duration_is_no_time_of_arrival(tmp_path: Path) -> None:
     for clocks in ({"time_iso8601": iso}, {"msec": epoch}, {"msec": epoch, "time_iso8601": iso}):
         trace = load_trace(put(tmp_path, nginx(**clocks)))
         assert np.diff(trace.arrival_ns).tolist() == [2_000_000_000] * 8
-    with pytest.raises(UserError, match=r"no column is times of arrival"):
+    with pytest.raises(UserError, match=r"no column for times of arrival"):
         load_trace(put(tmp_path, nginx()))
 
 
@@ -314,7 +316,9 @@ def test_sums_of_several_requests_are_no_requests(tmp_path: Path, name: str) -> 
     rows = [
         {"start_time": 1763647200 + 3600 * i, "input_tokens": 9000, "output_tokens": 90, name: 30} for i in range(3)
     ]
-    with pytest.raises(UserError, match=rf"{name} is 30, so rows are sums of several requests; a log with one request"):
+    with pytest.raises(
+        UserError, match=rf"{name} is 30, so rows are sums over several requests; the log must have one request"
+    ):
         load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))
     rows = [row | {name: 1} for row in rows]
     assert len(load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))) == 3

@@ -151,7 +151,7 @@ def test_burstgpt_with_either_header(tmp_path: Path) -> None:
 
 def test_burstgpt_with_failed_requests_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "failed").write_text(BURST.replace(",18,", ",0,").replace(",230,", ",0,"))
-    with pytest.raises(UserError, match="no requests but failed requests without response tokens"):
+    with pytest.raises(UserError, match="no requests other than failed requests without response tokens"):
         load_trace(tmp_path / "failed")
 
 
@@ -287,9 +287,9 @@ def test_agentic_mooncake_keeps_dependencies_scopes_and_classes(tmp_path: Path) 
     ("change", "message"),
     [
         ({"request_id": "z"}, "line 3: depends on 'z', which is not in the file"),
-        ({"trigger": "start"}, "line 3: a dependency says 'start', must be one of dispatch, completion"),
+        ({"trigger": "start"}, "line 3: a dependency is 'start', must be one of dispatch, completion"),
         ({"delay_ms": -1}, "line 3: delay_ms is -1"),
-        ({"request_id": "b"}, "waits for itself in a ring"),
+        ({"request_id": "b"}, "waits for itself in a cycle"),
     ],
 )
 def test_wrong_dependencies_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -126,9 +126,9 @@ def test_runs_of_a_shared_prefix_add_up_to_the_prompts(tokens: int, groups: int,
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        ("burst:at=600,for=300,times=5", "no request comes from 600 s on, 300 s long"),
+        ("burst:at=600,for=300,times=5", "no request arrives in the 300 s from 600 s on"),
         ("burst:at=-1,for=3,times=5", "must be from 0 on"),
-        ("burst:at=0,for=0,times=5", "above 0, in seconds"),
+        ("burst:at=0,for=0,times=5", "must be at least 0 and above 0 seconds"),
         ("burst:at=0,for=9,times=5000", "times is 5000, must be from 0 to 1000"),
         ("burst:at=0,times=5", "missing|required"),
         ("growth:times=-1", "times is -1"),
@@ -168,15 +168,15 @@ def test_the_figures_of_a_burst_by_hand() -> None:
         "longest_wait_before_ms": 1000.0,
     }
     assert burst_text(found) == (
-        "burst at 10 s, 2 s long: 4 requests came, up to 3 waited at once (1 before it); the queue was as short as "
-        "before 4.0 s after its end; 3 requests (rows 2 to 4) waited longer than any before it, up to 8.50 s"
+        "burst at 10 s, 2 s long: 4 requests arrived, up to 3 waited at once (1 before it); the queue recovered 4.0 s "
+        "after the burst ended; 3 requests (rows 2 to 4) waited longer than any earlier request, up to 8.50 s"
     )
 
 
 def test_a_burst_that_a_server_takes_in_its_stride() -> None:
     found = burst(table((0, 0), (10, 10), (11, 11), (20, 20)), 10, 5, 2)
     assert (found["recovery_s"], found["waited"], found["rows"]) == (0.0, 0, None)
-    assert burst_text(found).endswith("2 requests came, and none waited longer than those before it")
+    assert burst_text(found).endswith("2 requests arrived, and none waited longer than earlier ones")
 
 
 @pytest.mark.feature("bursts")

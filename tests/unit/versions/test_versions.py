@@ -93,11 +93,11 @@ def test_an_unmeasured_version_says_so() -> None:
     def notes(**settings: Any) -> str:
         return "\n".join(set_up(_scenario(**settings)).notes)
 
-    assert "host terms are those of vllm 0.12.0: none were measured for vllm 0.15.1" in notes(
+    assert "no host terms were measured for vllm 0.15.1: those of vllm 0.12.0 are used" in notes(
         engine={"version": "0.15.1"}
     )
-    assert "host terms are those of sglang 0.5.6: none were measured for sglang 0.5.23" in notes(preset="sglang")
-    assert "newer than any looked at" in notes(engine={"version": "9.0"})
+    assert "no host terms were measured for sglang 0.5.23: those of sglang 0.5.6 are used" in notes(preset="sglang")
+    assert "newer than any version examined" in notes(engine={"version": "9.0"})
     assert "host terms" not in notes(engine={"version": "0.23.0"})
     assert "none were measured for vllm 0.33.0" in notes()
     assert "none were measured for orca" in notes(preset="orca")
@@ -108,7 +108,7 @@ def test_an_unmeasured_version_says_so() -> None:
     [
         ({"engine": {"version": "new"}}, "engine.version is 'new', must be a version such as 0.23.0"),
         ({"engine": {"version": 0.3}}, "write it in quotes"),
-        ({"preset": "orca", "engine": {"version": "1.0"}}, "nothing is known about versions of orca"),
+        ({"preset": "orca", "engine": {"version": "1.0"}}, "no versions of orca are known"),
     ],
 )
 def test_a_wrong_version_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:

@@ -65,7 +65,7 @@ def test_gaps_vary_as_the_burstiness_says_and_the_rate_is_exact(burstiness: floa
 
 def test_conversations_keep_their_times() -> None:
     scenario = Scenario.of({**BASE, "trace": "synth:turns=chat(turns=3)", "rate": 4, "clients": {"burstiness": 1}})
-    with pytest.raises(UserError, match="these are conversations"):
+    with pytest.raises(UserError, match="cannot be used with conversations"):
         open_scenario(scenario)
 
 

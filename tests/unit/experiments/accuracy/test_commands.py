@@ -89,8 +89,8 @@ def test_a_format_in_the_name_is_that_of_the_weights(tmp_path: Path) -> None:
     ("columns", "told"),
     [
         ({"serve_command": "vllm serve Qwen/Qwen3-14B --enforce-eager"}, "flag --enforce-eager of vllm"),
-        ({"section": "--max-num-seqs 8", "serve_command": "vllm serve Qwen/Qwen3-14B"}, "heading of the run"),
-        ({"serve_command": "vllm serve Qwen/Qwen3-32B"}, "heading of the run"),
+        ({"section": "--max-num-seqs 8", "serve_command": "vllm serve Qwen/Qwen3-14B"}, "run's heading"),
+        ({"serve_command": "vllm serve Qwen/Qwen3-32B"}, "run's heading"),
         ({"doc": "qwen3-14b_910b"}, "GPU 910b"),
     ],
 )
@@ -105,5 +105,5 @@ def test_a_heading_that_its_command_has_is_no_contradiction(tmp_path: Path) -> N
 
 
 def test_a_figure_that_is_no_number_is_told_with_its_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"run 0: Mean TPOT \(ms\) is 'fast', a number is needed"):
+    with pytest.raises(UserError, match=r"run 0: Mean TPOT \(ms\) is 'fast', must be a number"):
         run(tmp_path, **{"Mean TPOT (ms)": "fast"})

@@ -140,7 +140,7 @@ def test_a_model_that_is_not_bundled_is_read_from_the_installed_package(
     monkeypatch.setattr(module, "package_folder", lambda: tmp_path)
     assert settings(model="acme/unheard-of-7b")["model"] == str(config)
     monkeypatch.setattr(module, "package_folder", lambda: None)
-    with pytest.raises(UserError, match="nor is the silicon extra installed"):
+    with pytest.raises(UserError, match="the silicon extra, which has more configurations, is not installed"):
         recipe(cell(model="acme/unheard-of-7b"))
 
 

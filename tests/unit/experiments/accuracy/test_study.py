@@ -132,7 +132,7 @@ def test_a_failure_of_one_cell_is_its_own(monkeypatch: pytest.MonkeyPatch, measu
 
 @pytest.mark.parametrize(
     ("only", "told"),
-    [({"engin": ["x"]}, 'no field "engin" of cells.*engine'), ({"engine": ["sglang"]}, "none of 6 cells")],
+    [({"engin": ["x"]}, 'cells have no field "engin".*engine'), ({"engine": ["sglang"]}, "none of 6 cells")],
 )
 def test_wrong_selections_are_one_line(measured: Path, only: dict[str, list[str]], told: str) -> None:
     with pytest.raises(UserError, match=told):
@@ -191,7 +191,7 @@ def test_a_folder_of_something_else_is_not_written_into(
     (tmp_path / "notes.txt").write_text("mine")
     done = servesim("accuracy", str(measured), "--out", str(tmp_path))
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "holds no score of servesim (but notes.txt)" in done.err
+    assert "is not a score of servesim (it holds notes.txt)" in done.err
 
 
 def test_a_damaged_score_is_one_line(tmp_path: Path, servesim: Callable[..., Done]) -> None:

@@ -134,7 +134,7 @@ def test_a_client_is_told_the_loop_and_its_file_becomes_the_cell(
     ("wrong", "words"),
     [
         ("fails", "exit code 3: 'ValueError: tokenizer stub/tiny was not found'"),
-        ("nothing", "it ended well and left no "),
+        ("nothing", "it succeeded but wrote no "),
         ("other", "no re"),
     ],
 )
@@ -184,7 +184,7 @@ def test_unknown_clients_and_a_tokenizer_for_none_are_refused(
 def test_a_client_that_hangs_ends_and_so_does_what_it_started(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed("aiperf", told, monkeypatch, "hangs")
     client = Client.find("aiperf", "stub/tiny")
-    with pytest.raises(UserError, match="not done after 1 s"):
+    with pytest.raises(UserError, match="not finished after 1 s"):
         asyncio.run(client._run([client.program, "profile"], 1.0))
 
 
@@ -196,7 +196,7 @@ def test_a_key_is_never_among_the_words_of_a_command(told: Path, monkeypatch: py
     monkeypatch.setenv("PATH", str(told.parent))
     (told.parent / "aiperf").write_text("")
     (told.parent / "aiperf").chmod(0o755)
-    with pytest.raises(UserError, match="others could read it"):
+    with pytest.raises(UserError, match="others can read"):
         Client.find("aiperf", "m", "secret")
 
 
@@ -228,13 +228,13 @@ def test_records_of_aiperf_are_read_by_the_servers_counts_and_warm_ups_are_left_
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no request is in it"),
+        ("", "it has no requests"),
         ("{", "line 1: JSON of an object"),
         ("[1]", "line 1: JSON of an object"),
-        ("{}", "no record of AIPerf"),
+        ("{}", "not an AIPerf record"),
         (json.dumps(record() | {"error": {"message": "HTTP 500"}}), "a request failed: 'HTTP 500'"),
         (json.dumps(record(time_to_first_token=None)), "no time_to_first_token"),
-        (json.dumps(record(request_latency="1")), "a number is needed"),
+        (json.dumps(record(request_latency="1")), "must be a number"),
         (json.dumps(record(request_latency=100.0)), "that cannot be"),
         (json.dumps(record(output_sequence_length=0)), "that cannot be"),
         (json.dumps(record(inter_chunk_latency=[])), "in one piece"),
@@ -272,7 +272,7 @@ def test_a_result_of_vllm_bench_is_read_with_and_without_times_of_sending() -> N
         ({"ttfts": [0.1, float("nan")]}, "JSON of an object"),
         ({"itls": [[0.01], 3]}, "no list of times"),
         ({"itls": [[], []]}, "in one piece"),
-        ({"input_lens": [], "output_lens": [], "ttfts": [], "itls": []}, "no request is in it"),
+        ({"input_lens": [], "output_lens": [], "ttfts": [], "itls": []}, "it has no requests"),
     ],
 )
 def test_other_results_than_those_of_vllm_bench_are_refused_in_words(changed: dict[str, Any], words: str) -> None:

@@ -85,7 +85,7 @@ def test_a_loop_stops_sending_when_its_time_is_over_and_says_so(monkeypatch: pyt
     plan = Plan(idle=(), clients=(2,), saturated=0, prompt=32, output=4, at_least=200, repeats=1, minutes=0.0055)
     stub = Stub(first_s=0.05, url=NOWHERE)
     found = in_virtual_time(monkeypatch, stub, measure(Address.parse(stub.url), plan))
-    assert found.notes == [f"{found.runs[0].name}: 14 of 200 requests in its share of the time"]
+    assert found.notes == [f"{found.runs[0].name}: 14 of 200 requests finished in the time available"]
     assert len(found.runs[0].answers) == 14
 
 
@@ -99,7 +99,7 @@ def test_answers_shorter_than_asked_for_and_pieces_of_several_tokens_are_noted()
     with serving(Stub(wrong="short")) as stub:
         assert "2 of 2 answers were shorter" in measured(stub).notes[0]
     with serving(Stub(bunch=2)) as stub:
-        assert "tokens came in a piece of text" in measured(stub).notes[0]
+        assert "each piece of text had" in measured(stub).notes[0]
 
 
 def test_tokens_without_text_are_tokens() -> None:
@@ -157,25 +157,25 @@ def test_every_wrong_stream_has_words_of_its_own() -> None:
         with serving(Stub(wrong=wrong)) as stub, pytest.raises(UserError) as error:
             measured(stub, **waits)
         lines[wrong] = str(error.value).replace(stub.url, "")
-    assert "not done after 0.5 s" in lines["silent"]
-    assert "goes on beyond" in lines["endless"]
+    assert "not finished after 0.5 s" in lines["silent"]
+    assert "continues beyond" in lines["endless"]
     assert "in one piece" in lines["one piece"]
     assert "no usage" in lines["no usage"]
     assert "cut off" in lines["cut"]
     assert "cut off" in lines["no end"]
-    assert "no JSON object" in lines["garbage"]
-    assert "no event of a stream" in lines["noise"]
+    assert "not a JSON object" in lines["garbage"]
+    assert "not an event of a stream" in lines["noise"]
     assert "EngineDead" in lines["error"]
-    assert "no HTTP" in lines["no chunk"]
-    assert "where max_tokens was" in lines["more"]
-    assert "pieces of text came" in lines["fewer"]
-    assert "counts of tokens" in lines["text"]
-    assert "counts of tokens" in lines["zero"]
-    assert "does not count them" in lines["constant"]
+    assert "not HTTP" in lines["no chunk"]
+    assert "but max_tokens was" in lines["more"]
+    assert "pieces of text arrived" in lines["fewer"]
+    assert "must be token counts" in lines["text"]
+    assert "must be token counts" in lines["zero"]
+    assert "does not count prompt tokens" in lines["constant"]
 
 
 def test_a_server_that_counts_prompts_wrong_later_is_found() -> None:
-    with serving(Stub(wrong="grows", after=2)) as stub, pytest.raises(UserError, match="by its earlier answers"):
+    with serving(Stub(wrong="grows", after=2)) as stub, pytest.raises(UserError, match="judging by earlier answers"):
         measured(stub)
 
 
@@ -233,7 +233,7 @@ def test_a_folder_that_is_there_is_refused_before_anything_is_asked(
 
 def test_several_models_need_a_name() -> None:
     with serving(Stub(models=("a", "b"))) as stub:
-        with pytest.raises(UserError, match="name one with --served-name"):
+        with pytest.raises(UserError, match="choose one with --served-name"):
             measured(stub)
         with pytest.raises(UserError, match="serves no 'c'"):
             measured(stub, served_name="c")

@@ -114,7 +114,7 @@ def test_flags_say_what_they_set() -> None:
     assert read_flags(command) == {
         "engine": "sglang", "model": "org/M", "tensor_parallel_size": 4, "max_num_batched_tokens": 2048,
     }  # fmt: skip
-    with pytest.raises(UserError, match="a number is needed"):
+    with pytest.raises(UserError, match="must be a number"):
         read_flags("vllm serve m --max-num-seqs many")
     with pytest.raises(UserError, match="--flags"):
         read_flags("vllm serve 'm")

@@ -215,7 +215,7 @@ def test_a_folder_with_other_files_is_left_alone(monkeypatch: pytest.MonkeyPatch
         path.unlink()
     page.write_text("mine")
     said = str(CliRunner().invoke(app, arguments).exception)
-    assert "exists and holds no claims of servesim" in said
+    assert "exists and is not a claims result of servesim" in said
     assert page.read_text() == "mine"
 
 
