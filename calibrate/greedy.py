@@ -25,7 +25,7 @@ def find_model(name: str) -> Path:
         return Path(name)
     if name != "smollm2":
         raise UserError(f"--model {name}: must be smollm2, or a file whose name ends in .gguf")
-    package = importlib.util.find_spec(PACKAGE.replace("-", "_"))  # found, not imported: it would import llama.cpp
+    package = importlib.util.find_spec(PACKAGE.replace("-", "_"))  # not imported: that would import llama.cpp
     folders = package.submodule_search_locations if package is not None else None
     files = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
     if not files:

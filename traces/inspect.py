@@ -16,7 +16,7 @@ from .sessions import Sessions, sessions
 SECOND = 1_000_000_000
 WINDOWS_S = (1, 10, 60)
 MOST_WINDOWS = 10_000_000
-"""Windows that are counted one by one: four months of seconds."""
+"""Maximum number of windows counted one by one: four months of seconds."""
 NO_CONTENT = "no content: prefix caching has no effect"
 
 

@@ -22,7 +22,7 @@ class Flow:
     used: float
     """Share of the batch slots that produce a token, averaged over time."""
     usd: float
-    """Dollars per million output tokens."""
+    """Prices in dollars per million output tokens."""
 
 
 @experiment(

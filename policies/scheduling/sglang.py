@@ -79,7 +79,7 @@ class Sglang(RunningBatch):
                 raise UserError(
                     f"scheduler sglang: shortest-prefill-first needs a prefix cache, but kv {kv.name} has none"
                 )
-            self.policy = "fcfs"  # as SGLang with its cache disabled
+            self.policy = "fcfs"  # SGLang's with its cache disabled
         chunk = params.chunked_prefill_size
         self.chunk_size = None if chunk is None or chunk < 0 else chunk
         if self.chunk_size is not None and self.chunk_size < kv.block_size:

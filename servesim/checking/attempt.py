@@ -22,7 +22,7 @@ from servesim.errors import HeldWhileWaiting, NotForPipelines, PolicyError, User
 from servesim.run.agreement import Outcome
 
 LOST = "are no longer in any queue"
-"""Words by which the engine reports requests that a policy has lost."""
+"""Words with which the engine reports requests that a policy has lost."""
 PATIENCE_S = 60
 """Maximum time in seconds that a run may take; a world normally takes a fraction of a second."""
 

@@ -33,15 +33,15 @@ CAUSES = {
     "the wall clock": ("by another clock", Conditions(clock=1)),
     "hash() or the order of a set": ("under another PYTHONHASHSEED", Conditions(hash_seed=2)),
 }
-"""Conditions that must not change a run. If the first shows, the others may show as well."""
+"""Conditions that must not change a run. If the first one has an effect, the others may have one as well."""
 KEPT = "state kept between runs, in a global or an attribute of its class"
 CLAIMS: dict[str, tuple[Callable[[World], bool], str]] = {
     "async": (lambda world: world.asynchronous, "planned ahead"),
     "speculation": (lambda world: bool(world.speculation), "with drafts"),
 }
-"""Claims of a scheduler, with the worlds that test each and how they do."""
+"""Claims of a scheduler, with the worlds that test each and a phrase that describes them."""
 CHANGES = "changes a run, although it returns defaults and does not set acts = True"
-"""Words for a feature that does not declare its effects."""
+"""Message for a feature that does not declare its effects."""
 ENOUGH = 5
 """Number of worlds needed to judge a claim."""
 STATE, DRAFTS = REQUEST_COLUMNS.index("state"), STEP_COLUMNS.index("drafts")

@@ -20,7 +20,7 @@ def add_commands(groups: Mapping[str, typer.Typer]) -> None:
     for entry in sorted(entry_points(group="servesim.commands"), key=lambda entry: entry.name):
         try:
             entry.load()(groups)
-        except Exception as error:  # of a package that does not fit this servesim: the other commands go on
+        except Exception as error:  # package incompatible with this servesim: other commands still work
             typer.echo(f"note: cannot load the commands of {entry.value}: {type(error).__name__}: {error}", err=True)
     for (group, name), help_ in LABORATORY.items():
         known = {each.name or getattr(each.callback, "__name__", "") for each in groups[group].registered_commands}

@@ -105,7 +105,7 @@ class Registry(Generic[T]):
         if not isinstance(cls, type):
             classes = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
             raise UserError(f"{path} has no class {class_name!r}{suggest(class_name, classes)}")
-        if self._base not in cls.__mro__:  # compiled contracts share the cache that issubclass asks
+        if self._base not in cls.__mro__:  # compiled contracts share the issubclass cache
             raise WrongKind(f"{path}: {class_name} does not derive from {self._base.__name__} (servesim.contracts)")
         cls.name = class_name  # type: ignore[attr-defined]
         adopt(cls)

@@ -54,7 +54,7 @@ class Served:
     """Flags that are not modeled."""
 
     def notes(self) -> list[str]:
-        """Return the flags without a meaning here, in words."""
+        """Return notes on the flags without a meaning here."""
         said = (("flags that have no effect here", self.nothing), ("flags that are NOT MODELED", self.unknown))
         return [f"--serve: {what}: {' '.join(flags)}" for what, flags in said if flags]
 

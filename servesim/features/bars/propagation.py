@@ -27,7 +27,7 @@ FIGURES = [
     for figure in group.figures
     if figure.name == name
 ]
-"""Figures that have bars, with their groups; of distributions it is the p99."""
+"""Figures that have bars, with their groups. For distributions, the p99 is used."""
 NOT_ASKED = "p99, goodput, throughput and price have no error bars yet: add --propagate (two more runs)"
 Again = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Function that runs the scenario with other settings and returns its summary."""
