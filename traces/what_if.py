@@ -38,7 +38,9 @@ class Burst:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if self.at < 0 or self.lasting <= 0 or self.at + self.lasting > 4e9:
-            raise UserError(f"at is {self.at:g} and for is {self.lasting:g}, must be at least 0 and above 0 seconds")
+            raise UserError(
+                f"at is {self.at:g} (must be at least 0) and for is {self.lasting:g} (must be above 0), in seconds"
+            )
         _check_times(self.times)
         begins, _ = begins_of(trace)
         start, length = round(self.at * SECOND), round(self.lasting * SECOND)

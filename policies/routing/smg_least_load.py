@@ -1,5 +1,6 @@
-"""The least_load policy of smg 1.13.0: the lowest expected wait by the engines' reports, or the least loaded replica
-without reports.
+"""The least_load policy of smg 1.13.0: the replica with the lowest expected wait by the engines' reports.
+
+Without reports, it is the least loaded replica.
 
 Source: lightseekorg/smg, model_gateway/src/policies/least_load.rs. The real policy polls waiting uncached tokens and
 generated tokens/s. Reports here contain waiting requests and KV usage, so `tokens_per_request` stands for the tokens of

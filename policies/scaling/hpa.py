@@ -1,9 +1,8 @@
 """Kubernetes' horizontal pod autoscaler (autoscaling/v2, its documented rule and defaults) on a metric of the pods.
 
-desired = ceil(replicas x mean / target), unchanged within the tolerance; when scaling up, pods that are not ready count
-as
-0. When scaling down, the highest recommendation of the last stabilization window applies. It adds at most the larger of
-`up_pods` and 100 % in 15 s. It cannot scale to or from zero. Metrics are read without a scraping delay.
+desired = ceil(replicas x mean / target), unchanged within the tolerance; when scaling up, pods that are not ready
+count as 0. When scaling down, the highest recommendation of the last stabilization window applies. It adds at most the
+larger of `up_pods` and 100 % in 15 s. It cannot scale to or from zero. Metrics are read without a scraping delay.
 """
 
 from __future__ import annotations

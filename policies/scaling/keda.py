@@ -1,5 +1,4 @@
-"""KEDA (documented rule and defaults): the horizontal pod autoscaler on a sum from 1 replica up, plus scaling to and
-from 0.
+"""KEDA (documented rule and defaults): the horizontal pod autoscaler on a sum, plus scaling to and from 0.
 
 The metric is the sum over replicas, including requests that wait in the router; desired = ceil(sum / target), unchanged
 within the tolerance (an external metric of type AverageValue). With `min` 0 the last replica is removed once there has

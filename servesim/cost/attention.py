@@ -4,9 +4,8 @@ The tables measure decode by (sequences, context) and prefill of whole prompts b
 head counts. Everything else follows from the structure of the kernels:
 
 - **Decode** costs as much as reading the KV of the batch, so it depends on the number of sequences and on
-  the sum of their contexts; between measured batch sizes it is linear at equal context. The extra cost of unequal
-  contexts
-  over equal ones with the same sum is measured (`SkewExcess`) or left out.
+  the sum of their contexts; between measured batch sizes it is linear at equal context. The extra cost of
+  unequal contexts over equal ones with the same sum is measured (`SkewExcess`) or left out.
 - **Prefill** of c tokens over p cached ones does the work of c * (p + c/2) query-key pairs and a fixed part
   per token. It takes the time of the whole prompt with that much work, and at least that of one decode step
   over the same context (the KV must be read); that part counts as extrapolated. If the table has cached

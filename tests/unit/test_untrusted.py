@@ -37,7 +37,7 @@ def laughs(levels: int) -> str:
         (f"seed: {'9' * 5000}", "cannot be read as YAML"),
         ("a: 1\nb: 2\na: 3", "line 3: key 'a' appears twice"),
         ("a: 2020-13-45", "month"),
-        ('a: "\\ud800"', "half a character"),
+        ('a: "\\ud800"', "an incomplete character"),
         ("!!python/object/apply:os.getpid []", "constructor"),
     ],
 )
@@ -109,10 +109,10 @@ ROW = '"prompt_len": 3, "output_len": 2'
     ("text", "says"),
     [
         (HEAD + f'{{"arrival_ns": null, {ROW}}}\n', "line 2: arrival_ns is None"),
-        (HEAD + f'{{"arrival_ns": 0, {ROW}, "content": [[Infinity, 3]]}}\n', "Infinity is no number"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "content": [[Infinity, 3]]}}\n', "Infinity is not a number"),
         (HEAD + f'{{"arrival_ns": 0, {ROW}, "content": [[{2**70}, 3]]}}\n', "content must be"),
         ('{"servesim_trace": 1, "notes": 5}\n' + f'{{"arrival_ns": 0, {ROW}}}\n', "notes are 5"),
-        (HEAD + f'{{"arrival_ns": 0, {ROW}, "request_id": "\\ud800"}}\n', "half a character"),
+        (HEAD + f'{{"arrival_ns": 0, {ROW}, "request_id": "\\ud800"}}\n', "an incomplete character"),
         (HEAD + f'{{"arrival_ns": 0, {ROW}, "samples": [2, 1.5]}}\n', "samples is"),
         (HEAD + f'{{"arrival_ns": 0, {ROW}, "samples": [2, true]}}\n', "samples is"),
         (HEAD + f'{{"arrival_ns": 0, {ROW}, "n": 1000000000}}\n', "samples of one request are more than 16,384"),

@@ -205,7 +205,7 @@ def test_kv_that_never_comes_is_no_memory_held_in_line_though_a_client_gives_up(
     subject = Subject.of(f"{tmp_path / 'mine.py'}:Mine")
     found = [attempt(world_of(number, subject), "reference") for number in range(12)]
     assert any(each.error for each in found)
-    assert not any("has come from elsewhere" in each.error for each in found)
+    assert not any("is reserved for the remote KV" in each.error for each in found)
 
 
 def test_a_feature_that_changes_a_run_says_so(tmp_path: Path) -> None:

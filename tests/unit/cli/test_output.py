@@ -156,7 +156,7 @@ def test_a_file_may_be_new_or_empty_but_no_folder_and_no_link(tmp_path: Path) ->
     (tmp_path / "empty").touch()
     refuse_foreign(tmp_path / "empty")
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    for path, told in ((tmp_path, "is not a file"), (tmp_path / "link", "symbolic link")):
+    for path, told in ((tmp_path, "is not a regular file"), (tmp_path / "link", "symbolic link")):
         with pytest.raises(UserError, match=told):
             refuse_foreign(path)
 

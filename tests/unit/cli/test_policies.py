@@ -40,7 +40,7 @@ def test_each_policy_shows_idea_parameters_and_needs(name: str) -> None:
 
 def test_parameters_come_with_defaults_and_what_they_mean() -> None:
     text = shown("sarathi")
-    assert "chunk_size = 512\n      Tokens of an iteration" in text
+    assert "chunk_size = 512\n      Tokens per iteration" in text
     assert "\npaper: Agrawal" in text
     assert "\npaper: Kwon" in shown("vllm")
     assert "needs: predicted_output_len" in shown("srpt")
@@ -50,7 +50,7 @@ def test_parameters_come_with_defaults_and_what_they_mean() -> None:
 @pytest.mark.feature("scaling")
 def test_autoscalers_are_listed_and_described_and_checked() -> None:
     assert "\nscaler\n  dynamo-planner " in shown()
-    assert "target = 3.0\n      Value of the metric" in shown("hpa")
+    assert "target = 3.0\n      Target value of the metric" in shown("hpa")
     checked = runner.invoke(app, ["policies", "check", "hpa", "--worlds", "2"])
     assert checked.exit_code == 0
     assert "no failure" in checked.output

@@ -160,7 +160,7 @@ def test_what_beats_its_roof_is_named() -> None:
 def test_a_formula_that_beats_its_roof_is_told_as_such() -> None:
     text = " ".join(shown("--model", "llama-3.1-8b", "--gpu", "h200", "--kernel-tables", "ideal").split())
     assert "lm_head: the formula counts their weights, the roof their inputs and outputs as well" in text
-    assert "measured over and over" not in text
+    assert "repeated measurements" not in text
 
 
 def test_measured_kernels_of_a_large_model_reach_about_four_fifths() -> None:
@@ -193,7 +193,7 @@ def test_the_command_prints_steps_operators_and_what_does_not_fit() -> None:
     document = json.loads(
         shown("--model", "llama-3.1-8b", "--gpu", "l40s", "--batch", "512", "--context", "8192", "--json")
     )
-    assert re.match(r"decode 512 x 8,192: 1 x l40s holds \d+ such sequences", document["warnings"][0])
+    assert re.match(r"decode 512 x 8,192: 1 x l40s can hold only \d+ such sequences", document["warnings"][0])
     assert [step["label"] for step in document["steps"]] == ["decode 512 x 8,192", "prefill 1,024"]
 
 
@@ -224,9 +224,9 @@ def test_the_recorded_steps_of_a_run(tmp_path: Path) -> None:
         ([], "give --model and --gpu, or a result directory"),
         (["--model", "llama-3.1-8b"], "give --model and --gpu, or a result directory"),
         (["--model", "llama", "--gpu", "h100"], "unknown model"),
-        (["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "1,x"], "--batch x: whole numbers"),
-        (["--model", "llama-3.1-8b", "--gpu", "h100", "--prompt", "0"], "--prompt 0: whole numbers"),
-        (["--model", "llama-3.1-8b", "--gpu", "h100", "--context", "-1"], "--context -1: whole numbers"),
+        (["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "1,x"], "--batch x: must be whole numbers"),
+        (["--model", "llama-3.1-8b", "--gpu", "h100", "--prompt", "0"], "--prompt 0: must be whole numbers"),
+        (["--model", "llama-3.1-8b", "--gpu", "h100", "--context", "-1"], "--context -1: must be whole numbers"),
         (
             ["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "", "--prompt", ""],
             "no step to show: give --batch or --prompt",

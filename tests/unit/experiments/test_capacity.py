@@ -130,7 +130,7 @@ def test_a_gpu_without_tables_is_answered_when_told(told: dict[str, Any]) -> Non
     ("changes", "said"),
     [
         ({"slo": {}}, "give an SLO"),
-        ({"slo.ttft": "40,50"}, "one SLO is needed"),
+        ({"slo.ttft": "40,50"}, "give one SLO"),
         ({"rate": "1,2"}, "give one rate to find"),
         ({"rate": 1, "replicas": "1,2"}, "--replicas cannot be given with --rate"),
         ({"attainment": 1.5}, "attainment is 1.5"),
@@ -139,7 +139,7 @@ def test_a_gpu_without_tables_is_answered_when_told(told: dict[str, Any]) -> Non
         ({"window": 5}, "window applies only to recorded traces"),
         ({"window_minutes": 0}, "window_minutes is 0"),
         ({"gpu": "h200,rtx-4090"}, "rtx-4090 has no kernel tables.*--by-formula"),
-        ({"slo": "ttft:p99<1s", "slo_classes": {"gold": "ttft:p0<5"}}, "ttft:p0 is no percentile"),
+        ({"slo": "ttft:p99<1s", "slo_classes": {"gold": "ttft:p0<5"}}, "ttft:p0 is not a percentile"),
     ],
 )
 def test_questions_without_an_answer_are_refused(changes: dict[str, Any], said: str) -> None:

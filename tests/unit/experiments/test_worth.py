@@ -53,7 +53,7 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
 @pytest.mark.parametrize(
     ("of", "more", "line"),
     [
-        ("fp9", {}, "of: 'fp9' is not known (did you mean \"fp8\"?)"),
+        ("fp9", {}, "of: 'fp9' is unknown (did you mean \"fp8\"?)"),
         ([], {}, "of: name what to evaluate: prefix-caching"),
         (["tp", "tp"], {}, "of: tp is given twice"),
         ("speculation", {}, "the scenario has no speculation; add it, such as --speculation eagle3"),

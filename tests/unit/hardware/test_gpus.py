@@ -27,7 +27,7 @@ tables: """
 def test_tables_that_nobody_has_are_refused_where_a_data_sheet_names_them(tmp_path: Path, name: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(SHEET + name)
-    with pytest.raises(UserError, match=r"mine.yaml: tables is .*those: a100, b200, .*null prices by formula"):
+    with pytest.raises(UserError, match=r"mine.yaml: tables is .*bundled: a100, b200, .*null prices by formula"):
         Gpu.load(str(path))
 
 

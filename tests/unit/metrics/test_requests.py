@@ -143,7 +143,7 @@ def test_a_scenario_keeps_which_limits_hold_each() -> None:
         ("ttfp:5", "unknown metric 'ttfp' (did you mean \"ttft\"?)"),
         ("ttft", "is not metric:milliseconds"),
         ("ttft<1h", "or a time such as 1s"),
-        ("ttft:p0<1", "is no percentile"),
+        ("ttft:p0<1", "is not a percentile"),
         ("ttft:p99<1s,ttft:5", "given twice"),
         ("ttft:fast", "must be a number"),
         ("ttft:-1", "must be a positive number"),

@@ -54,7 +54,7 @@ def test_the_page_of_one_policy_has_what_the_command_shows(tmp_path: Path) -> No
     html = written(tmp_path / "one.html", "policies", "sarathi")
     assert_sound(html, 0)
     assert ">chunk_size</th>" in html
-    assert "Tokens of an iteration" in html
+    assert "Tokens per iteration" in html
     assert "paper: Agrawal" in html
 
 

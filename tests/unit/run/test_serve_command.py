@@ -122,7 +122,7 @@ def test_files_of_flags_go_under_the_command(tmp_path: Path) -> None:
     [
         ("ollama run llama3", "must start with one of vllm serve"),
         ("", "must start with one of"),
-        ("vllm serve --port 3", "names no model"),
+        ("vllm serve --port 3", "has no model"),
         ("vllm serve 'x", "not a command line"),
         (f"vllm serve {LLAMA} --speculative-config x", "is not JSON"),
         (f"vllm serve {LLAMA} --config /nowhere.yaml", "cannot be read"),

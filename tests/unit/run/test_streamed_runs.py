@@ -185,7 +185,7 @@ def test_clock_times_count_from_the_first_row_of_the_file(tmp_path: Path, form: 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_files_of_conversations_are_refused(tmp_path: Path, form: str) -> None:
     save_trace(replace(synthesize("turns=chat(turns=3,think=1)", 100), content=None), tmp_path / "trace", form)
-    with pytest.raises(UserError, match="requests wait for other requests"):
+    with pytest.raises(UserError, match="requests wait for others"):
         servesim.simulate(**BASE, trace=str(tmp_path / "trace"), stream=True)
 
 
@@ -209,7 +209,7 @@ def test_a_folder_of_parquet_files_out_of_order_names_the_row(tmp_path: Path) ->
     [
         ({"clients": {"retries": 1}}, "clients.retries needs the whole trace in memory"),
         ({"shape": ["thin:keep=0.5"]}, "shape needs the whole trace"),
-        ({"trace": "synth:turns=chat(turns=3,think=1)"}, "requests wait for other requests"),
+        ({"trace": "synth:turns=chat(turns=3,think=1)"}, "requests wait for others"),
         ({"skip": 5000}, "skip is 5000, but trace synth:rate=1 has no more requests"),
         ({"rate": 0.5, "requests": 1}, "all requests arrive at once"),
     ],

@@ -70,7 +70,7 @@ def test_what_is_not_modeled_is_said() -> None:
     assert "swa_full_tokens_ratio" in kept(resolve(preset="sglang"))
     staged = resolve(pp=2, kv="paged")
     assert staged.scenario.kv["name"] == "paged"
-    assert "across pipeline stages are not known" in kept(staged)
+    assert "across pipeline stages are not modeled" in kept(staged)
     assert resolve(preset="vllm-v0").scenario.kv["name"] == "paged"
     off = resolve(kv="hybrid", engine={"disable_hybrid_kv_cache_manager": True})
     assert off.scenario.kv["name"] == "hybrid"

@@ -309,11 +309,11 @@ def test_settings_that_change_nothing_are_reported() -> None:
         ({"speculation": "draft-model"}, "name the drafter"),
         ({"speculation": "early-exit:layers=99"}, "must be below 32"),
         ({"acceptance": "independent:alpha=0.5"}, "has no effect without speculation"),
-        ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5/0.6"}, "never rise"),
+        ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5/0.6"}, "must not increase"),
         ({"speculation": "eagle3", "acceptance": "positions:"}, "give marginal"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5,spread=2"}, "spread is 2"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.1,spread=0.9"}, "it can be at most 0"),
-        ({"speculation": "eagle3", "acceptance": "independent:alpha=1.5"}, "between 0 and 1"),
+        ({"speculation": "eagle3", "acceptance": "independent:alpha=1.5"}, "must be probabilities from 0 to 1"),
         ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
     ],
 )

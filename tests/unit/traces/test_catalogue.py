@@ -51,8 +51,8 @@ def test_a_trace_is_downloaded_verified_and_not_downloaded_twice(entry: Entry, t
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"sha256": "0" * 64}, "another file"),
-        ({"sha256": f"{SHA[:8]}...{'0' * 6}"}, "another file"),
+        ({"sha256": "0" * 64}, "the file has changed"),
+        ({"sha256": f"{SHA[:8]}...{'0' * 6}"}, "the file has changed"),
         ({"size": 5}, "5 were expected"),
     ],
 )

@@ -177,7 +177,7 @@ def test_bad_files_are_refused_in_one_line_that_says_where(tmp_path: Path, text:
 def test_missing_files_folders_formats_and_options_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such trace file"):
         load_trace(tmp_path / "nothing.csv")
-    with pytest.raises(UserError, match="is a folder"):
+    with pytest.raises(UserError, match="the folder has no session files"):
         load_trace(tmp_path)
     path = put(tmp_path, AZURE)
     with pytest.raises(UserError, match=r'unknown trace format .azur.*did you mean "azure"'):

@@ -110,7 +110,7 @@ def test_genai_perf_counts_characters_and_says_so(tmp_path: Path) -> None:
     path = put(tmp_path, genai("x" * 400, "y" * 41), "profile_export.json")
     trace = load_trace(path)
     assert (trace.prompt_len.tolist(), trace.output_len.tolist()) == ([100, 11], [2, 2])
-    assert any("4 characters a token" in note for note in trace.notes)
+    assert any("4 characters per token" in note for note in trace.notes)
     assert load_trace(path, columns="prompt=2000,output=300").prompt_len.tolist() == [2000, 2000]
     run = read_run(path, tmp_path)
     assert run is not None

@@ -99,7 +99,7 @@ def test_an_unmeasured_version_says_so() -> None:
     assert "no host terms were measured for sglang 0.5.23: those of sglang 0.5.6 are used" in notes(preset="sglang")
     assert "newer than any version examined" in notes(engine={"version": "9.0"})
     assert "host terms" not in notes(engine={"version": "0.23.0"})
-    assert "none were measured for vllm 0.33.0" in notes()
+    assert "no host terms were measured for vllm 0.33.0" in notes()
     assert "none were measured for orca" in notes(preset="orca")
 
 

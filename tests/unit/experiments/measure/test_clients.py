@@ -135,7 +135,7 @@ def test_a_client_is_told_the_loop_and_its_file_becomes_the_cell(
     [
         ("fails", "exit code 3: 'ValueError: tokenizer stub/tiny was not found'"),
         ("nothing", "it succeeded but wrote no "),
-        ("other", "no re"),
+        ("other", "not a"),
     ],
 )
 def test_a_client_that_fails_is_one_line_and_nothing_is_written(
@@ -168,7 +168,7 @@ def test_a_client_that_is_not_there_is_one_line_before_anything_is_asked(
     )
     (line,) = capsys.readouterr().err.splitlines()
     assert code == 2
-    assert f"no program {PROGRAMS[name]} on PATH" in line
+    assert f"{PROGRAMS[name]} is not on PATH" in line
 
 
 def test_unknown_clients_and_a_tokenizer_for_none_are_refused(
@@ -229,14 +229,14 @@ def test_records_of_aiperf_are_read_by_the_servers_counts_and_warm_ups_are_left_
     ("text", "words"),
     [
         ("", "it has no requests"),
-        ("{", "line 1: JSON of an object"),
-        ("[1]", "line 1: JSON of an object"),
+        ("{", "line 1: must be a JSON object"),
+        ("[1]", "line 1: must be a JSON object"),
         ("{}", "not an AIPerf record"),
         (json.dumps(record() | {"error": {"message": "HTTP 500"}}), "a request failed: 'HTTP 500'"),
         (json.dumps(record(time_to_first_token=None)), "no time_to_first_token"),
         (json.dumps(record(request_latency="1")), "must be a number"),
-        (json.dumps(record(request_latency=100.0)), "that cannot be"),
-        (json.dumps(record(output_sequence_length=0)), "that cannot be"),
+        (json.dumps(record(request_latency=100.0)), "these times are impossible"),
+        (json.dumps(record(output_sequence_length=0)), "these times are impossible"),
         (json.dumps(record(inter_chunk_latency=[])), "in one piece"),
     ],
 )
@@ -265,12 +265,12 @@ def test_a_result_of_vllm_bench_is_read_with_and_without_times_of_sending() -> N
     ("changed", "words"),
     [
         ({"itls": None}, "itls is missing"),
-        ({"ttfts": [0.1]}, "differ in length"),
+        ({"ttfts": [0.1]}, "have different lengths"),
         ({"errors": ["", "Traceback: 500"]}, "1 requests failed: 'Traceback: 500'"),
         ({"output_lens": [3, 0]}, "1 requests failed: an answer without tokens"),
         ({"ttfts": [0.1, "soon"]}, "ttft is '?soon"),
-        ({"ttfts": [0.1, float("nan")]}, "JSON of an object"),
-        ({"itls": [[0.01], 3]}, "no list of times"),
+        ({"ttfts": [0.1, float("nan")]}, "must be a JSON object"),
+        ({"itls": [[0.01], 3]}, "not a list of times"),
         ({"itls": [[], []]}, "in one piece"),
         ({"input_lens": [], "output_lens": [], "ttfts": [], "itls": []}, "it has no requests"),
     ],

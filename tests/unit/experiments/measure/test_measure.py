@@ -188,7 +188,7 @@ def test_a_server_that_counts_prompts_wrong_later_is_found() -> None:
         (f"http://{'x' * 64}.org", "too long"),
         ("http://a..b", "label empty"),
         ("http://x:port", "URL"),
-        ("http://u:p@x", "no user in it"),
+        ("http://u:p@x", "no user name"),
     ],
 )
 def test_no_server_is_one_line(
@@ -235,7 +235,7 @@ def test_several_models_need_a_name() -> None:
     with serving(Stub(models=("a", "b"))) as stub:
         with pytest.raises(UserError, match="choose one with --served-name"):
             measured(stub)
-        with pytest.raises(UserError, match="serves no 'c'"):
+        with pytest.raises(UserError, match="does not serve 'c'"):
             measured(stub, served_name="c")
         measured(stub, served_name="b")
     assert {body["model"] for body in stub.seen} == {"b"}
