@@ -142,7 +142,7 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
     operators = [one for step in document["steps"] for one in step["operators"]]
     above = ", ".join(dict.fromkeys(one["name"] for one in operators if (one["reached"] or 0) > 1.005))
     if above and min(shares) > 0.995:
-        yield f"above their roof: {above}: the formula counts their weights, the roof their inputs and outputs as well"
+        yield f"above their roofline: {above}: the formula counts only weights, the roofline inputs and outputs too"
     elif above:
         yield (
             f"above their roofline: {above}: repeated measurements find data that fits in the GPU's cache there, and "

@@ -303,7 +303,7 @@ def test_an_interrupt_while_the_page_is_made_says_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from servesim.cli import app as cli
-    from servesim.reports import page
+    from servesim.reports import report as page
 
     def interrupted(*_: Any) -> str:
         raise KeyboardInterrupt
@@ -332,7 +332,7 @@ def test_a_sweep_says_how_sure_its_front_and_its_best_are_unless_told_not_to(tmp
         assert ends["low"] < ends["high"]
     html = servesim.report(tmp_path)
     assert "How sure" in html
-    assert "by the model&#39;s error" in html or "by the model's error" in html
+    assert "given the model&#39;s error" in html
     plain = sweep(**server, out=tmp_path, intervals=False).attrs["document"]
     assert plain["model_error"] is None
     assert "sure" not in plain["best"]

@@ -74,7 +74,7 @@ def test_what_is_not_modeled_is_said() -> None:
     assert resolve(preset="vllm-v0").scenario.kv["name"] == "paged"
     off = resolve(kv="hybrid", engine={"disable_hybrid_kv_cache_manager": True})
     assert off.scenario.kv["name"] == "hybrid"
-    assert "has no effect: kv hybrid was asked for" in kept(off)
+    assert "has no effect: kv hybrid is set" in kept(off)
 
 
 def test_samples_that_are_forked_are_told_the_way_out() -> None:

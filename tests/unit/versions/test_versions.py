@@ -100,7 +100,7 @@ def test_an_unmeasured_version_says_so() -> None:
     assert "newer than any version examined" in notes(engine={"version": "9.0"})
     assert "host terms" not in notes(engine={"version": "0.23.0"})
     assert "no host terms were measured for vllm 0.33.0" in notes()
-    assert "none were measured for orca" in notes(preset="orca")
+    assert "no host terms were measured for orca" in notes(preset="orca")
 
 
 @pytest.mark.parametrize(
