@@ -149,7 +149,7 @@ def test_what_is_no_result_is_not_loaded(tmp_path: Path) -> None:
         ("requests.parquet", lambda data: data[:100], "magic"),
         ("summary.json", lambda data: b"{}", "no cost_shares"),
         ("summary.json", lambda data: b"[]", "no cost_shares"),
-        ("summary.json", lambda data: data.replace(b'"speculation"', b'"drafts"'), "no speculation in it"),
+        ("summary.json", lambda data: data.replace(b'"speculation"', b'"drafts"'), "it has no speculation"),
     ],
 )
 def test_a_damaged_result_is_one_line(file: str, spoil: Callable[[bytes], bytes], said: str, tmp_path: Path) -> None:

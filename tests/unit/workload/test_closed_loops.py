@@ -192,7 +192,7 @@ def test_a_stop_at_the_very_cap_is_a_stop() -> None:
 
 
 def test_requests_that_wait_in_a_ring_are_refused() -> None:
-    with pytest.raises(UserError, match="ring"):
+    with pytest.raises(UserError, match="row 0: waits for itself in a cycle"):
         toy_trace([0, 0], [1, 1], [1, 1], after={0: [(1, COMPLETION, 0)], 1: [(0, COMPLETION, 0)]})
 
 
