@@ -93,7 +93,7 @@ def test_compare_and_sweep_tell_of_a_busy_time_that_the_whole_trace_hides(tmp_pa
         notes = [note for note in found.attrs["document"]["notes"] if note.startswith("paged: ")]
         assert len(notes) == 2
         assert "paged: in its worst 10 minutes, from minute" in notes[0]
-        assert "99 % are needed" in notes[0]
+        assert "99 % required)" in notes[0]
         assert "paged: one bad minute, from minute" in notes[1]
 
 
