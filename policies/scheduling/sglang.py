@@ -4,10 +4,10 @@ Prefill first: whenever waiting requests fit, a batch of prompts runs without an
 an estimate of how much the running ones will still generate (new_token_ratio); if it is too low, requests are
 retracted.
 
-Not modeled ("no trace": applies only to features that a trace and its settings cannot request; "differs": plans may
+Left out ("no trace": only for features that a trace and its settings cannot request; "differs": plans may
 differ from SGLang's):
 
-| not modeled | why |
+| left out | why |
 |---|---|
 | grammar queue, LoRA limits and drainer | no trace: structured output, adapters |
 | embedding and readout requests, images, beam search, streaming sessions | no trace: prompts of text, sampled answers |
@@ -28,8 +28,7 @@ differ from SGLang's):
 | Mamba slots in `budget_state` | differs for models with states: they limit max_running_requests instead |
 | a running batch for each microbatch | differs if pp > 1: one batch for all stages |
 | `is_extend_in_batch` | differs if dp > 1: each rank counts prefill_decode_interval for itself |
-| `budget_state` before the first waiter | differs if max_prefill_tokens < chunked_prefill_size: one more request may be
-admitted |
+| `budget_state` before the first waiter | differs if max_prefill_tokens < chunked_prefill_size: one more may enter |
 | ratio 1 of running requests with ignore_eos | differs with ignore_eos: new_token_ratio applies to them too |
 | `filter_batch` before prefill | differs: a full batch admits one decode after a request has left it |
 | `_reqs_finishing_inflight` | differs, planned ahead: requests decode one step beyond their cap, as under PD |

@@ -4,10 +4,10 @@ One rule, no phases: each step lets every request's computed tokens catch up wit
 before waiting ones, within a token budget. Prefill, chunked prefill, prefix hits, decode, and draft verification all
 follow from this rule.
 
-Not modeled ("no trace": applies only to features that a trace and its settings cannot request; "differs": plans may
+Left out ("no trace": only for features that a trace and its settings cannot request; "differs": plans may
 differ from vLLM's):
 
-| not modeled | why |
+| left out | why |
 |---|---|
 | pause states, `reset_prefix_cache`, streaming input | no trace: operator requests; a prompt arrives whole |
 | encoder inputs, their budget and cache, `ec_connector`, cross-attention blocks | no trace: images and audio |
@@ -24,8 +24,7 @@ differ from vLLM's):
 | `throttle_prefills` | differs for MoE ranks, dp > 1: each counts prefill_schedule_interval for itself |
 | one token to compute, and loads, while prefill is held | differs if prefill_schedule_interval > 1: they are held too |
 | `is_prefill_chunk` of a last chunk of one token | differs with drafts: it counts as a decode, so others are padded |
-| `kv_holding_waiting` | differs by priority, or after a preemption: a request whose KV has arrived may wait behind
-others |
+| `kv_holding_waiting` | differs by priority, or after a preemption: a request whose KV is here may wait |
 | loads in `get_request_counts` | differs with long_prefill_token_threshold: loads are not counted as waiting |
 | `_spec_decode_step_blocks` | differs with drafts and loads: no room is left for the drafts of others |
 | `defer_block_free` | differs with loads, planned ahead: blocks that a step in flight may write are freed immediately |

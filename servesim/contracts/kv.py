@@ -275,8 +275,9 @@ class KVAllocator(ABC):
         return -(-tokens // self.block_size)
 
 
-def _usage(four: Any) -> Usage:
-    return four if type(four) is Usage and type(sum(four)) is int else Usage(*map(index, four))
+def _usage(four: Any) -> Any:
+    kind: type = type(four)  # not asked in place, which would make a compiled build take the four for ints already
+    return four if kind is Usage and type(sum(four)) is int else Usage(*map(index, four))
 
 
 settles("Usage", _usage, "a Usage of ints")

@@ -124,7 +124,7 @@ def test_a_folder_of_one_model_needs_no_name(profiles: Path, tmp_path: Path) -> 
 
 def test_what_cannot_be_imported_is_named(profiles: Path, tmp_path: Path) -> None:
     out, model = tmp_path / "out", profiles / "compute" / "x1" / "maker" / "Model-8B"
-    with pytest.raises(UserError, match="several GPUs, name one: x1, x2"):
+    with pytest.raises(UserError, match="several GPUs; choose one: x1, x2"):
         import_vidur(profiles, out)
     with pytest.raises(UserError, match="no profile of GPU 'x3'"):
         import_vidur(profiles, out, "x3")

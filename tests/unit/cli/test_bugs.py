@@ -11,7 +11,7 @@ import pytest
 
 import servesim
 from servesim.cli.app import main
-from servesim.reports import page
+from servesim.reports import report as page
 from servesim.run.provenance import as_written
 
 SETTINGS = {"trace": "synth:rate=5,prompt=20,output=4", "requests": 3, "model": "llama-3.2-1b", "gpu": "h200"}

@@ -300,7 +300,9 @@ def test_policies_that_preempt_for_ever_are_stopped_by_name_and_state(tmp_path: 
         "        ctx.admit(self.running[0], 7)\n"
         "        return ctx.plan\n"
     )
-    with pytest.raises(PolicyError, match=r"Quarrel at .* on kv paged .* 1 requests run, 2 wait, .* they preempt each other forever"):
+    with pytest.raises(
+        PolicyError, match=r"Quarrel at .* on kv paged .* 1 requests run, 2 wait, .* they preempt each other forever"
+    ):
         World(SMALL, scheduler=f"{file}:Quarrel").run()
 
 

@@ -198,7 +198,9 @@ def test_further_replicas_are_not_tried_where_doubling_changes_nothing(tmp_path:
     tried = {p["replicas"] for p in found.attrs["document"]["points"]}
     assert 1 < max(tried) < 64
     row = found.attrs["document"]["rows"][0]
-    assert never_text(row).startswith(f"{100 * row['best_attainment']:.4g} % at best, with {row['best_at']:g} or more replicas")
+    assert never_text(row).startswith(
+        f"{100 * row['best_attainment']:.4g} % at best, with {row['best_at']:g} or more replicas"
+    )
 
 
 def test_the_answer_is_one_sentence() -> None:

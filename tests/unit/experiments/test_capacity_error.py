@@ -127,7 +127,7 @@ def test_what_is_like_nothing_measured_gets_words_in_place_of_bars() -> None:
     document = capacity(**WORKLOAD, host="none").attrs["document"]
     (row,) = document["rows"]
     assert row["model_error"]["low"] is row["model_error"]["high"] is None
-    assert row["model_error"]["says"].startswith("none: kernel tables or host terms")
+    assert row["model_error"]["says"].startswith("none: its kernel tables or host terms were never compared")
     assert rate_bars(row) == ""
 
 

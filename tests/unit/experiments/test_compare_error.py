@@ -112,7 +112,7 @@ def test_two_sizes_have_an_interval_around_their_ratio() -> None:
     row = {"variant": "better", "metric": "tpot_mean", "change": 0.1}
     same, failed = (mean_error(row, spreads_of(side_of(other), side_of(a))) for other in (a, None))
     assert same["low"] is failed["low"] is None
-    assert "one deployment" in same["says"]
+    assert "the same deployment" in same["says"]
     assert failed["says"] == "it failed"
     assert sentences([same, failed], "x") == []
 

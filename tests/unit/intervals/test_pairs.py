@@ -64,14 +64,14 @@ def test_a_spread_is_the_quantile_in_units_of_the_scale() -> None:
     found = spread(Fitted(DOCUMENT), CASE, replace(CASE, tp=8), "ttft")
     assert isinstance(found, Spread)
     assert found.factor == pytest.approx(math.exp(2.0 * math.exp(-2.25)))
-    assert "servers left out" in found.says
+    assert "servers held out" in found.says
 
 
 def test_a_model_or_version_nobody_measured_is_spoken_for_by_left_out_models() -> None:
     found = spread(Fitted(DOCUMENT), replace(CASE, model="m"), replace(CASE, model="m", tp=8), "tpot")
     assert isinstance(found, Spread)
     assert found.factor == pytest.approx(math.exp(3.0 * math.exp(-2.0)))
-    assert "models left out" in found.says
+    assert "models held out" in found.says
 
 
 @pytest.mark.parametrize(

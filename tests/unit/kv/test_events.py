@@ -98,7 +98,7 @@ def test_a_prompt_of_unknown_content_is_not_told_of() -> None:
 
 def test_a_cache_that_does_not_tell_cannot_be_listened_to() -> None:
     cluster = World(toy_trace([0], [8], [4], runs=[[(1, 8)]]), kv="hybrid").cluster()
-    with pytest.raises(UserError, match="kv hybrid does not tell which blocks it stores"):
+    with pytest.raises(UserError, match="kv hybrid does not report which blocks it stores"):
         cluster.replicas[0].listen(lambda replica, ns, event: None)
 
 
