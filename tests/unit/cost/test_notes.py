@@ -86,7 +86,8 @@ def test_the_interval_is_of_what_was_measured_and_says_which_files_state_none(tm
 def test_shipped_tables_state_no_error_and_a_run_says_so_once() -> None:
     summary = run()
     assert summary["uncertainty"] is None
-    assert len([note for note in summary["notes"] if note.startswith("uncertainty: the kernel tables have no error")]) == 1
+    said = "uncertainty: the kernel tables have no error"
+    assert len([note for note in summary["notes"] if note.startswith(said)]) == 1
     roofline = run(kernel_tables="roofline")
     assert not any(note.startswith(("uncertainty", "extrapolated")) for note in roofline["notes"])
 
