@@ -28,7 +28,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Prompts:
-    """A file of prompts: YAML with `licence` and `prompts`, a list of name, domain and text."""
+    """A file of prompts: YAML with `licence` and `prompts`, a list of entries with a name, domain and text each."""
 
     prompts: list[Prompt]
     file: str
@@ -46,9 +46,9 @@ class Prompts:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f" line {mark.line + 1}" if mark is not None else ""
-            raise UserError(f"--prompts {path}{where}: not YAML") from None
+            raise UserError(f"--prompts {path}{where}: not valid YAML") from None
         if not isinstance(content, dict) or not isinstance(content.get("prompts"), list) or not content["prompts"]:
-            raise UserError(f"--prompts {path}: must have a list `prompts` with name, domain and text")
+            raise UserError(f"--prompts {path}: must have a list `prompts` of entries with name, domain and text")
         found: dict[str, Prompt] = {}
         for number, entry in enumerate(content["prompts"], 1):
             keys = ("name", "domain", "text")
@@ -70,7 +70,8 @@ class Answer:
     prompt_tokens: list[int]
     output_tokens: list[int]
     exits: list[str]
-    """Strings for 1, 2, ... layers: letter i is 1 if an exit after that many layers gives output token i."""
+    """One string for each number of layers (1, 2, ...): character i is 1 if exiting after that many layers gives output
+    token i."""
     text: str = ""
 
 
@@ -122,7 +123,7 @@ def _open(folder: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     try:
         if not (folder / SETTINGS).is_file():
             if folder.exists() and any(folder.iterdir()):
-                raise UserError(f"{folder} holds other files and no measured acceptance: give another --out")
+                raise UserError(f"{folder} holds other files but no acceptance measurement: give another --out")
             return asked, {}
         settings = json.loads((folder / SETTINGS).read_text())
         for name, value in asked.items():

@@ -23,8 +23,8 @@ right."""
 
 @dataclass
 class Counts:
-    """Counts of steps of up to `k` drafts along outputs, as an engine takes them. Lists are indexed by draft
-    position."""
+    """Counts over decode steps of up to `k` drafts each, taken along the outputs as an engine would take them. Lists
+    are indexed by draft position."""
 
     k: int
     prompts: int = 0
@@ -80,8 +80,8 @@ _LISTS = ("proposed", "reached", "accepted")
 
 
 def wilson(hits: int, tries: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the score interval of a proportion (Wilson 1927), or [0, 1] without tries. It assumes that tries are
-    independent."""
+    """Return the Wilson score interval (1927) of a proportion, or [0, 1] if there are no trials. It assumes that trials
+    are independent."""
     if not tries:
         return 0.0, 1.0
     share, square = hits / tries, z * z / tries
@@ -91,7 +91,7 @@ def wilson(hits: int, tries: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def lookup(answer: Answer, k: int, min_n: int, max_n: int) -> Right:
-    """Return which drafts of prompt lookup are right."""
+    """Return a function that tells which drafts of prompt lookup are right."""
     output = answer.output_tokens
 
     def right(position: int) -> list[bool]:
@@ -102,8 +102,8 @@ def lookup(answer: Answer, k: int, min_n: int, max_n: int) -> Right:
 
 
 def early_exit(answer: Answer, k: int, layers: int) -> Right:
-    """Return which drafts of the first layers are right, always k of them. Drafts after a wrong one are judged as if
-    they followed the true tokens; no result depends on them."""
+    """Return a function that tells which drafts of the first layers are right; there are always k drafts. Drafts after
+    a wrong one are judged as if they followed the true tokens; no result depends on them."""
     bits = answer.exits[layers - 1]
     return lambda position: [bit == "1" for bit in bits[position : position + k]]
 
@@ -130,7 +130,10 @@ def table(
         **settings,
         "output_tokens": sum(len(answer.output_tokens) for answer in answers),
         "same_in_one_pass": sum(answer.exits[-1].count("1") for answer in answers),
-        "note": "wilson_95 takes drafts as independent; those of one prompt are not, so the spread of prompts is wider",
+        "note": (
+            "wilson_95 treats drafts as independent; drafts of one prompt are not, so the spread between prompts is "
+            "wider"
+        ),
         "all": sum(domains.values(), Counts(k)).to_dict(),
         "domains": {name: counts.to_dict() for name, counts in domains.items()},
     }

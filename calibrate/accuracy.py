@@ -1,10 +1,12 @@
 """Accuracy of a table's times when they are held out and then looked up.
 
-Rows are held out in five ways. The times of the held-out rows are looked up as a run does it, in tables of the
-remaining rows, and compared with the measured times:
+Rows are held out in five ways. The times of the held-out rows are looked up the way a run looks them up, in tables of
+the remaining rows, and compared with the measured times:
 
-- `random`: a fifth of the rows, by a hash of their key, so the same rows every time and in any order of the rows;
-- `curves`: a fifth of the curves, by a hash of their key (a curve: rows that differ only in tokens, context or bytes);
+- `random`: a fifth of the rows, chosen by a hash of their key, so they are the same every time and do not depend on the
+  order of the rows;
+- `curves`: a fifth of the curves, chosen by a hash of their key (a curve: rows that differ only in tokens, context or
+  bytes);
 - `every 2nd`, `every 4th`: all points of each curve except every second or fourth one and the last;
 - `largest`: the points of each curve above half of its largest size, at most a quarter of the curve.
 
@@ -50,7 +52,7 @@ AXES = {
     "all_reduce_nccl": "bytes",
     "all_gather": "bytes",
 }
-"""Variable of each operator's curves; for all other operators it is the number of tokens or rows (m)."""
+"""Column that varies along each operator's curves; for operators not listed, it is the number of tokens or rows (m)."""
 _ALONE = (
     "all_reduce",
     "all_reduce_nccl",
@@ -62,11 +64,11 @@ _ALONE = (
     "embedding",
     "sampler",
 )
-"""Operators without interpolation between curves: holding out a curve leaves only the formula."""
+"""Operators without interpolation between curves, so holding out a curve leaves only the formula."""
 _SHARE = 5
 """Reciprocal of the share of rows or curves that is held out: one in `_SHARE`."""
 _FEW = 3
-"""Minimum number of held-out rows whose errors are meaningful."""
+"""Minimum number of held-out rows for meaningful errors."""
 SPLITS = ("random", "curves", "every 2nd", "every 4th", "largest")
 
 
@@ -173,15 +175,15 @@ def _hashed(rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def open_tables(name: str, gpu: str | None = None) -> tuple[KernelTables, Gpu]:
-    """Open the tables named `name` or in the folder `name` (tables or Vidur's CSVs), and the GPU they were measured on:
-    the named one, or the one recorded in the tables."""
+    """Open the tables named `name` or in the folder `name` (tables or Vidur's CSVs); return them and the GPU they were
+    measured on, which is `gpu` if set, otherwise the one recorded in the tables."""
     path = Path(name)
     if path.is_file():
         raise UserError(f"{name} is a file: give its folder instead")
     if not path.is_dir():
         shipped = [known for known in gpu_names() if Gpu.load(known).tables == known]
         if name not in shipped:
-            raise UserError(f"{name} is neither a folder nor shipped tables{suggest(name, shipped)}")
+            raise UserError(f"{name} is neither a folder nor the name of shipped tables{suggest(name, shipped)}")
         return KernelTables.load(name), Gpu.load(gpu or name)
     if any(path.glob("*.parquet")):
         tables = KernelTables.load(folder=path)

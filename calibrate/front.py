@@ -1,4 +1,4 @@
-"""Fit of a server's front end to recorded runs: the part of the TTFT beyond the engine's."""
+"""Fit of a server's front-end times to recorded runs: the part of the TTFT that the engine does not account for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
     set.
 
     Runs with a few requests per second do not show which part of the second term is work of the API process and which
-    part is mere delay. All of it counts as work, so the resulting ceiling is the lowest that the server can have.
+    part is mere delay. All of it counts as work, so the resulting ceiling on requests/s is the lowest that the server
+    can have.
     """
     bare = replace(terms, front_in=0.0, front_per_request=0.0, front_in_per_token=0.0, front_in_per_token_by_model={})
     runs = [run for run in runs if run.concurrency is None and len(run) > 1 and np.isfinite(run.ttft_ms).any()]

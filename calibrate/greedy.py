@@ -44,7 +44,7 @@ class GreedyModel:
     def load(cls, name: str, threads: int) -> GreedyModel:
         """Load `smollm2` or a GGUF file; raise UserError if a package is missing or the file cannot be read."""
         file = find_model(name)
-        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own bars; read on import of torch
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' progress bars; read when torch is imported
         torch = import_torch()
         try:
             import gguf  # noqa: F401
@@ -81,15 +81,15 @@ class GreedyModel:
         return Answer(prompt.name, prompt.domain, tokens[: ids.shape[1]], tokens[ids.shape[1] :], exits, text)
 
     def _exits(self, whole: Any, prompt: int) -> list[str]:
-        """Return, for 1, 2, ... of all layers, whether those layers, the final norm and the LM head give each token of
-        the output from the true tokens before it. This is the condition of a draft whose earlier drafts were accepted,
-        since the first layers' computation for a token does not depend on the layers above them."""
+        """Return, for the first 1, 2, ... layers, whether they, the final norm and the LM head predict each output
+        token from the true tokens before it. This is the situation of a draft whose earlier drafts were accepted, since
+        the first layers' computation for a token does not depend on the layers above them."""
         hidden = self._model(whole, output_hidden_states=True, logits_to_keep=1).hidden_states
         truth = whole[0, prompt:]
         exits = []
         for layer in range(1, self.layers + 1):
             states = hidden[layer][0, prompt - 1 : -1]
-            if layer < self.layers:  # the last is pre-normed
+            if layer < self.layers:  # the last is already normed
                 states = self._model.model.norm(states)
             right = self._model.lm_head(states).argmax(-1) == truth
             exits.append("".join("1" if bit else "0" for bit in right.tolist()))

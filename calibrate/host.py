@@ -2,7 +2,7 @@
 
 There are two sources of steps: engine step logs (composition and duration), and the gaps between events of a client's
 log (first or last token of any request), which span an integer number of steps of known composition. Front-end time is
-the TTFT of the least loaded runs beyond that. No other end-to-end figure is used.
+the part of the least loaded runs' TTFT that these terms do not explain. No other end-to-end figure is used.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from servesim.hardware.model import kv_heads_per_gpu
 
 STEP_COLUMNS = {"dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx"}
 TOGETHER_NS, LAG_NS = 3_000_000, 25_000
-"""Maximum distance of events of one step: the first value, plus the second for each streaming request (one process
+"""Maximum time between events of one step: the first value, plus the second for each streaming request (one process
 sends them all)."""
 FEW = 15
-"""Minimum number of steps with a composition for it to count."""
+"""Minimum number of steps that a composition must have to count."""
 FITTED = (
     "exposed",
     "sampling_per_logit",
@@ -53,12 +53,12 @@ FITTED = (
 SHARES = (0.0, 0.8, 0.85, 0.9, 0.95)
 """Candidates for `kv_bandwidth_share`; no kernel reads faster than the last one."""
 FLOPS_SHARES = np.arange(0.5, 0.9001, 0.01)
-"""Fractions of the data sheet's FLOPS among which `sustained_flops_share` is searched."""
+"""Fractions of the data sheet's FLOPS that are candidates for `sustained_flops_share`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Recorded time and its step."""
+    """Recorded time and the step that took it."""
 
     source: str
     batch: Batch
@@ -66,7 +66,7 @@ class Observed:
     decode: Batch | None = None
     """Composition of decode steps that may have run before this step within `ns`."""
     whole: bool = False
-    """Whether `ns` is exactly one step; otherwise, without `decode`, it is an integer number of steps."""
+    """Whether `ns` covers exactly one step; if not, and `decode` is not set, it covers an integer number of steps."""
 
 
 def read_steps(path: Path, root: Path) -> list[Observed]:
@@ -91,8 +91,8 @@ def read_steps(path: Path, root: Path) -> list[Observed]:
 
 def read_gaps(run: RecordedRun) -> list[Observed]:
     """Read steps between the events of a client's log, from the first event of one step to the first event of another.
-    A gap that ends with first tokens contains the step of their prompts after some decode steps; a gap between last
-    tokens only contains only decode steps."""
+    A gap that ends with first tokens contains some decode steps and then the step of their prompts; a gap between last
+    tokens contains decode steps only."""
     first = run.arrival_ns + run.ttft_ms * 1e6
     last = run.arrival_ns + run.e2el_ms * 1e6
     per_token = (last - first) / np.maximum(run.output_len - 1, 1)
@@ -134,7 +134,7 @@ def fit_host(folder: Path, leave_out: Sequence[str] = ()) -> HostTerms:
     observed = (steps if "steps" not in leave_out else []) + [o for run in used for o in read_gaps(run)]
     if not observed:
         wanted = ", ".join(sorted(STEP_COLUMNS))
-        raise UserError(f"{folder}: no recorded steps: it needs CSV files with {wanted}, or client logs")
+        raise UserError(f"{folder}: no recorded steps: CSV files with {wanted} or client logs are required")
     chip = tuple(name for name in ("h100", "h200") if gpu.name in ("h100", "h200")) or (gpu.name,)
     base = HostTerms(engine=f"vllm {version}".strip(), gpus=chip, pads_to_graphs=True, monotone_gemms=True)
     best: tuple[float, HostTerms, NDArray[Any]] | None = None
@@ -192,7 +192,7 @@ def _solve(table: _Steps) -> tuple[NDArray[Any], NDArray[Any]]:
     """Fit the terms `FITTED` (the second one for a whole row of logits) by robust least squares over compositions;
     return them and the residuals in percent. The first two apply to every step and are fitted to decode-only steps; the
     others apply to steps with prompts and are fitted to those. The terms determine the number of decode steps in a gap
-    between ends, so the fit is repeated a few times."""
+    between last tokens, so the fit is repeated a few times."""
     from scipy.optimize import least_squares
 
     x = np.array([200e3, 5e3, 30e3, 0.3, 0.75, 20e6])
@@ -215,13 +215,13 @@ def _solve(table: _Steps) -> tuple[NDArray[Any], NDArray[Any]]:
 def _residuals(
     y: NDArray[Any], x: NDArray[Any], of: slice, groups: _Steps, times: NDArray[Any], weights: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return the weighted residuals in percent, with the terms `of` of the vector x replaced by y."""
+    """Return the weighted residuals in percent, with the elements `of` of the vector x replaced by y."""
     x[of] = y
     return np.asarray((groups.model(x) / times - 1) * 100 * weights)
 
 
 class _Steps:
-    """Columns of observed steps: the factors of the model's terms."""
+    """Observed steps as columns: for each step, the factors of the model's terms."""
 
     def __init__(self, model: ModelSpec, gpu: Gpu, terms: HostTerms, observed: Sequence[Observed]) -> None:
         cost = build_cost_model(model, gpu, host=terms)
@@ -251,7 +251,8 @@ class _Steps:
         return np.asarray(self.gpu + beside + hot + x[0] + x[1] * self.sampled)
 
     def grouped(self, x: NDArray[Any]) -> tuple[_Steps, NDArray[Any], NDArray[Any]]:
-        """Return medians by composition, their times, and weights by the number of observations."""
+        """Return the median columns of each composition, the median times, and weights by the number of
+        observations."""
         ours = self.model(x)
         count = np.where(self.whole | (self.before > 0), 1, np.maximum(np.round(self.ns / ours), 1))
         times = self.ns / count
@@ -276,7 +277,7 @@ class _Steps:
 
 
 def _beside(batch: Batch, attention: Sequence[tuple[BesidePrompt, int]]) -> float:
-    """Return the total excess over the layers of all attention kinds."""
+    """Return the excess time summed over the layers of all kinds of attention."""
     if not batch.prefill or not batch.decode_count:
         return 0.0
     context, new = batch.decode_context_sum / batch.decode_count, sum(piece[0] for piece in batch.prefill)
@@ -284,8 +285,8 @@ def _beside(batch: Batch, attention: Sequence[tuple[BesidePrompt, int]]) -> floa
 
 
 def _longer(model: ModelSpec, gpu: Gpu, terms: HostTerms, batches: Sequence[Batch]) -> NDArray[Any]:
-    """Return, for each step and each of `FLOPS_SHARES`, the extra time of the step if it is limited to that share from
-    its beginning."""
+    """Return, for each step and each of `FLOPS_SHARES`, the extra time of the step if it is limited to that share of
+    the FLOPS from its start."""
     known: dict[int, list[float]] = {}
     costs = [build_cost_model(model, gpu, host=replace(terms, sustained_flops_share=share)) for share in FLOPS_SHARES]
     for batch in batches:

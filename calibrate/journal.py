@@ -24,7 +24,7 @@ FILES = {
     "attention_mixed": "measured-attention.parquet",
     "small": "measured-small.parquet",
 }
-"""Table file by set; other sets stay only in the journal."""
+"""Table file for each set of points; points of other sets stay only in the journal."""
 _SAME = ("device", "kernels", "torch")
 """Settings that all measurements in a folder share."""
 
@@ -50,7 +50,7 @@ class Journal:
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, Measured] = field(default_factory=dict)
-    """Latest measurement of each key that is not a repeat."""
+    """Latest measurement of each key, excluding repeats."""
     repeats: list[Measured] = field(default_factory=list)
 
     @classmethod
@@ -69,7 +69,7 @@ class Journal:
                         )
                 journal.settings = {**before, **settings, "runs": [*before["runs"], *settings["runs"]]}
             elif any(folder.iterdir()):
-                raise UserError(f"{folder} holds other files and no profile: give another --out")
+                raise UserError(f"{folder} holds other files but no profile: give another --out")
             journal.save_settings()
         except OSError as error:
             raise UserError(f"--out {folder}: {error.strerror}") from error
@@ -161,7 +161,7 @@ class Journal:
         }
 
     def _sheet(self) -> dict[str, Any] | None:
-        """Return a data sheet, built from its own measurements, for a device that servesim does not have."""
+        """Return a data sheet for a device that servesim does not know, built from its own measurements."""
         if self.settings.get("gpu"):
             return None
         gemms = [m for m in self.grid.values() if m.point.op == "gemm"]

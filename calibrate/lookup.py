@@ -76,7 +76,7 @@ def _curve(gemms: GemmTables, op: str, dtype: str) -> Callable[[_Call], float]:
 
     def time(call: _Call) -> float:
         size = call.pop("bytes" if op in _COLLECTIVES else "m")
-        size *= call["gpus"] if op in _EXCHANGES else 1  # measured by the tokens of one GPU
+        size *= call["gpus"] if op in _EXCHANGES else 1  # the tables count the tokens of one GPU
         return curve(**call).at(size)
 
     return time
@@ -123,7 +123,7 @@ def _taken_off(projections: Beside) -> Beside:
 
 
 def _batch(op: str, count: int, new: int, past: int, longest: int | None) -> Batch:
-    """Return the step of a call; a decode attends to the cached tokens and its own token."""
+    """Return a call as a step; a decode attends to the cached tokens and its own token."""
     if op.endswith("prefill"):
         return Batch(count * new, [(new, past)] * count)
     prompt = [(new, 0)] if new and op in ("attention_mixed", "attention_skew") else []

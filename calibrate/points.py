@@ -20,7 +20,7 @@ TOKENS = (
     1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 65, 96, 128, 129, 160, 192, 224, 256, 257, 320, 384, 448, 512, 513, 640, 768,
     896, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
-"""Token counts: dense, since tiles cause steps, and sometimes with the first token of the next tile."""
+"""Token counts: closely spaced, since times jump at tile boundaries; some include the first token of the next tile."""
 _FEW_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _OFF_GRID = (7, 37, 200, 300, 700, 1100, 2500, 5000)
 _SAMPLED = 1024
@@ -30,7 +30,7 @@ _CONTEXTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _PASTS = (0, 128, 512, 2048, 8192, 32768)
 _TOGETHER = tuple(product((2, 4, 8), (32, 128, 512, 1024)))
-"""Prompts in one call: their number, and the tokens of each."""
+"""Prompts in one call, as pairs of their number and the tokens of each."""
 _MIXED = tuple(product((32, 128, 512, 2048), (2, 8, 32, 128), (64, 256, 1024, 4096)))
 """Tokens of a prompt, number of decodes next to it, and context of each decode."""
 _UNEVEN = 40
@@ -46,7 +46,7 @@ class Limits:
     kv_bytes: int
     """Maximum KV bytes of one call."""
     mask: int | None = None
-    """Maximum product of queries and keys in one call, if a dense mask makes that product the cost."""
+    """Maximum product of queries and keys in one call, set if a dense mask makes the cost proportional to it."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _mixed(shard: Shard, limits: Limits) -> Iterator[Point]:
 
 
 def _uneven(shard: Shard, limits: Limits) -> Iterator[Point]:
-    """Yield calls with unequal contexts, as in a server: decodes alone, and next to a prompt."""
+    """Yield calls with unequal contexts, as in a server: decodes on their own, and decodes next to a prompt."""
     rng = random.Random(f"{shard.heads}")
 
     def contexts(count: int) -> list[tuple[int, int, int]]:

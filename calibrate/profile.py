@@ -1,4 +1,4 @@
-"""Profiling of a device: it measures the points of a model within a time budget and can be stopped at any time."""
+"""Profiling of a device, which measures the points of a model within a time budget and can be stopped at any time."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Options:
     tokens: int | None = None
     context: int | None = None
     batch: int | None = None
-    """Extent of the grids; None means 8192 tokens, contexts of 32768 and 256 sequences on a GPU; 512, 1024, 32 on a
-    CPU."""
+    """Extent of the grids; None means 8192 tokens, contexts of 32768 and 256 sequences on a GPU, and 512, 1024 and 32
+    on a CPU."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class _Run:
         self.max_drift = options.max_drift or {"cuda": 0.05, "cpu": 0.5}[device.kind]
 
     def grid(self) -> None:
-        """Measure every missing point; rerun points measured under drift at the end."""
+        """Measure every missing point; at the end, rerun points that were measured while the clock drifted."""
         grid, failed = self.journal.grid, self.journal.settings.get("failed", {})
         todo = [p for p in self.points if p.key not in failed and (p.key not in grid or grid[p.key].suspect)]
         total, done = len(self.points), len(self.points) - len(todo)
@@ -209,8 +209,8 @@ def _check_memory(device: Device, kernels: KernelSet, found: Sequence[Point]) ->
     free = device.free_bytes()
     if need > free:
         raise UserError(
-            f"{device.name} has {free / 2**30:.1f} GiB free, the largest linear layer needs {need / 2**30:.1f} GiB: "
-            "free memory, or profile a shard (--tp)"
+            f"{device.name} has {free / 2**30:.1f} GiB free, but the largest linear layer needs "
+            f"{need / 2**30:.1f} GiB: free memory, or profile a shard (--tp)"
         )
 
 

@@ -34,7 +34,7 @@ _DROP = 0.1
 """Relative decrease in time for more work that counts as an anomaly."""
 _SPREAD = 1.3
 _MOST = 400
-"""Maximum number of rows compared with another table, drawn evenly."""
+"""Maximum number of rows compared with another table, evenly spaced."""
 _COMPARED = ("gemm", "attention_decode", "attention_prefill", "norm", "activation", "rotary", "embedding", "sampler")
 
 
@@ -96,8 +96,8 @@ class Quality:
 
 
 def quality(folder: Path, gpu: str | None = None, against: Sequence[str] | None = None) -> Quality:
-    """Evaluate the tables in a folder. `gpu` is the GPU if they do not record it. `against` names other tables (shipped
-    ones by name, or folders); None means those shipped for the same GPU."""
+    """Evaluate the tables in a folder. `gpu` names the GPU if the tables do not record it. `against` names other tables
+    (shipped ones by name, or folders); None means those shipped for the same GPU."""
     tables = KernelTables.load(folder=folder)
     sheet = _gpu(folder, tables, gpu)
     found = Quality(folder.resolve().name, tables.provenance, sheet, list(_operators(folder, tables)))
@@ -152,15 +152,15 @@ def _held_out(journal: Journal, tables: KernelTables, gpu: Gpu) -> Iterator[Held
         if m.point.op == "gemm":
             gemms.setdefault(m.point.dtype, []).append(m)
         else:
-            name = "decodes of unequal contexts beside a prompt"
+            name = "decodes with unequal contexts beside a prompt"
             if all(new == 1 for new, _, _ in m.point.pieces):
-                name = "decodes of unequal contexts"
+                name = "decodes with unequal contexts"
             uneven.setdefault(name, []).append(_attention_us(tables, gpu, m.point) / m.timing.median_us - 1.0)
     for dtype, mine in gemms.items():
         rows = {c: np.array([getattr(m.point, c) for m in mine]) for c in ("m", "n", "k")}
         times = np.array([m.timing.median_us for m in mine])
         found = lookup(tables, gpu, "gemm", dtype, rows) / 1e3
-        yield HeldOutError(f"gemm {dtype}, tokens between the grid's", found / times - 1.0)
+        yield HeldOutError(f"gemm {dtype}, token counts between grid points", found / times - 1.0)
     for name, errors in uneven.items():
         yield HeldOutError(name, np.array(errors))
 
@@ -194,9 +194,15 @@ def _anomalies(operator: Operator, gpu: Gpu) -> Iterator[tuple[str, str]]:
         for a, b, less, more in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True):
             if more < less * (1.0 - _DROP):
                 drops += 1
-                worst = max(worst, (1.0 - more / less, f"{label}: {a:g} to {b:g} takes {less:.1f}, then {more:.1f} us"))
+                worst = max(
+                    worst,
+                    (
+                        1.0 - more / less,
+                        (f"{label}: from {a:g} to {b:g}, the time falls from {less:.1f} to {more:.1f} us"),
+                    ),
+                )
     if drops:
-        yield name, f"{drops} times, more work takes less time, by up to {worst[0]:.0%} ({worst[1]})"
+        yield name, f"in {drops} cases, more work takes less time, by up to {worst[0]:.0%} ({worst[1]})"
     if operator.op == "gemm" and COMPUTE_DTYPE.get(operator.dtype) in gpu.flops:
         roofline, sizes = Roofline(gpu), zip(rows["m"].tolist(), rows["n"].tolist(), rows["k"].tolist(), strict=True)
         least = np.array([roofline.gemm(m, n, k, operator.dtype) / 1e3 for m, n, k in sizes])

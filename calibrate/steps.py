@@ -70,8 +70,8 @@ class Step:
 def compositions(
     tokens: int, context: int, batch: int, kv_tokens: int, share: float = 1.0, seed: int = 1
 ) -> list[Composition]:
-    """Return steps that a server would run on the lengths of real traces, within the limits. `share` is the fraction of
-    the total number."""
+    """Return steps that a server would run on requests with the lengths of real traces, within the limits. `share` is
+    the fraction of the full set to return."""
     from servesim.traces import open_trace
 
     rng = random.Random(seed)
@@ -195,8 +195,8 @@ def steps_csv(path: Path, steps: Sequence[Step]) -> None:
 
 
 def scatter(path: Path, steps: Sequence[Step], title: str) -> None:
-    """Plot predicted over measured times, by kind, with lines at 3 percent, as SVG or PNG depending on the file
-    suffix."""
+    """Plot the relative error of predicted times over measured times, by kind, with a band of 3 percent, as SVG or PNG
+    depending on the file suffix."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -212,7 +212,7 @@ def scatter(path: Path, steps: Sequence[Step], title: str) -> None:
     axes.axhspan(-3, 3, color="0.85", zorder=0)
     axes.set_xscale("log")
     axes.set_xlabel("measured step (ms)")
-    axes.set_ylabel("sum of kernels over measured, less 1 (%)")
+    axes.set_ylabel("sum of kernels relative to measured, minus 1 (%)")
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8)
     scratch = path.with_name("partial-" + path.name)

@@ -175,7 +175,7 @@ class CudaDevice(_TorchDevice):
     _copied, _square = 256 << 20, (4096, "bfloat16")
 
     def __init__(self, torch: Any, cuda: Any = None, target: str = "cuda") -> None:
-        """Open a GPU. In a dry run, `cuda` replaces `torch.cuda`, and `target` replaces its tensors' device."""
+        """Open a GPU. In a dry run, `cuda` replaces `torch.cuda`, and `target` replaces the device of the tensors."""
         self._torch, self._cuda, self.target = torch, cuda or torch.cuda, target
         if not self._cuda.is_available():
             raise UserError(
@@ -273,7 +273,7 @@ class CudaDevice(_TorchDevice):
 
 
 def nvidia_smi(field: str) -> str:
-    """Return one value for the first GPU without its unit, or an empty string if it is unavailable."""
+    """Return one value for the first GPU, without its unit, or an empty string if the value is unavailable."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

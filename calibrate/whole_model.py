@@ -32,7 +32,7 @@ class WholeModel:
         self.blocks = int(min(kv_tokens, (free - weights) / token)) // BLOCK
         if self.blocks < 2:
             raise UserError(
-                f"{model.name} in {shard.dtype} takes {weights / 2**30:.1f} GiB, {ops.timed_on.name} has "
+                f"{model.name} in {shard.dtype} takes {weights / 2**30:.1f} GiB, but {ops.timed_on.name} has "
                 f"{free / _SHARE / 2**30:.1f} GiB free: use a smaller model or a shard (--tp)"
             )
         self.layers = [
@@ -49,7 +49,8 @@ class WholeModel:
         return int(self.blocks * BLOCK)
 
     def prepare(self, pieces: Sequence[tuple[int, int]]) -> Prepared:
-        """Return the data that an engine builds once per step: block tables, positions, slots, the attention plan."""
+        """Return the data that an engine builds once per step: block tables, positions, slots, and the attention
+        plan."""
         torch, ops = self.ops.torch, self.ops
         batch = PagedBatch(torch, ops.on, pieces, self.blocks)
         ids = torch.randint(0, self.head_rows, (batch.tokens,), device=ops.on)

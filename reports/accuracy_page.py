@@ -16,13 +16,13 @@ from servesim.reports.page import Alert, Block, Page, Section, Table
 
 METRICS = (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"))
 RULE = (
-    "The naive rule takes the fewest GPUs (or bits of a weight); for choices it is told which measured concurrencies "
-    "keep the limit."
+    "The naive rule takes the fewest GPUs (or bits per weight); for choices, it is told which measured "
+    "concurrencies meet the limit."
 )
 KINDS = {
-    "sizes": "pairs of sizes, at equal clients per GPU",
+    "sizes": "pairs of sizes, with equal clients per GPU",
     "engines": "pairs of engines",
-    "settings": "pairs of commands that differ in one thing",
+    "settings": "pairs of commands that differ in one setting",
 }
 MISSES = 20
 """Maximum number of misordered pairs listed, those with the largest measured difference first."""
@@ -53,12 +53,12 @@ def page(folder: Path) -> Page:
     if document["without"]:
         chips.append(("without those of", ", ".join(file["name"] for file in document["without"])))
     subtitle = (
-        f"{document['cells']:,} measured cells, {document['kept']:,} after the screen, {whole['answered']:,} of them "
-        f"answered, on {whole['deployments']:,} servers"
+        f"{document['cells']:,} measured cells, {document['kept']:,} after screening, {whole['answered']:,} of "
+        f"them answered, on {whole['deployments']:,} servers"
     )
     sections = [section for section in sections if section.blocks]
     values = {"answer": answer(whole), "tiles": _tiles(document), "sections": sections}
-    return Page("experiment", "accuracy", "How true it is", subtitle, chips, _alerts(whole), values)
+    return Page("experiment", "accuracy", "How accurate it is", subtitle, chips, _alerts(whole), values)
 
 
 def answer(whole: Mapping[str, Any]) -> str:
@@ -67,7 +67,7 @@ def answer(whole: Mapping[str, Any]) -> str:
         return ""
     errors = [f"{name} is {percent(whole['over_cells'][metric]['mape']['value'])} off" for metric, name in METRICS]
     share = f"{whole['answered']:,} of {whole['cells']:,} cells are answered"
-    return f"{share}; in the mean {', '.join(errors[:-1])} and {errors[-1]}."
+    return f"{share}; on average, {', '.join(errors[:-1])} and {errors[-1]}."
 
 
 def _alerts(whole: Mapping[str, Any]) -> list[Alert]:
@@ -76,7 +76,10 @@ def _alerts(whole: Mapping[str, Any]) -> list[Alert]:
     missing = whole["cells"] - whole["answered"]
     if not missing:
         return []
-    text = f"{missing:,} of {whole['cells']:,} cells are in no figure of this page; the reasons are listed below."
+    text = (
+        f"{missing:,} of {whole['cells']:,} cells are not included in any figure on this page; the reasons are listed "
+        "below."
+    )
     return [Alert("Not all cells could be answered.", text, "warn")]
 
 
@@ -90,7 +93,11 @@ def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     apart, choices = decisions[kind]["apart"], decisions["choices"]
     words = "Sizes" if kind == "sizes" else "Commands"
     tiles.append(
-        _tile(f"{words} ordered rightly", apart["right"]["value"], f"of {apart['pairs']:,} pairs over 5 % apart")
+        _tile(
+            f"{words} ordered rightly",
+            apart["right"]["value"],
+            (f"of {apart['pairs']:,} pairs that differ by over 5 %"),
+        )
     )
     tiles.append(_tile("Right choice under a limit", choices["near"]["value"], f"of {choices['choices']:,} choices"))
     return tiles
@@ -109,7 +116,7 @@ def _interval(found: Mapping[str, Any]) -> str:
 
 def _latencies(cells: Sequence[Mapping[str, str]], document: Mapping[str, Any]) -> list[Block]:
     rows = document["scores"]
-    blocks = [Block("table", "Over all cells, with and without the screen", _whole(document), wide=True)]
+    blocks = [Block("table", "All cells, with and without screening", _whole(document), wide=True)]
     drawing = ratio_strips(cells)
     if drawing is not None:
         blocks.append(Block("drawing", "", drawing))
@@ -120,12 +127,12 @@ def _latencies(cells: Sequence[Mapping[str, str]], document: Mapping[str, Any]) 
 
 
 def _whole(document: Mapping[str, Any]) -> Table:
-    """Return every figure over all cells: averaged over cells and over deployments, and without the screen."""
+    """Return every figure over all cells: averaged over cells and over deployments, and without screening."""
     lines = []
     for words, row, over in (
         ("cells", document["scores"][0], "over_cells"),
         ("deployments, each alike", document["scores"][0], "over_deployments"),
-        ("cells, without the screen", document["unscreened"], "over_cells"),
+        ("cells, without screening", document["unscreened"], "over_cells"),
     ):
         if row["answered"]:
             for metric, name in METRICS:
@@ -195,11 +202,16 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         apart = part["apart"]
         lines.append((words, f"{part['pairs']:,}", _with_interval(part["right"], False), *_beside(part)))
         lines.append(
-            (f"{kind} over 5 % apart", f"{apart['pairs']:,}", _with_interval(apart["right"], False), *_beside(apart))
+            (
+                (f"{kind} that differ by over 5 %"),
+                f"{apart['pairs']:,}",
+                _with_interval(apart["right"], False),
+                *_beside(apart),
+            )
         )
         lines.append(
             (
-                f"{kind} right, or within 10 % of the better",
+                f"{kind} ordered right, or within 10 % of the better one",
                 f"{part['pairs']:,}",
                 _with_interval(part["near"], False),
                 "–",
@@ -209,8 +221,8 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
     choices = found["choices"]
     ceiling, naive = choices["ceiling"] or {}, choices["naive"]
     for name, words in (
-        ("near", "choices: limit kept, within 10 % of the best"),
-        ("far", "choices: limit kept, with less output"),
+        ("near", "choices: limit met, within 10 % of the best"),
+        ("far", "choices: limit met, with less output"),
         ("broken", "choices: limit missed by over 5 %"),
         ("declined", "choices: none made"),
     ):
@@ -218,7 +230,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
             break
         beside = [percent(part.get(name, 0.0)) if part else "–" for part in (naive, ceiling)]
         lines.append((words, f"{choices['choices']:,}", _with_interval(choices[name], False), *beside))
-    columns = ("decision", "n", "simulated", "naive rule", "ceiling by repeat noise")
+    columns = ("decision", "n", "simulated", "naive rule", "ceiling from repeat noise")
     blocks = [Block("table", "", Table("Decisions", columns, lines), wide=True, text=RULE)] if lines else []
     misses = [miss for kind in KINDS for miss in found[kind]["misses"]]
     misses.sort(key=lambda miss: -abs(np.log1p(miss["measured"])))
@@ -229,7 +241,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         ]
         columns = ("model, GPU, lengths", "first", "second", "measured", "simulated")
         table = Table("Wrongly ordered", columns, cells, (False, False, False, True, True))
-        text = f"Output per GPU of the first over the second. {len(misses):,} in all, those furthest apart first."
+        text = f"Output per GPU of the first relative to the second. {len(misses):,} in all, largest differences first."
         blocks.append(Block("table", "Pairs ordered wrongly", table, wide=True, text=text))
     return blocks
 
@@ -243,7 +255,7 @@ def _scored(document: Mapping[str, Any]) -> list[Block]:
     rules = [(one["rule"], f"{one['cells']:,}", one["says"]) for one in document["screen"]]
     screen = Table("Screen", ("rule", "cells", "what it leaves out"), rules, (False, True, False))
     reasons = [(one["reason"], f"{one['cells']:,}") for one in document["not_answered"]]
-    blocks = [Block("table", "The screen: contradictory truth", screen, wide=True)]
+    blocks = [Block("table", "The screen: contradictory measurements", screen, wide=True)]
     if reasons:
         blocks.append(Block("table", "Not answered", Table("Not answered", ("reason", "cells"), reasons), wide=True))
     noise = [

@@ -111,15 +111,17 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     s = document["settings"]
     windows = ""
     if "window_minutes" in s:
-        windows = f", and in every {s['window_minutes']:g} minutes with at least {s['window_requests']:,} requests"
+        windows = (
+            f", and in every {s['window_minutes']:g}-minute window with at least {s['window_requests']:,} requests"
+        )
     text = (
-        f"A rate is carried if the limits above hold on average over all runs{windows}, and less than half of the runs "
-        "are unstable. "
+        f"A rate counts as carried if the limits above hold on average over all runs{windows}, and fewer than "
+        "half of the runs are unstable. "
     )
     if _by_rate(document):
-        return (
-            text
-            + f"The interval ({100 * s['level']:g} %) contains what bisection leaves open. Other columns: at that rate."
+        return text + (
+            f"The interval ({100 * s['level']:g} %) includes the range that bisection leaves open. The other "
+            "columns are for that rate."
         )
     return text + "Cheapest: the lowest price per request carried."
 
@@ -133,7 +135,7 @@ def _attainment(document: Mapping[str, Any]) -> Drawing | None:
     palette = _palette(document)
     unit = "requests/s" if by_rate else "replicas"
     shown = {label: points[label] for label in palette if label in points}
-    more = f" The {len(shown)} best of {len(points)} deployments." if len(shown) < len(points) else ""
+    more = f" Only the {len(shown)} best of {len(points)} deployments are shown." if len(shown) < len(points) else ""
     return attainment(shown, palette, document["settings"]["attainment"], unit, more) if points else None
 
 

@@ -36,7 +36,7 @@ WORST = 5
 
 
 def page(folder: Path) -> Page:
-    """Return the page: verdicts, intervals, distributions, and the outcomes of single requests."""
+    """Return the page: verdicts, intervals, distributions, and the outcomes of individual requests."""
     experiment = Experiment.load(folder, "comparison")
     document = experiment.document
     settings = document["settings"]
@@ -45,7 +45,7 @@ def page(folder: Path) -> Page:
         Section("Verdicts", _verdicts(document)),
         Section("Distributions", [Block("drawing", "", overlaid)] if overlaid else []),
         Section("Every metric", [Block("table", "", _matrix(document), wide=True, text=_how_to_read(document))]),
-        Section("What became of single requests", _drill_down(document)),
+        Section("What happened to individual requests", _drill_down(document)),
         best_run(experiment),
     ]
     chips = [
@@ -68,14 +68,14 @@ def _alerts(document: Mapping[str, Any]) -> list[Alert]:
     alerts = [Alert(f"{v['label']} failed:", v["error"]) for v in failed]
     alerts += [Alert("Not like for like:", f"{text}.", "warn") for text in document["warnings"]]
     if unstable:
-        text = f"{', '.join(unstable)}: queues grow without end, so latencies are not compared."
+        text = f"{', '.join(unstable)}: queues grow without bound, so latencies are not compared."
         alerts.append(Alert("Unstable.", text))
     return alerts
 
 
 def _answer(document: Mapping[str, Any]) -> str:
-    """Return a sentence that names the first-ranked policy and its margin, or states why none ranks first if all are
-    undecided."""
+    """Return a sentence that names the first-ranked policy and its margin, or says why no policy can be told apart or
+    ranked."""
     rank_by, rows, ranking = document["settings"]["rank_by"], _rows(document), document["ranking"]
     ranked = [row for label in ranking["order"] if (row := rows.get((label, rank_by))) is not None]
     if not ranked:
@@ -89,11 +89,15 @@ def _answer(document: Mapping[str, Any]) -> str:
     value = amount(first["value"], first["unit"])
     if others and not told:
         said = ", ".join(dict.fromkeys(row["verdict"] for row in others))
-        return f"No policy is told apart from {baseline} by {words} ({value}): {said} by the intervals."
+        return (
+            f"No policy can be distinguished from {baseline} by {words} ({value}): {said} according to the intervals."
+        )
     if first["variant"] == baseline:
-        return f"{baseline}, the baseline, is first by {words}: {value}; nothing is better beyond its interval."
-    said = f"{change(first['change'], first['scale'], first['unit'])} against {baseline} ({interval(first)})"
-    return f"{first['variant']} is first by {words}: {value}, {said}, {first['verdict']}."
+        return (
+            f"{baseline}, the baseline, ranks first by {words}: {value}; no policy is better by more than its interval."
+        )
+    said = f"{change(first['change'], first['scale'], first['unit'])} relative to {baseline} ({interval(first)})"
+    return f"{first['variant']} ranks first by {words}: {value}, {said}, {first['verdict']}."
 
 
 def _verdicts(document: Mapping[str, Any]) -> list[Block]:
@@ -129,7 +133,11 @@ def _distributions(experiment: Experiment) -> Drawing | None:
     """Draw the latencies of all replicates together; with many variants, draw the best ones and the baseline."""
     document = experiment.document
     order = [document["baseline"], *(label for label in document["ranking"]["order"] if label != document["baseline"])]
-    more = f" The {len(SERIES) - 1} best of {len(order)} and the baseline." if len(order) > len(SERIES) else ""
+    more = (
+        (f" Only the {len(SERIES) - 1} best of {len(order)} and the baseline are shown.")
+        if len(order) > len(SERIES)
+        else ""
+    )
     return distributions(experiment, order[: len(SERIES)], more)
 
 
@@ -166,9 +174,9 @@ def _matrix(document: Mapping[str, Any]) -> Table:
 def _how_to_read(document: Mapping[str, Any]) -> str:
     s = document["settings"]
     return (
-        f"Means over replicates; change from {document['baseline']} with its {100 * s['level']:g} % interval below. "
-        f"Coloured where the verdict is better or worse. The first {100 * s['warmup']:g} % and the last "
-        f"{100 * s['cooldown']:g} % of the arrivals are left out."
+        f"Means over replicates, with the change from {document['baseline']} and its {100 * s['level']:g} % "
+        "interval below. Cells are colored where the verdict is better or worse. The first "
+        f"{100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of the arrivals are left out."
     )
 
 
@@ -177,9 +185,9 @@ def _drill_down(document: Mapping[str, Any]) -> list[Block]:
     for drill in document["drill_down"]:
         counts = f"{drill['compared']:,} requests compared: {drill['worse']:,} slower, {drill['better']:,} faster"
         if drill["not_completed"]:
-            counts += f", {drill['not_completed']:,} not completed by both"
+            counts += f", {drill['not_completed']:,} not completed by one or both"
         causes = ", ".join(f"{cause} {n:,}" for cause, n in drill["causes"].items())
-        lines = [counts + (f". Slower by: {causes}." if causes else ".")]
+        lines = [counts + (f". Slower because of: {causes}." if causes else ".")]
         if drill["divergence_text"]:
             lines.append(f"First difference {drill['divergence_text']}.")
         table = _worst(drill) if drill["worst"] else lines

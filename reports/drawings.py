@@ -54,8 +54,8 @@ RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
     "acceptance": lambda run, _: by_position(drafts) if (drafts := run.summary["speculation"]) else None,
     "drafts": lambda run, _: over_time(run) if run.summary["speculation"] else None,
 }
-"""Functions that draw each figure of a run, in the window of the chart of requests; None if there is nothing to
-draw."""
+"""Functions that draw each figure of a run, given the run and the window of the chart of requests; they return None if
+there is nothing to draw."""
 
 
 def _roofline(run: Run) -> Drawing | None:
@@ -114,6 +114,6 @@ def _opened(source: Source) -> Result | Experiment:
         return Experiment.load(Path(source), kinds[0]) if kinds else Result.load(source)
     document = getattr(source, "attrs", {}).get("document")
     if document is None:
-        raise UserError("figures are of results, directories, and what compare, sweep and capacity return")
+        raise UserError("figures can be drawn from results, directories, and what compare, sweep and capacity return")
     folder = source.attrs["folder"]
     return Experiment(document, Path(folder) if folder is not None else None)

@@ -56,9 +56,9 @@ class Experiment:
         except UserError as error:
             raise UserError(f"{path}: damaged: {str(error).removeprefix(f'{path}: ')}") from error
         if not isinstance(document, dict):
-            raise UserError(f"{path}: damaged: no object")
+            raise UserError(f"{path}: damaged: not a JSON object")
         if missing := {"schema", "workload", "settings", "notes"} - set(document):
-            raise UserError(f"{path}: damaged: no {', '.join(sorted(missing))} in it")
+            raise UserError(f"{path}: damaged: {', '.join(sorted(missing))} missing from it")
         return cls(document, folder)
 
     @property
@@ -93,7 +93,7 @@ class Experiment:
         """Return the directory of a run; raise UserError if it was not kept."""
         path = self.folder and self.folder / "cells" / address
         if path is None or not path.is_dir():
-            raise UserError(f"the runs were not kept: give the {self.kind} an --out (from Python out=)")
+            raise UserError(f"the runs were not kept: run the {self.kind} with --out (in Python: out=)")
         return path
 
     def run(self, variant: str | None = None) -> Run:
@@ -247,9 +247,11 @@ def page_of(
     runs = [(label, ", ".join(found) or "failed") for label, found in experiment.addresses.items()]
     done = [
         *_shared_settings(document),
-        *([Block("pairs", "What it rests on", rests, wide=True)] if rests else []),
+        *([Block("pairs", "What it is based on", rests, wide=True)] if rests else []),
         *([Block("list", "Notes", list(document["notes"]), wide=True)] if document["notes"] else []),
-        Block("pairs", "Runs", runs, wide=True, text="Directories under cells/: servesim report shows one by itself."),
+        Block(
+            "pairs", "Runs", runs, wide=True, text=("Directories under cells/; servesim report shows any one of them.")
+        ),
     ]
     every = [*sections, Section("How it was done", done)]
     return Page(

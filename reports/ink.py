@@ -1,4 +1,4 @@
-"""Colours, style and sizes of the figures, whatever they are drawn for: page, file or paper."""
+"""Colors, style and sizes of all figures, whether for a page, a file or a paper."""
 
 from __future__ import annotations
 

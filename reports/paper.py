@@ -55,7 +55,7 @@ def on_paper(drawing: Drawing, width: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     if not LEAST <= width <= MOST:
-        raise UserError(f"width {width:g}: give inches between {LEAST:g} and {MOST:g}, such as 3.3 for a column")
+        raise UserError(f"width {width:g}: must be from {LEAST:g} to {MOST:g} inches, such as 3.3 for a column")
     pixels = round(width * 72 / SCALE)
     narrow = pixels < HALF
     height = (narrow and drawing.narrow_height) or drawing.size[1]

@@ -86,9 +86,11 @@ class Watch:
     def attach(self, setup: Setup) -> None:
         """Start observing, or raise UserError."""
         if len(setup.cores) != 1:
-            raise UserError(f"play: one replica is drawn, not {len(setup.cores)}")
+            raise UserError(f"play: can draw only one replica, not {len(setup.cores)}")
         if len(setup.trace) > MOST_REQUESTS:
-            raise UserError(f"play: {len(setup.trace):,} requests; at most {MOST_REQUESTS} are drawn (--requests 40)")
+            raise UserError(
+                f"play: {len(setup.trace):,} requests, but at most {MOST_REQUESTS} can be drawn (try --requests 40)"
+            )
         core = setup.cores[0]
         self._kv: KVAllocator = core.kv
         if not hasattr(self._kv, "tables"):
@@ -99,8 +101,8 @@ class Watch:
         self.num_cells = -(-(self._kv.num_blocks - self._first) // self._units)
         if self.num_cells > MOST_CELLS:
             raise UserError(
-                f"play: memory of {self.num_cells:,} blocks; at most {MOST_CELLS:,} are drawn: give a small one "
-                f"(--engine.num-gpu-blocks 160 --engine.max-model-len 1024)"
+                f"play: memory of {self.num_cells:,} blocks, but at most {MOST_CELLS:,} can be drawn: choose a "
+                "smaller one (--engine.num-gpu-blocks 160 --engine.max-model-len 1024)"
             )
         core.on_plan = self._planned
 

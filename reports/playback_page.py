@@ -56,7 +56,7 @@ def answer(plays: Sequence[Playback]) -> str:
         kv, batch = each.run.summary["kv"], int(each.run.batch.max(initial=0))
         share = percent(kv["used_share"])
         took = seconds((each.run.end_ns - each.run.begin_ns) / 1e9)
-        told.append(f"{each.label}: {share} of the memory filled in the mean, at most {batch} at once, done in {took}")
+        told.append(f"{each.label}: {share} of the memory filled on average, at most {batch} at once, done in {took}")
     return "; ".join(told) + "."
 
 
@@ -81,7 +81,7 @@ def _legend(play: Playback) -> tuple[tuple[str, str], ...]:
     """Return the (color, meaning) pairs of the grid."""
     found: tuple[tuple[str, str], ...] = (("blue", "held by the request whose number is inside"),)
     if any((frame.cells == CACHED).any() for frame in play.frames):
-        found += (("slate", "cached: held by none, and found by its content"),)
+        found += (("slate", "cached: held by no request, but can be found by its content"),)
     return found
 
 
@@ -96,7 +96,7 @@ def _told(play: Playback, k: int) -> dict[str, Any]:
     waiting -= int(((arrived <= frame.ns) & (scheduled < 0) & (run.requests["finished_ns"] <= frame.ns)).sum())
     words = [f"{len(held)} request{'s' * (len(held) != 1)} in memory", f"{waiting} waiting", f"{filled} blocks filled"]
     if reserved:
-        words.append(f"{reserved} reserved and empty")
+        words.append(f"{reserved} reserved but empty")
     if cached := int((frame.cells == CACHED).sum()):
         words.append(f"{cached} cached")
     words.append(f"{int((frame.cells == FREE).sum())} free")
@@ -208,11 +208,11 @@ def beside(name: str, play: Playback) -> Drawing | None:
     alt = f"{play.label}: {len(rows)} requests as bars, one below the other, each while it was in memory."
     return wide(
         name,
-        "Who ran beside whom",
+        "Which requests ran together",
         alt,
         paint,
         (height, height),
-        "Line: waiting. Bar: in memory; pointing at one shows those beside it.",
+        "Line: waiting. Bar: in memory; pointing at a request shows those that were in memory with it.",
     )
 
 

@@ -1,4 +1,4 @@
-"""KV memory blocks, each after the previous block in its sequence: the tree of a prefix cache.
+"""Tree of a prefix cache: KV memory blocks, each after the previous block in its sequence.
 
 A column is a position in the sequence, and a row is a branch: the first successor is in the same row, and each further
 successor is in a separate row below. memory.js draws the same tree from the links of the frames.

@@ -74,8 +74,8 @@ def family(name: str) -> str:
 
 
 def price_steps(run: Run) -> Priced:
-    """Price a sample of the recorded steps. The records keep only sums, so the prompt chunks within a step are taken as
-    equally long. Raise UserError if the model's file no longer exists."""
+    """Price a sample of the recorded steps. The records keep only sums, so the prompt chunks within a step are assumed
+    to be equally long. Raise UserError if the model's file no longer exists."""
     scenario = run.scenario
     model, cost = ModelSpec.load(scenario.model), cost_model_of(scenario)
     ns: dict[str, dict[str, float]] = {}
@@ -108,7 +108,7 @@ def price_steps(run: Run) -> Priced:
 def sampled_step(run: Run, row: int) -> tuple[Batch, int]:
     """Return the step in the middle of a recorded row, and the number of steps in the row."""
     batch, k = batch_of(run.steps, row)
-    batch.draft_k = int(run.scenario.speculation.get("k", 0))  # at most; the count is unrecorded
+    batch.draft_k = int(run.scenario.speculation.get("k", 0))  # an upper bound; the count is not recorded
     return batch, k
 
 

@@ -1,4 +1,4 @@
-"""A page of whatever a result directory holds."""
+"""HTML page of any result directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def report(result: Result | str | Path, window_s: tuple[float, float] | None = N
             if (folder / name).is_file():
                 if window_s is not None:
                     raise UserError(
-                        f"{folder}: holds an experiment, whose page has no chart of requests to set a window of"
+                        f"{folder}: holds an experiment; its page has no chart of requests for which to set a window"
                     )
                 page: Page = import_module(module).page(folder)
                 return page.html()

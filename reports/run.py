@@ -21,7 +21,8 @@ BINS = 300
 
 
 class Run:
-    """Columns of a result and values that figures derive from them. Times in ns, series over `edges`."""
+    """Columns of a result and values that figures derive from them. Times are in ns; series have one value per bin of
+    `edges`."""
 
     def __init__(self, result: Result) -> None:
         self.summary: dict[str, Any] = result.summary
@@ -79,7 +80,8 @@ class Run:
 
     @cached_property
     def waited_until(self) -> Column:
-        """Time at which each request was first scheduled or left unscheduled; for a rejected request, its arrival."""
+        """Time at which each request was first scheduled, or left without being scheduled; for a rejected request, its
+        arrival."""
         arrival, scheduled = self.requests["arrival_ns"], self.requests["scheduled_ns"]
         until = np.where(scheduled < 0, self.requests["finished_ns"], scheduled)
         return np.where(self.requests["state"] == State.REJECTED, arrival, until)

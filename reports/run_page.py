@@ -123,7 +123,7 @@ def alerts(run: Run) -> list[Alert]:
             found.append(Alert(f"{n:,} {'rejected' if what == 'rejection' else 'aborted'}:", reason, "warn"))
     beyond = summary["cost_shares"]["extrapolated"] or 0.0
     if beyond > 0.1:
-        text = f"{percent(beyond)} of the GPU time is priced beyond what was measured."
+        text = f"{percent(beyond)} of the GPU time is extrapolated beyond what was measured."
         found.append(Alert("Extrapolated.", text, "warn"))
     return found
 
@@ -185,7 +185,11 @@ def _origins(run: Run) -> list[Share]:
 def _cost_notes(run: Run) -> list[str]:
     """Return the certainty of the kernel times, and which of them lie outside the tables."""
     within = run.summary["uncertainty"]
-    known = [] if within is None else [f"GPU time within ±{percent(within)} by repeated measurements (95 %)."]
+    known = (
+        []
+        if within is None
+        else [(f"GPU time is within ±{percent(within)}, according to repeated measurements (95 %).")]
+    )
     notes = [note for note in run.summary["notes"] if note.startswith(COST_NOTES)]
     return known + [f"{note[0].upper()}{note[1:]}." for note in notes]
 

@@ -55,9 +55,8 @@ def answer(one: Footprint) -> str:
     least = [f"{gpu_of(row['gpu'])} in {row['weights']} ({row['sequences']:,})" for row in tightest]
     more = f" and {len(least) - 6} with more room" if len(least) > 6 else ""
     return (
-        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; fewest GPUs: "
-        f"{fewest}, and the tightest of these "
-        f"{', '.join(least[:6])}{more}."
+        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; the fewest GPUs that do so "
+        f"are {fewest}, and the tightest of these deployments are {', '.join(least[:6])}{more}."
     )
 
 
@@ -76,7 +75,7 @@ def _memory(one: Footprint) -> Table:
         (f"KV of a token in the {keep} layers that store it", f"{kv['bytes_per_token']:,} B"),
         (f"KV of {load['sequences']:,} × {load['context']:,} tokens", _gigabytes(kv["bytes"])),
         ("that is", f"{kv['blocks']:,} blocks"),
-        ("positions it was made for", f"{one['max_position']:,}"),
+        ("positions it supports", f"{one['max_position']:,}"),
     ]
     return Table("Memory", ("", ""), rows)
 
@@ -111,8 +110,8 @@ def _how_to_read(one: Footprint) -> str:
     context, most = one["load"]["context"], one["max_position"]
     beyond = f" The model supports {most:,} positions, fewer than {context:,}." if context > most else ""
     return (
-        "GPUs: the fewest of 1, 2, 4 and 8 that hold the load, unless --tp names them. Blocks are what vLLM hands out "
-        f"after weights, the peak of its profile run and CUDA graphs.{beyond}"
+        "GPUs: the smallest of 1, 2, 4 and 8 that holds the load, unless --tp sets the number. Blocks are what "
+        f"vLLM can allocate after weights, the peak of its profile run and CUDA graphs.{beyond}"
     )
 
 
@@ -130,8 +129,8 @@ def _bars(one: Footprint) -> Bars:
         f"{label}, " + ", ".join(f"{v:,.0f} in {f}" for v, f in zip(rows[label], formats, strict=True) if v is not None)
         for label in chosen
     )
-    asked = (float(load["sequences"]), f"the {load['sequences']:,} asked for") if load["sequences"] > 1 else None
+    asked = (float(load["sequences"]), f"the {load['sequences']:,} requested") if load["sequences"] > 1 else None
     left_out = len(rows) - len(chosen)
-    caption = f"The {len(chosen)} that hold the most of {len(rows)}." if left_out else ""
+    caption = f"Only the {len(chosen)} of {len(rows)} that hold the most are shown." if left_out else ""
     title, x_label = "Sequences that fit", f"sequences of {load['context']:,} tokens"
     return Bars("sequences", title, alt + ".", x_label, {k: rows[k] for k in chosen}, formats, False, asked, caption)

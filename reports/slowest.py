@@ -61,7 +61,7 @@ def output_cause(run: Run, i: int) -> str:
     r = run.requests
     times = int(r["num_preemptions"][i])
     if times:
-        return f"preempted {times} ×, {r['recomputed_tokens'][i]:,} tokens again"
+        return f"preempted {times} ×, {r['recomputed_tokens'][i]:,} tokens recomputed"
     steps = run.steps
     inside = (steps["replica"] == r["replica"][i]) & (steps["start_ns"] >= r["first_token_ns"][i])
     inside &= steps["end_ns"] <= r["last_token_ns"][i]
@@ -69,6 +69,6 @@ def output_cause(run: Run, i: int) -> str:
     whole = float(r["last_token_ns"][i] - r["first_token_ns"][i])
     share = beside / whole if whole else 0.0
     if share > 0.3:
-        return f"prompts of others beside it, {percent(share)}"
+        return f"other requests' prompts in its steps, {percent(share)}"
     batch = float(steps["decode_count"][inside].mean()) if inside.any() else 1.0
     return f"batches of {batch:,.0f} sequences"

@@ -116,7 +116,7 @@ def half(name: str, title: str, alt: str, paint: Painter, height: int = 290, cap
 def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: int) -> Markup:
     try:
         import matplotlib
-    except ValueError as error:  # of MPLBACKEND, which it reads when it is imported
+    except ValueError as error:  # from MPLBACKEND, which is read on import
         raise UserError(f"no figure can be drawn: matplotlib: {error}") from error
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

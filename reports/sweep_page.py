@@ -79,7 +79,7 @@ def _stable(variant: Mapping[str, Any]) -> bool:
 
 def _curves(document: Mapping[str, Any]) -> list[Curve]:
     """Return a curve for each combination of the other axes if rate is an axis; if there are many, return those that
-    stay stable longest."""
+    are stable at the most rates."""
     if len(document["axes"].get("rate", [])) < 3:
         return []
     groups = {label: found for label, found in _groups(document).items() if len(found) > 2}
@@ -144,7 +144,11 @@ def _distributions(experiment: Experiment) -> Drawing | None:
         (v for v in usable if v["values"][goal["name"]] is not None), key=lambda v: sign * v["values"][goal["name"]]
     )
     shown = [v["label"] for v in ranked[: len(SERIES)]]
-    more = f" The {len(shown)} best of {len(usable)} stable combinations." if len(shown) < len(usable) else ""
+    more = (
+        (f" Only the {len(shown)} best of {len(usable)} stable combinations are shown.")
+        if len(shown) < len(usable)
+        else ""
+    )
     return distributions(experiment, shown, more)
 
 
@@ -202,7 +206,7 @@ def _answer(document: Mapping[str, Any]) -> str:
     metric = _metrics(document)[best["metric"]]
     at = f" at {best['rate']} requests/s" if best.get("rate") is not None else ""
     value = amount(best["value"], metric["unit"])
-    equal = f"; as good by the intervals: {', '.join(best['equal'])}" if best.get("equal") else ""
+    equal = f"; equally good according to the intervals: {', '.join(best['equal'])}" if best.get("equal") else ""
     return f"The best {metric_label(best['metric'])} of the stable combinations{at}: {best['label']}, {value}{equal}."
 
 
@@ -260,7 +264,7 @@ def _table(document: Mapping[str, Any]) -> Table:
 
 
 def _cell(variant: Mapping[str, Any], metric: Mapping[str, Any]) -> Markup | str:
-    """Return a value and, below a mean latency, the range in which eight of ten measured servers would have it."""
+    """Return a value and, below a mean latency, the range that would contain it on 80 % of measured servers."""
     unit = metric["unit"] if metric["unit"] in BARE else ""
     said = amount((variant["values"] or {}).get(metric["name"]), unit)
     bars = (variant.get("bars") or {}).get(metric["name"])
@@ -270,7 +274,7 @@ def _cell(variant: Mapping[str, Any], metric: Mapping[str, Any]) -> Markup | str
 
 
 def _sure(document: Mapping[str, Any]) -> list[str]:
-    """Return sentences about the best combination and the fronts under the model's error."""
+    """Return sentences on how certain the best combination and the fronts are, given the model's error."""
     bests = document["best_by_rate"] if document["best_by_rate"] is not None else [document["best"]]
     said = [
         f"best {metric_label(best['metric'])}: {best['label']}{text}"
@@ -290,10 +294,11 @@ def _axes(document: Mapping[str, Any]) -> list[str]:
 
 def _how_to_read(document: Mapping[str, Any]) -> str:
     s = document["settings"]
-    within = "Best and Pareto: among those at the same rate. " if "rate" in document["axes"] else ""
+    within = "Best and Pareto compare combinations at the same rate. " if "rate" in document["axes"] else ""
     return (
-        f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of "
-        "the arrivals are left out. Pareto: no stable combination is at least as good in price, p99 end-to-end latency "
-        "and output throughput, and better in one; with a question mark where the model's error may change that. Below "
-        "mean latencies: where 80 % of measured servers would have them."
+        f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % "
+        "of the arrivals are left out. Pareto: no stable combination is at least as good in price, p99 "
+        "end-to-end latency and output throughput, and better in one; a question mark means that the model's "
+        "error may change that. Below mean latencies: the range that would contain them on 80 % of measured "
+        "servers."
     )

@@ -155,11 +155,13 @@ def _repeats(found: Quality) -> Drawing | None:
     def paint(figure: Any, narrow: bool) -> None:
         axes = figure.subplots()
         axes.hist(values, bins=min(40, max(8, len(values) // 3)), color=INK["teal"])
-        axes.set_xlabel("second measurement over the first, less 1 (%)")
+        axes.set_xlabel("change from the first to the second measurement (%)")
         axes.set_ylabel("points")
         figure.subplots_adjust(left=0.1, right=0.98, top=0.96, bottom=0.16)
 
-    alt = f"Repeats differ by {np.median(np.abs(values)):.1f} % in the median and {np.abs(values).max():.1f} % at most."
+    alt = (
+        f"Repeats differ by a median of {np.median(np.abs(values)):.1f} % and by at most {np.abs(values).max():.1f} %."
+    )
     return half("repeats", "Points measured again", alt, paint, caption=alt)
 
 
@@ -175,7 +177,7 @@ def _held(found: Quality) -> Drawing | None:
             axes.scatter(100 * group.errors, i + spread, s=13, color=INK[_COLOURS[i % 8]], linewidths=0, alpha=0.8)
         axes.axvline(0.0, color=INK["muted"], lw=1.0)
         axes.set_yticks([])
-        axes.set_xlabel("looked up over measured, less 1 (%)")
+        axes.set_xlabel("error of the looked-up time relative to the measured (%)")
         axes.grid(axis="x")
         figure.subplots_adjust(left=0.03, right=0.98, top=0.96, bottom=0.16)
 
@@ -221,7 +223,7 @@ def _ratios(against: Against) -> Drawing:
         axes.set_xscale("log")
         axes.set_yticks([])
         axes.set_ylim(len(names) - 0.4, -0.7)
-        axes.set_xlabel("time in this table over time in the other")
+        axes.set_xlabel("time in this table relative to the other")
         axes.grid(axis="x")
         figure.subplots_adjust(left=0.02, right=0.98, top=0.98, bottom=0.18 if narrow else 0.12)
 

@@ -23,7 +23,7 @@ from servesim.run.result_files import STEP_REQUESTS, reading
 SLOTS = ("max_num_seqs", "max_running_requests", "max_batch_size")
 """Scheduler parameters that limit the number of running requests."""
 FULL = 0.95
-"""Share from which on the KV memory is called full: the last blocks are too few for most prompts."""
+"""Share of KV memory in use at which it counts as full, because the last blocks are too few for most prompts."""
 MOST_NAMED = 12
 Mask = NDArray[np.bool_]
 
@@ -62,7 +62,7 @@ class Story:
         return {name: column[mine][order] for name, column in self.run.steps.items()}
 
     def during(self, begin: int, end: int) -> Mask:
-        """Return which of these rows overlap a time span, in ns."""
+        """Return which rows of `steps` overlap a time span, in ns."""
         found: Mask = (self.steps["start_ns"] < end) & (self.steps["end_ns"] > begin)
         return found
 
@@ -87,7 +87,7 @@ class Story:
         lines += self._beside()
         if state == State.FINISHED:
             took = time_ms(self._ms("finished_ns", "arrival_ns"))
-            lines.append(f"{self._at('finished_ns')} ends, {took} after it came; {self._limits(limit)}")
+            lines.append(f"{self._at('finished_ns')} ends, {took} after it arrived; {self._limits(limit)}")
         else:
             lines.append(f"{self._at('finished_ns')} is {state.name.lower()}")
         return lines
@@ -124,22 +124,22 @@ class Story:
         sequences = int((s["decode_count"] + s["prefill_pieces"])[inside].max())
         slots = next((scenario.scheduler[name] for name in SLOTS if scenario.scheduler.get(name)), None)
         if slots is not None and sequences >= int(slots):
-            return f"all {slots} places in the batch were taken"
+            return f"all {slots} slots in the batch were taken"
         memory = (s["kv_used"] + s["kv_internal"] + s["kv_external"])[inside].max()
         share = float(memory) / self.run.summary["kv"]["capacity_tokens"]
         if share >= FULL:
             return f"KV memory was {percent(share)} full"
         if int(inside.sum()) <= 2:
-            return "the steps under way had to end"
+            return "the steps in progress had to finish"
         prompts = int((s["prefill_tokens"] * s["k"])[inside].sum())
-        return f"{prompts:,} tokens of other prompts were computed first (up to {sequences:,} sequences a step)"
+        return f"{prompts:,} tokens of other prompts were computed first (up to {sequences:,} sequences per step)"
 
     def _prompt(self) -> str:
         begin, end = self.value("scheduled_ns"), self.value("first_token_ns")
         hit = self.value("hit_tokens")
         found = f"; {hit:,} of its tokens were found in the prefix cache" if hit else ""
         if end < 0:
-            return f"its prompt was not computed to the end{found}"
+            return f"its prompt was not fully computed{found}"
         inside = self.during(begin, end) & (self.steps["start_ns"] >= begin) & (self.steps["prefill_pieces"] > 0)
         steps = int(self.steps["k"][inside].sum())
         beside = float((self.steps["decode_count"][inside]).max(initial=0))
@@ -157,9 +157,10 @@ class Story:
         batch = np.average(s["decode_count"][inside], weights=s["k"][inside]) if inside.any() else 1.0
         tokens = self.value("output_len") - 1
         return (
-            f"{self._at('last_token_ns')} has its last token: {seconds(whole / 1e9)} for {tokens:,} more, "
-            f"{time_ms(whole / 1e6 / tokens)} each, in batches of {batch:,.0f}; steps with prompts of others took "
-            f"{percent(min(prompts, 1.0))} of it (mainly {output_cause(self.run, self.i)})"
+            f"{self._at('last_token_ns')} has its last token: {seconds(whole / 1000000000.0)} for {tokens:,} "
+            f"more, {time_ms(whole / 1000000.0 / tokens)} each, in batches of {batch:,.0f}; steps that also "
+            f"computed other requests' prompts took {percent(min(prompts, 1.0))} of that time (mainly "
+            f"{output_cause(self.run, self.i)})"
         )
 
     def _limits(self, slo: dict[str, float]) -> str:
@@ -188,7 +189,7 @@ class Story:
         order = np.lexsort((rows, -counts))[:MOST_NAMED]
         names = ", ".join(f"{rows[j]} ({counts[j]:,})" for j in order.tolist())
         first = f"computed in {len(mine):,} steps, {int(mine.min()):,} to {int(mine.max()):,}" if len(mine) else ""
-        return [f"{first}; most often beside {names}" if names else f"{first}, alone"] if first else []
+        return [f"{first}; most often together with {names}" if names else f"{first}, alone"] if first else []
 
     def figure(self) -> Drawing:
         """Draw the request's phases above its replica's activity during them."""
@@ -200,7 +201,7 @@ class Story:
         capacity = self.run.summary["kv"]["capacity_tokens"]
         panels = [
             ("Sequences in a step", s["decode_count"] + s["prefill_pieces"], "blue"),
-            ("Tokens of prompts in a step", s["prefill_tokens"], "violet"),
+            ("Prompt tokens in a step", s["prefill_tokens"], "violet"),
             ("KV memory, %", 100 * (s["kv_used"] + s["kv_internal"] + s["kv_external"]) / capacity, "teal"),
         ]
         marks = [(t - self.run.begin_ns) / 1e9 for t in (*times, last)]

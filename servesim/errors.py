@@ -14,7 +14,7 @@ from typing import Any
 MOST_SHOWN = 200
 """Maximum number of characters of one value in a message."""
 MOST_LINE = 4000
-"""Maximum number of characters of a message. One of servesim's own that lists all known formats has 1,500."""
+"""Maximum number of characters of a message. The one that lists all known formats has 1,500."""
 _LONG = re.compile(rf"\S{{{MOST_SHOWN + 1},}}|'[^']{{{MOST_SHOWN},}}'|\"[^\"]{{{MOST_SHOWN},}}\"")
 
 
@@ -34,11 +34,11 @@ class Interrupted(_OneLine):
 
 
 class PolicyError(_OneLine):
-    """Policy that broke its contract: the message names the policy, the simulated time and the reason."""
+    """Breach of a policy's contract: the message names the policy, the simulated time and the reason."""
 
 
 class NotForPipelines(PolicyError):
-    """Scheduler that plans a request again while its last token is still passing through a pipeline."""
+    """Breach by a scheduler that plans a request again while its last token is still passing through a pipeline."""
 
 
 class HeldWhileWaiting(PolicyError):
@@ -46,8 +46,8 @@ class HeldWhileWaiting(PolicyError):
 
 
 def one_line(text: str) -> str:
-    """Return a message as one line: line ends become blanks, control characters and lone surrogates are escaped, and
-    the middle of words and quotations longer than MOST_SHOWN characters is left out."""
+    """Return a message as one line: line breaks become spaces, control characters and lone surrogates are escaped, and
+    the middle of words and quoted strings longer than MOST_SHOWN characters is left out."""
     line = " ".join(text.split())
     if not line.isprintable():
         line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
@@ -59,7 +59,7 @@ def one_line(text: str) -> str:
 def shown(value: Any) -> str:
     """Return an input value as messages quote it: its `repr`, cut to MOST_SHOWN characters."""
     if isinstance(value, str) and len(value) > MOST_SHOWN:
-        value = value[:MOST_SHOWN] + value[-MOST_SHOWN:]  # the omitted part, and more, need not be escaped
+        value = value[:MOST_SHOWN] + value[-MOST_SHOWN:]  # most of the omitted part need not be escaped
     try:
         return _shortened(one_line(repr(value)))
     except (ValueError, RecursionError):  # a number with thousands of digits; deep lists
@@ -75,7 +75,7 @@ def _shortened(text: str, most: int = MOST_SHOWN) -> str:
 
 def suggest(word: str, choices: Iterable[str], most: int = MOST_SHOWN) -> str:
     """Return ` (did you mean "x"?)` for the closest choice, or the list of choices if none is close. A long list is cut
-    to `most` characters in total, or fewer behind a long word."""
+    to `most` characters in total, or to fewer if the word is long."""
     names = sorted(choices)
     close = difflib.get_close_matches(word[:MOST_SHOWN], names, n=1, cutoff=0.6)
     if close:

@@ -12,7 +12,7 @@ from servesim.errors import UserError
 def listed(what: str, text: str) -> list[str]:
     """Return the parts of `text` between commas outside brackets, without surrounding blanks.
 
-    Raise UserError, which begins with `what`, if a part is empty or brackets do not match.
+    Raise UserError, with a message that begins with `what`, if a part is empty or brackets do not match.
     """
     depth, parts = 0, [""]
     for char in text:
@@ -76,8 +76,8 @@ def pairs(what: str, text: str) -> dict[str, str]:
 
 
 def spelt(value: Any) -> Any:
-    """Return a YAML value with booleans as words: pydantic also takes `True` as the number 1, but "true" only as a
-    boolean."""
+    """Return a YAML value with booleans as words, because pydantic also accepts `True` as the number 1, but "true" only
+    as a boolean."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return [spelt(inner) for inner in value] if isinstance(value, list) else value
@@ -87,7 +87,7 @@ _CHANGES = re.compile(r":(?=[A-Za-z_][\w.]*=)")
 
 
 def split_changes(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name in `name:key=value,...` and the changes after it, as texts by key: fields of a GPU's data sheet
+    """Return the name in `name:key=value,...` and the changes after it, as strings by key: fields of a GPU's data sheet
     (`h100:usd_per_hour=2.2`) or of a model's config (`llama-3.1-8b:num_hidden_layers=4`)."""
     name, *rest = _CHANGES.split(text, maxsplit=1)
     return name, pairs(name, rest[0]) if rest else {}

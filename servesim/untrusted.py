@@ -133,7 +133,7 @@ def open_text(path: Path, newline: str | None = None) -> TextIO:
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """Open a file as bytes, decompressed within the limits."""
+    """Open a file in binary mode, decompressing it within the limits."""
     return io.BufferedReader(_bounded(path), BLOCK)
 
 
@@ -143,7 +143,7 @@ def _bounded(path: Path) -> _Bounded:
         if magic.startswith(GZIP) and size > 18:  # its last four bytes are the uncompressed size, unless truncated
             start.seek(-4, os.SEEK_END)
             if int.from_bytes(start.read(4), "little") > _most_unpacked(size):
-                raise too_much(path, f"{DAMAGED}, or unpacked bytes per packed byte are", "ratio")
+                raise too_much(path, f"{DAMAGED}, or uncompressed bytes per compressed byte are", "ratio")
     if magic.startswith(GZIP):
         return _Bounded(path, gzip.open(path), size)  # closed with text
     if magic == ZSTD:
@@ -155,7 +155,8 @@ def _bounded(path: Path) -> _Bounded:
 
 @contextmanager
 def reading(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a text file, compressed or not, while it is read; raise UserError if it cannot be opened or read."""
+    """Open a text file, compressed or not, for the duration of a `with` block; raise UserError if it cannot be opened
+    or read."""
     try:
         with open_text(path, newline) as file:
             yield file
@@ -168,8 +169,9 @@ def reading(path: Path, newline: str | None = None) -> Iterator[TextIO]:
 
 
 def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
-    """Yield the rows of a CSV file, by column (as csv.DictReader) or, if not `named`, as lists; raise UserError if it
-    is not CSV, or has a column twice. If `named`, the first item is the header: its names, as a list."""
+    """Yield the rows of a CSV file as dicts by column name (like csv.DictReader) or, if not `named`, as lists; raise
+    UserError if the file is not CSV or a column appears twice. If `named`, yield the header first, as a list of column
+    names."""
     import csv
 
     with reading(path, newline="") as file:
@@ -190,8 +192,8 @@ def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
 
 
 def read_text(path: Path, most: str = "document") -> str:
-    """Return the text of a file, gzipped or not, of at most limit `most` bytes; raise UserError if it cannot be
-    read."""
+    """Return the text of a file, gzipped or not; raise UserError if it cannot be read or exceeds the limit named by
+    `most`."""
     bound: int = getattr(limits(), most)
     with reading(path) as file:
         text = file.read(bound + 1)
@@ -201,7 +203,7 @@ def read_text(path: Path, most: str = "document") -> str:
 
 
 def read_start(path: Path, size: int = 1 << 16) -> str:
-    """Return the first characters of a text file; raise UserError if it cannot be read."""
+    """Return the first `size` characters of a text file; raise UserError if it cannot be read."""
     with reading(path) as file:
         return file.read(size)
 
@@ -254,18 +256,19 @@ def row_reader() -> Callable[[str], Any]:
 
 
 def _too_deep() -> str:
-    return f"lists and objects more than {limits().depth} deep (to allow more, set {SETTING}=depth=N)"
+    return f"lists and objects nested more than {limits().depth} deep (to allow more, set {SETTING}=depth=N)"
 
 
 def check_value(value: Any) -> None:
-    """Raise ValueError if a value of JSON or YAML is too deep, or has text with half a character (a lone surrogate) or
-    a number that is not finite."""
+    """Raise ValueError if a JSON or YAML value is nested too deeply or contains text with a lone surrogate (half a
+    character) or a number that is not finite."""
     most = limits().depth
     level, depth = [value], 0
     while level:
         if depth > most:
             raise ValueError(
-                f"lists and objects {depth} deep; the most is {most} (to allow more, set {SETTING}=depth=N)"
+                f"lists and objects nested {depth} deep; at most {most} levels are allowed (to allow more, set "
+                f"{SETTING}=depth=N)"
             )
         within: list[Any] = []
         for each in level:
@@ -286,7 +289,7 @@ def check_value(value: Any) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raise ValueError if text has half a character (a lone surrogate), which no file can hold."""
+    """Raise ValueError if text contains a lone surrogate (half a character), which cannot be encoded in a file."""
     if not text.isascii():
         try:
             text.encode()
@@ -295,12 +298,12 @@ def check_text(text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON document in a file; raise a UserError that names the file."""
+    """Return the JSON document in a file; on failure, raise a UserError that names the file."""
     return parse_json(read_text(path), path)
 
 
 def parse_json(text: str, where: object) -> Any:
-    """Return the JSON document in a text; raise UserError, which begins with `where`."""
+    """Return the JSON document in a text; on failure, raise a UserError whose message begins with `where`."""
     try:
         return json_value(text)
     except json.JSONDecodeError as error:
@@ -310,7 +313,7 @@ def parse_json(text: str, where: object) -> Any:
 
 
 def read_yaml(path: Path, what: str = "") -> Any:
-    """Return the YAML document in a file; raise a UserError that names the file after `what`."""
+    """Return the YAML document in a file; on failure, raise a UserError that begins with `what` and names the file."""
     where = f"{what} {path}".strip()
     try:
         text = read_text(path, "yaml")
@@ -320,8 +323,8 @@ def read_yaml(path: Path, what: str = "") -> Any:
 
 
 def parse_yaml(text: str, where: object) -> Any:
-    """Return the YAML document in a text, without duplicate keys, with aliases expanded within the limits; raise
-    UserError, which begins with `where`."""
+    """Return the YAML document in a text, without duplicate keys and with aliases expanded within the limits; on
+    failure, raise a UserError whose message begins with `where`."""
     import yaml
 
     from servesim.yaml_limits import LimitedLoader

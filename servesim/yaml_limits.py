@@ -1,5 +1,5 @@
-"""YAML loader that enforces limits: it counts values (with aliases expanded), measures depth, and rejects duplicate
-keys."""
+"""YAML loader that enforces limits: it counts values (with aliases expanded), measures nesting depth, and rejects
+duplicate keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LimitedLoader(yaml.SafeLoader):
         self._known: dict[int, tuple[int, int]] = {}  # number of values and depth of each completed node
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node and count it; count an aliased node as if it were written here."""
+        """Compose a node and count it; count an aliased node as if it were written out at the alias."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             node = super().compose_node(parent, index)
@@ -51,13 +51,13 @@ class LimitedLoader(yaml.SafeLoader):
         self._count += count
         self._deepest = max(self._deepest, depth)
         if depth > self._limits.depth:
-            raise RefusedYamlError(None, None, f"lists and mappings more than {self._limits.depth} deep", mark)
+            raise RefusedYamlError(None, None, f"lists and mappings nested more than {self._limits.depth} deep", mark)
         if self._count > self._limits.nodes:
-            raise RefusedYamlError(None, None, f"more than {self._limits.nodes:,} values, aliases unfolded", mark)
+            raise RefusedYamlError(None, None, f"more than {self._limits.nodes:,} values, with aliases expanded", mark)
 
     def flatten_mapping(self, node: Any) -> None:
         """Reject duplicate keys before merging `<<` keys, which any key may override."""
-        if self._known.pop(id(node), None) is not None:  # once: it holds merged keys later
+        if self._known.pop(id(node), None) is not None:  # only once: it holds merged keys later
             seen: set[tuple[str, str]] = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):

@@ -1,6 +1,6 @@
 """Public traces: their URL, license, and the checksum that identifies the published file.
 
-Checksums were computed from the file unless a note names another source. A checksum with "..." is partially known.
+Checksums were computed from the file unless a note names another source. A checksum with "..." is known only in part.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Entry:
         return self.url.rsplit("/", 1)[-1]
 
     def matches(self, digest: str) -> bool:
-        """Return whether a file's checksum matches this one, as far as it is known."""
+        """Return whether a file's checksum matches the known part of this one."""
         start, _, end = self.sha256.partition("...")
         return digest.startswith(start) and digest.endswith(end)
 
@@ -80,18 +80,18 @@ _ENTRIES = (
     ),
     Entry(
         "mooncake-toolagent",
-        "an hour of tools and agents with their shared prefixes, 23,608 requests",
+        "an hour of tool and agent requests with their shared prefixes, 23,608 requests",
         f"{GITHUB}/kvcache-ai/Mooncake/main/FAST25-release/traces/toolagent_trace.jsonl",
         "Apache-2.0",
         MOONCAKE,
         "48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
-        note="checksum from a third party's manifest",
+        note="checksum taken from a third party's manifest",
     ),
     Entry(
         "vidur-splitwise-conv",
         "azure-conv-2023 in Vidur's columns",
         f"{GITHUB}/microsoft/vidur/main/data/processed_traces/splitwise_conv.csv",
-        "MIT (of CC-BY-4.0 data)",
+        "MIT (the data: CC-BY-4.0)",
         AZURE,
         "439e4138b7e384f316de614c071f7162be05b8af0cef866f82faacd1b0472249",
         382_729,
@@ -100,7 +100,7 @@ _ENTRIES = (
         "vidur-splitwise-code",
         "azure-code-2023 in Vidur's columns",
         f"{GITHUB}/microsoft/vidur/main/data/processed_traces/splitwise_code.csv",
-        "MIT (of CC-BY-4.0 data)",
+        "MIT (the data: CC-BY-4.0)",
         AZURE,
         "f266b907d109d471c61283ab69771c17ad79a18b33ff6e96aa546346f52767a6",
         166_195,
@@ -123,17 +123,17 @@ _ENTRIES = (
         BURSTGPT,
         "4bb37836...e12122",
         52_283_111,
-        "checksum known in part",
+        "only part of the checksum is known",
     ),
     Entry(
         "burstgpt-2",
-        "the two months after, 3.86 million requests",
+        "the following two months, 3.86 million requests",
         "https://github.com/HPMLL/BurstGPT/releases/download/v1.2/BurstGPT_2.csv",
         "CC-BY-4.0",
         BURSTGPT,
         "44bf5942...928bf7",
         144_819_209,
-        "checksum known in part",
+        "only part of the checksum is known",
     ),
     Entry(
         "bailian-coder",
@@ -144,7 +144,7 @@ _ENTRIES = (
         "Wang et al., KVCache in the wild, ATC 2025",
         "3d74974c...1aff",
         132_054_902,
-        "checksum known in part",
+        "only part of the checksum is known",
     ),
     Entry(
         "bailian-thinking",
@@ -155,7 +155,7 @@ _ENTRIES = (
         "Wang et al., KVCache in the wild, ATC 2025",
         "41ac36d9...e906",
         27_901_454,
-        "checksum known in part",
+        "only part of the checksum is known",
     ),
 )
 
@@ -179,7 +179,7 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
     if target.exists():
         if target.is_file() and entry.matches(_digest_of(target)):
             return target
-        raise UserError(f"{target}: exists and is not {entry.name}: its checksum differs")
+        raise UserError(f"{target}: already exists but is not {entry.name}: its checksum differs")
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     digest, received = hashlib.sha256(), 0
     try:
@@ -187,7 +187,11 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
             most = entry.size if entry.size is not None else limits().fetch
             while block := response.read(CHUNK):
                 if received + len(block) > most:
-                    told = f"{most:,} were expected" if entry.size is not None else f"the most is {most:,}{_RAISE}"
+                    told = (
+                        f"{most:,} were expected"
+                        if entry.size is not None
+                        else (f"at most {most:,} are allowed{_RAISE}")
+                    )
                     raise UserError(f"{entry.url}: too many bytes received: {told}")
                 file.write(block)
                 digest.update(block)
@@ -197,13 +201,13 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
             raise UserError(f"{entry.url}: received {received:,} bytes, expected {entry.size:,}")
         if not entry.matches(digest.hexdigest()):
             raise UserError(
-                f"{entry.url}: checksum is {digest.hexdigest()}, must be {entry.sha256}: the file has changed"
+                f"{entry.url}: the file has changed: its checksum is {digest.hexdigest()}, must be {entry.sha256}"
             )
         beside.replace(target)
     except HTTPError as error:
-        raise UserError(f"{entry.url}: the server says {error.code} {error.reason}") from error
+        raise UserError(f"{entry.url}: the server answered {error.code} {error.reason}") from error
     except (HTTPException, ValueError) as error:
-        raise UserError(f"{entry.url}: the answer is not HTTP ({type(error).__name__}: {error})") from error
+        raise UserError(f"{entry.url}: the response is not valid HTTP ({type(error).__name__}: {error})") from error
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(

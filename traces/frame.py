@@ -1,4 +1,4 @@
-"""DataFrames as traces: the columns of servesim's own format (formats/native_csv.py), with `content` and `after` as
+"""DataFrames as traces, with the columns of servesim's own format (formats/native_csv.py), and `content` and `after` as
 lists.
 
 pd.DataFrame({"arrival_ns": [0, 5_000_000], "prompt_len": [300, 900], "output_len": [40, 10]})
@@ -21,8 +21,8 @@ NAME = "DataFrame"
 
 
 def from_frame(frame: pd.DataFrame, *, sort: bool = False) -> Trace:
-    """Build a trace with one request per row, named as in `frame.attrs` if present. A UserError names the row, counted
-    from 0."""
+    """Build a trace with one request per row, named by `frame.attrs` if it has a name. A UserError gives the number of
+    the row, counted from 0."""
     known = (*_native.REQUIRED, *_native.OPTIONAL)
     for column in _native.REQUIRED:
         if column not in frame.columns:

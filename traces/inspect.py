@@ -16,13 +16,14 @@ from .sessions import Sessions, sessions
 SECOND = 1_000_000_000
 WINDOWS_S = (1, 10, 60)
 MOST_WINDOWS = 10_000_000
-"""Maximum number of windows counted one by one: four months of seconds."""
+"""Maximum number of windows counted one by one: four months of one-second windows."""
 NO_CONTENT = "no content: prefix caching has no effect"
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts of one side (prompt or output) of the requests; percentiles are linear between order statistics."""
+    """Token counts of one side (prompt or output) of the requests; percentiles interpolate linearly between order
+    statistics."""
 
     total: int
     mean: float
@@ -51,9 +52,9 @@ class TraceSummary:
 
     name: str
     requests: int
-    sequences: int  # outputs requested: more than requests if some request several samples (n > 1)
+    sequences: int  # outputs requested; more than requests if some request several samples (n > 1)
     span_s: float  # first to last arrival
-    mean_rate: float | None  # requests/s, gaps over span
+    mean_rate: float | None  # requests/s: number of gaps over span
     cv: float | None  # standard deviation over mean of the gaps between arrivals (Poisson: 1)
     dispersion: dict[int, float | None]  # seconds -> variance/mean of counts per whole window (Poisson: 1)
     peak_rate: dict[int, float]  # seconds -> requests/s of the fullest window
@@ -118,8 +119,8 @@ def window_counts(arrival_ns: Ints, window_s: float, *, whole: bool = True) -> I
 
 
 def dispersion(arrival_ns: Ints, window_s: float) -> float | None:
-    """Return the index of dispersion of counts: the variance over the mean per whole window, or None with fewer than
-    two windows."""
+    """Return the index of dispersion of counts (the variance of the counts per whole window over their mean), or None
+    if there are fewer than two windows."""
     index, windows = _windows(arrival_ns, window_s)
     if windows > MOST_WINDOWS:  # almost all of them empty
         filled = np.unique(index[index < windows], return_counts=True)[1].astype(np.float64)

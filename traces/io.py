@@ -1,4 +1,4 @@
-"""Reading and writing traces whatever their format."""
+"""Reading and writing of traces in any format."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **options: Any) -> Trace:
-    """Load the trace in a file or in a DataFrame (see .frame). A file's format is detected from its content unless
-    named.
+    """Load the trace in a file or in a DataFrame (see .frame). A file's format is detected from its content unless it
+    is named.
 
     Formats whose rows have times take `sort=True` (order by arrival instead of raising an error), conversation formats
     take `timing` (see servesim.traces.formats._calls), and Mooncake takes `spread_ticks` ("none" or "uniform") and
@@ -38,8 +38,8 @@ def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **opt
 
 
 def _module(path: Path, format: str | None, options: dict[str, Any]) -> Format:
-    """Return the format of a file: the named one or else the detected one. If `columns` are given, an unrecognized file
-    is a log."""
+    """Return the format of a file: the named one, or else the detected one. If `columns` are given, a file of
+    unrecognized format is read as a log."""
     if format is not None or not options.get("columns"):
         return format_module(format or detect_format(path))
     try:
@@ -50,8 +50,8 @@ def _module(path: Path, format: str | None, options: dict[str, Any]) -> Format:
 
 
 def read_chunks(path: Path, chunk: int) -> TraceStream | None:
-    """Open a file, or a folder of files, in chunks of `chunk` rows; return None if its format cannot be read that
-    way."""
+    """Open a file, or a folder of files, as a stream of chunks of `chunk` rows; return None if its format cannot be
+    read in chunks."""
     module = format_module(detect_format(path))
     stream: TraceStream | None = module.stream(path, chunk) if hasattr(module, "stream") else None
     return stream
@@ -60,7 +60,7 @@ def read_chunks(path: Path, chunk: int) -> TraceStream | None:
 def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = False) -> None:
     """Write a trace to a temporary file and rename it, so that a failed write leaves nothing behind.
 
-    A format that cannot hold everything in the trace is refused unless `lossy`.
+    A format that cannot hold everything in the trace is rejected unless `lossy` is set.
     """
     module = format_module(format)
     if not hasattr(module, "write"):
@@ -70,12 +70,12 @@ def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = Fal
     if lost and not lossy:
         holders = [name for name, m in formats().items() if lost <= getattr(m, "HOLDS", frozenset())]
         raise UserError(
-            f"format {format} cannot hold {' and '.join(sorted(lost))} of trace {trace.name}; "
-            f"write {', '.join(holders)}, or drop it (--lossy; from Python lossy=True)"
+            f"format {format} cannot hold {' and '.join(sorted(lost))} of trace {trace.name}; write "
+            f"{', '.join(holders)} instead, or leave that out (--lossy; from Python lossy=True)"
         )
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
-        raise UserError(f"{path}: exists and is not a regular file")
+        raise UserError(f"{path}: already exists and is not a regular file")
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         module.write(trace, beside)

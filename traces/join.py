@@ -12,7 +12,7 @@ from servesim.workload.trace import After, Content, Ints, Samples, Trace
 
 def join(name: str, parts: Sequence[Trace], fresh: bool, suffixes: Sequence[str]) -> Trace:
     """Join traces into one, in time order. With `fresh`, different parts have different texts. The names of requests,
-    sessions and plays get their part's suffix."""
+    sessions and plays get the suffix of their part."""
     starts = np.cumsum([0] + [len(part) for part in parts])
 
     def column(field: str) -> Any:
@@ -76,8 +76,8 @@ def _names(ids: Sequence[tuple[str, ...] | None], suffixes: Sequence[str]) -> tu
 
 
 def _labels(parts: Sequence[Trace], suffixes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Join labels: session and play names are kept distinct by part; classes, tenants and models are the same in all
-    parts."""
+    """Join labels. Sessions and plays of different parts are kept distinct; classes, tenants and models of the same
+    name are taken to be the same in all parts."""
     labels = {}
     for name in dict.fromkeys(name for part in parts for name in part.labels):
         column: list[str] = []

@@ -17,7 +17,7 @@ from .presets import load_preset, preset_names
 from .synth import drawn_in_chunks, synthesize, synthesize_chunks
 
 MOST_REQUESTS = 100_000_000
-"""Maximum number of requests of a trace, the same as in a scenario."""
+"""Maximum number of requests in a trace, the same as in a scenario."""
 
 
 def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceStream:
@@ -37,18 +37,18 @@ def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceS
 def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options: Any) -> Trace:
     """Open the trace of `FILE`, `preset:NAME` or `synth:key=value,...`.
 
-    `requests` takes the first N requests of a file, and sets the number of requests of a preset or synthetic trace.
+    `requests` limits a file to its first N requests, and sets the number of requests of a preset or synthetic trace.
     `seed` applies only to presets and synthetic traces. `options` are passed to the file's format (`sort`,
     `spread_ticks`).
     """
     kind, _, rest = spec.partition(":")
     if not spec:
-        raise UserError("no trace is given: name a file, preset:NAME or synth:key=value,...")
+        raise UserError("no trace is given; name a file, preset:NAME or synth:key=value,...")
     if requests is not None and requests > MOST_REQUESTS:
         raise UserError(f"requests is {requests}, must be at most {MOST_REQUESTS:,}")
     if kind in ("preset", "synth"):
         if options:
-            raise UserError(f"{spec}: option {next(iter(options))!r} is for trace files only")
+            raise UserError(f"{spec}: option {next(iter(options))!r} applies only to trace files")
         return load_preset(rest, requests, seed) if kind == "preset" else synthesize(rest, requests, seed)
     if spec in preset_names() and not Path(spec).exists():
         raise UserError(f"{spec}: no such trace file; the preset is preset:{spec}")

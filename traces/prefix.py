@@ -1,4 +1,5 @@
-"""Shared prefixes of a trace's content: the part of each prompt that an infinite cache holds, and block ids.
+"""Shared prefixes of a trace's content: the part of each prompt that an infinite cache would hold, and the ids of
+blocks.
 
 The code works on runs, never on tokens: 12,000 prompts of 12,000 tokens take a fraction of a second.
 """
@@ -16,7 +17,7 @@ def shared_prefix_tokens(content: Content) -> Ints:
     """Return the number of leading tokens of each row's prompt that also begin some earlier row's prompt (int64, one
     per row).
 
-    It builds a trie of runs: a node is a prefix of whole runs, and an edge is (content id, run length). If no edge
+    This builds a trie of runs: a node is a prefix of whole runs, and an edge is (content id, run length). If no edge
     matches, the longest run of the same id at that node still shares its first tokens.
     """
     children: dict[tuple[int, int, int], int] = {}
@@ -42,11 +43,11 @@ def shared_prefix_tokens(content: Content) -> Ints:
 
 
 def block_hits(content: Content, prompt_len: Ints, block_size: int) -> tuple[Ints, Ints, Ints]:
-    """Return (blocks, hit blocks, hit tokens) of each row under an infinite cache with leading-block match.
+    """Return (blocks, hit blocks, hit tokens) of each row, given an infinite cache that matches leading blocks.
 
     Blocks are counted as in the Mooncake traces: ceil(prompt / block_size), and the partial last block is a hit if the
-    whole prompt is a prefix of an earlier one. Engines hash only full blocks and recompute the last token, so they hit
-    slightly less.
+    whole prompt is a prefix of an earlier one. Engines hash only full blocks and recompute the last token, so they have
+    slightly fewer hits.
     """
     shared = shared_prefix_tokens(content)
     blocks = -(-prompt_len // block_size)
@@ -81,7 +82,7 @@ def is_cut(content: Content, size: int) -> bool:
     """Return whether all runs are whole blocks of `size` tokens (a prompt's last may be partial), with one length per
     id."""
     if len(content.ids) and content.ids.min() < 0:
-        return False  # an output's length is unknown here
+        return False  # lengths of outputs are unknown here
     last = np.zeros(len(content.ids), dtype=np.bool_)
     last[content.offsets[1:] - 1] = True
     order = np.argsort(content.ids, kind="stable")

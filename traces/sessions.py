@@ -1,4 +1,4 @@
-"""Conversations of a trace: number of turns, think times, and the share of each prompt that already occurred."""
+"""Conversations of a trace: number of turns, think times, and the share of each prompt that occurred before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Summary of a distribution; percentiles are linear between order statistics."""
+    """Summary of a distribution; percentiles interpolate linearly between order statistics."""
 
     mean: float
     p50: float
@@ -43,8 +43,8 @@ class Sessions:
     turns: Spread
     """Requests per session."""
     pause_s: Spread | None
-    """Pause between turns: from the end of an output to the next request if `pauses` is "after answers", or between
-    their arrivals if it is "between arrivals". None if all are sent together."""
+    """Pause between turns: from the end of an output to the next request if `pauses` is "after answers", or from one
+    arrival to the next if it is "between arrivals". None if all turns are sent together."""
     pauses: str
     first_shared: float | None
     """Share of the prompt tokens of first turns that also begin an earlier prompt, or None without content."""

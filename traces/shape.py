@@ -1,5 +1,5 @@
-"""Shaping: turning a trace into another one, step by step. Each step is written `step:key=value,...` and noted in the
-result.
+"""Shaping: transforming a trace step by step. Each step is written `step:key=value,...` and recorded in the result's
+notes.
 
 A play (a conversation, or an agent with its sub-agents; otherwise a single request) stays whole in every step: it is
 moved, kept, dropped or labeled by its first request. Draws are keyed by the seed and the play's number.
@@ -28,7 +28,7 @@ from .what_if import Burst, Growth, Share, begins_of
 
 SECOND = 1_000_000_000
 LONGEST = 1 << 62
-"""Maximum time in nanoseconds; times plus anything added to them stay within 64 bits."""
+"""Maximum time in nanoseconds, such that times plus anything added to them fit into 64 bits."""
 
 
 class Step(Protocol):
@@ -38,7 +38,8 @@ class Step(Protocol):
 
 
 def shape(trace: Trace, steps: Sequence[str], seed: int = 0) -> Trace:
-    """Return the trace after all steps, in order; raise UserError if a step is unknown or leaves no requests."""
+    """Return the trace after applying all steps in order; raise UserError if a step is unknown or leaves no
+    requests."""
     for number, text in enumerate(steps):
         step = parse(text)
         try:
@@ -64,14 +65,17 @@ def parse(text: str) -> Step:
 
 @dataclass(frozen=True)
 class Window:
-    """Plays that begin between `start` and `end` seconds; times are then relative to `start`."""
+    """Selection of the plays that begin between `start` and `end` seconds; their times become relative to `start`."""
 
     start: float = 0.0
     end: float = float("inf")
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 0 <= self.start < self.end:
-            raise UserError(f"start is {self.start:g} and end {self.end:g}, must be from 0 on, the end after the start")
+            raise UserError(
+                f"start is {self.start:g} and end is {self.end:g}; start must be at least 0, and end must be after "
+                "start"
+            )
         begins, play = begins_of(trace)
         inside = (begins >= self.start * SECOND) & (begins < self.end * SECOND)
         kept = _keep(trace, inside[play])
@@ -100,7 +104,7 @@ class Where:
         wanted = {"model": self.model, "tenant": self.tenant, "class": self.slo_class}
         wanted = {kind: text for kind, text in wanted.items() if text}
         if not wanted:
-            raise UserError("name what to keep: model=, tenant= or slo_class=")
+            raise UserError("give the label to keep: model=, tenant= or slo_class=")
         rows = np.ones(len(trace), dtype=np.bool_)
         for kind, text in wanted.items():
             found = trace.labels.get(kind, ())
@@ -157,7 +161,8 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Arrive:
-    """New start times of plays from an arrival process: poisson, constant, gamma(cv=2), mmpp(...) as in synth:."""
+    """New start times of plays, drawn from an arrival process: poisson, constant, gamma(cv=2), mmpp(...) as in
+    synth:."""
 
     rate: float
     process: str = "poisson"
@@ -208,7 +213,9 @@ class Repeat:
         if not 1 <= self.times <= 10_000:
             raise UserError(f"times is {self.times}, must be from 1 to 10,000")
         if not 0 <= self.period * self.times < LONGEST / SECOND:
-            raise UserError(f"period is {self.period:g}, must be from 0, and 146 years at most in all")
+            raise UserError(
+                f"period is {self.period:g}, must be at least 0, and all repetitions together must fit into 146 years"
+            )
         gap = trace.arrival_ns[-1] // max(len(trace) - 1, 1)
         period = round(self.period * SECOND) if self.period else int(trace.arrival_ns[-1] + gap)
         copies = [trace.at(trace.arrival_ns + i * period) for i in range(self.times)]
@@ -217,8 +224,9 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Mix:
-    """Another trace mixed into this one, for the duration of this one. Its rate is scaled so that it contributes a
-    share `weight` of the requests. Requests without a tenant are labeled by their trace."""
+    """Another trace mixed into this one, for the duration of this one. The other trace's rate is scaled so that it
+    contributes a share `weight` of the requests. Requests without a tenant get the name of their trace as their
+    tenant."""
 
     weight: float
     trace: str
@@ -231,7 +239,9 @@ class Mix:
         other = open_trace(self.trace, seed=seed)
         span = int(trace.arrival_ns[-1] - trace.arrival_ns[0])
         if span == 0 or len(set(other.arrival_ns.tolist())) < 2:
-            raise UserError("requests that all arrive at once have no rate to mix by (give them one with arrive:)")
+            raise UserError(
+                "requests that all arrive at once have no rate, so they cannot be mixed (give them a rate with arrive:)"
+            )
         other = other.with_rate((len(trace) - 1) / (span / SECOND) * self.weight / (1 - self.weight))
         other = Window(0, (span + 1) / SECOND)(other, seed)
         parts = [_with_tenant(part) for part in (trace, other.at(other.arrival_ns + trace.arrival_ns[0]))]
@@ -240,8 +250,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Label:
-    """Class, tenant or priority (lower is served first) for a `share` of the plays, or n samples of each output, all of
-    the same length."""
+    """Class, tenant or priority (lower is served first) given to a `share` of the plays, or n samples requested for
+    each output, all of the same length."""
 
     share: float = 1.0
     slo_class: str = ""
@@ -269,8 +279,8 @@ class Label:
 
 @dataclass(frozen=True)
 class Cap:
-    """Declared max_tokens=`tokens` for every request (or its true length if that is longer); the request ends earlier
-    with a stop token."""
+    """max_tokens=`tokens` declared for every request (or its true length if that is greater); a request that ends
+    earlier ends with a stop token."""
 
     tokens: int
 
@@ -285,7 +295,8 @@ class Cap:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Cancellation of a `share` of the requests by their clients, after an exponential time of mean `after` seconds."""
+    """Cancellation of a `share` of the requests by their clients, after an exponentially distributed time with mean
+    `after` seconds."""
 
     share: float
     after: float
@@ -320,7 +331,7 @@ STEPS: dict[str, Any] = {
     "share": Share,
 }
 WRITTEN = {"for": "lasting"}
-"""Parameters whose names are Python keywords."""
+"""Parameters whose written names are Python keywords, so that their fields have other names."""
 
 
 def _ns(times: NDArray[Any], scale: float = 1.0) -> Ints:
@@ -328,7 +339,7 @@ def _ns(times: NDArray[Any], scale: float = 1.0) -> Ints:
     with np.errstate(over="ignore"):
         scaled = times * scale
     if not np.all(np.abs(scaled) < LONGEST):
-        raise UserError("times would not fit into 146 years")
+        raise UserError("times would exceed 146 years")
     rounded: Ints = np.rint(scaled).astype(np.int64)
     return rounded
 
@@ -354,7 +365,7 @@ def _with_tenant(trace: Trace) -> Trace:
 
 
 def _moved(trace: Trace, begins: Ints, play: Ints, to: Ints) -> Trace:
-    """Move each play to another start time and keep its requests' offsets from it."""
+    """Move each play to another start time, keeping the offsets of its requests from the start."""
     return trace.at(trace.arrival_ns + (to - begins)[play])
 
 

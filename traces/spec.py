@@ -23,7 +23,7 @@ class Call:
             return cls(key, name, {})
         inside, closing, after = rest.rpartition(")")
         if not closing or after.strip():
-            raise UserError(f"synth: {key}={text}: write name(...)")
+            raise UserError(f"synth: {key}={text}: must have the form name(...)")
         args: dict[str, str] = {}
         for i, part in enumerate(listed(f"synth: {key}={name}", inside) if inside.strip() else ()):
             word, equals, value = part.partition("=")
@@ -64,7 +64,7 @@ def parse_spec(text: str) -> dict[str, str]:
     values = pairs("synth", text)
     for key, value in values.items():
         if not key or not value:
-            raise UserError(f"synth: {f'{key}={value}'!r} is not key=value")
+            raise UserError(f"synth: {f'{key}={value}'!r} is not of the form key=value")
     return values
 
 

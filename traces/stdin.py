@@ -16,13 +16,13 @@ STDIN = "-"
 
 @cache
 def spooled() -> Path:
-    """Copy standard input into a temporary file, once, and return its path; the file is deleted when the process
-    exits."""
+    """Copy standard input into a temporary file on the first call, and return the path of the file, which is deleted
+    when the process exits."""
     folder = tempfile.TemporaryDirectory(prefix="servesim-")
     atexit.register(folder.cleanup)
     path, size = Path(folder.name) / "stdin", 0
     if sys.stdin is None or sys.stdin.isatty():
-        raise UserError("trace -: nothing comes in by standard input; pipe a log into it, or name a file")
+        raise UserError("trace -: no data on standard input; pipe a log into it, or name a file")
     with path.open("wb") as file:
         while block := sys.stdin.buffer.read(BLOCK):
             size += len(block)

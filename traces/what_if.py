@@ -19,16 +19,16 @@ from .synth.lengths import MAX_TOKENS
 SECOND = 1_000_000_000
 MOST_TIMES = 1000.0
 NEIGHBOURHOOD = 0.05
-"""Share of the span over which a play's growth copies are spread, so that they do not coincide: small relative to the
-growth, large relative to the gaps."""
+"""Share of the span over which the copies of a play are spread by growth, so that they do not coincide: small relative
+to the growth, large relative to the gaps."""
 Sharing = Literal["fresh", "shared"]
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Burst of `times` times as many requests from `at` seconds on, lasting `for` seconds: the trace's own requests,
-    plus copies of its plays moved at random within the burst. Copies have their own texts, or the same ones with
-    content=shared. Below 1, it is a lull."""
+    """Burst of `times` as many requests from `at` seconds on, lasting `for` seconds: the trace's own requests, plus
+    copies of its plays moved at random within the burst. Copies have their own texts, or the same ones with
+    content=shared. If `times` is below 1, the burst is a lull."""
 
     at: float
     lasting: float
@@ -46,7 +46,7 @@ class Burst:
         start, length = round(self.at * SECOND), round(self.lasting * SECOND)
         inside = (begins >= start) & (begins < start + length)
         if not inside.any():
-            raise UserError(f"no request arrives in the {self.lasting:g} s from {self.at:g} s on")
+            raise UserError(f"no request arrives in the {self.lasting:g} s that begin at {self.at:g} s")
 
         def place(copy: int) -> Ints:
             moved = draws.uniform(seed, f"burst copy {copy}", np.arange(len(begins))) * length
@@ -57,8 +57,9 @@ class Burst:
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth in the number of requests from `start` times the trace's own at its beginning (1: unchanged) to `times` at
-    its end, linearly in between. Plays are left out, or copied into the twentieth of the span around them."""
+    """Growth in the number of requests, from `start` times the trace's own number at its beginning (1: unchanged) to
+    `times` that number at its end, linearly in between. Plays are left out, or copied to times within a twentieth of
+    the span around them."""
 
     times: float
     start: float = 1.0
@@ -91,7 +92,7 @@ class Share:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 1 <= self.tokens <= MAX_TOKENS or not 1 <= self.groups <= 10_000_000:
-            raise UserError(f"tokens is {self.tokens} and groups {self.groups}, must be at least 1")
+            raise UserError(f"tokens is {self.tokens} and groups is {self.groups}, must both be at least 1")
         if not 0 <= self.share <= 1:
             raise UserError(f"share is {self.share:g}, must be from 0 to 1")
         content = trace.content
@@ -109,7 +110,8 @@ class Share:
 
 
 def _behind(content: Content, common: Ints, ids: Ints) -> Content:
-    """Return the content with the first `common` tokens of each row replaced by the text with the row's id."""
+    """Return the content with the first `common` tokens of each row replaced by the text whose id is given for the
+    row."""
     offsets, lengths = content.offsets, content.lengths
     row = np.repeat(np.arange(len(common)), np.diff(offsets))
     sums = np.concatenate(([0], np.cumsum(lengths)))
@@ -127,7 +129,7 @@ def _behind(content: Content, common: Ints, ids: Ints) -> Content:
 def multiplied(
     trace: Trace, factor: NDArray[np.float64], place: Callable[[int], Ints], seed: int, content: Sharing
 ) -> Trace:
-    """Return the trace with each play repeated `factor` times, on average if that is not an integer; copy c of it
+    """Return the trace with each play repeated `factor` times (on average, if that is not an integer); copy c of a play
     begins at `place(c)`."""
     begins, play = begins_of(trace)
     whole = np.floor(factor).astype(np.int64)

@@ -1,10 +1,11 @@
 """Real engines, driven open loop by a trace, and their logs, which `servesim validate` reads.
 
-A log is a folder. `requests.jsonl` has one line per request: `input_toks`, `output_toks`, and the seconds of one clock
-`queued_ts`, `scheduled_ts`, `first_token_ts`, `last_token_ts`. `steps.csv` has one row per engine step: the columns of
-`servesim calibrate host`, the processor time of the step, and `pieces`, its exact composition. `meta.json` has the
-model, the engine and its version, and the settings, under the names that `servesim validate` reads. `warmup_steps.csv`
-has the steps of requests before the log, and `host.yaml` the host times fitted to them.
+A log is a folder. `requests.jsonl` has one line per request: `input_toks`, `output_toks`, and the times `queued_ts`,
+`scheduled_ts`, `first_token_ts` and `last_token_ts` in seconds of one clock. `steps.csv` has one row per engine step:
+the columns of `servesim calibrate host`, the processor time of the step, and `pieces`, its exact composition.
+`meta.json` has the model, the engine and its version, and the settings, under the names that `servesim validate` reads.
+`warmup_steps.csv` has the steps of the warm-up requests that precede the log, and `host.yaml` the host times fitted to
+them.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Piece:
 
     @property
     def decodes(self) -> bool:
-        """Whether this is one token on top of others (the last token of a split prompt counts as one, since its cost is
-        the same)."""
+        """Whether this is a single token on top of earlier ones: a decode, or the last token of a split prompt, which
+        counts as a decode since its cost is the same."""
         return self.new == 1 and self.past > 0 and self.sampled
 
 
@@ -140,8 +141,8 @@ class EngineLog:
         if short:
             first = short[0]
             raise UserError(
-                f"the engine gave request {first.row} {first.tokens} of {first.output_len} tokens "
-                f"({len(short)} of {len(self.requests)} requests are incomplete): nothing was logged"
+                f"the engine gave request {first.row} only {first.tokens} of {first.output_len} tokens ("
+                f"{len(short)} of {len(self.requests)} requests are incomplete): nothing was logged"
             )
 
     def write(self, folder: Path, host: HostTerms | None = None) -> None:
@@ -151,7 +152,7 @@ class EngineLog:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()) and not (folder / "requests.jsonl").is_file():
-                raise UserError(f"--out {folder}: holds other files and no engine log: give another folder")
+                raise UserError(f"--out {folder}: holds other files but no engine log: give another folder")
             lines = [json.dumps(r.to_dict()) for r in self.requests]
             write_text(folder / "requests.jsonl", "\n".join(lines) + "\n", "--out")
             write_text(folder / "steps.csv", steps_csv(self.steps), "--out")
@@ -236,8 +237,8 @@ def prompt_tokens(trace: Trace, row: int, vocab: int, run: int) -> list[int]:
 
 
 def warmup_trace(trace: Trace, count: int) -> Trace:
-    """Return requests with the trace's own lengths and gaps, last first, so that they differ from the logged
-    sequence."""
+    """Return warm-up requests with the trace's own gaps and, in reverse order, its own lengths, so that they differ
+    from the logged sequence."""
     count = min(count, len(trace))
     rows = np.arange(len(trace))[::-1][:count]
     gaps = np.diff(trace.arrival_ns[:count], prepend=trace.arrival_ns[:1])

@@ -1,9 +1,9 @@
 """Hugging Face transformers' continuous batching (5.17), on a CPU or a GPU, with random weights.
 
 The engine runs synchronously with `paged|sdpa` attention, greedy sampling and no block sharing, as in the scheduler
-policy `transformers`, which replays it. The body of the engine's own loop runs here instead of in its thread. Steps are
-observed by wrapping the batch processor's `prepare_next_batch` and `update_batch`; a token counts from the end of the
-step that computed it.
+policy `transformers`, which replays this engine. The body of the engine's own loop runs here instead of in its thread.
+Steps are observed by wrapping the batch processor's `prepare_next_batch` and `update_batch`; a token counts from the
+end of the step that computed it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run_transformers(
         "kv_cache_dtype": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[driver.dtype],
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "num_gpu_blocks": settings.num_blocks + 1,  # vLLM's convention: one is never used
+        "num_gpu_blocks": settings.num_blocks + 1,  # as in vLLM, where one block is never used
         "block_size": settings.block_size,
         "max_model_len": config["max_position_embeddings"],
         "enable_prefix_caching": False,

@@ -1,8 +1,8 @@
 """vLLM (0.26) on the local GPU, in this process, with random weights.
 
-The engine is stepped from here (`LLMEngine.step`) with synchronous scheduling, so its requests wait for the wall time
-of a step. The composition of a step is read from `Scheduler.schedule`. The model is a folder with only its
-`config.json`; prompts are token ids.
+The engine is stepped from here (`LLMEngine.step`) with synchronous scheduling, so a request that arrives during a step
+waits for the rest of the step's wall time. The composition of a step is read from `Scheduler.schedule`. The model is a
+folder with only its `config.json`; prompts are token ids.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ENVIRONMENT = {
     "VLLM_USE_DEEP_GEMM": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-"""Environment for a machine without network access or optional kernels, with a single process so that it can be
+"""Environment for a machine without network access or optional kernels; a single process, so that the engine can be
 observed."""
 
 
@@ -74,8 +74,8 @@ def run_vllm(config: dict[str, Any], name: str, trace: Trace, settings: VllmSett
         from vllm import EngineArgs, LLMEngine, SamplingParams
     except ImportError as error:
         raise UserError(
-            f"this needs vLLM 0.26 ({error}): pip install vllm==0.26.0 on a machine with a CUDA GPU, or carry it as "
-            "calibrate/README.md says"
+            f"this needs vLLM 0.26 ({error}): pip install vllm==0.26.0 on a machine with a CUDA GPU, or copy it "
+            "there as calibrate/README.md describes"
         ) from None
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -116,7 +116,7 @@ def _gpu_name() -> str:
 
 
 class Driver:
-    """Driver that sends requests by the clock and records the composition of each step."""
+    """Driver that sends requests at their arrival times and records the composition of each step."""
 
     def __init__(self, engine: Any, sampling_params: Any, vocab: int) -> None:
         self._engine, self._params, self._vocab = engine, sampling_params, vocab

@@ -13,13 +13,13 @@ call, timed under a CUDA graph with 3 warm-up and 6 timed runs. The importer kee
 - modules of sparse attention in FP8 blocks;
 - the framework's all-reduce, NCCL's all-reduce, and all-gather.
 
-The package counts messages in elements (its collectors allocate that number of them, or divide NCCL's bytes by two:
-int8 rows take as long as half rows at twice the size); here they are converted to bytes. Only other frameworks' tables
-have integer GEMMs, so these come from the newest of those tables. Block-scaled fp8 GEMMs come from TensorRT-LLM, since
-vLLM's timings include kernel launches (55 us and more for the smallest, while a whole latent-attention module of four
-takes 90 us). For experts of gpt-oss in mxfp4 with mxfp8 activations, SGLang's timings are used if the framework's own
-were taken only with bf16 activations: both call FlashInfer's kernel. Repeated measurements of one shape become their
-median.
+The package counts messages in elements (its collectors allocate that many elements, or divide NCCL's bytes by two: rows
+of dtype int8 take as long as rows of dtype half at twice the size); here they are converted to bytes. Only other
+frameworks' tables have integer GEMMs, so these come from the newest of those tables. Block-scaled fp8 GEMMs come from
+TensorRT-LLM, since vLLM's timings include kernel launches (55 us and more for the smallest, while a whole
+latent-attention module with four of them takes 90 us). For experts of gpt-oss in mxfp4 with mxfp8 activations, SGLang's
+timings are used if the framework's own were taken only with bf16 activations: both call FlashInfer's kernel. Repeated
+measurements of one shape become their median.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _ONE_KERNEL = ("vllm", "sglang")
 _ON_HOPPER = ("h100_sxm", "h200_sxm")
 """Systems on which vLLM decodes latent attention over 16-bit keys and values with FlashAttention 3, as SGLang does.
 SGLang's rows time the kernel alone. vLLM's own rows for these systems time a whole module with norms and rotation
-launched one by one, "the never-in-serving native chain" (the package's collection_meta.yaml for B200, which was
-remeasured since): 83 us for one token on an H200, 34 on a B200."""
+launched one by one, "the never-in-serving native chain" (the package's collection_meta.yaml for B200, which has since
+been remeasured): 83 us for one token on an H200, 34 on a B200."""
 _DEALT = (2, 4, 8)
 """Numbers of GPUs in one server over which experts are distributed. Rows with more GPUs put the most loaded experts on
 one GPU (with 64, it has 18 times the mean load), which no known server does."""
@@ -90,7 +90,7 @@ _DEEPEP = {"all_to_all_ll": "wideep_deepep_ll_perf", "all_to_all_ht": "wideep_de
 _DEEPEP_SMS = 20
 """Multiprocessors that DeepEP's normal kernels use for communication: DeepEP's default."""
 _BOX = 8
-"""GPUs per node in those tables."""
+"""GPUs per node in the DeepEP tables."""
 _NOT_MEASURED = (
     "norms, activations, rotary embedding, embedding lookup, sampling, host time and launch gaps; spread of "
     "the timings; prefill attention over cached context; sequences of unequal length"
@@ -132,7 +132,8 @@ def import_aiconfigurator(
 
 def _deepep_of(files: Files, system: str) -> Found:
     """Return SGLang's measurements of DeepEP for any framework: the library is the same, and vLLM's timings include
-    kernel launches (32 tokens over 8 H200: 103 us instead of 45). `+` marks the older ones, over several nodes."""
+    kernel launches (32 tokens over 8 H200: 103 us instead of 45). `+` marks the older measurements, which cover several
+    nodes."""
     found: Found = {}
     for stem in _DEEPEP.values():
         paths = [path for path in files if path.parts[2:5] == (system, "comm", "sglang") and path.stem == stem]
@@ -157,7 +158,7 @@ def _has_system(files: Files, system: str) -> bool:
 
 
 def _mxfp8_of(others: Found, tables: Found) -> Found:
-    """Return another framework's experts under the name of their mxfp8 rows, unless `tables` already has these."""
+    """Return another framework's experts under the name of their mxfp8 rows, unless `tables` already has such rows."""
     own, theirs = (found.get("moe_perf") for found in (tables, others))
     return {} if theirs is None or own is None or len(_moe_mxfp8(read_parquet(own[1]()))) else {_MXFP8: theirs}
 
@@ -241,7 +242,7 @@ def _latent_prefill(raw: Any) -> Any:
 
 
 def _latent_decode(raw: Any) -> Any:
-    # here the step includes the computed token; in the attention tables it does not
+    # here `step` includes the computed token; in the attention tables it does not
     raw = _latent(raw, "mla_decode")
     return raw.assign(new_tokens=1, past_tokens=raw["step"] - 1)
 
@@ -305,7 +306,8 @@ def _deepep(raw: Any, op: str, nodes: int) -> Any:
 
 
 def _sparse(raw: Any, op: str) -> Any:
-    """Return whole modules in FP8 blocks, distinguished by the model's width; prompts have no cached tokens."""
+    """Return rows of whole modules with block-scaled FP8 GEMMs, distinguished by the model's width; prompts have no
+    cached tokens."""
     width = raw["model"].map(_SPARSE)
     raw = raw[width.notna() & (raw["gemm_type"] == _BLOCK) & raw["kv_cache_dtype"].isin(_KV_DTYPES)]
     raw = raw[raw["op_name"].str.endswith("_module")].assign(step=raw["step"].astype(int))
@@ -421,8 +423,8 @@ def _provenance(files: Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
         "framework": ", ".join(sorted({source["framework"] for source in sources})),
         "sources": sources,
         "imported": datetime.date.today().isoformat(),
-        "changes": "columns renamed to the neutral schema, milliseconds to microseconds, repeats to their median, "
-        f"rows of other dtypes, of expert parallelism over more than {max(_DEALT)} GPUs and of routing other than "
-        f"{_ROUTING} left out",
+        "changes": "columns renamed to the neutral schema, milliseconds converted to microseconds, repeats replaced by "
+        f"their median; left out: rows of other dtypes, of expert parallelism over more than {max(_DEALT)} GPUs "
+        f"and of routing other than {_ROUTING}",
         "not_measured": _NOT_MEASURED,
     }

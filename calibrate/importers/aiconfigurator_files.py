@@ -11,7 +11,7 @@ from typing import Any
 from servesim.errors import UserError, suggest
 
 PACKAGES = ("aiconfigurator_core", "aisimulate_core")
-"""Names of the package; the layout is the same under the name to which its distribution may move."""
+"""Names of the package: the current one, and one to which its distribution may move; the layout is the same."""
 
 
 class Files(dict[PurePosixPath, Callable[[], bytes]]):
@@ -38,7 +38,7 @@ def package_files(root: Path) -> Files:
         for info in sorted(base.parent.glob("ai*_core-*.dist-info")):
             files.version = info.name.removesuffix(".dist-info").split("-")[1]
     if not files:
-        raise UserError(f"{root} is not the aiconfigurator-core package or its wheel")
+        raise UserError(f"{root} is neither the aiconfigurator-core package nor its wheel")
     return files
 
 
@@ -52,8 +52,8 @@ def newest(
     stem: str = "",
     dtypes: tuple[str, ...] = (),
 ) -> Found:
-    """Return, for each table, the newest version measured with one of `frameworks`. With `dtypes`, return by dtype the
-    newest version of the table `stem`, from any framework, that contains it."""
+    """Return, for each table, the newest version measured with one of `frameworks`. With `dtypes`, return for each
+    dtype the newest version, from any framework, of the table `stem` that contains the dtype."""
     systems = {p.parts[2] for p in files if p.parts[:2] == ("systems", "data")}
     if system not in systems:
         raise UserError(f"unknown system {system!r}{suggest(system, systems)}")
@@ -80,7 +80,7 @@ def _dtypes_of(data: bytes) -> set[str]:
 
 
 def read_parquet(data: bytes) -> Any:
-    """Return the contents of a Parquet file as a pandas frame."""
+    """Return the contents of a Parquet file as a pandas DataFrame."""
     import pyarrow.parquet as pq
 
     return pq.read_table(io.BytesIO(data)).to_pandas()

@@ -15,7 +15,7 @@ Columns = dict[str, list[Any]]
 def read_columns(
     path: Path, times: Sequence[str], counts: Sequence[str], text: Sequence[str] = (), skip_empty: bool = False
 ) -> Columns:
-    """Read the named columns: `times` are numbers above 0, and `counts` are integers of at least 0. Raise UserError
+    """Read the named columns: `times` must be numbers above 0, and `counts` integers of at least 0. Raise UserError
     with the file, row and column if they are not. With `skip_empty`, an empty time is None."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")

@@ -5,13 +5,14 @@ A profile is a folder `<GPU>/<model>/tp<N>` of CSV files with microseconds of on
 - `dense.csv` (layer, tokens): projections and small operators. Widths are the model's, sharded over N GPUs.
 - `per_sequence.csv` (layer, sequences): LM head and sampler.
 - `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode): one call over a prompt chunk and decodes. The
-  importer keeps decodes alone, prompts alone over any cached context, and both together if nothing is cached before
-  the prompt (the schema holds no other; on RTX PRO 6000, pricing the omitted calls from these is off by 3 % in the
-  median and 10 % in the mean, mostly too slow).
+  importer keeps decodes alone, prompts alone over any cached context, and both together if nothing is cached before the
+  prompt (the schema has no place for other calls; on RTX PRO 6000, pricing the omitted calls from these is off by 3 %
+  in the median and 10 % in the mean, mostly too slow).
 
-- `skew.csv`, if present (n, pc, kp, kv_mean, kv_big, t_mean_us, t_skew_us): n decodes of mean context kv_mean, with
-  the longest kv_big or all equal, next to a prompt of pc tokens. Its times cover several calls (three on RTX PRO
-  6000); the number is found by comparison with `attention.csv`. Rows without cached context before the prompt are kept.
+- `skew.csv`, if present (n, pc, kp, kv_mean, kv_big, t_mean_us, t_skew_us): n decodes of mean context kv_mean, either
+  all equal or with a longest context of kv_big, next to a prompt of pc tokens. Its times cover several calls (three on
+  RTX PRO 6000); the number is found by comparison with `attention.csv`. Rows without cached context before the prompt
+  are kept.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _COLUMNS = {
 }
 _SKEW_TIMES, _SKEW_COUNTS = ("t_mean_us", "t_skew_us"), ("n", "pc", "kp", "kv_mean", "kv_big")
 _LEFT_OUT = ("final_layernorm",)
-"""Layers left out: the same operator as `layernorm`, at the same width."""
+"""Layers left out because they are the same operator as `layernorm`, at the same width."""
 _AGREE = 0.05
-"""Maximum relative difference between the times of one decode batch in the two files."""
+"""Maximum relative difference between the times of one decode batch in attention.csv and skew.csv."""
 _NOT_MEASURED = (
     "writing the KV cache, host time and launch gaps; spread of the timings; several prompts in one call; decodes "
     "beside a prompt over cached context"
@@ -81,7 +82,7 @@ def _profile(folder: Path) -> Path:
 
 
 def _model(source: Path) -> tuple[ModelSpec, int]:
-    """Return the model and its tensor parallelism, taken from the folder names."""
+    """Return the model and its tensor-parallel degree, taken from the folder names."""
     match = re.fullmatch(r"tp(\d+)", source.name)
     if match is None or not int(match[1]):
         raise UserError(f"{source}: the folder must be named tp<number of GPUs>")
@@ -109,7 +110,7 @@ def _gemms(source: Path, model: ModelSpec, tp: int, dense: Columns, rows: Column
     }
     missing = sorted(set(widths) - {*dense["layer"], *rows["layer"]})
     if missing:
-        raise UserError(f"{source}: no times of {missing[0]}")
+        raise UserError(f"{source}: no times for {missing[0]}")
     found = _shaped("gemm", widths, dense, "tokens")
     more = _shaped("gemm", widths, rows, "sequences")
     return {name: found[name] + more[name] for name in found}
@@ -135,7 +136,7 @@ def _small(model: ModelSpec, tp: int, dense: Columns, rows: Columns) -> Columns:
 
 
 def _shaped(op: str, widths: dict[str, Any], columns: Columns, axis: str) -> Columns:
-    """Return rows of the layers in `widths`, (n, k) by layer."""
+    """Return the rows of the layers in `widths`, which maps each layer to (n, k)."""
     taken = [i for i, layer in enumerate(columns["layer"]) if layer in widths and columns[axis][i]]
     return {
         "op": [op] * len(taken),
@@ -210,8 +211,8 @@ def _provenance(source: Path) -> dict[str, Any]:
         "device": source.parent.parent.name,
         "sources": [{"profile": "/".join(source.parts[-3:]), "files": sorted(_COLUMNS)}],
         "imported": datetime.date.today().isoformat(),
-        "changes": "columns renamed to the neutral schema, layers to their widths in the model; left out: "
+        "changes": "columns renamed to the neutral schema, layers replaced by their widths in the model; left out: "
         f"{', '.join(_LEFT_OUT)} (as layernorm), decodes beside a prompt over cached context; times of skew.csv "
-        "divided by the calls they are of",
+        "divided by the number of calls they cover",
         "not_measured": _NOT_MEASURED,
     }

@@ -3,14 +3,14 @@
 A profile is a folder of CSV files with milliseconds of one call, medians in columns `time_stats.<operator>.median`:
 
 - `compute/<gpu>/<organisation>/<model>/mlp.csv` by num_tokens and tensor-parallel degree: projections of a layer and
-  small operators. Its columns include the widths of the model. The residual addition (`add`) is timed separately from
-  the norms that include it here.
+  small operators. Its columns include the widths of the model. The residual addition (`add`), which is included in the
+  norms here, is timed separately.
 - `compute/<gpu>/<organisation>/<model>/attention*.csv`: decodes by batch_size and kv_cache_size; one prompt chunk by
   prefill_chunk_size and kv_cache_size. Times of the other phase are empty.
 - `network/<gpu>_<server>/all_reduce.csv` by GPUs and bytes. Rows over several servers are left out.
 
-Equal measurements from several models, degrees or sessions become their median; their spread is the stated repeat
-error. `send_recv.csv` and the CPU overheads are not used.
+Measurements of the same call from several models, tensor-parallel degrees or sessions are replaced by their median;
+their spread is the stated repeat error. `send_recv.csv` and the CPU overheads are not used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FEW = 20
 """Minimum number of repeats for a meaningful spread."""
 _NOT_MEASURED = (
     "LM head, sampling, writing the KV cache, all-gather, host time and launch gaps; several prompts in one call; "
-    "decodes of unequal contexts or beside a prompt; times are rounded to 1 us or half of it"
+    "decodes of unequal contexts or beside a prompt; times are rounded to 1 us or half that"
 )
 
 _Row = tuple[tuple[Any, ...], str, float]
@@ -74,7 +74,7 @@ def import_vidur(
         "comm": (_network(root, kind or gpu or "", network), _all_reduces),
     }
     if not any(paths for paths, _ in found.values()):
-        raise UserError(f"{root}: no profile of Vidur (mlp.csv, attention*.csv, all_reduce.csv) in it")
+        raise UserError(f"{root}: contains no Vidur profile (mlp.csv, attention*.csv, all_reduce.csv)")
     tables = {name: (paths, [row for path in paths for row in read(path)]) for name, (paths, read) in found.items()}
     written, device = {}, gpu or kind or root.resolve().name
     for name, (paths, rows) in tables.items():
@@ -107,7 +107,7 @@ def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Pa
 
 
 def _network(root: Path, gpu: str, asked: str | None) -> list[Path]:
-    """Return the all-reduce times of the requested server, or else of the one with every GPU on one switch."""
+    """Return the all-reduce files of the requested server, by default of the one with every GPU on one switch."""
     found = _below(root, "network", "all_reduce.csv")
     mine = {name: paths for name, paths in found.items() if name.partition("_")[0] == gpu or not gpu}
     if asked is None and f"{gpu}_dgx" in mine:
@@ -159,14 +159,16 @@ def _attention(path: Path) -> Iterator[_Row]:
     columns = read_columns(path, phases, _ATTENTION, text, skip_empty=True)
     backends = sorted(set(columns["attention_backend"]))
     if len(backends) > 1:
-        raise UserError(f"{path}: several attention backends ({', '.join(backends)}): a table holds one")
+        raise UserError(f"{path}: several attention backends ({', '.join(backends)}): a table can hold only one")
     for i, prefill in enumerate(columns["is_prefill"]):
         time = columns[phases[0 if prefill == "True" else 1]][i]
         if time is None:
             raise UserError(f"{path}: row {i + 1}: the time of its phase is missing (is_prefill is {prefill})")
         batch, chunk, cached, hidden, heads, kv_heads, tp = (columns[name][i] for name in _ATTENTION)
         if not (batch and tp and heads) or heads % tp or hidden % heads:
-            raise UserError(f"{path}: row {i + 1}: {heads} heads of {hidden} cannot be split over {tp} GPUs")
+            raise UserError(
+                f"{path}: row {i + 1}: {heads} heads with hidden size {hidden} cannot be split over {tp} GPUs"
+            )
         op, new = ("attention_prefill", chunk) if prefill == "True" else ("attention_decode", 1)
         shape = (heads // tp, max(kv_heads // tp, 1), hidden // heads)
         yield (op, batch, new, cached, *shape), backends[0].rpartition(".")[2].lower(), time * 1e3
@@ -213,8 +215,9 @@ def _provenance(relative_error: float | None) -> dict[str, Any]:
         "copyright": "Copyright (c) Microsoft Corporation",
         "framework": "sarathi-serve",
         "imported": datetime.date.today().isoformat(),
-        "changes": "columns renamed to the neutral schema, milliseconds to microseconds, operators to their widths in "
-        "the model, norms and residual addition joined, repeats to their median; left out: rows over several servers",
+        "changes": "columns renamed to the neutral schema, milliseconds converted to microseconds, operators replaced "
+        "by their widths in the model, norms and residual addition joined, repeats replaced by their median; left "
+        "out: rows over several servers",
         "not_measured": _NOT_MEASURED,
     }
     return entry if relative_error is None else {**entry, "relative_error": relative_error}

@@ -1,4 +1,4 @@
-"""Kernel sets: the kernels that represent a model's operators on a device. Each set has its own file."""
+"""Kernel sets, one per file: the kernels that represent a model's operators on a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERNEL_SETS = ("cpu_torch", "cuda_fa3_vllm", "cuda_torch_sdpa")
 
 @dataclass(frozen=True)
 class Work:
-    """One kernel, ready to run on several sets of buffers."""
+    """One kernel, ready to run on each of several sets of buffers."""
 
     kernel: str
     calls: list[Call]
@@ -43,7 +43,7 @@ class KernelSet(ABC):
 
     @abstractmethod
     def gemm(self, m: int, n: int, k: int, dtype: str) -> Work:
-        """Return [m, k] x [k, n], including input quantization if the format needs it."""
+        """Return the kernel for [m, k] x [k, n], including input quantization if the format needs it."""
 
     @abstractmethod
     def attention(self, shape: HeadShape, pieces: Pieces) -> Work:

@@ -55,8 +55,8 @@ class CudaFa3Vllm(CudaTorchSdpa):
         capability = getattr(device, "capability", (9, 0))
         if capability[0] != 9:
             raise UserError(
-                f"FlashAttention-3 is for Hopper GPUs (sm_90), {device.name} is sm_{capability[0]}{capability[1]}: use "
-                "--kernels cuda_torch_sdpa"
+                f"FlashAttention-3 is for Hopper GPUs (sm_90), but {device.name} is sm_{capability[0]}"
+                f"{capability[1]}: use --kernels cuda_torch_sdpa"
             )
         self._c = self.torch.ops._C if hasattr(self.torch.ops._C, "fused_add_rms_norm") else None
         if self._c is not None:

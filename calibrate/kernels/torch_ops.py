@@ -121,7 +121,7 @@ class TorchOps(KernelSet):
         return torch.ops.aten._convert_weight_to_int4pack(pairs, 8), scales
 
     def multiply(self, x: Any, weight: Any, dtype: str) -> Any:
-        """Multiply [m, k] by such a weight; quantize x if the format needs it."""
+        """Multiply x [m, k] by a weight made by `weight`; quantize x if the format needs it."""
         torch = self.torch
         if dtype in ("bf16", "fp32"):
             return torch.nn.functional.linear(x, weight)
@@ -145,7 +145,7 @@ class TorchOps(KernelSet):
         return (product * scale).to(x.dtype)[:rows]
 
     def add_norm(self, x: Any, residual: Any, weight: Any) -> tuple[Any, Any]:
-        """Return the RMSNorm of the sum with the residual, and the sum."""
+        """Return the RMSNorm of the sum of x and the residual, and the sum itself."""
         total = x + residual
         return self.torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
 

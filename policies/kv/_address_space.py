@@ -129,7 +129,7 @@ class Buddies(AddressSpace):
         start = self._free[order].pop(0)
         while 1 << order > chunk:
             order -= 1
-            self._free[order].insert(0, start + (1 << order))  # none is free here: all smaller chunks were too small
+            self._free[order].insert(0, start + (1 << order))  # empty until now: all smaller chunks were too small
         return start
 
     def give(self, start: int, chunk: int) -> None:

@@ -79,8 +79,8 @@ class FreeStack:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockTables(KVAllocator):
-    """Blocks and the requests that hold them. Blocks that were never used or were returned go out first, the most
-    recently returned one foremost."""
+    """Blocks and the requests that hold them. Never-used and returned blocks are handed out first, starting with the
+    most recently returned one."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)

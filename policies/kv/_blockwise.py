@@ -1,7 +1,8 @@
 """A block-by-block prefix cache: each block is found by the identity of everything up to its end, the chained hash
 (vLLM 0.33: vllm/v1/core/block_pool.py).
 
-It does the same as `prefix-hash`, which works in runs of blocks, but for allocators that release blocks one by one.
+It does the same as `prefix-hash`, which works in runs of blocks, but is meant for allocators that release blocks one by
+one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Cached blocks as extents: runs of blocks that continue one content, are held by the same requests, and were freed
-together.
+"""Cached blocks as extents: runs of consecutive blocks of one content that are held by the same requests, and were
+freed together.
 
 Each operation on a run of blocks applies to its extent once: it is entered, found, held, released into the free queue,
 and evicted from its end. An extent is split or cut only when its blocks diverge (a hit ends inside it, or some blocks
@@ -40,11 +40,11 @@ class Extent:
         both."""
         self.before: Extent | None = None
         self.after: Extent | None = None
-        """Its neighbors in the free queue."""
+        """Neighbors of the extent in the free queue."""
 
     def parts(self, stop: int) -> list[Extent]:
-        """Return the parts that this extent has become, up to block `stop`, for a request that held or found it
-        before."""
+        """Return the parts into which this extent has been split, up to block `stop`, for a request that held or found
+        it before."""
         extent, parts = self, [self]
         while extent.stop < stop:
             assert extent.rest is not None
@@ -63,7 +63,8 @@ class Extent:
 
 
 class FreeQueue:
-    """Extents that no request holds, least recently freed first. Within each, the last block goes first."""
+    """Extents that no request holds, least recently freed first. Within each extent, the last block is evicted
+    first."""
 
     def __init__(self) -> None:
         self.num_blocks = 0
@@ -89,7 +90,7 @@ class FreeQueue:
         self.link(extent, self._ends)
 
     def link(self, extent: Extent, after: Extent) -> None:
-        """Link an extent whose blocks are already counted, in front of one in the queue."""
+        """Insert an extent, whose blocks are already counted, in front of `after` in the queue."""
         before = after.before
         assert before is not None
         extent.before, extent.after = before, after
@@ -127,8 +128,8 @@ class ContentIndex:
                 yield from layer
 
     def find(self, key: Hashable, block: int, stop: int) -> tuple[Extent, int] | None:
-        """Return the extent that first held a block of a content, and the block (at most `stop`) up to which this is
-        true; return None if there is none."""
+        """Return the extent that was the first to hold a given block of a content, and the block (at most `stop`) up to
+        which this is true, or None if there is none."""
         for layer in self._layers.get(key, ()):
             at = bisect_right(layer, block, key=_START)
             if at and layer[at - 1].stop > block:
@@ -185,7 +186,7 @@ class ContentIndex:
             assert layers, "a content without extents"
             for layer in layers:
                 assert layer, "an empty layer"
-                assert all(extent.key == key for extent in layer), "an extent under another's content"
+                assert all(extent.key == key for extent in layer), "an extent is filed under another content"
                 assert all(a.stop <= b.start for a, b in pairwise(layer)), "extents of a layer overlap"
 
     def _place(self, extent: Extent) -> tuple[int, int]:

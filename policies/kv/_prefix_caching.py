@@ -19,8 +19,8 @@ from .paged import Paged
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixCaching(Paged):
-    """Full blocks are published when memory for their last token is allocated, in table order. Content missing from the
-    trace is never shared, and is entered only if its request may come back."""
+    """Prefix cache that publishes full blocks, in table order, when memory for their last token is allocated. Content
+    missing from the trace is never shared, and is entered only if its request may come back."""
 
     Params = PrefixHashParams
     shares = True
@@ -28,8 +28,8 @@ class PrefixCaching(Paged):
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
-        self._published: dict[Request, int] = {}  # blocks of its table published so far
-        self._told: dict[int, Hashable] = {}  # with a listener: findable blocks and their keys
+        self._published: dict[Request, int] = {}  # published blocks of the request's table
+        self._told: dict[int, Hashable] = {}  # findable blocks and their keys, kept if there is a listener
 
     def can_fork(self) -> bool:
         """Return whether samples can share memory. They cannot if a block's identity depends on how a sample
@@ -101,8 +101,8 @@ class PrefixCaching(Paged):
             self._published[request] = 0
 
     def _findable(self, request: Request) -> int:
-        """Return how many blocks from the start of a waiting request a lookup may find: its last token is always
-        recomputed."""
+        """Return how many leading blocks of a waiting request a lookup may find at most, given that its last token is
+        always recomputed."""
         known = request.num_tokens
         lookahead: int = self.params.hash_lookahead_tokens
         return (known - max(lookahead, 1)) // self.block_size

@@ -24,4 +24,4 @@ class PrefixHashParams:
                 f"hash_lookahead_tokens is {self.hash_lookahead_tokens}, must be from 0 to {MOST_DRAFTS:,}"
             )
         if self.free_order not in ("front", "back"):
-            raise ValueError(f'free_order is "front" or "back", not "{self.free_order}"')
+            raise ValueError(f'free_order must be "front" or "back", not "{self.free_order}"')

@@ -33,11 +33,12 @@ class Node:
         self.end_key: Hashable = None
         """Key of the prefix up to its end."""
         self.locks = 0
-        """Number of requests that hold it or a node below it."""
+        """Number of requests that hold the node or one below it."""
         self.created = self.last_access = now
         self.hits = 0
         self.history = end
-        """Tokens of the longest prefix that ever passed through it, evicted or not: the history of a conversation."""
+        """Length in tokens of the longest prefix that ever passed through the node, evicted or not: the history of a
+        conversation."""
         self.priority = 0
         """Highest priority of the requests that entered it."""
         self.salt = ""
@@ -139,8 +140,8 @@ class RadixTree:
         self, content: PrefixIdentity, length: int, salt: str = "", priority: int = 0, *, inserted_len: int = 0
     ) -> tuple[int, Node]:
         """Insert the first `length` tokens, in whole pages; return how many of them were already there, and the node at
-        which they end. Tokens before `inserted_len` were inserted earlier by the same request, and do not count as hit
-        again."""
+        which they end. Tokens before `inserted_len` were inserted earlier by the same request, and do not count as a
+        hit again."""
         length -= length % self.page_size
         found, node = self.find(content, length, salt)
         self.touch(node)
@@ -201,7 +202,7 @@ class RadixTree:
         while num_tokens > 0 and self._leaves:
             rank, _, leaf = heapq.heappop(self._heap)
             if leaf not in self._leaves or rank != self._rank(leaf):
-                continue  # stale: the leaf was since used, locked, extended or dropped
+                continue  # stale: the leaf has since been used, locked, extended or dropped
             parent = leaf.parent
             assert parent is not None
             del self._leaves[leaf]
@@ -227,10 +228,12 @@ class RadixTree:
             parent: Any = node.parent
             assert node.start == parent.end, "a node does not continue its parent"
             assert node.end > node.start, "an empty node"
-            assert node.end % self.page_size == 0, "part of a page"
-            assert node.end_key == node.content.prefix_key(node.end), "a node does not end where it says"
+            assert node.end % self.page_size == 0, "a node ends within a page"
+            assert node.end_key == node.content.prefix_key(node.end), "the end_key of a node does not match its end"
             assert parent.children[node.key] is node, "a node cannot be found"
-            assert node.locks >= sum(child.locks for child in node.children.values()), "held, but not from above"
+            assert node.locks >= sum(child.locks for child in node.children.values()), (
+                "a node is held less often than its children"
+            )
             assert (node in self._leaves) == (not node.locks and not node.children), "leaves miscounted"
             sizes[node.locks > 0] += node.end - node.start
         assert (sizes[False], sizes[True]) == (self.evictable, self.protected), "tokens miscounted"

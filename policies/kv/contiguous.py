@@ -34,9 +34,9 @@ class ContiguousParams:
 
 @kv_allocators.register("contiguous")
 class Contiguous(KVAllocator):
-    """Contiguous reservations. Growth within a reservation never fails; growth beyond it is out of memory. Free memory
-    in holes too small for the mean chunk allocated so far is external waste. (Under "max" all chunks are the same size,
-    so this is exactly the memory that no request can ever use.)"""
+    """Contiguous reservations. Growth within a reservation never fails; growth beyond it fails for lack of memory. Free
+    memory in holes too small for the mean chunk allocated so far is external waste. (Under "max" all chunks are the
+    same size, so this is exactly the memory that no request can ever use.)"""
 
     Params = ContiguousParams
     params: ContiguousParams

@@ -1,13 +1,13 @@
-"""A prefix cache that evicts by rank: `prefix-hash` in all but which idle block goes first.
+"""A prefix cache that evicts by rank: like `prefix-hash` except for which idle block is evicted first.
 
-A base for caches of one's own. `rank` is the one method to write:
+A base class for custom caches. `rank` is the only method to write:
 
     class Lfu(Evicting):
         def rank(self, block):
             return block.hits
 
-Derived from `Evicting` a cache is stepped plainly; derived from `servesim.engine.fast.kv.FastEvicting` instead it is
-fast.
+A cache derived from `Evicting` is simulated step by step; one derived from `servesim.engine.fast.kv.FastEvicting` runs
+in fast mode.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class CachedBlock:
     block: int
     """Id of the block."""
     key: Hashable
-    """Identity of all tokens up to its end, equal for equal content; None if it is not in the trace."""
+    """Identity of all tokens up to its end, equal for equal content; None if the content is not in the trace."""
     depth: int
     """Number of blocks before it in its prompt."""
     hits: int = 0
     """Number of requests admitted with it as part of their hit."""
     last_used: int = 0
-    """Number of the admission or release that last used it, counted from 1."""
+    """Sequence number, from 1, of the admission or release that last used it."""
 
 
 class Evicting(BlockwisePrefix):
-    """Idle blocks with the lowest `rank` are evicted first; among equals, the least recently released, and later blocks
-    of a prompt before earlier ones. Idle blocks that are not full are evicted before all others."""
+    """Prefix cache that evicts idle blocks with the lowest `rank` first; among equals, the least recently released, and
+    later blocks of a prompt before earlier ones. Idle blocks that are not full are evicted before all others."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -55,8 +55,8 @@ class Evicting(BlockwisePrefix):
         self._heap: list[tuple[bool, Any, int, int]] = []  # (full, rank, number, block), including stale entries
 
     def rank(self, block: CachedBlock) -> Any:
-        """Return the value of a block that no request holds anymore, as comparable numbers or tuples: the lowest is
-        evicted first. It is called when the block becomes idle, and by `rank_again`."""
+        """Return the rank of a block that no request holds anymore, as a comparable number or tuple: the lowest is
+        evicted first. This method is called when the block becomes idle, and by `rank_again`."""
         raise NotImplementedError(f"{self.name} has no method rank")
 
     def rank_again(self, block: int) -> None:
@@ -64,7 +64,7 @@ class Evicting(BlockwisePrefix):
         full = self.full.get(block)
         rank = 0 if full is None else self.rank(full)
         if rank is None:
-            raise PolicyError(f"{self.name}: rank returns None, not numbers or tuples that can be compared")
+            raise PolicyError(f"{self.name}: rank returned None, not a number or tuple that can be compared")
         self._num_entries += 1
         self._entry[block] = self._num_entries
         entry = (full is not None, rank, self._num_entries, block)
@@ -121,7 +121,9 @@ class Evicting(BlockwisePrefix):
 
     def _check_sharing(self, held: list[int]) -> None:
         super()._check_sharing(held)
-        assert self._entry.keys() == self._idle.keys(), "an idle block has no rank, or a held one has"
+        assert self._entry.keys() == self._idle.keys(), "an idle block has no rank, or a held block has one"
         current = {(number, block) for _, _, number, block in self._heap}
-        assert all((number, block) in current for block, number in self._entry.items()), "an idle block cannot go"
-        assert self._key_of.keys() <= self.full.keys(), "a cached block has no facts"
+        assert all((number, block) in current for block, number in self._entry.items()), (
+            "an idle block cannot be evicted"
+        )
+        assert self._key_of.keys() <= self.full.keys(), "a cached block has no CachedBlock"

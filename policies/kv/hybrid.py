@@ -64,7 +64,7 @@ class Hybrid(BlockwisePrefix):
         self._counting = sum(window != STATE_WINDOW for window in memory.windows)  # groups that hold tokens
         self._kinds = sorted(kinds.items(), key=lambda kind: kind[0] is not None)  # full attention first
         self._in_flight = memory.in_flight_tokens or self.max_model_len
-        self._slid: dict[Request, int] = {}  # tokens processed when its windows last moved
+        self._slid: dict[Request, int] = {}  # tokens processed when the request's windows last moved
         self._coming: dict[Request, int] = {}  # slots before the windows, beyond the hit, for remote KV
         self._boundary: dict[Request, int] = {}  # end of the longest prefix that any group had
 
@@ -113,12 +113,12 @@ class Hybrid(BlockwisePrefix):
         return self._fits(hit, hit.num_tokens, now_tokens, full_tokens, reserve)
 
     def can_load(self, request: Request, hit: Hit, num_tokens: int, full_tokens: int, reserve: int) -> bool:
-        """Return whether it fits. Of windows only what later tokens attend comes (vLLM: kv_cache_coordinator.py,
-        allocate_new_computed_blocks with external tokens)."""
+        """Return whether the request fits. Within a window, only KV that later tokens attend to is loaded (vLLM:
+        kv_cache_coordinator.py, allocate_new_computed_blocks with external tokens)."""
         return self._fits(hit, hit.num_tokens + num_tokens, num_tokens, full_tokens, reserve)
 
     def _fits(self, hit: Hit, processed: int, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        """Return what `can_admit` asks, with `processed` tokens that need no step."""
+        """Return whether a request fits, as `can_admit` does, with `processed` tokens that need no step."""
         free = self.num_free_blocks() - self._blocks(reserve)
         return (
             self._needed(full_tokens, hit, capped=True) <= free
@@ -151,8 +151,8 @@ class Hybrid(BlockwisePrefix):
             self.publish(request, min(hit.num_tokens + num_tokens, request.num_tokens))
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
-        """Give back the blocks that have slid out of a window, in any case, then grow. Tokens of steps in flight are
-        not yet processed (their prompt chunks are not known here)."""
+        """Give back the blocks that have slid out of a window, even if growing then fails. Tokens of steps in flight do
+        not count as processed (their prompt chunks are not known here)."""
         self._slide(request, request.num_computed_tokens - request.num_output_placeholders)
         tables = self._tables[request]
         end = min(request.num_computed_tokens + num_tokens + lookahead, self.max_model_len)
@@ -194,7 +194,7 @@ class Hybrid(BlockwisePrefix):
         del self._slid[request], self._boundary[request]
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
-        """Return whether the blocks still within its windows fit, plus memory for `num_tokens` more."""
+        """Return whether the blocks still within the request's windows fit, plus memory for `num_tokens` more."""
         free = self.num_free_blocks() - self._blocks(reserve)
         computed = request.num_computed_tokens
         return self._needed(computed + num_tokens, Hit(computed), capped=False) <= free
@@ -230,7 +230,7 @@ class Hybrid(BlockwisePrefix):
         assert self._table_blocks == sum(map(len, flat.values())), "table blocks miscounted"
         self.check_free(held)
         for tables in self._tables.values():
-            assert len({len(table) for table in tables}) == 1, "groups of different lengths"
+            assert len({len(table) for table in tables}) == 1, "the tables of a request differ in length"
             for table, window in zip(tables, self.windows, strict=True):
                 assert window or NULL not in table, "full attention has lost a block"
                 assert NULL not in table[table.count(NULL) :], "a hole inside the window"
@@ -272,8 +272,8 @@ class Hybrid(BlockwisePrefix):
 
     def _needed(self, tokens: int, hit: Hit, capped: bool, processed: int | None = None) -> int:
         """Return the free blocks needed to hold `tokens` tokens beyond a hit, `processed` of which need no step (None:
-        only the hit's tokens). If `capped`, a window's need is limited: it slides on before more tokens are computed
-        than may be in flight."""
+        only the hit's tokens). If `capped`, a window's need is limited, since the window slides on before more tokens
+        are computed than may be in flight."""
         needed = 0
         found = (hit.blocks[0] if hit.blocks else ()) or ((),) * len(self.windows)
         tokens = min(tokens, self.max_model_len)

@@ -35,7 +35,7 @@ class Paged(BlockTables):
         self._extra: dict[int, int] = {}  # block -> holders beyond the first
         self._partial: dict[int, int] = {}  # partly filled block shared by samples -> its unused slots
         self._overlap = 0  # how many of those slots `held_tokens` and `_table_blocks` count more than once
-        self._layouts: dict[Request, list[int]] = {}  # in host memory with samples: the number of each block
+        self._layouts: dict[Request, list[int]] = {}  # swapped out with samples: the number of each block
 
     def fits(self, request: Request) -> bool:
         """Return whether a request can be held. If several samples are to be forked, each needs blocks beyond the
@@ -156,7 +156,7 @@ class Paged(BlockTables):
         return ids()
 
     def _share(self, request: Request, sample: Request) -> int:
-        """Fork a sample from a request; return how many of its blocks need not be counted by holder."""
+        """Fork a sample from a request; return how many leading blocks need not be counted in `_extra`."""
         return 0
 
     def _restored(self, together: Sequence[Request]) -> None:
@@ -193,8 +193,8 @@ class Paged(BlockTables):
 
     def _check_sharing(self, held: list[int]) -> None:
         extra = {block: count - 1 for block, count in Counter(held).items() if count > 1}
-        assert extra == self._extra, "holders do not match the block tables"
-        assert self._partial.keys() <= extra.keys(), "partly filled and shared, but held by one"
+        assert extra == self._extra, "counts of holders do not match the block tables"
+        assert self._partial.keys() <= extra.keys(), "a partly filled shared block has only one holder"
         assert self._overlap == sum(extra[block] * slots for block, slots in self._partial.items()), "slots miscounted"
 
 

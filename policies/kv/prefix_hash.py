@@ -170,7 +170,8 @@ class PrefixHash(PrefixCaching):
         return [((request.salt, key), end) for key, end in runs] if request.salt else runs
 
     def _parts(self, hit: Hit) -> Iterator[tuple[Extent, int, int]]:
-        """Yield extents, and which blocks of each, since found extents may have been split in the meantime."""
+        """Yield the current extents of a hit and the blocks of each, since found extents may have been split in the
+        meantime."""
         for extent, start, stop in hit.blocks:
             for part in extent.parts(stop):
                 if part.stop > start:
@@ -281,7 +282,9 @@ class PrefixHash(PrefixCaching):
         extents = {request: self._extents(request) for request in self._tables}
         for request, table in self._tables.items():
             blocks = [block for extent in extents[request] for block in extent.blocks]
-            assert blocks == table[: self._published[request]].tolist(), "extents do not make up the table"
+            assert blocks == table[: self._published[request]].tolist(), (
+                "the extents of a request do not make up its table"
+            )
         holders = Counter(extent for each in extents.values() for extent in each)
         assert all(extent.holders == count for extent, count in holders.items()), "holders miscounted"
         shared = sum((count - 1) * len(extent.blocks) for extent, count in holders.items())

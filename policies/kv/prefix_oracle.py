@@ -1,7 +1,7 @@
 """A prefix cache with perfect foresight: it evicts the block whose next use is furthest in the future (Belady, 1966).
 
-It is a yardstick for realistic caches. Blocks held by requests cannot be evicted, so it is not optimal to the last
-token (IBM Systems Journal 5(2), 1966).
+It is a yardstick for realistic caches. Blocks held by requests cannot be evicted, so it is not strictly optimal (IBM
+Systems Journal 5(2), 1966).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PrefixOracle(Evicting):
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
-        self._future = RadixTree(self.block_size)  # tree of all prompts, as far as findable
-        self._uses: dict[Node, deque[int]] = {}  # rows whose prompts pass a node, in arrival order
+        self._future = RadixTree(self.block_size)  # tree of the findable parts of all prompts
+        self._uses: dict[Node, deque[int]] = {}  # rows whose prompts pass through a node, in arrival order
         self._order: dict[int, int] = {}  # row -> arrival position
         self._admitted: set[int] = set()
         self._due: dict[int, int] = {}  # block -> position of its next use, for blocks that were idle
@@ -59,8 +59,8 @@ class PrefixOracle(Evicting):
         return -self._due[block.block] if self.is_cached(block.block) else -NEVER, -block.depth
 
     def _put_off(self, request: Request, hit_blocks: int) -> None:
-        """Postpone idle blocks beyond the hit of an awaited request, which recomputes them: their next use is by a
-        later request."""
+        """Postpone the next use of idle blocks beyond an admitted request's hit: the request recomputes them, so the
+        next use is by a later request."""
         most = (request.prompt_len - 1) // self.block_size
         keys = list(self._keys(request, hit_blocks, most)) if request.content is not None else []
         stale = []

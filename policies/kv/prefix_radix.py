@@ -32,11 +32,11 @@ class PrefixRadixParams:
         if self.page_size < 1:
             raise ValueError("page_size must be at least 1")
         if self.eviction_policy not in STRATEGIES:
-            raise ValueError(f"eviction_policy is one of {', '.join(STRATEGIES)}, not {self.eviction_policy!r}")
+            raise ValueError(f"eviction_policy must be one of {', '.join(STRATEGIES)}, not {self.eviction_policy!r}")
         if min(self.tlru_threshold, self.tlru_next_prompt_estimate) < 0:
             raise ValueError("tlru_threshold and tlru_next_prompt_estimate must be at least 0")
         if self.eviction_policy != "tlru" and (self.tlru_threshold or self.tlru_next_prompt_estimate):
-            raise ValueError("tlru_threshold and tlru_next_prompt_estimate are for eviction_policy=tlru")
+            raise ValueError("tlru_threshold and tlru_next_prompt_estimate require eviction_policy=tlru")
 
 
 class _Own:
@@ -63,9 +63,9 @@ class _Holding:
 
 @kv_allocators.register("prefix-radix")
 class PrefixRadix(KVAllocator):
-    """Prompts enter the tree chunk by chunk and when their prefill is done, outputs when the request has finished; a
-    preempted request leaves only what had already been entered. Memory comes from the pool or, if that is empty, from
-    the lowest-ranked leaves of the tree."""
+    """Prefix cache in a radix tree. Prompts enter it chunk by chunk and when their prefill is done, outputs when the
+    request has finished; a preempted request leaves only what had already been entered. Memory comes from the pool or,
+    if that is empty, from the lowest-ranked leaves of the tree."""
 
     Params = PrefixRadixParams
     params: PrefixRadixParams
@@ -81,7 +81,7 @@ class PrefixRadix(KVAllocator):
         self.tree = RadixTree(page, tail if params.eviction_policy == "tlru" else params.eviction_policy)
         self._pool = self.capacity_tokens  # unallocated tokens
         self._held: dict[Request, _Holding] = {}
-        self._own = self._shared = 0  # sums over holdings of own and node.end
+        self._own = self._shared = 0  # sums of own and node.end over holdings
         self._prefilling: dict[Request, int] = {}  # length of each prompt not fully in the tree
 
     def lookup(self, request: Request) -> Hit:
@@ -114,8 +114,8 @@ class PrefixRadix(KVAllocator):
         return True
 
     def free(self, request: Request) -> None:
-        """Free a request's memory. Also enter the output of a finished request in the tree, but not of one that comes
-        back."""
+        """Free a request's memory. Also enter the output of a finished request in the tree, but not the output of one
+        that will come back."""
         held = self._held[request]
         self._prefilling.pop(request, None)
         if request.state is State.RUNNING and request.content is not None:
@@ -162,7 +162,7 @@ class PrefixRadix(KVAllocator):
         assert self._own == sum(held.own for held in self._held.values()), "own tokens miscounted"
         assert self._shared == sum(held.node.end for held in self._held.values()), "shared tokens miscounted"
         assert self._pool + self.tree.total + self._own == self.capacity_tokens, "tokens are lost"
-        assert self._prefilling.keys() <= self._held.keys(), "prefills, but holds nothing"
+        assert self._prefilling.keys() <= self._held.keys(), "a request prefills, but holds nothing"
         locks = dict.fromkeys(self.tree.nodes(), 0)
         for held in self._held.values():
             for node in held.node.path():
@@ -194,7 +194,8 @@ class PrefixRadix(KVAllocator):
 
     def _enter(self, request: Request, held: _Holding, upto: int) -> None:
         """Enter a request's tokens before `upto` in the tree and lock them. Free its own copy of tokens that other
-        requests have entered in the meantime. A request hits a node only once, whatever it enters after it."""
+        requests have entered in the meantime. A request counts as a hit on a node only once, however often it enters
+        tokens below."""
         before = held.node
         priority = -request.priority  # here low is urgent; in SGLang, high is
         found, node = self.tree.insert(_content(request), upto, request.salt, priority, inserted_len=held.entered)

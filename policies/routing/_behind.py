@@ -24,12 +24,13 @@ class InFront(Router):
             raise UserError(f"{self.inner.name} needs cache events, which {self.name} does not pass on")
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
-        """Return the decision of the router behind for a decode replica: its request was admitted before its prompt."""
+        """Return the inner router's decision for a decode replica, since the request was admitted before its prefill;
+        otherwise, return the decision of `admit`."""
         return self.ask(request, views) if self.role == "decode" else self.admit(request, views)
 
     @abstractmethod
     def admit(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
-        """Return a decision as `route` does, which may hold a request back or reject it."""
+        """Return a decision like that of `route`; it may hold a request back or reject it."""
 
     def ask(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         """Return the decision of the inner router."""

@@ -20,8 +20,8 @@ def block_keys(request: Request, block_size: int) -> Sequence[Hashable]:
 
 
 class BlockSets:
-    """Sets of blocks by replica. A block may be added to a set several times, and stays until discarded equally
-    often."""
+    """Sets of blocks by replica. A block may be added to a set several times, and stays until it has been discarded as
+    many times."""
 
     def __init__(self) -> None:
         self._holders: dict[Hashable, int] = {}  # one bit per replica that has the block

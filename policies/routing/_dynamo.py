@@ -4,14 +4,14 @@ Source: ai-dynamo/dynamo, lib/kv-router/src/scheduling and lib/llm/src/kv_router
 replica is the prefill that it adds to the booked prefill, plus the KV that decoding then holds:
 
     prefill = max((active prefill tokens + prompt) / block size - credit * blocks found, 0)
-    decode  = different blocks of live prompts, this one's among them, + blocks of answers
+    decode  = distinct blocks of live prompts, including this one's, + blocks of answers
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * active requests
 
 For prefill workers the decode term is 0; for decode workers the cost is the decode term alone, and blocks count once
 per request.
 
-Bookings are made when a request is sent: its blocks until it ends, and its prompt tokens not found until its first
-token. Not modeled: tiers below GPU memory, shared pools, and the selection function `lmetric`.
+Bookings are made when a request is sent: its blocks are booked until it ends, and its prompt tokens not found in caches
+until its first token. Not modeled: tiers below GPU memory, shared pools, and the selection function `lmetric`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class DynamoParams:
     overlap_score_credit: float = 1.0
     """Blocks of prefill saved per block found (formerly kv-overlap-score-weight)."""
     overlap_score_credit_decay: float = 0.0
-    """Reduction of this credit at a replica that has more prefill pending than another."""
+    """Reduction of `overlap_score_credit` at a replica that has more prefill pending than another."""
     prefill_load_scale: float = 1.0
     """Weight of booked and needed prefill blocks."""
     decode_active_request_weight: float = 0.0
     """Cost of each request active at a replica, in blocks."""
     router_temperature: float = 0.0
-    """Temperature of the draw. 0: lowest cost, ties drawn at random; else by exp(-cost / temperature), costs scaled to
-    0 to 1."""
+    """Sampling temperature. 0: lowest cost, ties broken at random; otherwise, drawn with weights exp(-cost /
+    temperature), with costs scaled to 0 to 1."""
     router_queue_threshold: float | None = None
     """Multiple of `max_num_batched_tokens`; requests wait in the router while every replica has more active prefill
-    tokens than this. None: they never wait (1.6.1; 4.0 in 1.1.1)."""
+    tokens than this. None: they never wait (the default of 1.6.1; that of 1.1.1 is 4.0)."""
     max_num_batched_tokens: int = 8192
     """The engine's `max_num_batched_tokens`, for the threshold."""
     router_queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"

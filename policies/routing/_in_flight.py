@@ -9,7 +9,7 @@ from servesim.contracts.router import FinishStatus, ReplicaState, Router
 
 
 class InFlightRouter(Router):
-    """Router that counts requests exactly, from the decision until the response has ended."""
+    """Router that counts requests exactly, from the routing decision to the end of the response."""
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)

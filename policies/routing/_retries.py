@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from servesim.contracts.params import check_least
 
 RETRYABLE = frozenset((408, 429, 500, 502, 503, 504))
-"""Statuses after which another attempt is made, as is also done if a connection breaks before the answer begins. If it
-breaks later, the client sees the failure."""
+"""HTTP statuses that are retried, as are connections that break before the answer begins. If a connection breaks later,
+the client sees the failure."""
 
 
 @dataclass(frozen=True)
 class RetryParams:
-    """Attempts and breakers, with the command-line defaults."""
+    """Settings of retries and circuit breakers, with the command-line defaults."""
 
     max_retries: int = 5
     """Total number of attempts."""

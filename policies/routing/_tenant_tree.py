@@ -106,7 +106,7 @@ class TenantTree:
         node.tenants[tenant] = self._tick()
 
     def evict(self, limit: int) -> None:
-        """Drop the least recently used leaves of each tenant whose size exceeds `limit`, until it fits."""
+        """Drop the least recently used leaves of each tenant whose size exceeds `limit`, until it no longer does."""
         for tenant, size in self.sizes.items():
             if size > limit:
                 self._evict(tenant, limit)

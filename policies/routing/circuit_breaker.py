@@ -17,7 +17,7 @@ from servesim.policies.routing._retries import Breaker, RetryParams
 
 @dataclass(frozen=True)
 class CircuitBreakerParams(RetryParams):
-    """Router behind the breakers, and settings of attempts and breakers, with the command-line defaults."""
+    """Router behind the breakers, and settings of retries and breakers, with the command-line defaults."""
 
     router: str = "round-robin"
     """Name of the router behind this one; it uses its default parameters."""

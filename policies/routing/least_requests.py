@@ -1,4 +1,4 @@
-"""The replica with the fewest requests that this router has sent and that have not left."""
+"""The replica with the fewest requests that this router has sent to it and that are still in flight."""
 
 from __future__ import annotations
 

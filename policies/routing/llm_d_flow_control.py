@@ -2,9 +2,9 @@
 
 Source: pkg/epp/flowcontrol. While replicas are saturated, requests wait in the endpoint picker, in priority bands, the
 most urgent first. While the saturation, as reported by engines, is below 1, one request leaves per millisecond. A
-request is refused with 429 if its band is full or its time is over. Priorities are those of the traces, lowest first;
-llm-d counts in the opposite direction. Not modeled: limits in bytes, per-band limits, forgetting of idle flows,
-saturation by requests in flight, and stale metrics.
+request is refused with 429 if its band is full or its time in the queue is over. Priorities are those of the traces,
+lowest first; llm-d counts in the opposite direction. Not modeled: limits in bytes, per-band limits, forgetting of idle
+flows, saturation by requests in flight, and stale metrics.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Band:
         return turn
 
     def remove(self, row: int, sent: bool) -> None:
-        """Remove a request. If it was sent, the band's turn becomes the request's."""
+        """Remove a request. If it was sent, advance the band's turn to the request's turn."""
         turn = self.turns.pop(row)
         if sent:
             self._turn = turn

@@ -19,7 +19,8 @@ class PowerOfTwoParams:
 
     counts_in_flight: bool = True
     """Whether load is the number of requests in flight, as vllm-router counts them. Over HTTP sglang-router and smg
-    1.9.0 count nothing for this policy: without loads the first draw is taken, which equals `random`."""
+    1.9.0 count nothing for this policy: without counts, the first replica drawn is chosen, which is equivalent to
+    `random`."""
 
 
 @routers.register("power-of-two")

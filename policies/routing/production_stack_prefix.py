@@ -1,8 +1,8 @@
 """The prefixaware routing of the vLLM production stack's router 0.1.12 (commit a6c01db0).
 
 Source: vllm-project/production-stack, src/vllm_router/routers/routing_logic.py and prefix/hashtrie.py. It records which
-prompts it sent to which replica, in chunks of 128 characters, and forgets nothing; load does not count. A final partial
-chunk of a prompt is not compared here.
+prompts it sent to which replica, in chunks of 128 characters, and never forgets; load is ignored. A final partial chunk
+of a prompt is not compared here.
 """
 
 from __future__ import annotations

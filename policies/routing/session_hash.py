@@ -1,4 +1,5 @@
-"""Routing of all requests of a conversation to one replica, by a hash of its name, so that they hit its cache."""
+"""Routing of all requests of a conversation to one replica, by a hash of the conversation's name, so that they hit that
+replica's cache."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from servesim.policies.routing._cache_aware import CacheAware
 
 @routers.register("sglang-cache-aware")
 class SglangCacheAware(CacheAware):
-    """If replicas are out of balance, choose the least loaded one (lowest index). Otherwise, if more than
-    `cache_threshold` of the prompt is known, choose the replica for which the deepest node was created, else the least
-    loaded."""
+    """Policy that chooses the least loaded replica (lowest index) if replicas are out of balance. Otherwise, if more
+    than `cache_threshold` of the prompt is known, it chooses the replica for which the deepest node was created, else
+    the least loaded."""
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         choices = ready(views)

@@ -1,4 +1,4 @@
-"""The least_load policy of smg 1.13.0: the replica with the lowest expected wait by the engines' reports.
+"""The least_load policy of smg 1.13.0: the replica with the lowest expected wait according to the engines' reports.
 
 Without reports, it is the least loaded replica.
 

@@ -23,7 +23,7 @@ class VllmDPParams:
     """Number of API processes: each counts its own choice as if every process had made it."""
 
     ranks: int = 0
-    """Number of ranks per replica, which are taken in turn; 0: all ranks."""
+    """Number of ranks per replica, with replicas chosen in turn; 0: choose among all ranks every time."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "client_count")

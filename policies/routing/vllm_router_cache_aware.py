@@ -26,8 +26,8 @@ class VllmRouterParams(CacheAwareParams):
 
 @routers.register("vllm-router-cache-aware")
 class VllmRouterCacheAware(CacheAware):
-    """Like sglang-cache-aware, except that a hit goes to the least loaded replica (lowest index) of all that received
-    the deepest node."""
+    """Policy like sglang-cache-aware, except that a hit goes to the least loaded replica (lowest index) of all that
+    received the deepest node."""
 
     Params = VllmRouterParams
 

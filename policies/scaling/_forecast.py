@@ -33,7 +33,8 @@ class Constant:
 
 
 class Kalman:
-    """Level and trend with the given noise, or the last value until `least` values are recorded."""
+    """Kalman filter of level and trend with the given noise. Returns the last value until `least` values are
+    recorded."""
 
     def __init__(self, level: float = 1.0, trend: float = 0.1, noise: float = 10.0, least: int = 5) -> None:
         self._state = np.zeros(2)

@@ -29,7 +29,7 @@ class DynamoParams(ScalerParams):
     loops: Literal["throughput", "load", "both"] = "both"
     """Loops that make decisions."""
     predictor: Literal["constant", "arima", "kalman"] = "arima"
-    """Forecast of the throughput loop (the planner's Prophet option is not available here)."""
+    """Forecasting method of the throughput loop (the planner's Prophet option is not available here)."""
     ttft_ms: float = 500.0
     """Limit on the time to first token."""
     itl_ms: float = 50.0
@@ -43,7 +43,7 @@ class DynamoParams(ScalerParams):
     osl: int = 150
     """Assumed answer tokens per request before any finish."""
     sensitivity: float = 0.8
-    """Share of a limit's remaining room below which a replica is removed."""
+    """Share of a limit's headroom below which a replica is removed."""
     most_at_once: int = 8
     """Maximum number of replicas by which one decision changes the pool."""
 
@@ -121,7 +121,7 @@ class DynamoPlanner(Scaler):
                 high = count - 1
         if best:
             return best
-        return 1 / (prefill + osl * self.profile.decode_s(1, isl + osl // 2))  # no limit can be met: one at a time
+        return 1 / (prefill + osl * self.profile.decode_s(1, isl + osl // 2))  # limits cannot be met: one at a time
 
     def _by_load(self, load: PoolLoad) -> int:
         """Return the change in replicas: 1, 0, or -1."""

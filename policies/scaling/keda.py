@@ -2,7 +2,7 @@
 
 The metric is the sum over replicas, including requests that wait in the router; desired = ceil(sum / target), unchanged
 within the tolerance (an external metric of type AverageValue). With `min` 0 the last replica is removed once there has
-been no load for the cool-down period, and the first is added at the next poll that finds some.
+been no load for the cool-down period, and the first is added at the next poll that finds load.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Saturation rule of llm-d's workload variant autoscaler v0.5.1 (commit b08b1c7), for one variant.
 
-A replica's spare KV memory is 0.80 minus its usage, and its spare queue is 5 minus its waiting requests, both at the
-worst of the last minute; it is saturated if either is 0 or less. A replica is added if the mean spare of the
+A replica's spare KV memory is 0.80 minus its usage, and its spare queue is 5 minus its waiting requests, both at their
+worst value of the last minute; it is saturated if either is 0 or less. A replica is added if the mean spare of the
 unsaturated ones is below a trigger. One is removed if the others, with its load distributed among them, keep their
 spare above the triggers and at least two are not saturated. No decision is made while one is starting or draining. It
 scales from zero as soon as requests wait. From memory, not checked against the source: metrics every 15 s, a decision
@@ -31,7 +31,7 @@ class WvaParams(ScalerParams):
     queue_spare_trigger: float = 3.0
     """Mean spare queue slots below which a replica is added."""
     window_s: float = 60.0
-    """Seconds over which the worst value counts."""
+    """Length in seconds of the window whose worst value counts."""
     sample_s: float = 15.0
     """Seconds between reads of the metrics."""
     decide_s: float = 60.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class Budget:
-    """Tokens left in a step, both to schedule and as model inputs (including drafters' extra slots)."""
+    """Tokens left in a step, counted both as tokens to schedule and as model inputs (including drafters' extra
+    slots)."""
 
     __slots__ = ("_inputs", "_tokens", "extra", "left")
 

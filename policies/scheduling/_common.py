@@ -23,8 +23,8 @@ def watermark(kv: KVAllocator, fraction: float) -> int:
 
 
 def one_block_free(kv: KVAllocator, sequences: int = 1) -> bool:
-    """Return whether a token may be appended by vLLM V0's and Sarathi's test, which assumes that each sequence may need
-    a new block."""
+    """Return whether a token may be appended according to the test of vLLM V0 and Sarathi, which assumes that each
+    sequence may need a new block."""
     return kv.reserves or kv.usage().free >= sequences * kv.block_size
 
 

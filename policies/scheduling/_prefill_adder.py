@@ -68,7 +68,7 @@ class PrefillAdder:
 
     @property
     def remaining(self) -> float:
-        """Tokens of memory that no request is expected to need."""
+        """Tokens of memory that are free and that no request is expected to need."""
         return self.available - self.total_offset
 
     @property
@@ -100,9 +100,9 @@ class PrefillAdder:
     def add(
         self, request: Request, hit: Hit, idle_tokens: int, *, whole: bool = False, external: int = 0
     ) -> Grant | Added:
-        """Grant a waiting request tokens beyond its hit, `idle_tokens` of which then can no longer be evicted, and
-        beyond the next `external` tokens, which are loaded. `whole` forbids a second chunked prompt alongside one in
-        progress."""
+        """Grant a waiting request tokens beyond its hit and the `external` tokens after the hit, which are loaded.
+        `idle_tokens` tokens of the hit can then no longer be evicted. `whole` forbids a second chunked prompt alongside
+        one in progress."""
         extend = request.num_tokens - hit.num_tokens
         if self.ignore_eos:
             if not self._completions_fit(request, extend):

@@ -20,7 +20,7 @@ RETRACT_DECODE_STEPS = 20
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RunningBatch(Scheduler):
-    """Requests that decode together, and the state that prefill needs about them."""
+    """Requests that decode together, and the state of these requests that prefill needs."""
 
     def __init__(self, params: SglangParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
@@ -56,7 +56,7 @@ class RunningBatch(Scheduler):
             free = len(left) * self._page * self._groups
             steps = NO_END if alone and not self._unread else 1
             left = ctx.decode(left, len(left), free=free, steps=steps, overrun=True)
-            if len(left) < len(self.batch):  # each has a page
+            if len(left) < len(self.batch):  # each decode has a page
                 self._decays += 1
             else:
                 self._decays += self._make_room(ctx, retract=True)

@@ -13,7 +13,7 @@ MATCH_LIMIT = 128
 IN_BATCH_CHECK = 32
 """Cached tokens up to which a waiting request is compared with those before it in the queue."""
 IN_BATCH_DEPRIORITIZE = 32
-"""Shared tokens from which such a request is postponed, since the requests before it will cache them."""
+"""Number of shared tokens at which such a request is postponed, since the requests before it will cache them."""
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 POLICIES = ("fcfs", "lof", "random", *CACHE_AWARE)
 
@@ -81,7 +81,7 @@ class _Node:
 
     def __init__(self, length: int, example: Request) -> None:
         self.length = length
-        self.example = example  # any waiter with this prefix
+        self.example = example  # any waiting request with this prefix
         self.children: dict[Hashable, _Node] = {}
         self.ends: list[Request] = []
         self.weight = 0

@@ -18,7 +18,7 @@ class SglangParams:
     """Maximum number of running requests; None: vLLM's max_num_seqs for the GPU, but at least 2048 (SGLang: 2048 to
     4096, by memory)."""
     chunked_prefill_size: int | None = None
-    """Maximum prompt tokens per chunk in a step; None: by GPU memory; -1: prompts are not split."""
+    """Maximum prompt tokens per chunk in a step; None: depends on GPU memory; -1: prompts are not split."""
     max_prefill_tokens: int = 16384
     """Maximum prompt tokens in one prefill batch."""
     schedule_policy: str = "fcfs"
@@ -44,14 +44,14 @@ class SglangParams:
     priority_scheduling_preemption_threshold: int = 10
     """Priority difference above which a waiting request preempts running ones of lower priority."""
     ignore_eos: bool = False
-    """Whether clients request generation up to their caps; without a prefix cache, this makes memory use
-    predictable."""
+    """Whether clients request that generation continue to their caps despite EOS; without a prefix cache, this makes
+    memory use predictable."""
 
     def __post_init__(self) -> None:
         if self.schedule_policy not in POLICIES:
             raise ValueError(f"schedule_policy is {self.schedule_policy!r}{suggest(self.schedule_policy, POLICIES)}")
         if self.retraction_policy not in ("length", "priority"):
-            raise ValueError(f'retraction_policy is "length" or "priority", not "{self.retraction_policy}"')
+            raise ValueError(f'retraction_policy must be "length" or "priority", not "{self.retraction_policy}"')
         check_least(self, 1, "max_running_requests", "max_prefill_tokens", "prefill_max_requests")
         check_least(self, 1, "scheduler_recv_interval")
         check_least(self, 0, "schedule_conservativeness", "prefill_decode_interval")

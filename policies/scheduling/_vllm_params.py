@@ -16,9 +16,9 @@ class VllmParams(SchedulerParams):
     enable_chunked_prefill: bool = True
     """Whether to split prompts to fit the remaining budget; otherwise a prompt waits until it fits as a whole."""
     long_prefill_token_threshold: int = 0
-    """Maximum chunk of one prompt while other requests are present; 0: no limit."""
+    """Maximum prefill chunk of one prompt, in tokens, while other requests are present; 0: no limit."""
     long_prefill_token_threshold_adaptive: bool = False
-    """Whether to raise that limit to an equal share of the budget."""
+    """Whether to raise long_prefill_token_threshold to an equal share of the budget, if that is larger."""
     scheduler_reserve_full_isl: bool = True
     """Whether to admit only requests that fit as a whole, even though they are computed in chunks."""
     watermark: float = 0.0
@@ -26,7 +26,7 @@ class VllmParams(SchedulerParams):
     prefill_schedule_interval: int = 1
     """Minimum number of steps from one step with prefill work to the next while other requests decode."""
     max_num_scheduled_tokens: int | None = None
-    """Tokens scheduled per step; None: max_num_batched_tokens."""
+    """Maximum number of tokens scheduled per step; None: max_num_batched_tokens."""
     max_num_active_seqs: int | None = None
     """Maximum number of running requests; None: max_num_seqs."""
     num_speculative_tokens: int = 0
@@ -39,7 +39,7 @@ class VllmParams(SchedulerParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.policy not in ("fcfs", "priority"):
-            raise ValueError(f'policy is "fcfs" or "priority", not "{self.policy}"')
+            raise ValueError(f'policy must be "fcfs" or "priority", not "{self.policy}"')
         check_share("watermark", self.watermark)
         check_least(self, 1, "prefill_schedule_interval", "max_num_scheduled_tokens", "max_num_active_seqs")
         drafts = ("num_speculative_tokens", "num_lookahead_tokens", "draft_slots_per_request")

@@ -24,7 +24,7 @@ from ._common import one_block_free, pending, refuse_if_hopeless, watermark
 
 @dataclass(frozen=True)
 class ContinuousParams(SchedulerParams):
-    """vLLM V0's settings. Unset: 256 sequences, and tokens for the longest request, at least 2,048."""
+    """vLLM V0's settings. If unset: 256 sequences, and max_model_len tokens, at least 2,048."""
 
     watermark: float = 0.01
     """Fraction of the blocks that admissions and swap-ins leave free."""
@@ -37,7 +37,7 @@ class ContinuousParams(SchedulerParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.preemption_mode not in ("recompute", "swap"):
-            raise ValueError(f'preemption_mode is "recompute" or "swap", not "{self.preemption_mode}"')
+            raise ValueError(f'preemption_mode must be "recompute" or "swap", not "{self.preemption_mode}"')
         check_share("watermark", self.watermark)
 
 
@@ -133,8 +133,8 @@ class Continuous(Scheduler):
             self.running += [request for request in group if request.state is State.RUNNING]
 
     def _extend(self, ctx: PlanContext, requests: list[Request]) -> bool:
-        """Extend each request by one token; return False if one fails. Only the first can fail, since one block is free
-        for each."""
+        """Extend each request by one token; return False if one fails. Only the first can fail, since the caller has
+        checked that one block is free for each."""
         return all(ctx.extend(request, 1) for request in requests)
 
     def _preempt(self, ctx: PlanContext, victims: list[Request]) -> None:

@@ -28,7 +28,7 @@ class FastServeParams(SchedulerParams):
     quantum_ratio: int = 2
     """Ratio of each queue's quantum to the quantum of the queue above."""
     tokens_per_iteration: int = 256
-    """Number of prompt tokens whose prefill takes as long as one decode: the engine's profile."""
+    """Number of prompt tokens whose prefill takes as long as one decode iteration, from a profile of the engine."""
     starve_limit: int = 1000
     """Iterations without running after which a request is promoted to the highest queue."""
     free_fraction: float = 0.05
@@ -46,11 +46,11 @@ class _Job:
 
     queue: int
     since: int
-    """Scheduler iteration at which it entered its queue, which is served first come, first served."""
+    """Scheduler iteration at which the request entered its queue; each queue is served first come, first served."""
     used: int = 0
-    """Number of iterations used of its quantum."""
+    """Number of iterations already used of the request's quantum."""
     ran: int = 0
-    """Iteration in which it last ran, or arrived."""
+    """Iteration in which the request last ran, or in which it arrived."""
 
 
 @schedulers.register("fastserve")
@@ -117,8 +117,8 @@ class FastServe(Scheduler):
     def _run(
         self, ctx: PlanContext, request: Request, place: int, holders: list[tuple[int, Request]], budget: int
     ) -> int:
-        """Run as much of a request as possible. Memory is taken from `holders` ranked below it, the last first, which
-        are removed from the list. Return the number of scheduled tokens."""
+        """Run as much of a request as possible. If memory is short, evict the `holders` ranked below it, last first,
+        and remove them from the list. Return the number of scheduled tokens."""
         while not self._start(ctx, request, budget):
             if not holders or holders[-1][0] <= place:
                 return 0
@@ -147,7 +147,7 @@ class FastServe(Scheduler):
 
     def _evict(self, ctx: PlanContext, victim: Request, at_any_cost: bool) -> bool:
         """Free a request's memory by swapping it to the host. If host memory is full, discard the KV if `at_any_cost`
-        (for a running request); otherwise return False, and the request without memory waits."""
+        (to make room for a running request); otherwise return False, and the request that needs the memory waits."""
         if not ctx.swap_out(victim):
             if not at_any_cost:
                 return False
@@ -157,8 +157,8 @@ class FastServe(Scheduler):
         return True
 
     def _swap_ahead(self, ctx: PlanContext, ranked: Sequence[Request]) -> None:
-        """Swap out requests that did not run and will not for the longest time (the last of the lowest queue), until
-        new requests have room."""
+        """Swap out requests that are not in this plan, starting with those that will run last (at the end of the lowest
+        queue), until new requests have room."""
         for victim in reversed(ranked):
             if self.kv.usage().free >= self.keep_free:
                 break

@@ -13,8 +13,8 @@ from .selective import Selective
 
 @schedulers.register("no-cache")
 class NoCache(Selective):
-    """First come, first served, with whole requests each time. Memory is counted as if the KV were kept: it must be
-    available while the iteration runs."""
+    """First-come, first-served scheduler that processes whole requests each time. Memory is counted as if the KV were
+    kept, because it must be available while the iteration runs."""
 
     paper = "the textbook loop; Hugging Face transformers' generate(use_cache=False)"
     attention = "fused"

@@ -1,4 +1,4 @@
-"""vLLM V1's step with another order of requests: which waits first, and which is preempted.
+"""vLLM V1's step with a different order of requests, both for admission and for preemption.
 
 This is a base class for custom schedulers. Subclasses only need to implement `rank`:
 
@@ -28,14 +28,14 @@ class OrderedParams(SchedulerParams):
 
 
 class Ordered(Vllm):
-    """Waiting requests are served by `rank`, lowest first, with ties in arrival order. If memory runs out, the running
-    request of the highest rank is preempted and recomputed when it returns."""
+    """Scheduler that serves waiting requests by `rank`, lowest first, with ties in arrival order. If memory runs out,
+    it preempts the running request with the highest rank, which is recomputed when it returns."""
 
     Params: ClassVar[type[Any]] = OrderedParams
     supports = frozenset({"async"})
     preemptive: ClassVar[bool] = False
-    """Whether a waiting request also preempts running ones of higher rank: one for one if slots are short, and as many
-    as its memory requires."""
+    """Whether a waiting request also preempts running ones of higher rank: one if it lacks a slot, and as many as it
+    takes to free the memory that it needs."""
     dynamic: ClassVar[bool] = False
     """Whether the rank of a request changes while it waits. If so, the queue is sorted again at each plan, and no plan
     is skipped while a request waits."""
@@ -48,8 +48,8 @@ class Ordered(Vllm):
 
     def rank(self, request: Request, now: int) -> float:
         """Return a number; the lowest is served first. `now` is the simulated time in ns if `dynamic`, else the
-        request's arrival time. The rank of a running request may always change, and is queried when one has to be
-        preempted."""
+        request's arrival time. Even if not `dynamic`, the rank of a running request may change; it is queried when a
+        request has to be preempted."""
         raise NotImplementedError(f"{self.name} has no method rank")
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -71,8 +71,8 @@ class Ordered(Vllm):
             if len(self.running) < self._max_running and self.kv.can_admit(waiter, hit, new, waiter.num_tokens, 0):
                 return
             last = max(self.running, key=lambda r: self._key(r, now), default=None)
-            # Use the rank it is queued with, although tokens in flight when it was preempted may have arrived since:
-            # otherwise the displaced request could be queued ahead of it and take its place back.
+            # Use the rank with which the waiting request was queued, even if tokens in flight when it was preempted
+            # have arrived since: otherwise, the displaced request could be queued ahead of it and take its place back.
             if last is None or self._key(last, now)[0] <= self._ranked[0][0]:
                 return
             self._displace(last, ctx, now)

@@ -13,7 +13,7 @@ from .ordered import Ordered
 
 @schedulers.register("priority")
 class Priority(Ordered):
-    """A waiting request preempts less urgent running ones; ties are first come, first served."""
+    """Scheduler in which a waiting request preempts less urgent running ones; ties are first come, first served."""
 
     preemptive = True
 

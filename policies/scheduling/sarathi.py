@@ -1,7 +1,7 @@
 """Stall-free chunked prefills (Sarathi-Serve, OSDI 2024: sarathi/core/scheduler/sarathi_scheduler.py).
 
-Every iteration first takes all decodes, then fills the rest of a budget of `chunk_size` tokens with pieces of prompts,
-so that no decode ever waits longer than one chunk of a prefill.
+Every iteration first takes all decodes, then fills the rest of a budget of `chunk_size` tokens with prefill chunks, so
+that no decode ever waits longer than one chunk of a prefill.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class SarathiParams:
     """sarathi-serve's settings under its names."""
 
     max_num_seqs: int | None = None
-    """Maximum number of running requests; None: vLLM's for the GPU."""
+    """Maximum number of running requests; None: vLLM's max_num_seqs for the GPU."""
     chunk_size: int = 512
-    """Tokens per iteration that prefills may fill (the paper: 512 for strict latency limits, 2048 for others)."""
+    """Token budget per iteration, which prefills fill up (the paper: 512 for strict latency limits, 2048 for
+    others)."""
     watermark: float = 0.01
     """Fraction of the blocks that admissions leave free."""
     reserve_output: bool = False
@@ -43,11 +44,11 @@ class SarathiParams:
     enable_dynamic_chunking_schedule: bool = False
     """Whether to shrink the budget as a prompt progresses, from high_chunk_size to low_chunk_size in equal stages."""
     low_chunk_size: int = 32
-    """Budget of the last stage, tokens; a multiple of 32."""
+    """Budget of the last stage, in tokens; a multiple of 32."""
     high_chunk_size: int = 1024
-    """Budget of the first stage, tokens; a multiple of 32."""
+    """Budget of the first stage, in tokens; a multiple of 32."""
     chunk_schedule_max_tokens: int = 4096
-    """Prompt tokens over which the stages are spread; the last stage applies beyond them."""
+    """Number of prompt tokens over which the stages are spread; the last stage applies beyond them."""
     chunk_schedule_stages: int = 16
     """Number of stages."""
 
@@ -65,7 +66,8 @@ class SarathiParams:
 
 @schedulers.register("sarathi")
 class Sarathi(Scheduler):
-    """All decodes, then running prefills, then new ones whose whole prompt fits in memory; first come, first served."""
+    """Scheduler that serves all decodes, then running prefills, then new requests whose whole prompt fits in memory;
+    first come, first served."""
 
     Params = SarathiParams
     paper = "Agrawal et al., Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve, OSDI 2024"
@@ -76,7 +78,7 @@ class Sarathi(Scheduler):
         self.reserve = watermark(kv, params.watermark)
         self._reserves = params.reserve_output and not kv.reserves
         self.prefill_end: dict[Request, int] = {}  # for unfinished prompts
-        self._entered = False  # whether the running list may not be in arrival order
+        self._entered = False  # whether the running list may be out of arrival order
 
     @classmethod
     def complete(cls, params: SarathiParams, defaults: Defaults) -> SarathiParams:
@@ -107,8 +109,8 @@ class Sarathi(Scheduler):
         return sorted(self.prefill_end, key=ARRIVAL)
 
     def _plan_each(self, ctx: PlanContext, decodes: list[Request], enough: int) -> None:
-        """Schedule one token for each decode after the first ones, which are already served; the latest arrivals are
-        preempted."""
+        """Schedule one token for each decode that is not in `decodes`, which are already served; if memory is short,
+        preempt the latest arrivals."""
         served = set(decodes)
         queue = deque(r for r in self.running if r not in served)
         plenty = self.kv.usage().free >= enough

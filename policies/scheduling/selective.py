@@ -40,7 +40,7 @@ class SelectiveParams:
 
 @schedulers.register("selective")
 class Selective(Scheduler):
-    """Orca's Algorithm 1. An allocator with its own reservation rule reserves in place of the slots."""
+    """Orca's Algorithm 1. If the allocator has its own reservation rule, that rule is used in place of the slots."""
 
     Params = SelectiveParams
     paper = "Yu et al., Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022"
@@ -97,7 +97,7 @@ class Selective(Scheduler):
         return ctx.fetch(request, hit, owed=max(owed, 0) + -(-own // size) * size)
 
     def on_arrival(self, request: Request) -> None:
-        if request.num_computed_tokens:  # its KV has arrived: before requests without memory
+        if request.num_computed_tokens:  # its KV has arrived: goes before requests without memory
             self.waiting.insert(sum(r.num_computed_tokens > 0 for r in self.waiting), request)
         else:
             super().on_arrival(request)

@@ -57,7 +57,7 @@ from ._sglang_order import CACHE_AWARE, order
 from ._sglang_params import SglangParams
 
 CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""(GiB of GPU memory, chunked_prefill_size below it); 16384 from the last entry on."""
+"""Tuples of (GiB of GPU memory, chunked_prefill_size for GPUs with less memory); 16384 for all larger GPUs."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -78,19 +78,20 @@ class Sglang(RunningBatch):
                 raise UserError(
                     f"scheduler sglang: shortest-prefill-first needs a prefix cache, but kv {kv.name} has none"
                 )
-            self.policy = "fcfs"  # SGLang's with its cache disabled
+            self.policy = "fcfs"  # SGLang's policy when its cache is disabled
         chunk = params.chunked_prefill_size
         self.chunk_size = None if chunk is None or chunk < 0 else chunk
         if self.chunk_size is not None and self.chunk_size < kv.block_size:
             raise UserError(
-                f"scheduler {self.name}: chunked_prefill_size={self.chunk_size} is less than a page of kv {kv.name}, "
-                f"{kv.block_size} tokens: no prompt longer than it would ever run"
+                f"scheduler {self.name}: chunked_prefill_size={self.chunk_size} is smaller than a page of kv "
+                f"{kv.name} ({kv.block_size} tokens), so no prompt longer than chunked_prefill_size could ever "
+                "run"
             )
         self.last: list[Request] = []  # last prefill batch, until it joins `batch`
         self.chunk_end: dict[Request, int] = {}
         self._shuffles = 0
         self._next_step = 0  # id of the step after the last one planned
-        self._since_read = 0  # decode steps since the last look
+        self._since_read = 0  # decode steps since the last check
         self.arrivals = RemoteArrivals(self)
 
     @classmethod
@@ -123,8 +124,8 @@ class Sglang(RunningBatch):
         return ctx.plan
 
     def _read(self, skipped: int) -> None:
-        """Look at newly arrived requests if it is time to do so: after a decode, only once per interval. `skipped`
-        steps of the same decodes were planned in bulk and saw no new requests."""
+        """Check for newly arrived requests if it is time to do so: after a decode, only once per interval. `skipped` is
+        the number of steps with the same decodes that were planned in bulk and saw no new requests."""
         interval = self._rules.scheduler_recv_interval
         self._since_read = (self._since_read + skipped) % interval + 1
         if self.last or not self.running or self._since_read >= interval:

@@ -13,7 +13,7 @@ class Sjf(Ordered):
     """Shortest predicted output first."""
 
     needs = frozenset({PREDICTED})
-    paper = "the classic; for LLM serving with a length predictor, Qiu et al., SSJF, arXiv 2404.08509"
+    paper = "classic policy; for LLM serving with a length predictor, Qiu et al., SSJF, arXiv 2404.08509"
 
     def rank(self, request: Request, now: int) -> float:
         return request.predicted_output_len

@@ -13,7 +13,7 @@ from .ordered import Ordered, OrderedParams
 
 @schedulers.register("srpt")
 class Srpt(Ordered):
-    """Least predicted output left first. A request that outlives its prediction counts as nearly done."""
+    """Least predicted output left first. A request whose output exceeds its prediction counts as nearly done."""
 
     preemptive = True
     needs = frozenset({PREDICTED})

@@ -1,9 +1,9 @@
 """Continuous batching of Hugging Face transformers (5.17: generation/continuous_batching/scheduler.py).
 
-Each step takes requests in order, decoding ones first, until the token budget is spent; prompts are cut to what is
-left of it. Short of blocks, a request sits the step out, and the newest of those that sat out are evicted and computed
-again from the start. Synchronous batching without a CPU swap pool, which is what the engine does on a CPU and with
-attention that needs a mask. Prefixes are shared as the allocator shares them (`paged`: not at all).
+Each step takes requests in order, decoding ones first, until the token budget is spent; prompts are cut to fit what is
+left of it. A request that lacks blocks sits the step out, and the newest of those that sat out are evicted and
+recomputed from the start. Batching is synchronous and has no CPU swap pool, as in the engine on a CPU or with attention
+that needs a mask. Prefixes are shared as the allocator shares them (`paged`: not at all).
 
 Left out ("no trace": only for what a trace and its settings cannot ask for; "differs": plans may differ from the
 engine's):
@@ -57,14 +57,14 @@ class TransformersParams(SchedulerParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scheduler_type not in _MARGINS:
-            raise ValueError(f'scheduler_type is "fifo" or "prefill_first", not "{self.scheduler_type}"')
+            raise ValueError(f'scheduler_type must be "fifo" or "prefill_first", not "{self.scheduler_type}"')
         if self.safety_margin is not None and not 0.0 <= self.safety_margin <= 1.0:
             raise ValueError(f"safety_margin is {self.safety_margin}, must be from 0 to 1")
 
 
 @schedulers.register("transformers")
 class Transformers(Scheduler):
-    """Decodes, prompts in progress, then waiting requests, within one token budget."""
+    """Scheduler that serves decodes, prompts in progress, then waiting requests, within one token budget."""
 
     Params = TransformersParams
     cannot: ClassVar[Mapping[str, str]] = {"samples": "forking of return sequences is not modeled"}

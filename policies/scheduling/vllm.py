@@ -119,8 +119,8 @@ class Vllm(Scheduler):
                 return
 
     def _wanted(self, request: Request, due: int, threshold: int, left: int) -> tuple[int, int]:
-        """Return the tokens to schedule so that a request with `due` tokens catches up with its known tokens, as far as
-        the limits allow, and how many of them are drafts."""
+        """Return the number of tokens to schedule, within the limits, for a request with `due` known tokens left to
+        compute, and how many of them are drafts."""
         if due <= 0:
             return 0, 0
         new = due + request.num_draft_tokens
@@ -260,7 +260,7 @@ class Vllm(Scheduler):
             self.waiting.append(request)
 
     def _take_back(self, request: Request) -> None:
-        """Put a request whose KV has arrived at the front, after earlier ones."""
+        """Put a request whose KV has arrived at the front of the queue, behind earlier such requests."""
         at = 0
         for each in self.waiting:
             if not each.num_computed_tokens or (each.arrival_ns, each.row) > (request.arrival_ns, request.row):

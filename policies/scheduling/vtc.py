@@ -36,8 +36,8 @@ class VtcParams(SchedulerParams):
 @schedulers.register("vtc")
 class Vtc(Vllm):
     """Scheduler that counts the service each tenant receives. A tenant that had no waiting requests restarts at the
-    lowest counter among those that have some, or at the counter of the tenant served last, so it cannot save up
-    credit."""
+    lowest counter among tenants that have some or, if none has, at the counter of the tenant served last, so that it
+    cannot save up credit."""
 
     Params = VtcParams
     paper = "Sheng et al., Fairness in Serving Large Language Models, OSDI 2024"
@@ -47,7 +47,7 @@ class Vtc(Vllm):
         super().__init__(VllmParams(params.max_num_seqs, params.max_num_batched_tokens), limits, kv)
         self.params = params
         self.counters: dict[str, float] = {}
-        """Weighted tokens by tenant; outputs are counted up to the last plan while any request waits."""
+        """Weighted token count of each tenant; outputs are counted up to the last plan that found a request waiting."""
         self._queues: dict[str, deque[Request]] = {}  # for tenants with waiting requests
         self._come: list[Request] = []  # arrived since the last plan
         self._counted: dict[Request, int] = {}  # counted output tokens of running requests
@@ -55,7 +55,7 @@ class Vtc(Vllm):
 
     def plan(self, ctx: PlanContext) -> Plan:
         if self.num_waiting():
-            _ = ctx.now  # counters change with every token: skip no plan
+            _ = ctx.now  # counters change with every token, so skip no plan
             for request in self.running:
                 self._count(request)
             for request in self._come:

@@ -1,4 +1,4 @@
-"""Part shared by the built-in methods: how many tokens they draft after a step."""
+"""Code shared by the built-in methods: how many tokens to draft after a step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class DrafterParams(SpeculatorParams):
     adapt: str = "fixed"
     """Choice of the draft length. fixed: always k. table: by the number of sequences (vLLM's dynamic k). sglang: by
     observed acceptance, within the range that the number of sequences allows (SGLang's adaptive slots). goodput: the
-    most expected tokens per second, by the cost model and the observed acceptance (SmartSpec/TurboSpec). oracle:
-    goodput with the true acceptance rates."""
+    length with the most expected tokens per second, by the cost model and the observed acceptance
+    (SmartSpec/TurboSpec). oracle: goodput with the true acceptance rates."""
     scorer: str = "mqa"
     """Verification method. mqa: all drafts of a sequence are verified with one read of its context. batch-expansion:
     each draft is verified as a separate sequence (vLLM before 0.6.4)."""

@@ -69,10 +69,10 @@ class Table(DraftLength):
 
 
 class SglangAdaptive(DraftLength):
-    """SGLang 0.5.23: each batch size allows certain values of k; acceptance moves k up and down among them.
+    """Draft length of SGLang 0.5.23: each batch size allows certain values of k; acceptance moves k up and down.
 
-    The mean number of accepted drafts is an exponential average over batches (weight 0.2), checked every fifth batch
-    after the first ten.
+    The mean number of accepted drafts is an exponential moving average over batches (weight 0.2), checked every fifth
+    batch after the first ten.
     """
 
     SLOTS = ((1, (1, 3, 5, 7)), (8, (0, 1, 3)), (32, (0, 1)), (64, (0,)))

@@ -17,13 +17,13 @@ class DraftModelParams(DrafterParams):
     """Settings of the drafter."""
 
     model: str = ""
-    """A bundled model or a config.json."""
+    """Name of a bundled model, or path of a config.json."""
 
 
 @speculators.register("draft-model")
 class DraftModelSpeculator(Drafter):
-    """Separate weights and KV; k sequential passes, the first over all tokens of the target's batch and one more per
-    sequence. Both models must share a vocabulary."""
+    """Draft model with its own weights and KV. It makes k sequential passes, the first over all tokens of the target's
+    batch and one more per sequence. Both models must share a vocabulary."""
 
     Params = DraftModelParams
     params: DraftModelParams

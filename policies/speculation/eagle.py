@@ -1,7 +1,7 @@
 """Draft heads on the target's hidden states: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), MTP (2412.19437).
 
-As in vLLM 0.33: one pass of the head over all tokens of the target's batch, which keeps its KV up to date (after prompt
-chunks and without drafts too), then k - 1 passes of one token per sequence. Drafts form chains.
+As in vLLM 0.33, the head makes one pass over all tokens of the target's batch, which keeps its KV up to date (also
+after prefill chunks and without drafts), then k - 1 passes of one token per sequence. Drafts form chains.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Eagle3Params(DrafterParams):
     draft_vocab: int = 32000
     """Size of the LM head's reduced vocabulary (most published heads: 32000)."""
     mlp_width: int = 0
-    """Width of its MLP; 0: the target's, or 6 times the hidden size for a mixture of experts (17280 in the head
-    published for gpt-oss-120b)."""
+    """Width of the head's MLP; 0: the target's, or 6 times the hidden size if the target is a mixture of experts (17280
+    in the head published for gpt-oss-120b)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,8 +70,8 @@ class Eagle3(_Head):
 
 @speculators.register("mtp")
 class Mtp(_Head):
-    """Multi-token prediction: an extra layer of the target's own kind, trained with it; embedding and LM head are the
-    target's. It is applied again for each further draft."""
+    """Multi-token prediction: an extra layer of the same kind as the target's last layer, trained with it; embedding
+    and LM head are the target's. The layer is applied again for each further draft."""
 
     # Qwen3.5-397B, SPEED-Bench coding (InferenceX golden acceptance lengths 1.92, 2.70, 3.33)
     acceptance = "positions:marginal=0.92/0.78/0.63"

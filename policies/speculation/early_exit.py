@@ -28,8 +28,8 @@ class EarlyExitParams(DrafterParams):
 
 @speculators.register("early-exit")
 class EarlyExit(Drafter):
-    """No separate weights or KV: the first layers' KV of accepted drafts is the target's. k passes of one token per
-    sequence."""
+    """Drafter without weights or KV of its own: the target reuses the first layers' KV of accepted drafts. It makes k
+    passes of one token per sequence."""
 
     Params = EarlyExitParams
     params: EarlyExitParams

@@ -28,7 +28,7 @@ class MedusaParams(DrafterParams):
 
 @speculators.register("medusa")
 class Medusa(Drafter):
-    """No draft KV and no sequential passes: k small heads over the sampling sequences."""
+    """Drafter with k small heads over the sampling sequences, without draft KV or sequential passes."""
 
     Params = MedusaParams
     params: MedusaParams

@@ -18,9 +18,9 @@ class NgramParams(DrafterParams):
 
     k: int = 5
     prompt_lookup_min: int = 5
-    """Minimum number of last tokens that are looked up."""
+    """Minimum length of the n-gram (the last tokens) to look up."""
     prompt_lookup_max: int = 5
-    """Maximum number of last tokens that are looked up."""
+    """Maximum length of the n-gram (the last tokens) to look up."""
     host_us_per_sequence: float = 20.0
     """CPU time of one lookup (assumed, not measured)."""
 
@@ -35,7 +35,7 @@ class NgramParams(DrafterParams):
 
 @speculators.register("ngram")
 class Ngram(Drafter):
-    """No GPU time, little host time, and no draft KV; it may find nothing to propose."""
+    """Drafter that takes no GPU time, little host time and no draft KV, but may find nothing to propose."""
 
     Params = NgramParams
     params: NgramParams

@@ -1,7 +1,7 @@
 """Self-drafting over a sparse KV cache (MagicDec, arXiv 2408.11049): the target drafts for itself.
 
-It reads only sinks and the most recent tokens, so that a draft costs no more than reading the weights, however long the
-context.
+Drafting reads only attention sinks and the most recent tokens, so that a draft costs no more than reading the weights,
+however long the context.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class SparseKvParams(DrafterParams):
 
 @speculators.register("sparse-kv")
 class SparseKv(Drafter):
-    """k passes of one token per sequence through the whole target. This pays off if contexts are long and batches
-    large: verification then reads KV, and drafting does not."""
+    """Drafter that makes k passes of one token per sequence through the whole target. This pays off if contexts are
+    long and batches large, because verification then reads the KV that drafting skips."""
 
     Params = SparseKvParams
     params: SparseKvParams

@@ -31,7 +31,7 @@ class Beginning:
 
     settings: dict[str, Any]
     words: list[str]
-    """Same settings as command-line words; if empty, they become options."""
+    """Command-line arguments for the same settings; if empty, the settings are written as options."""
     axes: tuple[tuple[str, dict[str, Any]], ...] = ()
     """Variants of a sweep: name, and value by axis."""
     controls: tuple[Control, ...] = ()
@@ -52,7 +52,7 @@ class Beginning:
         return cls(shortest(load_settings(source / SCENARIO)), [])
 
     def over(self, settings: Mapping[str, Any]) -> Beginning:
-        """Return the starting point with the command line's settings, checked, and with its controls."""
+        """Return the starting point with the command line's settings applied and checked, and with its controls."""
         found = dict(settings)
         if found.get("requests") is None:
             found["requests"] = REQUESTS
@@ -84,8 +84,8 @@ class Beginning:
 
 
 def shortest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a scenario that a run has spelled out, without those that follow from the others. With
-    another GPU, memory, host terms and scheduler limits then follow from that GPU."""
+    """Return the settings of a run's fully resolved scenario, without those that follow from others. If the GPU is then
+    changed, memory, host terms and scheduler limits follow from the new GPU."""
     stored = Scenario.of(settings).model_dump(mode="json")
     found = {key: stored[key] for key in ("trace", "requests", "model", "gpu")}
     for _ in range(ROUNDS):

@@ -56,7 +56,7 @@ class Control:
         """Return a value that the page sent, or None if unset; raise UserError if it is not valid for this control."""
         if self.choices:
             if text not in self.choices:
-                raise UserError(f"{self.words}: {shown(text)} is none of its choices{suggest(text, self.choices)}")
+                raise UserError(f"{self.words}: {shown(text)} is not one of its choices{suggest(text, self.choices)}")
             if self.yaml:
                 return yaml_value(self.key, text)
             return int(text) if self.key == "tp" else text
@@ -65,11 +65,11 @@ class Control:
         try:
             number = float(text)
         except ValueError:
-            raise UserError(f"{self.words}: {shown(text)} is no number") from None
+            raise UserError(f"{self.words}: {shown(text)} is not a number") from None
         if not math.isfinite(number) or not self.low <= number <= self.high:
-            raise UserError(f"{self.words}: {text} is not within {self.low:g} and {self.high:g}")
+            raise UserError(f"{self.words}: {text} is not between {self.low:g} and {self.high:g}")
         if self.whole and number != int(number):
-            raise UserError(f"{self.words}: {text} is no whole number")
+            raise UserError(f"{self.words}: {text} is not a whole number")
         return int(number) if self.whole else number
 
 

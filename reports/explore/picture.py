@@ -46,7 +46,7 @@ class Explorer:
     """Runs of one scenario with changes, with the latest ones cached."""
 
     def __init__(self, settings: Mapping[str, Any], controls: Sequence[Control], words: Sequence[str]) -> None:
-        """Build an explorer. `words` are the scenario as command-line words."""
+        """Build an explorer. `words` is the scenario as command-line arguments."""
         self.controls = controls
         self._settings, self._words = dict(settings), words
         self._runs: OrderedDict[tuple[tuple[str, str], ...], Explored] = OrderedDict()
@@ -134,7 +134,7 @@ def _latencies(run: Run, column: str) -> Any:
 def _table(runs: Mapping[str, Run]) -> Table:
     columns = ("run", "TTFT p99", "TPOT p99", "E2E p99", "within limits", "output tokens/s", "KV peak", "preemptions",
                "$ per M output tokens")  # fmt: skip
-    return Table("Runs beside one another", columns, [(label, *_cells(run.summary)) for label, run in runs.items()])
+    return Table("Runs side by side", columns, [(label, *_cells(run.summary)) for label, run in runs.items()])
 
 
 def _cells(s: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Server of the explorer's page for browsers on this machine, and for no other page or host.
+"""Server of the explorer's page, for browsers on this machine only; other pages and hosts are refused.
 
 Every request needs a Host that is this server's address; requests that run simulations must also come from this
 server's own page (its Origin). Each page is a separate session: a newer value from it ends the previous simulation.
@@ -137,7 +137,7 @@ class Guard:
         if len(hosts) != 1 or hosts[0] not in self._hosts or len(origins) > 1:
             return False
         if headers.get(b"sec-fetch-site", [b"none"]) not in ([b"none"], [b"same-origin"]):
-            return False  # sent by another page, or reached through its link
+            return False  # sent by another page, or by a link on one
         if not origins:
             return scope["method"] in ("GET", "HEAD")
         return origins[0] == b"http://" + hosts[0] and origins[0] in self._origins
@@ -148,7 +148,7 @@ async def _body(request: Any) -> bytes:
     async for chunk in request.stream():
         found += chunk
         if len(found) > MOST_BYTES:
-            raise UserError("the question is too long")
+            raise UserError("the query is too long")
     return found
 
 
@@ -158,10 +158,10 @@ def _question(body: bytes) -> tuple[str, int, list[dict[str, str]], bool]:
         asked = json.loads(body)
         session, number, states, narrow = (asked[key] for key in ("session", "number", "states", "narrow"))
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise UserError("not a question of the explorer's page") from None
+        raise UserError("not a query from the explorer's page") from None
     sound = isinstance(session, str) and 0 < len(session) <= 64 and type(number) is int and isinstance(narrow, bool)
     if not sound or not isinstance(states, list) or not 0 < len(states) <= MOST or not all(map(_is_state, states)):
-        raise UserError("not a question of the explorer's page")
+        raise UserError("not a query from the explorer's page")
     return session, number, states, narrow
 
 
@@ -189,12 +189,12 @@ def listening(port: int) -> socket.socket:
         found.listen()
     except OSError as error:
         found.close()
-        raise UserError(f"--port {port}: {error.strerror} (0 takes a free one)") from None
+        raise UserError(f"--port {port}: {error.strerror} (0 picks a free one)") from None
     return found
 
 
 def serve(explorer: Explorer, port: int, page: Mapping[str, Any], ready: Callable[[str], None]) -> None:
-    """Serve until interrupted, and first call `ready` with the address. Raise UserError if the port is unavailable."""
+    """Call `ready` with the address, then serve until interrupted. Raise UserError if the port is unavailable."""
     import uvicorn
 
     sock = listening(port)

@@ -35,5 +35,7 @@ def export(folder: Path, to: str, out: Path) -> None:
 def one_run(folder: Path, to: str) -> Result:
     """Return the run in a directory; raise UserError if it contains an experiment with many runs."""
     if not (folder / "summary.json").is_file() and (folder / "cells").is_dir():
-        raise UserError(f"{folder}: holds an experiment; {to} is for one run, such as one of those in {folder}/cells")
+        raise UserError(
+            f"{folder}: holds an experiment; {to} exports a single run, such as one of those in {folder}/cells"
+        )
     return Result.load(folder)

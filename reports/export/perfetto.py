@@ -47,12 +47,12 @@ def _about(summary: dict[str, Any], exact: bool) -> dict[str, Any]:
         "made_by": f"servesim {summary['provenance']['versions']['servesim']}",
         "trace": summary["provenance"]["trace"],
         "cost_model": summary["provenance"]["cost_model"],
-        "step_times": "exact" if exact else "steps recorded as a run share its time evenly",
+        "step_times": "exact" if exact else "steps recorded in one row share its time evenly",
     }
 
 
 def _pid(replica: int) -> int:
-    return replica + 1_000  # above all track numbers: one equal to its process would be its main thread
+    return replica + 1_000  # above all track numbers: a track with its process's number would be the main thread
 
 
 REQUESTS_PID = 1_000_000
@@ -126,7 +126,8 @@ def _lane(free: list[int], begin: int, end: int) -> int:
 
 
 def _counters(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield values from the first step of each row on. Viewers name a counter by its event and argument."""
+    """Yield counter values, each valid from the first step of its row on. Viewers name a counter by its event and
+    argument."""
     for i in range(len(steps["k"])):
         at = {"ph": "C", "pid": _pid(int(steps["replica"][i])), "ts": int(steps["start_ns"][i]) / 1e3}
         sequences = int(steps["decode_count"][i] + steps["prefill_pieces"][i])

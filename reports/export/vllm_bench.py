@@ -1,9 +1,9 @@
 """JSON of `vllm bench serve --save-result --save-detailed`.
 
-As in vLLM, arrays contain every request, with zeros and a text in `errors` for failed ones. Aggregates cover the
-completed requests, std is the population's, and arrays are in seconds but aggregates in milliseconds. `itls` are gaps
-between tokens; within one speculative step, all but the first are 0. The clock is simulated, so `date` is its zero and
-`start_times` count from there. Values that a replayed trace lacks (burstiness) are null.
+As in vLLM, arrays contain every request, with zeros, and a message in `errors`, for failed ones. Aggregates cover the
+completed requests, std is the population standard deviation, and arrays are in seconds but aggregates in milliseconds.
+`itls` are gaps between tokens; within one speculative step, all but the first are 0. The clock is simulated, so `date`
+is its zero and `start_times` count from there. Values that a replayed trace lacks (burstiness) are null.
 """
 
 from __future__ import annotations

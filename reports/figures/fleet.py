@@ -17,8 +17,8 @@ STATES = (
     ("ready", "teal", "ready"),
     ("starting", "amber", "starting"),
     ("draining", "violet", "draining"),
-    ("failed", "rose", "failed, and known to be"),
-    ("crashed", "slate", "crashed, not known yet"),
+    ("failed", "rose", "failed, and detected"),
+    ("crashed", "slate", "crashed, not detected yet"),
 )
 EACH = 24
 """Maximum number of replicas drawn one by one."""

@@ -16,7 +16,7 @@ from servesim.reports.words import shortened
 VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}
 VERDICT_COLOURS |= {"too fast": "rose", "too slow": "rose"}
 SHOWN = 4
-_CHANGE = "change from the baseline, relative or (of shares) absolute"
+_CHANGE = "change from the baseline, relative or (for shares) absolute"
 PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attainment", "usd_per_million_tokens")
 
 
@@ -57,8 +57,8 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
         if _drawn(rows.get((label, m["name"])))
     )
     caption = (
-        f"Change from {document['baseline']}, with {100 * document['settings']['level']:g} % intervals of the paired "
-        f"replicates. Within the grey band ({100 * margin:g} %) a change does not matter."
+        f"Change from {document['baseline']}, with {100 * document['settings']['level']:g} % intervals of the "
+        f"paired replicates. Changes within the gray band ({100 * margin:g} %) do not matter."
     )
     found = {r["verdict"] for r in document["rows"]}
     legend = tuple((c, name) for name, c in VERDICT_COLOURS.items() if name in found and name != "identical")

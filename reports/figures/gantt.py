@@ -69,11 +69,14 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
 
     waited, prompt, output = (float(np.mean(stop - start)) for start, stop in pairwise(bounds))
     alt = (
-        f"{len(rows)} requests between {begin:.1f} and {end:.1f} s as bars, one below the other in order of arrival: "
-        f"in the mean they waited {seconds(waited)}, then {seconds(prompt)} for the first token and {seconds(output)} "
-        f"for the rest; {int((again > 0).sum())} were preempted."
+        f"{len(rows)} requests between {begin:.1f} and {end:.1f} s as bars, one below the other in order of "
+        f"arrival: on average, they waited {seconds(waited)}, then {seconds(prompt)} for the first token and "
+        f"{seconds(output)} for the rest; {int((again > 0).sum())} were preempted."
     )
-    caption = "One bar per request, numbered by its row in the trace; pointing at one shows those that ran beside it."
+    caption = (
+        "One bar per request, numbered by its row in the trace; pointing at a bar shows the requests that ran "
+        "alongside it."
+    )
     if window_s is None:
         caption += " The window lies around the longest wait for a first token."
     if again.any():

@@ -34,7 +34,7 @@ def against_load(
     curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]], limits: Mapping[str, float] | None = None
 ) -> Drawing:
     """Draw a panel for each metric and a line for each variant. Unstable points are hollow, knees are ringed, and
-    `limits` (ms by latency) are dashed unless they are far above."""
+    `limits` (ms by latency) are drawn as dashed lines unless they are far above the values."""
     marked = {m["name"]: ms for m in metrics if (ms := _limit(curves, m, limits or {})) is not None}
 
     def paint(figure: Any, narrow: bool) -> None:
@@ -55,7 +55,7 @@ def against_load(
         )
 
     knees = [(c.label, m, k) for c in curves for m in metrics if m["latency"] and (k := _knee(c, m)) is not None]
-    alt = "Against the rate of arrivals: " + "; ".join(
+    alt = "By arrival rate: " + "; ".join(
         f"{c.label}, {metric_label(m['name'])} from {_at(c, m, 0)} at {c.rates[0]:g} to {_at(c, m, -1)} at "
         f"{c.rates[-1]:g} requests/s"
         for c in curves
@@ -161,7 +161,7 @@ def attainment(
     alt = f"Share of requests within every limit by {unit}: " + "; ".join(
         f"{label}, {len(pairs)} runs from {min(pairs)[0]:g} to {max(pairs)[0]:g}" for label, pairs in points.items()
     )
-    caption = f"Each dot is a run, lines join means. Dashed: the share asked for, {100 * target:g} %.{more}"
+    caption = f"Each dot is a run; lines join the means. Dashed: the required share, {100 * target:g} %.{more}"
     legend = tuple((palette[label], label) for label in points) if any(points) else ()
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
@@ -182,8 +182,8 @@ class Dot(NamedTuple):
     """Throughput in output tokens/s."""
     front: bool
     bars: tuple[float, float] | None = None
-    """Ends of the error bar around `ms`, from the ratio to the variant from which this one is least surely
-    distinguished."""
+    """Ends of the error bar around `ms`, from the ratio to the variant from which this one is hardest to
+    distinguish."""
     doubtful: bool = False
     """Whether the variant may be off the front, or may belong to it although it is not listed."""
 
@@ -214,7 +214,7 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
         figure.subplots_adjust(left=0.11, right=0.98, top=0.91, bottom=0.15)
         _name(axes, [(r.label, r.price, r.ms) for r in rows if r.front])
 
-    doubt = " (by the model's error it may not be)"
+    doubt = " (given the model's error, it may not be)"
     alt = "Price, p99 end-to-end latency and output throughput. On the Pareto front: " + "; ".join(
         f"{r.label} at {amount(r.price, '$')} per million tokens, {amount(r.ms, 'ms')}, {amount(r.flow, 'tokens/s')}"
         f"{doubt if r.doubtful else ''}"
@@ -224,8 +224,9 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
     caption = "Dots grow with throughput. Outlined: nothing else is at least as good in all three and better in one."
     if any(r.bars for r in rows):
         caption += (
-            " Bars: p99 by 80 % of the ratios of measured pairs to the variant it is told apart from least surely "
-            "(propagated, not validated); hollow where that leaves open what is on the front."
+            " Bars: the range of p99 that 80 % of the ratios of measured pairs allow, relative to the variant "
+            "from which it is hardest to distinguish (propagated, not validated); hollow if the bar leaves open "
+            "which variants are on the front."
         )
 
     def tidy() -> list[tuple[Any, ...]]:

@@ -42,12 +42,12 @@ def operators(run: Run, priced: Priced) -> Drawing:
 
     total = sum(everything.values())
     longest = sorted(shown, key=lambda s: -everything[s[0]])
-    alt = "Shares of the time steps take: " + "; ".join(
+    alt = "Shares of step time: " + "; ".join(
         f"{words} {percent(everything[key] / total)}" for key, _, words in longest
     )
     caption = (
-        f"A sample of the recorded steps, priced again: the operators account for {percent(priced.recorded)} of the "
-        "GPU time recorded for them."
+        f"A sample of the recorded steps, repriced: the operators account for {percent(priced.recorded)} of the "
+        "GPU time recorded for these steps."
     )
     legend = tuple((colour, words) for _, colour, words in shown)
     height = 64 * len(bars) + 6

@@ -50,9 +50,9 @@ def queue_by(run: Run, kind: str) -> Drawing | None:
     return wide(
         f"queue_{kind}",
         f"Waiting requests by {kind}",
-        f"Requests waiting over time by {kind}, at most {most}, each the mean of a three-hundredth of the run.",
+        f"Requests waiting over time by {kind}, at most {most}; each value is the mean over 1/300 of the run.",
         paint,
         (250, 250),
-        "Not scheduled yet; means over a three-hundredth of the run each.",
+        "Requests not scheduled yet; each value is the mean over 1/300 of the run.",
         legend=legend,
     )

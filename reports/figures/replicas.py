@@ -14,8 +14,8 @@ from servesim.reports.words import percent
 
 
 def by_replica(run: Run) -> Drawing | None:
-    """Draw the sequences per step and KV memory of each replica; if there are more than colors, draw the busiest
-    ones."""
+    """Draw the sequences per step and KV memory of each replica; if there are more replicas than colors, draw the
+    busiest ones."""
     steps = run.steps
     found = [int(replica) for replica in np.unique(steps["replica"])]
     if len(found) < 2:
@@ -49,9 +49,9 @@ def by_replica(run: Run) -> Drawing | None:
         f"{percent(float(panels[1][1][r].max()))} of its KV memory"
         for r in shown
     )
-    caption = "Means over a three-hundredth of the run each."
+    caption = "Each value is the mean over 1/300 of the run."
     if len(found) > len(shown):
-        caption += f" The {len(shown)} busiest of {len(found)} replicas."
+        caption += f" Only the {len(shown)} busiest of {len(found)} replicas are shown."
     legend = tuple((SERIES[i], f"replica {r}") for i, r in enumerate(shown))
     return wide("replicas", "Replicas over time", alt + ".", paint, (300, 320), caption, legend=legend)
 

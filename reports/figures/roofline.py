@@ -22,8 +22,8 @@ Point = tuple[str, float, float]
 def roofline(
     gpu: Gpu, dtype: str, points: Sequence[Point], labels: Sequence[str] = (), across: bool = False
 ) -> Drawing | None:
-    """Draw steps by arithmetic intensity and FLOP/s. `labels` are one per point, or none. `across` spans the page
-    width."""
+    """Draw steps by arithmetic intensity and FLOP/s. `labels` has one label per point, or none. If `across`, the figure
+    spans the page width."""
     peak = gpu.flops[COMPUTE_DTYPE[dtype]]
     if not points:
         return None
@@ -68,8 +68,8 @@ def roofline(
     middle = percent(float(np.median(reached)))
     what = f"{len(x)} {'steps' if labels else 'sampled steps'}"
     alt = (
-        f"{what} by arithmetic intensity and FLOP/s under the roof of one {gpu.name}: {percent(bound)} "
-        f"lie left of the ridge at {ridge:,.0f} FLOP per byte, where memory bounds them; the median step reaches "
+        f"{what} by arithmetic intensity and FLOP/s under the roof of one {gpu.name}: {percent(bound)} lie left "
+        f"of the ridge at {ridge:,.0f} FLOP per byte, where they are memory-bound; the median step reaches "
         f"{middle} of the roof."
     )
     caption = f"The ridge is at {ridge:,.0f} FLOP per byte. The median step reaches {middle} of its roof."

@@ -37,7 +37,7 @@ def by_position(figures: Mapping[str, Any]) -> Drawing | None:
     length = number(figures["acceptance_length"])
     said = ", ".join(f"{i}: {percent(rate)}" for i, rate in enumerate(rates, 1))
     alt = f"Share of verified drafts that are accepted, by position: {said}."
-    caption = f"Share of {figures['num_drafts']:,} verifications. A verification gives {length} tokens in the mean."
+    caption = f"Share of {figures['num_drafts']:,} verifications. A verification yields {length} tokens on average."
     return half("acceptance", "Acceptance by position", alt, paint, 300, caption)
 
 
@@ -63,7 +63,7 @@ def over_time(run: Run) -> Drawing | None:
         figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.17)
 
     share = percent(float(accepted.sum()) / float(drafts.sum()))
-    alt = f"Draft tokens verified a second, at most {all_of_them.max():,.0f}; {share} are accepted and delivered."
-    caption = f"Draft tokens verified a second: {share} of them are accepted and delivered, the rest is thrown away."
+    alt = f"Draft tokens verified per second, at most {all_of_them.max():,.0f}; {share} are accepted and delivered."
+    caption = f"Draft tokens verified per second: {share} of them are accepted and delivered, the rest are thrown away."
     legend = (("teal", "accepted"), ("slate", "thrown away"))
     return half("drafts", "Drafts over time", alt, paint, 300, caption, legend=legend)

@@ -49,7 +49,7 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
     alt = f"{', '.join(metric_label(m['name']) for m in metrics)} of every combination. {'; '.join(said)}."
     caption = "Hollow: the queue grows without bound in at least half of the runs."
     if len(rows) > len(shown):
-        caption += f" The first {len(shown)} of {len(rows)}."
+        caption += f" Only the first {len(shown)} of {len(rows)} are shown."
     legend = tuple((SERIES[i % len(SERIES)], name) for i, name in enumerate(series)) if len(series) > 1 else ()
     heights = (24 * len(shown) + 66, (36 * len(shown) + 80) * len(metrics))
     return wide("combinations", "Every combination at a glance", alt, paint, heights, caption, legend=legend)

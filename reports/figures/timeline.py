@@ -50,11 +50,10 @@ def timeline(run: Run) -> Drawing | None:
     preemptions = int(run.preempted.sum())
     span = seconds((run.end_ns - run.begin_ns) / 1e9)
     alt = (
-        f"Over {span}: at most {run.waiting.max():,.0f} requests waiting and "
-        f"{run.batch.max():,.0f} sequences in a step, each the mean of a three-hundredth of the run; "
-        f"{preemptions:,} preemptions."
+        f"Over {span}: at most {run.waiting.max():,.0f} requests waiting and {run.batch.max():,.0f} sequences in "
+        f"a step, each a mean over 1/300 of the run; {preemptions:,} preemptions."
     )
-    caption = "Means over a three-hundredth of the run each. The dotted line is the last arrival."
+    caption = "Each value is the mean over 1/300 of the run. The dotted line marks the last arrival."
     height = 150 + 130 * (len(series) - 1)
     return wide("timeline", "The run over time", alt, paint, (height, height), caption)
 
@@ -96,13 +95,13 @@ def memory_map(run: Run) -> Drawing | None:
 
     kv = run.summary["kv"]
     alt = (
-        f"KV memory over time as a share of {kv['capacity_tokens']:,} tokens a replica: in the mean "
+        f"KV memory over time as a share of {kv['capacity_tokens']:,} tokens per replica: on average, "
         f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} reserved or wasted inside blocks, "
         f"{percent(kv['external_share'])} wasted between them, {percent(kv['free_share'])} free."
     )
-    caption = "Shares of the KV memory of all replicas: filled by requests, theirs but not filled, and lost."
+    caption = "Shares of the KV memory of all replicas: filled by requests, held by them but not filled, and lost."
     if peaks is not None:
-        caption += f" Line: the most that was allocated{' on any replica' if run.scenario.replicas > 1 else ''}."
+        caption += f" Line: peak allocation{' on any replica' if run.scenario.replicas > 1 else ''}."
     if limit < 1.0:
         caption += f" The axis ends at {percent(limit)}."
     legend = tuple((colour, text) for _, colour, text in MEMORY[:3])

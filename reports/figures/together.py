@@ -44,6 +44,6 @@ def together(runs: Mapping[str, Run], palette: Mapping[str, str], narrow: bool |
         f"{percent(float(memory[label].max()))} of the KV memory allocated"
         for label, run in shown.items()
     )
-    caption = "Means over a three-hundredth of each run."
+    caption = "Each value is the mean over 1/300 of its run."
     legend = tuple((palette[label], label) for label in shown)
     return wide("timeline", "The load over time", alt + ".", paint, (380, 420), caption, narrow, legend=legend)

@@ -1,4 +1,4 @@
-"""Router's view of replicas compared with the true state, for engine reports that have an age."""
+"""Router's view of replicas compared with their true state, if the router relies on periodic reports."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def router_view(run: Run) -> Drawing | None:
     if settings["report_lag_s"]:
         age += f", {settings['report_lag_s']:g} s late"
     alt = (
-        f"When a request was sent, its replica had {number(found['seen'])} requests by its last report and "
-        f"{number(found['there'])} in truth, in the mean; the two are {number(found['error'])} apart."
+        f"On average, when a request was sent, its replica had {number(found['seen'])} requests according to its "
+        f"last report and {number(found['there'])} in reality; the two differ by {number(found['error'])}."
     )
     return wide(
         "router_view", "What the router saw", alt, paint, (250, 250),
-        f"{age}. When a request was sent, {number(found['error'])} requests lay between view and truth in the mean.",
+        f"{age}. When a request was sent, the router's view was off by {number(found['error'])} requests on average.",
         legend=tuple((colour, words) for words, colour, _ in lines),
     )  # fmt: skip

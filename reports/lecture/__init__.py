@@ -17,13 +17,13 @@ from . import batching, load, memory, phases
 
 
 class Slide(NamedTuple):
-    """Figure of the set."""
+    """Figure of the lecture."""
 
     name: str
     question: str
     """Question that the figure answers, for the heading."""
     make: Callable[[dict[str, Any]], Figure | Drawing]
-    """Function that simulates the figure on a machine: `model` and `gpu`."""
+    """Function that simulates the figure on a machine, given as `model` and `gpu`."""
 
 
 SLIDES = (

@@ -39,12 +39,13 @@ def slots(machine: dict[str, Any]) -> Spans:
         ends[label] = float(end.max())
         idle[label] = 1 - float((end - begin).sum()) / (PLACES * float(end.max() - begin.min()))
     caption = (
-        f"{4 * PLACES} requests, {PLACES} places. Static batches wait for their longest answer: places are idle "
-        f"{percent(idle['static'])} of the time, and all is done after {ends['static']:.1f} s; continuous batching "
-        f"gives a place to the next request at once: {percent(idle['continuous'])}, {ends['continuous']:.1f} s."
+        f"{4 * PLACES} requests, {PLACES} slots. Static batches wait for their longest answer: slots are idle "
+        f"{percent(idle['static'])} of the time, and all requests are done after {ends['static']:.1f} s. "
+        "Continuous batching gives a slot to the next request at once: slots are idle "
+        f"{percent(idle['continuous'])} of the time, and all requests are done after {ends['continuous']:.1f} s."
     )
     series = ("producing tokens", "held, and idle")
-    return Spans("batching", "Places of a batch", caption, "seconds", rows, series, caption)
+    return Spans("batching", "Slots of a batch", caption, "seconds", rows, series, caption)
 
 
 def _places(begin: Any, leave: Any) -> list[int]:
@@ -69,11 +70,9 @@ def chunks(machine: dict[str, Any]) -> Lines:
         waits = result.requests.sort_values("row")
         first.append(float((waits.first_token_ns - waits.arrival_ns).to_numpy()[len(short) :].mean() / 1e6))
     caption = (
-        f"32 answers under way, six prompts of 6,000 tokens. In chunks of {BUDGETS[0]} no token is more than "
-        f"{gaps[0]:.0f} ms late and a long prompt takes {first[0]:.0f} ms; in chunks of {BUDGETS[-1]:,} the longest "
-        f"gap is {gaps[-1]:.0f} ms and the prompt takes {first[-1]:.0f} ms."
+        f"32 requests are decoding when six prompts of 6,000 tokens arrive. In chunks of {BUDGETS[0]}, the "
+        f"longest gap between tokens is {gaps[0]:.0f} ms and a long prompt takes {first[0]:.0f} ms; in chunks of "
+        f"{BUDGETS[-1]:,}, the longest gap is {gaps[-1]:.0f} ms and a long prompt takes {first[-1]:.0f} ms."
     )
     curves = [Curve("longest gap between tokens", BUDGETS, gaps), Curve("first token of a long prompt", BUDGETS, first)]
-    return Lines(
-        "chunks", "Prompts in chunks", caption, "tokens a step may compute", "ms", curves, "xy", caption=caption
-    )
+    return Lines("chunks", "Prompts in chunks", caption, "token budget per step", "ms", curves, "xy", caption=caption)

@@ -36,9 +36,9 @@ def knee(machine: dict[str, Any]) -> Lines:
     bend = knee_of(kept, median, stable)
     marks = [(bend, "knee")] if bend is not None else []
     caption = (
-        f"From {kept[0]:g} to {kept[-1]:g} requests/s the median time to first token goes from "
-        f"{median[0] * 1e3:.0f} ms to {median[-1]:.1f} s: below the knee it hardly moves, and beyond it the queue "
-        "grows as long as requests come."
+        f"From {kept[0]:g} to {kept[-1]:g} requests/s, the median time to first token rises from "
+        f"{median[0] * 1000.0:.0f} ms to {median[-1]:.1f} s: below the knee it hardly changes, and beyond the "
+        "knee the queue grows for as long as requests arrive."
     )
     curves = [Curve("median", kept, median), Curve("p99", kept, tail)]
     return Lines(
@@ -58,11 +58,12 @@ def interactivity(machine: dict[str, Any]) -> Lines:
         curves.append(Curve(f"{tp} GPU{'s' * (tp > 1)}", fast, full))
     alone = [max(curve.x) for curve in curves]
     caption = (
-        f"Dots: {USERS[0]} to {USERS[-1]} users at once. A user alone gets {alone[0]:.0f} tokens/s from one GPU and "
-        f"{alone[-1]:.0f} from {WIDE[-1]}; a GPU does most for everybody where each user gets least."
+        f"Dots: {USERS[0]} to {USERS[-1]} concurrent users. A single user gets {alone[0]:.0f} tokens/s from one "
+        f"GPU and {alone[-1]:.0f} from {WIDE[-1]}; the throughput of a GPU is highest where each user gets the "
+        "least."
     )
     return Lines(
-        "interactivity", "Throughput against interactivity", caption, "tokens/s of a user", "tokens/s of a GPU", curves,
+        "interactivity", "Throughput against interactivity", caption, "tokens/s per user", "tokens/s per GPU", curves,
         caption=caption,
     )  # fmt: skip
 
@@ -80,12 +81,13 @@ def drafts(machine: dict[str, Any]) -> Lines:
         curves.append(Curve(label, USERS, gains))
     best, worst = curves[1].y[0], curves[1].y[-1]
     caption = (
-        f"Drafts that EAGLE-3 would make, accepted as it was measured. Five of them give {best:.2f} x the tokens/s to "
-        f"one user and {worst:.2f} x to {USERS[-1]}: what was idle while weights were read is not idle any more."
+        f"EAGLE-3 drafts, with acceptance as measured. Five drafts give {best:.2f} x the tokens/s to one user and "
+        f"{worst:.2f} x to {USERS[-1]}: with many users, the compute that was idle while weights were read is no "
+        "longer idle."
     )
     return Lines(
-        "drafts", "Speculation and batch size", caption, "users at once", "tokens/s over those without drafts", curves,
-        "x", level=(1.0, "as fast as without"), caption=caption,
+        "drafts", "Speculation and batch size", caption, "users at once", "tokens/s relative to no drafts", curves,
+        "x", level=(1.0, "as fast as without drafts"), caption=caption,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Uses of KV memory, and the savings from it."""
+"""Use of KV memory, and the savings from shared prefixes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def reservation(machine: dict[str, Any]) -> Bars:
         batches[label] = summary["engine"]["batch_size"]["mean"]
     first, last = next(iter(KINDS)), list(KINDS)[-1]
     caption = (
-        f"Memory of 32,768 tokens. Reserving the longest request there may be holds {batches[first]:.0f} requests at a "
-        f"time; pages of 16 tokens hold {batches[last]:.0f}."
+        f"Memory for 32,768 tokens. If space for the longest possible request is reserved, {batches[first]:.0f} "
+        f"requests fit at a time; with pages of 16 tokens, {batches[last]:.0f} fit."
     )
     series = ("filled", "reserved and empty", "lost between")
     return Bars("reservation", "Where KV memory goes", caption, "% of the memory", rows, series, caption=caption)
@@ -62,7 +62,7 @@ def prefixes(machine: dict[str, Any]) -> Lines:
         curves.append(Curve(label, COMMON, found))
     without, cached = curves[0].y[-1], curves[1].y[-1]
     caption = (
-        f"Prompts of {PROMPT:,} tokens, 8 a second, in four groups. Where {COMMON[-1]:,} tokens are shared the mean "
-        f"time to first token is {cached:.0f} ms with a prefix cache, {without:.0f} ms without."
+        f"Prompts of {PROMPT:,} tokens, 8 per second, in four groups. Where {COMMON[-1]:,} tokens are shared, the "
+        f"mean time to first token is {cached:.0f} ms with a prefix cache and {without:.0f} ms without."
     )
     return Lines("prefixes", "A shared prefix", caption, "tokens in common", "mean TTFT, ms", curves, caption=caption)

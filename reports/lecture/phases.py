@@ -28,7 +28,8 @@ def roofs(machine: dict[str, Any]) -> Drawing:
         steps.append(Steps(roof, f"prompt of {tokens:,}", "prefill"))
         steps[-1].add(prefill_step(tokens))
     caption = (
-        "A decode step reads all weights for one token a sequence, so memory decides, left of the ridge; the tokens of "
-        "a prompt share them, and arithmetic decides. More sequences in a step move it to the right."
+        "A decode step reads all weights for one token per sequence, so memory is the limit (left of the ridge); "
+        "the tokens of a prompt share one read of the weights, so compute is the limit. More sequences per step "
+        "move decode to the right."
     )
     return replace(drawing_of(steps), name="two-phases", title="Prompts compute, answers read", caption=caption)

@@ -69,18 +69,18 @@ class CheckedCore(EngineCore):
 
 
 class CheckedFastCore(CheckedCore, FastCore):
-    """Core that detects the same in fast mode."""
+    """Core that detects lost requests in fast mode."""
 
 
 class CheckedWorld(World):
-    """World whose replicas are such cores."""
+    """World whose cores detect lost requests."""
 
     core_classes = {"reference": CheckedCore, "fast": CheckedFastCore}  # noqa: RUF012
 
 
 def attempt(world: World, mode: str, *, check: bool = False, seed: int = 0) -> Attempt:
     """Run a world. `check` verifies all invariants after every step. `seed` seeds the global generators of `random` and
-    `numpy.random`, which must not matter and are restored."""
+    `numpy.random`, which must not affect the run; their state is restored."""
     cores: list[CheckedCore] = []
     try:
         with _seeded(seed), _patience():
@@ -114,7 +114,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _patience() -> Iterator[None]:
-    """Stop a run that does not finish, if the system has alarms."""
+    """Stop a run that does not finish, if the operating system supports alarm signals."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -129,4 +129,4 @@ def _patience() -> Iterator[None]:
 
 def _too_long(number: int, frame: FrameType | None) -> None:
     at = f" (in {frame.f_code.co_name}, {Path(frame.f_code.co_filename).name} line {frame.f_lineno})" if frame else ""
-    raise PolicyError(f"a run of a few requests does not end within {PATIENCE_S} s{at}")
+    raise PolicyError(f"a run of a few requests did not end within {PATIENCE_S} s{at}")

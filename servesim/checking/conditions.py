@@ -29,8 +29,8 @@ class Conditions:
     """Index into CLOCKS."""
     random_seed: int = 0
     ballast: int = 0
-    """Number of requests created before each world, every second of which is kept, so that the world's own requests
-    have other addresses."""
+    """Number of requests created before each world; every other one is kept, so that the world's own requests have
+    other addresses."""
 
 
 class Elsewhere:
@@ -76,7 +76,7 @@ class Elsewhere:
 
 
 def main() -> None:
-    """Run the task on standard input. `Elsewhere` starts this function."""
+    """Run the task read from standard input. `Elsewhere` calls this function in a separate process."""
     task = json.load(sys.stdin)
     conditions = Conditions(**task["conditions"])
     from servesim.checking.attempt import attempt

@@ -134,7 +134,7 @@ def refused_by(feature: Feature) -> Mapping[str, str]:
 
 
 def _trace(draws: Draws, most: int) -> Trace:
-    """Return a trace of at most `most` requests, and at most 24."""
+    """Return a trace of at most `most` requests, but never more than 24."""
     n = draws.one("requests", range(1, min(most, 24) + 1))
     rate = draws.one("rate", [0, 500, 5_000, 50_000])
     prompts = draws.many("prompts", n, [*range(1, 21), *range(50, 91)])
@@ -168,7 +168,8 @@ def _trace(draws: Draws, most: int) -> Trace:
 
 
 def _ahead(draws: Draws, world: World) -> World:
-    """Draw the steps in flight: asynchronous scheduling or, if the scheduler lacks it, sometimes a pipeline."""
+    """Draw the number of steps in flight: asynchronous scheduling or, if the scheduler lacks it, sometimes a
+    pipeline."""
     scheduler = schedulers.resolve(world.scheduler)[0]
     if "speculation" not in scheduler.supports:
         world = replace(world, speculation="")

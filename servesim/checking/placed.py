@@ -23,10 +23,10 @@ from servesim.run.setup import built, options_of
 from servesim.workload.trace_stream import TraceFacts
 
 ANY = ("vllm", "sglang", "least-outstanding", "prefix-hash")
-"""Policies around which worlds for the subject are drawn: each fixes one, and the others vary."""
+"""Policies around which worlds for the subject are drawn: each world fixes one, and its other policies vary."""
 ABOUT = {"scaler": ANY, "feature": ANY, "connector": ("vllm",)}
 ASKED = {"takes": False, "reaches": True, "gives_up": False}
-"""Asked verbs of a part, with their default answers."""
+"""Verbs of a part that return an answer, with their default answers."""
 Maker = Callable[[World, list[Pool]], Part | None]
 
 
@@ -165,7 +165,7 @@ def checked(connector: Any, cls: type[Connector], now: Callable[[], int]) -> Con
         found: int = available(request, num_tokens)
         if found != DEFER and not 0 <= found <= request.num_tokens - num_tokens:
             told = (
-                f"available returns {found} of the {request.num_tokens - num_tokens} tokens behind the first "
+                f"available returns {found} of the {request.num_tokens - num_tokens} tokens after the first "
                 f"{num_tokens}"
             )
             raise PolicyError(f"{cls.__name__} at {now()} ns: {told} of {request}")

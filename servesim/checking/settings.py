@@ -56,7 +56,7 @@ def _written(subject: Subject) -> Iterator[str]:
 
 
 def _built(subject: Subject, values: dict[str, Any]) -> Any:
-    """Return the given parameters with `values` replaced."""
+    """Return the given parameters, overridden by `values`."""
     given = subject.registry.resolve(subject.spec)[1]
     return build_params(subject.name, subject.cls.Params, {**given, **values})
 

@@ -1,4 +1,4 @@
-"""The subject of a check, a policy, a connector or a feature: its kind, its name and its class."""
+"""Subject of a check (a policy, a connector or a feature): its kind, name and class."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def toy_trace(
 
 @cache
 def _target() -> ModelSpec:
-    """Return the model that drafts are for."""
+    """Return the target model for which drafts are made."""
     return ModelSpec.load("llama-3.1-8b")
 
 
@@ -211,8 +211,8 @@ class World:
         return core
 
     def _scheduler(self) -> tuple[type[Scheduler], Any, Limits]:
-        """Return the scheduler's class, its parameters with no gaps, and its limits; the world's limits fill in missing
-        ones."""
+        """Return the scheduler's class, its parameters with all values filled in, and its limits; the world's limits
+        replace missing ones."""
         cls, params = self._resolve(schedulers, self.scheduler, self.scheduler_params)
         most = {name: getattr(params, name, None) or getattr(self, name) for name in LIMITS}
         known = {each.name for each in fields(params)}
@@ -258,7 +258,7 @@ class World:
         return router
 
     def pools(self, mode: str, check: bool) -> list[Pool]:
-        """Return the replicas, by pool."""
+        """Return the pools with their replicas."""
         made = []
         for share in self.split or (Share("default", self.replicas),):
             spawn = partial(self.core, check, mode)

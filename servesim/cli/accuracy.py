@@ -37,16 +37,20 @@ def accuracy(
         list[str] | None,
         typer.Option(
             metavar="FIELD=VALUE,...",
-            help="Cells by engine, version, gpu, model, precision, mode, tp or concurrency; repeatable.",
+            help=(
+                "Score only the cells with these values of engine, version, gpu, model, precision, mode, tp or "
+                "concurrency; repeatable."
+            ),
         ),
     ] = None,
     without: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE|DIR", help="Leave out these cells and their copies, which were fitted to; repeatable."
+            metavar="FILE|DIR",
+            help=("Leave out these cells, to which something was fitted, and copies of them; repeatable."),
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most N of the cells, evenly spaced.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Score at most N of the cells, evenly spaced.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,12 +60,12 @@ def accuracy(
     out: Annotated[Path | None, typer.Option(help="Folder for cells.csv, summary.json and report.html.")] = None,
     date: Annotated[str | None, typer.Option(help="Date of the score. [default: today]")] = None,
     seed: Annotated[int, typer.Option(help="Of the intervals.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. [default: one per core]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes. [default: one per core]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON document instead of tables.")] = False,
 ) -> None:
     """Replay measured serving cells: how accurate are latencies and decisions?
 
-    Contradictory measurements are screened by rules; the score is shown with and without screening.
+    Contradictory measurements are screened out by rules; the score is shown with and without screening.
     """
     import datetime
 
@@ -130,14 +134,14 @@ class Teller:
 
 
 def print_score(document: Mapping[str, Any], out: Path | None) -> None:
-    """Print the excluded cells, the scores by engine and by engine, GPU and model, and the decisions."""
+    """Print the excluded cells, the scores (by engine, and by engine, GPU and model), and the decisions."""
     from rich.table import Table
 
     from servesim.cli.console import open_console
 
     console = open_console()
     console.print(
-        f"{document['cells']:,} cells, {document['kept']:,} after the screen; {document['date']}", style="bold"
+        f"{document['cells']:,} cells, {document['kept']:,} after screening; {document['date']}", style="bold"
     )
     for found in document["screen"]:
         if found["cells"]:
@@ -156,7 +160,7 @@ def print_score(document: Mapping[str, Any], out: Path | None) -> None:
     ):
         table.add_column(name, justify="right", no_wrap=True)
     shown = [row for row in document["scores"] if row["by"] in ("all", "engine", "engine, GPU and model")]
-    for row in [{**document["unscreened"], "what": "all, without the screen"}, *shown]:
+    for row in [{**document["unscreened"], "what": "all, without screening"}, *shown]:
         table.add_row(row["what"], f"{row['cells']:,}", f"{row['answered']:,}", *_figures(row))
     console.print(table)
     for found in document["not_answered"]:
@@ -181,8 +185,8 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
     """Return a sentence or two for each kind of decision."""
     lines = []
     kinds = {
-        "sizes": "sizes at equal clients per GPU",
-        "engines": "engines at equal clients and GPUs",
+        "sizes": "sizes with equal clients per GPU",
+        "engines": "engines with equal clients and GPUs",
         "settings": "commands that differ in one thing",
     }
     for kind, words in kinds.items():

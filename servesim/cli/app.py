@@ -121,8 +121,8 @@ def main() -> None:
     interrupted. Errors are one line on stderr, after a traceback if the bug is in servesim."""
     code = _guarded()
     if code == 130:
-        # CPython kills itself with the signal, whatever the exit code, if it arrived while a string was executed (as
-        # when dataclasses are imported), even if the interrupt was handled.
+        # If the signal arrived while a string was being executed (as in an import of dataclasses), CPython kills itself
+        # with that signal, whatever the exit code, even if the interrupt was handled.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -130,18 +130,18 @@ def main() -> None:
 
 
 def _guarded() -> int:
-    if sys.stdout is None:  # closed before the command began (`>&-`): there is no reader
+    if sys.stdout is None:  # closed before the command began (`>&-`), so there is no reader
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     completing = completion.prepare()
     try:
-        name = "servesim" if completing else None  # independent of argv[0]: the variable's name depends on it
+        name = "servesim" if completing else None  # not argv[0]: the variable's name is derived from it
         words = completion.with_shell(sys.argv)[1:]
         code = _command("" if completing else words[0] if words else "")(words, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        _silence_stdout()  # or exiting would try again and complain
+        _silence_stdout()  # or the exit would flush again and complain
         if isinstance(error, BrokenPipeError):
             return 0  # the reader closed the pipe
         return _complain(UserError(f"cannot write the output: {error.strerror}"), 2)
@@ -153,7 +153,7 @@ def _guarded() -> int:
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         _silence_stdout()
-        return 0  # the same, inside a command
+        return 0  # pipe closed inside a command
     except PolicyError as error:
         return _complain(error, 1)
     except Interrupted as error:
@@ -172,7 +172,7 @@ def _guarded() -> int:
 
 @functools.lru_cache(64)
 def _command(name: str) -> typer.core.TyperGroup:
-    """Build the command or group of that name alone, or all of them if there is none: each takes 2 ms."""
+    """Build only the command or group of that name, or all of them if there is none; each takes 2 ms to build."""
     only = copy.copy(app)
     only.registered_commands = [each for each in app.registered_commands if _name(each) == name]
     only.registered_groups = [each for each in app.registered_groups if each.name == name]

@@ -77,7 +77,11 @@ def report(
     gpu: Annotated[str | None, typer.Option(help="GPU, for tables that do not name one.")] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="Other tables, shipped or a folder; repeatable. [default: those shipped for the GPU]"),
+        typer.Option(
+            help=(
+                "Tables to compare with, a shipped name or a folder; repeatable. [default: those shipped for the GPU]"
+            )
+        ),
     ] = None,
 ) -> None:
     """Make one HTML page of kernel tables.
@@ -127,7 +131,9 @@ def vidur(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of profiles: compute/ and network/.")],
     out: Annotated[Path, _OUT],
     gpu: Annotated[str | None, typer.Option(help="GPU as the profiles call it, such as a100.")] = None,
-    network: Annotated[str | None, typer.Option(help="Server of the all-reduce times, such as a100_dgx.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help=("Server on which the all-reduce times were measured, such as a100_dgx."))
+    ] = None,
 ) -> None:
     """Import profiles from Vidur."""
     from servesim.calibrate.importers.vidur import import_vidur
@@ -171,15 +177,18 @@ Examples:
 @calibrate_app.command(epilog=LEFT_OUT_EXAMPLES)
 def left_out(
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="Shipped tables (h200), a folder of tables, or of Vidur's CSVs.")
+        str,
+        typer.Argument(
+            metavar="TABLE", help=("Shipped tables (h200), a folder of tables, or a folder of Vidur's CSV files.")
+        ),
     ],
     gpu: Annotated[str | None, typer.Option(help="GPU that was measured; taken from the tables if not given.")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON too.")] = None,
 ) -> None:
     """Hold out rows of kernel tables: how far off are prices?
 
-    Held out are: a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of a curve but
-    every second or fourth, and its largest.
+    The splits hold out a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of each
+    curve except every second or fourth one, or the largest points of each curve.
     """
     from servesim.calibrate.accuracy import accuracy as errors_of
     from servesim.calibrate.accuracy import open_tables, suspicious

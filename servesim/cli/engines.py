@@ -1,4 +1,4 @@
-"""`servesim engines`: the serving systems with presets, and what is known about a version of one."""
+"""`servesim engines`: the serving systems that have presets, and what is known about a version of one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def engines(
     version: Annotated[str | None, typer.Option(help="Version. [default: the newest known]")] = None,
     gpu: Annotated[str, typer.Option(help="The GPU it runs on.")] = "h100",
 ) -> None:
-    """List the serving systems, or show what is known about a version of one on a GPU, with sources."""
+    """List the serving systems, or show what is known about one version of a system on a GPU, with sources."""
     from servesim.hardware import Gpu
     from servesim.run.presets import engine_presets, facts_of, preset_settings
 
@@ -33,7 +33,9 @@ def engines(
     if facts.engine != name:
         typer.echo(f"No versions of {name} are known: it is priced like {facts.engine} {facts.version}.")
         return
-    beyond = ", which is newer than any version examined: facts are those of the newest" if facts.beyond else ""
+    beyond = (
+        (", which is newer than any version examined, so the facts are those of the newest one") if facts.beyond else ""
+    )
     typer.echo(f"{facts.engine} {facts.version} on {facts.gpu}{beyond}")
     for fact, known in facts.facts.items():
         typer.echo(f"\n{fact}: {known.value}{'' if known.priced else ' (not used yet)'}")

@@ -61,15 +61,17 @@ Examples:
 
 Each is compared with a deployment that has none of them, and so are all of them together.
 """
-Files = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help="In YAML; options and --set override it.")]
+Files = Annotated[
+    list[str] | None, typer.Argument(metavar="SCENARIO", help=("YAML file; options and --set override it."))
+]
 Out = Annotated[Path | None, typer.Option(help="Directory for results; a rerun computes only what is missing.")]
-Jobs = Annotated[int | None, typer.Option(help="Processes. [default: one per core]")]
+Jobs = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
 Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRESS of a running cluster.")]
 ENDS = "Share of the arrivals left out at the {}. [default: 0.1; 0 for a recorded trace]"
 Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
 Cooldown = Annotated[float | None, typer.Option(help=ENDS.format("end"))]
 Window = Annotated[int | None, typer.Option(help="Requests per window. [default: the trace divided by the replicates]")]
-Json = Annotated[bool, typer.Option("--json", help="Print the document instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the JSON document instead of tables.")]
 
 
 def compare(
@@ -77,14 +79,16 @@ def compare(
     scenarios: Files = None,
     replicates: Annotated[
         int | None,
-        typer.Option(help="Seeds, or windows of a recorded trace; 1: blocks in one run. [default: 10]"),
+        typer.Option(
+            help=("Number of seeds, or of windows of a recorded trace; 1: moving blocks within one run. [default: 10]")
+        ),
     ] = None,
     window: Window = None,
     baseline: Annotated[
         str | None, typer.Option(help="Variant to compare with. [default: the first stable variant]")
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
+        str | None, typer.Option(help="Metrics to compare, such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
     ] = None,
     rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
     margin: Annotated[float, typer.Option(help="Changes smaller than this do not matter.")] = 0.02,
@@ -112,12 +116,16 @@ def compare(
 def sweep(
     context: typer.Context,
     scenarios: Files = None,
-    replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 1]")] = None,
+    replicates: Annotated[
+        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 1]"))
+    ] = None,
     window: Window = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
+        str | None, typer.Option(help="Metrics to report, such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
     ] = None,
-    best_by: Annotated[str | None, typer.Option(help="Metric of the best. [default: goodput, or e2el_mean]")] = None,
+    best_by: Annotated[
+        str | None, typer.Option(help=("Metric that decides which variant is best. [default: goodput, or e2el_mean]"))
+    ] = None,
     trials: Annotated[int | None, typer.Option(help="Let Optuna choose N combinations.")] = None,
     warmup: Warmup = None,
     cooldown: Cooldown = None,
@@ -142,11 +150,15 @@ def capacity(
     context: typer.Context,
     scenarios: Files = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
-    replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 5]")] = None,
+    replicates: Annotated[
+        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
+    ] = None,
     window: Window = None,
-    window_minutes: Annotated[float, typer.Option(help="The SLO holds in every window of a recorded trace.")] = 10.0,
-    window_requests: Annotated[int, typer.Option(help="Fewest requests for a window to count.")] = 300,
-    tolerance: Annotated[float, typer.Option(help="Ratio at which bisection of a rate stops.")] = 0.02,
+    window_minutes: Annotated[
+        float, typer.Option(help=("Minutes per window; the SLO must hold in every window of a recorded trace."))
+    ] = 10.0,
+    window_requests: Annotated[int, typer.Option(help="Minimum number of requests for a window to count.")] = 300,
+    tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the bisection of a rate stops.")] = 0.02,
     max_replicas: Annotated[int, typer.Option(help="Maximum replicas to try for a given rate.")] = 64,
     by_formula: Annotated[bool, typer.Option("--by-formula", help="Include GPUs that have no kernel tables.")] = False,
     warmup: Warmup = None,
@@ -175,13 +187,18 @@ def worth(
     of: Annotated[
         list[str] | None,
         typer.Option(
-            help="prefix-caching, fp8, fp8-kv, speculation, offload, tp, ..., or a setting such as tp=4; several."
+            help=(
+                "prefix-caching, fp8, fp8-kv, speculation, offload, tp, ..., or a setting such as tp=4; "
+                "comma-separated."
+            )
         ),
     ] = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
-    replicates: Annotated[int | None, typer.Option(help="Seeds, or windows of a recorded trace. [default: 5]")] = None,
+    replicates: Annotated[
+        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
+    ] = None,
     window: Window = None,
-    tolerance: Annotated[float, typer.Option(help="Ratio at which bisection of a rate stops.")] = 0.02,
+    tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the bisection of a rate stops.")] = 0.02,
     max_replicas: Annotated[int, typer.Option(help="Maximum replicas to try for a given rate.")] = 64,
     by_formula: Annotated[bool, typer.Option("--by-formula", help="Include GPUs that have no kernel tables.")] = False,
     warmup: Warmup = None,
@@ -198,7 +215,7 @@ def worth(
 ) -> None:
     """Show what prefix caching, FP8, drafts, TP or a setting is worth.
 
-    The price within the SLO with it and without, on the same requests.
+    Compares the price within the SLO with and without it, on the same requests.
     """
     _answer("worth", **{**locals(), "of": of or []})
 
@@ -296,8 +313,8 @@ def kept(out: Path | None) -> Iterator[None]:
 
 
 def axes_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by key in the order typed, the last of several --set of a key. A dedicated option overrides
-    --set."""
+    """Return settings by key in the order typed; if --set gives a key several times, the last value counts. A dedicated
+    option overrides --set."""
     from servesim.run.setting_names import assigned
 
     found: dict[str, Any] = {}

@@ -36,14 +36,14 @@ def explore(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="SCENARIO|DIR", help="In YAML, or what run or sweep wrote with --out; options override it."
+            metavar="SCENARIO|DIR", help="YAML file, or what run or sweep wrote with --out; options override it."
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1, or 0 for a free one.")] = PORT,
 ) -> None:
     """Serve a page whose sliders run simulations as they move.
 
-    On this machine only: rate, GPUs, policies and limits, several runs overlaid, the command to copy.
+    Local to this machine: controls for rate, GPUs, policies and limits; overlaid runs; a command to copy.
     """
     from servesim.reports.explore.server import check_installed, serve
 

@@ -71,7 +71,7 @@ def comparison_failures(required: Sequence[Requirement], document: Mapping[str, 
 
 
 CAPACITY_UNITS = {"rate": "", "replicas": "", "gpus": "", "usd_per_hour": "", "attainment": "share"}
-"""Units of a deployment's values besides its metrics."""
+"""Units of a deployment's values other than its metrics."""
 
 
 def capacity_failures(required: Sequence[Requirement], document: Mapping[str, Any]) -> list[str]:

@@ -101,8 +101,8 @@ def _of_model(model: type[BaseModel], section: str, prefix: str) -> Iterator[dic
 
 
 def _of_policies() -> Iterator[dict[str, Any]]:
-    """Return the parameters of policies; one that several policies share is listed once. Kinds that no feature here
-    serves have none."""
+    """Return the parameters of policies; one that several policies share is listed once. Kinds of policies that no
+    feature here serves are left out."""
     from servesim.cli.parameters import field_docs
     from servesim.contracts import REGISTRIES
     from servesim.run.scenario import Scenario
@@ -136,7 +136,8 @@ def _shown(default: Any) -> str | None:
 
 
 def matching(found: Sequence[dict[str, Any]], words: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the settings whose key has all the words or, if there are none, whose key or description does."""
+    """Return the settings whose key contains all the words or, if there are none, those whose key and description
+    together do."""
     wanted = [word.lower().lstrip("-").replace("-", "_") for word in words]
 
     def has(one: Mapping[str, Any], *fields: str) -> bool:

@@ -46,15 +46,17 @@ def measure(
     flags: Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that started the server.")] = None,
     minutes: Annotated[float, typer.Option(min=0.01, help="Total time; loops are cut short to keep within it.")] = 20.0,
     idle: Annotated[
-        str, typer.Option(metavar="<int,...>", help="Prompt lengths for one client.")
+        str, typer.Option(metavar="<int,...>", help="Prompt lengths of the idle measurement (one client).")
     ] = "128,512,2048,8192",
-    clients: Annotated[str, typer.Option(metavar="<int,...>", help="The ladder of concurrency.")] = "4,16,64",
+    clients: Annotated[
+        str, typer.Option(metavar="<int,...>", help=("Numbers of clients on the concurrency ladder."))
+    ] = "4,16,64",
     saturated: Annotated[
         int | None,
         typer.Option(min=0, help="Clients of the saturated loop, or 0 for none. [default: 1.25 max_num_seqs]"),
     ] = None,
-    prompt: Annotated[int, typer.Option(min=1, help="Prompt length of ladder and saturated loop.")] = 1024,
-    output: Annotated[int, typer.Option(min=2, help="Output length; idle prompts have half of it.")] = 256,
+    prompt: Annotated[int, typer.Option(min=1, help="Prompt length for the ladder and the saturated loop.")] = 1024,
+    output: Annotated[int, typer.Option(min=2, help="Output length; the idle measurement uses half of it.")] = 256,
     repeats: Annotated[int, typer.Option(min=1, help="Number of repetitions of the whole measurement.")] = 2,
     requests: Annotated[int, typer.Option(min=1, help="Requests per client; a loop has at least 40.")] = 10,
     idle_requests: Annotated[int, typer.Option(min=2, help="Requests per idle prompt length.")] = 16,
@@ -91,7 +93,7 @@ def measure(
     if client not in NAMES:
         raise UserError(f"--client {client}: unknown{suggest(client, NAMES)}")
     if client == "own" and tokenizer is not None:
-        raise UserError("--tokenizer is for aiperf and vllm-bench; the own client uses the server's token counts")
+        raise UserError("--tokenizer is for aiperf and vllm-bench; --client own uses the server's token counts")
     if client != "own":
         Client.find(client, "", key)
     name = Gpu.load(gpu).name if not gpu.endswith((".yaml", ".yml")) else gpu
@@ -170,7 +172,7 @@ def _tell_start(points: Sequence[Point], facts: dict[str, Any]) -> None:
 
 
 class Teller:
-    """A line of progress for each loop, on stderr."""
+    """Progress on stderr, one line per loop."""
 
     def __init__(self) -> None:
         self._done = 0

@@ -154,7 +154,7 @@ class RunCommand(ScenarioCommand):
 
 
 class ListingCommand(ScenarioCommand):
-    """Command of the same kind whose values are lists."""
+    """ScenarioCommand whose options take comma-separated lists."""
 
     several = True
 

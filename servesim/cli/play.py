@@ -25,7 +25,7 @@ Options may list several values with commas; every combination is one grid, and 
 def play(
     context: typer.Context,
     scenario: Annotated[
-        Path | None, typer.Argument(metavar="SCENARIO", help="In YAML; options and --set override it.")
+        Path | None, typer.Argument(metavar="SCENARIO", help="YAML file; options and --set override it.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("play.html"),
     quiet: Quiet = False,

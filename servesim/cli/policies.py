@@ -30,7 +30,7 @@ Examples:
 def policies(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A policy or file.py:Class; check to check one. [default: list all]"),
+        typer.Argument(metavar="NAME", help="A policy or file.py:Class, or check to check one. [default: list all]"),
     ] = None,
     target: Annotated[
         str | None, typer.Argument(metavar="POLICY", help="With check: name, name:key=value,... or file.py:Class.")
@@ -44,9 +44,9 @@ def policies(
 ) -> None:
     """List the policies, or show or check one.
 
-    Shows its idea, its parameters with defaults, its needs, and the paper. `check` runs random small worlds: fast mode
-    against reference mode, invariants, determinism, contract and settings. It prints one line per failure and exits
-    with code 1 if there are any.
+    Shows its idea, its parameters with defaults, its needs, and the paper. `check` runs random small worlds to test
+    fast mode against reference mode, invariants, determinism, contract and settings. It prints one line per failure and
+    exits with code 1 if there are any.
     """
     if name == "check":
         if target is None:

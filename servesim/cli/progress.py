@@ -74,7 +74,7 @@ class Bar:
             print(f"{self._command}: {done} of {about}{total} runs: {said}", file=sys.stderr, flush=True)
 
     def _left(self, done: int, total: int, guessed: bool) -> str:
-        """Return the estimated remaining time, from the mean of the runs computed so far."""
+        """Return the estimated remaining time, from the mean duration of the runs computed so far."""
         if not self._computed or done >= total:
             return ""
         each = (self._clock() - self._began) / self._computed

@@ -38,7 +38,7 @@ def page_file(out: Path) -> None:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that a command wrote with --out.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page. [default: report.html in DIR]")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write. [default: report.html in DIR]")
     ] = None,
     window: Annotated[
         str | None, typer.Option(metavar="FROM:TO", help="Seconds the chart of requests shows, such as 30:45.")

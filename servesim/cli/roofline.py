@@ -30,28 +30,28 @@ DESCRIBING = ("tp", "dtype", "kv_dtype", "batch", "context", "prompt", "kernel_t
 def roofline(
     given: typer.Context,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="RESULT", help="Result directory of a run: its own steps.")
+        Path | None, typer.Argument(metavar="RESULT", help="Result directory of a run, to show the steps of that run.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
     gpu: Annotated[str | None, typer.Option(help="A GPU, or a YAML data sheet.")] = None,
     tp: Annotated[int, typer.Option(help="GPUs (tensor parallelism).")] = 1,
     dtype: Annotated[str, typer.Option(help="Weights.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="KV cache.")] = "bf16",
-    batch: Annotated[str, typer.Option(help="Sequences of decode steps, comma-separated.")] = "1,16,64,256",
+    batch: Annotated[str, typer.Option(help="Numbers of sequences in decode steps, comma-separated.")] = "1,16,64,256",
     context: Annotated[int, typer.Option(help="Context length of each sequence, in tokens.")] = 1024,
-    prompt: Annotated[str, typer.Option(help="Tokens of prefill steps, comma-separated.")] = "1024",
+    prompt: Annotated[str, typer.Option(help="Numbers of tokens in prefill steps, comma-separated.")] = "1024",
     kernel_tables: Annotated[
         str | None,
-        typer.Option(help="Folder of kernel tables; roofline or ideal for none.", show_default="the shipped ones"),
+        typer.Option(help="Folder of kernel tables; roofline or ideal to use none.", show_default="the shipped ones"),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page, or FILE.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show where steps lie under a GPU's roofline.
 
-    Arithmetic intensity, bound, and time by roofline and by kernels, by step and operator. Batches are described by
-    options, or are the recorded steps of a run. The roofline is from the data sheet: the larger of FLOPs over peak and
-    bytes over bandwidth. Kernel times are measured if tables have them.
+    Arithmetic intensity, bound, and time by roofline and by kernels, for each step and operator. Batches are described
+    by options or taken from the recorded steps of a run. The roofline comes from the data sheet: the larger of FLOPs
+    over peak and bytes over bandwidth. Kernel times are measured if tables have them.
     """
     from servesim.run.result_files import to_json
 
@@ -142,17 +142,20 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
     operators = [one for step in document["steps"] for one in step["operators"]]
     above = ", ".join(dict.fromkeys(one["name"] for one in operators if (one["reached"] or 0) > 1.005))
     if above and min(shares) > 0.995:
-        yield f"above their roofline: {above}: the formula counts only weights, the roofline inputs and outputs too"
+        yield (
+            f"above their roofline: {above}, because the formula counts only weights, while the roofline also counts "
+            "inputs and outputs"
+        )
     elif above:
         yield (
-            f"above their roofline: {above}: repeated measurements find data that fits in the GPU's cache there, and "
-            "experts were measured with uneven routing, which touches fewer of them than the uniform routing assumed "
-            "here"
+            f"above their roofline: {above}, because repeated measurements read data that fits in the GPU's cache "
+            "from there, and experts were measured with uneven routing, which touches fewer of them than the "
+            "uniform routing assumed here"
         )
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """Return the listed numbers. An empty option gives none, which leaves out its kind of step."""
+    """Return the listed numbers. An empty option gives none, so its kind of step is omitted."""
     return whole_numbers(option, text) if text else []
 
 

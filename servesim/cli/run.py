@@ -29,11 +29,13 @@ Paths in SCENARIO are relative to it.
 def run(
     context: typer.Context,
     scenario: Annotated[
-        Path | None, typer.Argument(metavar="SCENARIO", help="In YAML; options and --set override it.")
+        Path | None, typer.Argument(metavar="SCENARIO", help="YAML file; options and --set override it.")
     ] = None,
     jobs: Annotated[
         int,
-        typer.Option(min=1, help="Processes that simulate replicas, if the router ignores their state (round-robin)."),
+        typer.Option(
+            min=1, help=("Number of processes that simulate replicas, if the router ignores their state (round-robin).")
+        ),
     ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Result directory: report.html, summary.json, requests.parquet, ....")
@@ -44,7 +46,7 @@ def run(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     step_requests: Annotated[
-        bool, typer.Option("--step-requests", help="Write which requests each step computed (with --mode reference).")
+        bool, typer.Option("--step-requests", help="Record which requests each step computed (with --mode reference).")
     ] = False,
     metrics: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Metrics of your own (docs/metrics.md).")
@@ -102,8 +104,8 @@ def _page(folder: Path) -> None:
 
 
 def settings_over(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return settings overridden by the command line: a preset and features first, then --set, then options, parts
-    after wholes."""
+    """Return settings overridden by the command line: first a preset and features, then --set, then options; keys with
+    a dot are applied after all others."""
     from servesim.run.setting_names import assigned, override
 
     whole = {key: value for key, value in given.items() if "." not in key and key != "set"}

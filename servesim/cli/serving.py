@@ -12,13 +12,14 @@ from servesim.errors import UserError
 
 
 def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], command: str) -> list[dict[str, Any]]:
-    """Return the scenarios with the settings of the commands in --serve, which is removed from `given`: one command for
-    all, or several for `compare` without a scenario. Flags without a meaning are listed on stderr."""
+    """Return the scenarios with the settings of the commands in --serve, an entry that is removed from `given`: one
+    command for all scenarios, or several for `compare` without a scenario. Flags that have no effect here are listed on
+    stderr."""
     from servesim.run.serve_command import merged, served
 
     commands = [(text, served(text)) for text in given.pop("serve", ())]
     if len(commands) > 1 and (command != "compare" or scenarios != [{}]):
-        raise UserError("--serve: only compare takes several commands, and without a scenario")
+        raise UserError("--serve: only compare takes several commands, and only without a scenario")
     for number, (text, found) in enumerate(commands, start=1):
         if len(commands) > 1:
             typer.echo(f"scenario {number}: {' '.join(text.split())}", err=True)
@@ -33,7 +34,7 @@ def prepared(
     command: str, files: Sequence[str], given: dict[str, Any], axes_of: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """Return the scenarios and axes of an experiment. Commands are merged into the scenarios, the scenario is saved,
-    and standard input is read once, here, since the runs are other processes."""
+    and standard input is read once, here, since the runs are separate processes."""
     from servesim.experiments.axes import load_grid
     from servesim.run.setting_names import load_settings
     from servesim.traces import load_trace
@@ -62,7 +63,7 @@ def save(grids: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], file: str
     from servesim.run.scenario import Scenario
 
     if len(grids) > 1:
-        raise UserError("--save-scenario: only one scenario can be saved, and several are compared")
+        raise UserError("--save-scenario: only one scenario can be saved, but several are compared")
     settings, axes = grids[0]
     variants = product(settings, axes)
     text = Scenario.of(variants[0].settings).to_yaml()

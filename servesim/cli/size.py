@@ -25,7 +25,8 @@ Examples:
 
 
 NO_BARS = (
-    "KV blocks, as vLLM counts them at start-up, have no error bars: they are within 1.1 % of six recorded servers"
+    "KV blocks, as vLLM counts them at start-up, have no error bars, since they are within 1.1 % of those of six "
+    "recorded servers"
 )
 
 
@@ -44,7 +45,7 @@ def size(
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help="KV cache: fp32, bf16, fp16, fp8, int8, int4.")] = "bf16",
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
-    sequences: Annotated[int, typer.Option(help="Sequences to hold at a time.")] = 1,
+    sequences: Annotated[int, typer.Option(help="Number of sequences to hold at the same time.")] = 1,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block.")] = 16,
     tp: Annotated[
         str | None, typer.Option(help="GPUs, with commas.", show_default="the fewest of 1, 2, 4, 8 that hold it")
@@ -60,8 +61,8 @@ def size(
 ) -> None:
     """Show the memory that a model needs, and which GPUs hold it.
 
-    KV bytes by token and layer, weights by format, and everything else in a GPU's memory. Memory is divided as vLLM
-    does at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest of each GPU's share.
+    KV bytes per token and layer, weights by format, and everything else in a GPU's memory. Memory is divided as in vLLM
+    at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest of each GPU's share.
     """
     from servesim.hardware import Gpu, gpu_names
     from servesim.hardware.footprint import Load, changed, footprint
@@ -103,7 +104,7 @@ def _settings(assignments: list[str]) -> dict[str, Any]:
         try:
             found[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise UserError(f"--set {text}: the value is not YAML") from None
+            raise UserError(f"--set {text}: the value is not valid YAML") from None
     return found
 
 

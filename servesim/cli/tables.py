@@ -170,15 +170,15 @@ def _coloured(state: str) -> Text:
 
 
 def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
-    """Print the answer in one sentence, and a row for each deployment: its capacity and price, or its best share and
-    the reason it is no better."""
+    """Print the answer in one sentence, and a row for each deployment: its capacity and price, or the best share of
+    requests within the SLO and why it is not higher."""
     console = open_console()
     how, repeats = document["settings"], document["replicates"]
     console.print(_workload(document["workload"]), style="bold")
     windows = ""
     if "window_minutes" in how:
         windows = (
-            f", over the whole trace and in every {how['window_minutes']:g} minutes with at least "
+            f", over the whole trace and in every {how['window_minutes']:g}-minute window with at least "
             f"{how['window_requests']:,} requests"
         )
     console.print(f"{header(how['goals'])}{windows}; {counted(repeats)}", style="dim")

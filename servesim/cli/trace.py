@@ -56,7 +56,7 @@ def inspect(
 ) -> None:
     """Show rate, burstiness, lengths and sessions of a trace.
 
-    Also the hit rate of an infinite prefix cache.
+    Also shows the hit rate of an infinite prefix cache.
     """
     from servesim.traces.inspect import inspect as inspect_trace
 
@@ -75,7 +75,7 @@ def inspect(
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="Trace file, preset:NAME or synth:....")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    to: Annotated[str, typer.Option("--to", help="Format to write; an unknown one lists them.")],
+    to: Annotated[str, typer.Option("--to", help="Format to write; an unknown name lists the formats.")],
     requests: Annotated[int | None, typer.Option(help="Convert only the first N requests.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
     sort: Annotated[bool, typer.Option("--sort", help="Sort the file's rows by arrival time.")] = False,
@@ -123,14 +123,14 @@ def list_traces(as_json: Annotated[bool, typer.Option("--json", help="Print JSON
     for entry in catalogue().values():
         size = f"{entry.size:,} bytes" if entry.size is not None else "size unknown"
         typer.echo(f"  {entry.name:<22}{entry.about}; {entry.licence}, {size}")
-    typer.echo("formats, found from the content of a file:")
+    typer.echo("formats, detected from the content of a file:")
     for name, module in formats().items():
         typer.echo(f"  {name:<22}{module.ABOUT}{'' if hasattr(module, 'write') else ' (read only)'}")
 
 
 @trace_app.command(epilog="Example: servesim trace fetch mooncake-conversation")
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `servesim trace list`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name listed by `servesim trace list`.")],
     out: Annotated[Path | None, typer.Option(help="File to write. [default: its own name, in this folder]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location without downloading it.")] = False,
 ) -> None:

@@ -19,7 +19,9 @@ The requests in the same steps are named if the run was recorded with --step-req
 
 def why(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that servesim run wrote with --out.")],
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its row in the trace (from 0), or its name.")],
+    request: Annotated[
+        str, typer.Argument(metavar="REQUEST", help=("Row of the request in the trace (from 0), or its name."))
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The figure: .svg, .png, .pdf.")
     ] = None,

@@ -32,12 +32,12 @@ class AcceptanceModel(ABC):
 
     @abstractmethod
     def rates(self, k: int) -> list[float]:
-        """Return the mean probability that draft positions 1 to k are accepted (marginal: all before it accepted too).
-        Acceptance length is 1 + their sum."""
+        """Return the mean probability that draft positions 1 to k are accepted (marginal: all earlier positions are
+        accepted too). Acceptance length is 1 + their sum."""
 
     def walk(self, request: Request, position: int, until: int, drafts: int, width: int = 1) -> list[int]:
-        """Return the tokens that successive steps deliver from `position` on (the accepted ones of each step's
-        `drafts`, and the target's own), until `until` is reached or passed. Default: step by step."""
+        """Return how many tokens each successive step delivers from `position` on (the accepted ones of its `drafts`,
+        and the target's own), until `until` is reached or passed. Default: step by step."""
         gains = []
         while position < until:
             gained = 1 + self.accepted(request, position, drafts, width)

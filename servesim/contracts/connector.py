@@ -28,23 +28,24 @@ first."""
 
 
 class Connector(ABC):
-    """KV that one replica can have from elsewhere: another replica, host memory, a store. No verb changes a request but
-    its `being_read`. Whatever a connector raises ends the run with a PolicyError that names its class and line."""
+    """Source of KV from outside one replica: another replica, host memory, a store. No verb changes anything in a
+    request except its `being_read`. Whatever a connector raises ends the run with a PolicyError that names its class
+    and line."""
 
     in_step: bool = False
-    """Whether KV is loaded within the step that computes the remaining tokens: `load` returns `now`, `ran` the end of
-    the step."""
+    """Whether KV is loaded within the step that computes the remaining tokens: `load` then returns `now`, and `ran`
+    returns the end of the step."""
 
     @abstractmethod
     def available(self, request: Request, num_tokens: int) -> int:
-        """Return for how many tokens of a waiting request, behind the first `num_tokens` that are here, there is KV
-        elsewhere; 0: none; or DEFER. It is asked at each plan that comes to the request, and changes nothing but how
-        recently KV was asked for. The context raises PolicyError for more tokens than the request knows."""
+        """Return how many tokens of a waiting request, after the first `num_tokens` that are local, have KV available
+        elsewhere (0: none), or DEFER. Called by each plan that reaches the request; changes nothing except how recently
+        the KV was requested. The context raises PolicyError for more tokens than the request knows."""
 
     @abstractmethod
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
-        """Begin to transfer the KV of tokens `start` to `stop`, whose memory is allocated; return when it is there, in
-        ns, not before `now` (else the context raises PolicyError); or LATER."""
+        """Begin to transfer the KV of tokens `start` to `stop`, whose memory is allocated. Return the time in ns at
+        which it arrives, not before `now` (else the context raises PolicyError), or LATER."""
 
     def join(self, replica: Any) -> None:  # noqa: B027
         """Attach to this Replica; called once, before its first step. Default: do nothing."""
@@ -56,13 +57,13 @@ class Connector(ABC):
         return end_ns
 
     def preempted(self, requests: Iterable[Request]) -> int:
-        """Return the time in ns before which no step may write to memory that these just preempted requests held.
+        """Return the time in ns before which no step may write to memory that these just-preempted requests held.
         Default: 0, no restriction."""
         return 0
 
 
 class Load(NamedTuple):
-    """KV in transfer to a request, or arrived and not used yet."""
+    """KV being transferred to a request, or arrived but not used yet."""
 
     start: int
     """Number of tokens that were local before."""

@@ -24,7 +24,7 @@ class Batch:
     linear_tokens: int
     """Tokens through the linear layers: prefill tokens plus decode queries (padding not included)."""
     prefill: list[tuple[int, int]]
-    """Prefill pieces as (new tokens, tokens already in the KV cache before them)."""
+    """Prefill chunks as (new tokens, tokens already in the KV cache before them)."""
     decode_count: int
     """Number of decoding sequences."""
     decode_context_sum: int
@@ -96,8 +96,8 @@ class Batch:
     def decodes(
         count: int, context_sum: int, context_sumsq: int = 0, longest: int = 0, attention: str = "fused"
     ) -> Batch:
-        """Return a step in which `count` sequences decode one token each, and nothing else happens. More than the sum
-        of the contexts is needed only if uneven batches were measured."""
+        """Return a step in which `count` sequences decode one token each, and nothing else happens. Statistics of the
+        contexts other than their sum are needed only if uneven batches were measured."""
         return Batch(
             count,
             decode_count=count,
@@ -138,7 +138,7 @@ class Host(NamedTuple):
     exposed: int = 0
     """Work that the GPU waits for in either mode: launches, the return of sampled tokens."""
     launching: int = 0
-    """Launching the step's kernels one by one, hidden in either mode up to the GPU's own time."""
+    """Launching the step's kernels one by one; hidden in either mode as far as the GPU's own time covers it."""
 
 
 NO_HOST = Host()
@@ -175,7 +175,7 @@ def by_source(gpu_ns: int, shares: tuple[float, float, float, float]) -> Sources
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RunSources:
-    """GPU time by source of the steps of a run, read for the recorded steps."""
+    """GPU time of a run's steps by source, read for the recorded steps."""
 
     def of(self, first: int, stop: int) -> Sources:
         """Return the sums over the steps from `first` (0: the run's first) up to but not including `stop`."""
@@ -206,8 +206,8 @@ class CostModel(ABC):
     """Number of pipeline stages that a step passes through in order."""
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        """Return the GPU ns of a step on each of `num_stages` stages; their sum is `gpu_run` of that step. Asked
-        only if several."""
+        """Return the GPU ns of a step on each of `num_stages` stages; their sum is `gpu_run` of that step. Called only
+        if there are several stages."""
         return (int(self.gpu_run(batch, 1)[0]),)
 
     def host(self, batch: Batch) -> Host:

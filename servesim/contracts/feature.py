@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 class Feature:
     """An optional part of a run. Modules that only a run with the feature needs are imported in `build`. Methods change
-    neither the scenario nor the settings they are given, and may be called at any time. Those that say so may raise
-    UserError; whatever else a user's own raises becomes a PolicyError that names its class and line."""
+    neither the scenario nor the settings they are given, and may be called at any time. Methods that say so may raise
+    UserError; any other exception from a user's own feature becomes a PolicyError that names its class and line."""
 
     name: ClassVar[str] = "?"
     rank: ClassVar[int] = 1000
@@ -59,13 +59,13 @@ class Feature:
         return False
 
     def spell_out(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return settings as given with shorthands of this feature written out, before anything else is done with them.
-        UserError if one is wrong. Default: as they are."""
+        """Return the given settings with this feature's shorthands written out, before anything else is done with them.
+        Raise UserError if one is wrong. Default: return them unchanged."""
         return settings
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return settings under their preset with what this feature implies, before they are checked. UserError if it
-        cannot be. Default: as they are."""
+        """Return the settings, those of their preset included, completed with what this feature implies, before they
+        are checked. Raise UserError if they cannot be completed. Default: return them unchanged."""
         return settings
 
     def resolved(self, scenario: Any) -> dict[str, Any]:

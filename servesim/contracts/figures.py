@@ -138,7 +138,7 @@ class Group:
     """Function that returns the input of its figures, given a measured run (servesim.metrics.measured.Measured; for a
     feature, whatever its part passes to `of`). None: the section is null."""
     many: Callable[[Schema], Schema] | None = None
-    """Its section has several such objects: a_list or a_map (servesim.schemas)."""
+    """Maker of the schema of a section with several such objects: a_list or a_map (servesim.schemas)."""
     null: bool = False
     """Whether its section may be null; it then has no rows or tiles except `if_null`."""
     if_null: str = ""

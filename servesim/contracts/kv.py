@@ -55,10 +55,10 @@ class KVMemory:
     host_blocks: int = 0
     """Blocks of host memory for swapping."""
     bytes_per_token: int = 0
-    """KV bytes of one token on one GPU of each stage: the bytes that copying it moves."""
+    """KV bytes of one token on one GPU of each stage: the bytes moved when the token is copied."""
     windows: tuple[int | None, ...] = (None,)
     """Sliding window in tokens of each group of layers (None: full attention; STATE_WINDOW: a state). Groups have
-    separate block tables, in blocks of equal bytes from one pool."""
+    separate block tables, whose blocks have the same size in bytes and come from one pool."""
     in_flight_tokens: int = 0
     """Tokens that may be computed before memory behind a window is released, over all steps in flight (0: a whole
     request)."""
@@ -70,14 +70,14 @@ class KVMemory:
 class KVAllocator(ABC):
     """The KV memory of one replica, and which request holds which part of it.
 
-    Lengths are in tokens. A request's `num_computed_tokens` says how far its KV is filled when a verb is called.
-    Swapping to host memory works with every allocator: a swapped request holds no blocks here, but the same number
-    there.
+    Lengths are in tokens. When a verb is called, a request's `num_computed_tokens` is the number of tokens whose KV is
+    filled. Swapping to host memory works with every allocator: a swapped request holds no blocks here, but the same
+    number there.
 
     Questions (`lookup`, `idle_tokens`, `slots`, `usage`, `sharing`, `fits` and all `can_...`) change nothing, raise
-    nothing, and may be asked at any time, any number of times; a Hit is good until a verb is called. Verbs are called
-    only as they say: else they may raise KeyError or ValueError. Whatever an allocator raises ends the run with a
-    PolicyError that names its class and line.
+    nothing, and may be asked at any time, any number of times; a Hit is valid until a verb is called. Verbs may be
+    called only as their docstrings say; otherwise they may raise KeyError or ValueError. Whatever an allocator raises
+    ends the run with a PolicyError that names its class and line.
     """
 
     name: ClassVar[str] = "?"
@@ -85,13 +85,13 @@ class KVAllocator(ABC):
     """Reference that describes the idea."""
     Params: ClassVar[type[Any]] = NoParams
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Oracle knowledge (of the class, or of one object by its parameters). "output_len": it may call
-    `self.output_len(request)`; "future": it receives all requests before the first one arrives (`foresee`)."""
+    """Oracle knowledge that is needed (by the class, or by one object, depending on its parameters). "output_len": it
+    may call `self.output_len(request)`; "future": it receives all requests before the first one arrives (`foresee`)."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """"fork": samples of a request can share its memory. "events": it calls `on_event` for each block of known content
-    when it can be found, and when it no longer can (servesim.contracts.kv_events). "remote_kv": the KV that a request
-    in State.LOADING is admitted with is not visible to others before it is published, which is always true of
-    allocators without sharing."""
+    when the block becomes findable, and when it no longer is (servesim.contracts.kv_events). "remote_kv": the KV with
+    which a request in State.LOADING is admitted is not visible to other requests before it is published, which is
+    always true of allocators without sharing."""
     output_len: Callable[[Request], int]
     """True output length; set by the engine for declared oracles only."""
     shares: ClassVar[bool] = False
@@ -117,7 +117,7 @@ class KVAllocator(ABC):
     """Sum of `num_computed_tokens` over the requests that hold memory; written only by the engine's ledger."""
     copied_tokens: int = 0
     """Tokens copied within the GPU's memory (compaction, copy-on-write) so far; the allocator adds to it. The engine
-    charges each to the step that was being planned."""
+    charges each copy to the step that was being planned at the time."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         self.params = params
@@ -134,26 +134,26 @@ class KVAllocator(ABC):
 
     @abstractmethod
     def can_admit(self, request: Request, hit: Hit, now_tokens: int, full_tokens: int, reserve: int) -> bool:
-        """Return whether `now_tokens` beyond the hit can be allocated, and `full_tokens` in all would fit too, with
-        `reserve` tokens left free either way. Changes nothing."""
+        """Return whether `now_tokens` beyond the hit can be allocated and `full_tokens` in all would fit too, with
+        `reserve` tokens left free in either case. Changes nothing."""
 
     @abstractmethod
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
-        """Adopt the hit and allocate `num_tokens` more, plus slots for `lookahead` drafts. Only right after
-        `can_admit`, or `can_load` for a request in State.LOADING, and for a request that holds nothing.
-        `request.num_computed_tokens` is set to `hit.num_tokens` by the caller, afterwards. May raise ValueError if the
-        hit is gone."""
+        """Adopt the hit and allocate `num_tokens` more, plus slots for `lookahead` drafts. Called only right after
+        `can_admit`, or `can_load` for a request in State.LOADING, and only for a request that holds nothing. The caller
+        then sets `request.num_computed_tokens` to `hit.num_tokens`. May raise ValueError if the hit is gone."""
 
     @abstractmethod
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
-        """Allocate what `num_tokens` beyond `num_computed_tokens` (and `lookahead` drafts) need.
-        False: out of memory, nothing changed. Growth inside a reservation never fails. Only for a request that holds
+        """Allocate what `num_tokens` beyond `num_computed_tokens` (and `lookahead` drafts) need. Return False, with
+        nothing changed, if out of memory. Growth inside a reservation never fails. Called only for a request that holds
         memory (else KeyError)."""
 
     @abstractmethod
     def free(self, request: Request) -> None:
-        """Release everything the request holds; cached prefixes stay findable. A request that was preempted
-        (`request.state`) may come back for its own. Only for a request that holds memory (else KeyError)."""
+        """Release everything the request holds; cached prefixes stay findable. A preempted request (see
+        `request.state`) may find its own KV again when it resumes. Called only for a request that holds memory (else
+        KeyError)."""
 
     @abstractmethod
     def slots(self, request: Request) -> int:
@@ -166,20 +166,20 @@ class KVAllocator(ABC):
     # KV from elsewhere.
 
     def can_load(self, request: Request, hit: Hit, num_tokens: int, full_tokens: int, reserve: int) -> bool:
-        """Return whether `num_tokens` beyond the hit can be allocated for KV that comes from elsewhere, the rest as in
-        `can_admit`. Default: KV that comes takes the memory of KV that is computed."""
+        """Return whether memory for `num_tokens` of KV from elsewhere, beyond the hit, can be allocated; otherwise as
+        in `can_admit`. Default: KV from elsewhere takes the same memory as KV that is computed."""
         return self.can_admit(request, hit, num_tokens, full_tokens, reserve)
 
     # Sharing of prefixes.
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest cached prefix of a waiting request (prompt and generated tokens). Changes nothing: what is
-        found counts as used, and is held, only when it is adopted. Default: nothing."""
+        """Return the longest cached prefix of a waiting request (prompt and generated tokens). Changes nothing: a hit
+        counts as used, and is held, only once it is adopted. Default: no hit."""
         return MISS
 
     def idle_tokens(self, hit: Hit) -> int:
-        """Return the tokens of a hit that no request holds: `usage().free` counts them until they are adopted. Changes
-        nothing. Default: none, as for any hit without sharing."""
+        """Return how many tokens of a hit no request holds; `usage().free` counts them until they are adopted. Changes
+        nothing. Default: 0, as for any hit without sharing."""
         return 0
 
     def publish(self, request: Request, upto: int) -> None:
@@ -193,8 +193,8 @@ class KVAllocator(ABC):
         return None
 
     def sharing(self) -> tuple[int, int]:
-        """Return the blocks requests hold, one that several hold counted once per holder, and how many of those sharing
-        saves. Changes nothing. Default: nothing is shared."""
+        """Return the number of blocks that requests hold, with a block counted once per holder, and how many of them
+        sharing saves. Changes nothing. Default: nothing is shared."""
         return self._blocks(self.usage().used + self.usage().internal), 0
 
     def foresee(self, requests: Sequence[Request]) -> None:
@@ -209,7 +209,7 @@ class KVAllocator(ABC):
         return self._host_blocks(request, samples) <= self._host_free
 
     def swap_out(self, request: Request, samples: Sequence[Request] = ()) -> int:
-        """Move the KV of a request and of `samples` to host memory, shared blocks once. Return the number of tokens
+        """Move the KV of a request and of `samples` to host memory, each shared block once. Return the number of tokens
         moved. Call only after `can_swap_out`."""
         blocks = self._host[request] = self._host_blocks(request, samples)
         self._host_free -= blocks
@@ -220,18 +220,20 @@ class KVAllocator(ABC):
         return blocks * self.memory.block_size
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
-        """Return whether a swapped request (with the samples that were swapped out with it) can come back and have
-        `num_tokens` more, `reserve` tokens left free. Changes nothing. `samples`: only where "fork" is supported."""
+        """Return whether a swapped request (with the samples that were swapped out with it) can be swapped in and get
+        memory for `num_tokens` more, with `reserve` tokens left free. Changes nothing. `samples`: only if "fork" is
+        supported."""
         return self.can_admit(request, MISS, request.num_computed_tokens + num_tokens, 0, reserve)
 
     def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
-        """Bring the KV of a swapped request back, with memory for `num_tokens` more (each). Return the number of tokens
-        moved. Call only after `can_swap_in`."""
+        """Bring the KV of a swapped request (and of its samples) back, with memory for `num_tokens` more for each.
+        Return the number of tokens moved. Call only after `can_swap_in`."""
         self.admit(request, MISS, request.num_computed_tokens + num_tokens, lookahead)
         return self.drop_swapped(request) * self.memory.block_size
 
     def drop_swapped(self, request: Request) -> int:
-        """Forget a request's KV in host memory; return the blocks it had there. KeyError if it had none."""
+        """Forget a request's KV in host memory; return the number of blocks it had there. Raise KeyError if it had
+        none."""
         blocks = self._host.pop(request)
         self._host_free += blocks
         return blocks
@@ -242,29 +244,30 @@ class KVAllocator(ABC):
     # Forking: samples of a request that share its memory.
 
     def can_fork(self) -> bool:
-        """Return whether samples can share memory, with the parameters given. Changes nothing, and is always the same.
-        Default: if `supports` says "fork"."""
+        """Return whether samples can share memory with the given parameters. Changes nothing; the answer is always the
+        same. Default: whether `supports` contains "fork"."""
         return "fork" in self.supports
 
     def fork(self, request: Request, sample: Request) -> None:
-        """Make `sample` hold what `request` has computed, in the same memory until one of them writes there; never runs
-        out of memory. NotImplementedError unless `can_fork`."""
+        """Make `sample` hold what `request` has computed, in the same memory until one of them writes there. Never runs
+        out of memory. Raise NotImplementedError unless `can_fork`."""
         raise NotImplementedError(f"{self.name}: samples of a request cannot share its memory")
 
     # Limits, rejected drafts, checks.
 
     def fits(self, request: Request) -> bool:
-        """Return whether a request alone can ever be held up to its length cap; the engine rejects it if not. Changes
-        nothing, and does not depend on what is held now."""
+        """Return whether a request, alone in memory, could ever reach its length cap; the engine rejects it if not.
+        Changes nothing, and does not depend on what is held now."""
         return request.prompt_len + request.max_tokens <= self.capacity_tokens
 
     def rollback(self, request: Request, num_tokens: int) -> None:
-        """Void the last `num_tokens` tokens (rejected drafts), which are not final yet. Default: their slots stay."""
+        """Void the last `num_tokens` tokens (rejected drafts), which are not final yet. Default: their slots stay
+        allocated."""
         return None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant is broken. Changes nothing; called after each plan and step, with
-        `check`."""
+        """Raise AssertionError if an invariant is broken. Changes nothing; called after each plan and step if `check`
+        is on."""
         usage = self.usage()
         assert min(usage) >= 0, f"negative memory: {usage}"
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"
@@ -276,7 +279,7 @@ class KVAllocator(ABC):
 
 
 def _usage(four: Any) -> Any:
-    kind: type = type(four)  # not asked in place, which would make a compiled build take the four for ints already
+    kind: type = type(four)  # a variable: tested inline, a compiled build would assume that all four are ints already
     return four if kind is Usage and type(sum(four)) is int else Usage(*map(index, four))
 
 

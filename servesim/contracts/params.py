@@ -1,4 +1,4 @@
-"""Parameters shared by policies: frozen dataclasses, which pydantic checks and no build compiles."""
+"""Parameters shared by policies: frozen dataclasses, which pydantic checks and compiled builds leave uncompiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def _short(value: float) -> str:
     try:
         return f"{value:g}"
-    except OverflowError:  # an integer of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         return "a number too large to show"
 
 
@@ -37,7 +37,7 @@ def check_most(params: Any, most: float, *names: str) -> None:
 
 @dataclass(frozen=True)
 class NoParams:
-    """Parameters of a policy without parameters."""
+    """Empty parameters, for policies that have none."""
 
 
 @dataclass(frozen=True)

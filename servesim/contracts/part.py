@@ -84,9 +84,9 @@ RUN_VERBS = (
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Part:
-    """A feature's work in one run. Every verb is optional. A part may raise UserError in `join` and PolicyError when
-    a policy breaks its contract; whatever else one of the user's own raises becomes a PolicyError that names its class
-    and line. It changes requests, replicas and the clock only by their methods."""
+    """A feature's work in one run. Every verb is optional. A part may raise UserError in `join`, and PolicyError when a
+    policy breaks its contract; any other exception from a user's own part becomes a PolicyError that names its class
+    and line. A part changes requests, replicas and the clock only through their methods."""
 
     # Told.
 
@@ -127,7 +127,7 @@ class Part:
         asked. Changes nothing."""
         return 0
 
-    # After the run, whose records none of these changes.
+    # After the run; none of these change its records.
 
     def columns(self, rows: Any) -> dict[str, Any]:
         """Return integer columns for requests.parquet. `rows`: row numbers of its requests, in order."""

@@ -136,16 +136,17 @@ class PlanContext:
 
         Optional, and never changes the plan: requests served here would get the same from the caller's loop, and in
         reference mode all are returned. Conditions of the caller's loop beyond `due` must therefore be passed here,
-        too. `free`: nothing is served unless `free` tokens of memory are free before. `steps`: the plan depends on the
-        scheduler's own state, which may change it after N steps, or when a request ends; the scheduler is called again
-        then, even if nothing arrives or runs short. `overrun`: a request whose last token by its length cap is still in
-        flight gets one more (SGLang), which is discarded.
+        too. `free`: nothing is served unless `free` tokens of memory are free beforehand. `steps`: the plan depends on
+        the scheduler's own state, which may change it after N steps, or when a request ends; the scheduler is called
+        again then, even if nothing arrives or runs short. `overrun`: a request whose last token by its length cap is
+        still in flight gets one more (SGLang), which is discarded.
         """
         return running
 
     def due(self, request: Request) -> int:
-        """Return the tokens of a running request that are known, or will be once the steps in flight are done, and not
-        computed: 1 in decode, 0 if the tokens in flight reach its length cap. Drafts are not counted."""
+        """Return the number of tokens of a running request that are known, or will be once the steps in flight are
+        done, but not computed yet: 1 in decode, 0 if the tokens in flight reach its length cap. Drafts are not
+        counted."""
         if request._keeper is not None:
             request._keeper.settle(request)
         computed, known = request._num_computed_tokens, request._num_tokens
@@ -157,8 +158,8 @@ class PlanContext:
         return known - computed
 
     def tokens_left(self, requests: Sequence[Request], most: int) -> int:
-        """Return how many tokens these requests may still generate by their length caps, in total, with at most `most`
-        counted for each."""
+        """Return how many tokens these requests may still generate before their length caps, in total, with at most
+        `most` counted for each."""
         return sum([min(request.max_tokens - request.num_output_tokens, most) for request in requests])
 
     def lookup(self, request: Request) -> Hit:
@@ -192,12 +193,12 @@ class PlanContext:
     def fetch(
         self, request: Request, hit: Hit, *, full_tokens: int = 0, reserve: int = 0, owed: int = 0
     ) -> bool | None:
-        """Make a waiting request wait for remote KV after the hit, if there is any, and allocate its memory. True: the
-        caller takes it out of its queue, and gets it back through `Scheduler.on_arrival`. False (nothing done): the
-        allocator has no room. None: there is no such KV, or it has arrived; the request can be admitted. `full_tokens`
-        and `reserve` as in `admit`; `owed` tokens must be free in addition, for requests that have started their
-        prompts. Do not call it for a `deferred` request."""
-        connector: Any = self.connector  # Any: mypyc would require ints before they can be refused
+        """Make a waiting request wait for remote KV after the hit, if there is any, and allocate its memory. Return
+        True if it waits: the caller takes it out of its queue, and gets it back through `Scheduler.on_arrival`. Return
+        False (nothing done) if the allocator has no room. Return None if there is no such KV, or it has arrived: the
+        request can be admitted. `full_tokens` and `reserve` are as in `admit`; `owed` tokens must be free in addition,
+        for requests that have started their prompts. Do not call it for a `deferred` request."""
+        connector: Any = self.connector  # Any: mypyc would raise for non-ints before they can be refused
         kv = self.kv
         if connector is None or connector.in_step or request in self.fetched:
             return None
@@ -334,9 +335,9 @@ class PlanContext:
         lookahead: int = 0,
         drafts: int = 0,
     ) -> bool:
-        """Swap in a request, with the samples that were swapped out with it, and give (each) `num_tokens` tokens in
-        this step. Return False (nothing done) if its KV and those tokens do not fit with `reserve` tokens left free.
-        The caller moves it to its running list."""
+        """Swap in a request, with the samples that were swapped out with it, and give each `num_tokens` tokens in this
+        step. Return False (nothing done) if their KV and those tokens do not fit with `reserve` tokens left free. The
+        caller moves them to its running list."""
         if request.state is not State.SWAPPED:
             raise PolicyError(f"{self.policy} at {self._now} ns: swaps in {request}, which is not swapped out")
         if type(num_tokens + reserve + lookahead + drafts) is not int:
@@ -375,4 +376,4 @@ class PlanContext:
 
 
 def _not_there(tokens: Any, request: Request, hit: Hit) -> PolicyError:
-    return PolicyError(f"connector: {tokens!r} tokens are available of {request}, {hit.num_tokens} of which are here")
+    return PolicyError(f"connector: {tokens!r} tokens of {request} are available after {hit.num_tokens} that are here")

@@ -41,12 +41,12 @@ class PromptContent(PrefixIdentity, Protocol):
     """The identity of one request's tokens, as far as prefix sharing needs it."""
 
     def fingerprint(self, stop: int) -> str:
-        """Return a text equal for two requests exactly when their first `stop` tokens are equal. It depends only on
-        these tokens, so use it for hashing or sorting."""
+        """Return a string that is equal for two requests exactly when their first `stop` tokens are equal. It depends
+        only on these tokens, so use it for hashing or sorting."""
 
 
 class Deadline(NamedTuple):
-    """Time at which a client's patience ends, as the engine receives it."""
+    """Time at which a client gives up, as passed to the engine."""
 
     ns: int
     first_token: bool
@@ -56,7 +56,7 @@ class Deadline(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CounterKeeper:
-    """Keeper of the counters of requests that all advance alike, which writes them when one is read."""
+    """Keeper of the counters of requests that all advance alike; it writes the counters when one is read."""
 
     def settle(self, request: Request) -> None:
         """Update the counters of a request, or of all requests of this keeper."""
@@ -104,7 +104,7 @@ class Request:
     _end_tokens: int = 0  # engine only: num_tokens at its end
     _order: int = LAST  # engine only: its place in the batch among its keeper's requests
     _walk: Any = None  # engine only: its future steps
-    _keeper: CounterKeeper | None = None  # its keeper, until it counts for itself again
+    _keeper: CounterKeeper | None = None  # its keeper, or None if it keeps its own counters
     _num_tokens: int = field(init=False)
     _num_computed_tokens: int = field(default=0, init=False)
     _num_output_placeholders: int = field(default=0, init=False)

@@ -130,17 +130,17 @@ def ready(views: Sequence[ReplicaView]) -> Sequence[int]:
 
 
 class Router(ABC):
-    """Sends each request to a replica: when it arrives, and again when the replica was lost before it answered.
+    """Policy that sends each request to a replica: when it arrives, and again if the replica is lost before it answers.
 
-    A router knows two kinds of things. What it counts by itself, in attributes of its own, is exact; it counts by the
-    verbs of its life below, `on_sent` to `on_replica`, all of which do nothing by default. The engine calls only those
-    that a class overrides, so that a router without a life costs nothing; `on_output_block` and `on_kv_events` have
-    every step simulated by itself, which takes as long as reference mode. What engines report (`views`) has an age.
-    No verb changes requests or views. Whatever a router raises ends the run with a PolicyError that names its class
-    and line.
+    A router knows two kinds of things. What it counts itself, in attributes of its own, is exact; it counts in the
+    notification verbs below, `on_sent` to `on_replica`, all of which do nothing by default. The engine calls only those
+    that a class overrides, so a router without them costs nothing; `on_output_block` and `on_kv_events` require every
+    step to be simulated individually, which takes as long as reference mode. What engines report (`views`) has an age.
+    No verb changes requests or views. Whatever a router raises ends the run with a PolicyError that names its class and
+    line.
 
-    At one instant reports come first, then arrivals, then the ends of steps, arrivals that follow from those, requests
-    that wait in the router, and plans.
+    At any one instant, reports come first, then arrivals, the ends of steps, arrivals that follow from those, requests
+    that wait in the router, and finally plans.
     """
 
     name: ClassVar[str] = "?"
@@ -169,16 +169,16 @@ class Router(ABC):
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         """Return the index of the replica that gets the request, or another Decision.
 
-        Nothing is booked here: `on_sent` says that a request was sent. Where the answer is a Wait, the router is asked
-        again after everything that it is told of, each report and each request that leaves: of those that wait the
-        first by `queue_key`, and as long as it does not answer Wait the next ones. While no replica is ready it is not
-        asked, and requests wait. The engine raises PolicyError for the index of no replica, and UserError for a Pair
-        where none is for prompts alone.
+        Do not count the request as sent here; `on_sent` reports that. If the answer is a Wait, the router is called
+        again after every notification, every report and every request that leaves: first for the waiting request that
+        comes first by `queue_key`, then for the next ones, until it answers Wait. While no replica is ready, it is not
+        called, and requests wait. The engine raises PolicyError if no replica has the index, and UserError for a Pair
+        if no replica only computes prompts.
         """
 
     def queue_key(self, request: Request) -> Any:
-        """Return what requests that wait in the router are ordered by, lowest first; among equals by arrival. Asked
-        once, when a request begins to wait. Changes nothing. Default: all are equal."""
+        """Return the key by which requests that wait in the router are ordered, lowest first, and by arrival among
+        equals. Called once, when a request begins to wait. Changes nothing. Default: all are equal."""
         return 0
 
     def on_sent(self, request: Request, replica: int) -> None:  # noqa: B027
@@ -189,8 +189,8 @@ class Router(ABC):
         """Record that a request's first token is out, so its prompt has been computed."""
 
     def on_output_block(self, request: Request, replica: int) -> None:  # noqa: B027
-        """Record that prompt and answer of a request have grown into one more block of `output_block` tokens (once for
-        each block started after the prompt's)."""
+        """Record that the prompt and answer of a request have grown into one more block of `output_block` tokens (once
+        for each block that starts after the prompt's last)."""
 
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:  # noqa: B027
         """Record that a request has left its replica. For samples forked from a request, this is called once, for the
@@ -205,8 +205,8 @@ class Router(ABC):
         a crash its cache is empty, which `on_replica` reports instead."""
 
     def on_report(self, replica: int, report: Report) -> None:  # noqa: B027
-        """Record an engine's report; only if `cluster.report_every_s` is not 0. `report.at_ns` is the time of its
-        figures, and views show it from now on."""
+        """Record an engine's report; called only if `cluster.report_every_s` is not 0. `report.at_ns` is the time of
+        its figures, and views show them from now on."""
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:  # noqa: B027
         """Record that a replica's state has changed. It is not called for replicas that are ready from the beginning; a

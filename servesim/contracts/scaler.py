@@ -19,7 +19,7 @@ class Profile(Protocol):
         """Return the time of a step that only computes a prompt of `tokens` tokens."""
 
     def decode_s(self, sequences: int, context: int) -> float:
-        """Return the time of a step in which each sequence with that context gets a token."""
+        """Return the time of a step in which all sequences with that context get one token each."""
 
 
 class PoolLoad(NamedTuple):

@@ -45,11 +45,11 @@ class Limits:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(ABC):
-    """Owns the queues of a replica and decides what the next step computes.
+    """Owner of a replica's queues, which decides what the next step computes.
 
-    A minimal scheduler overrides `plan` alone: the base class keeps `waiting` (arrival order) and `running`
-    (admission order), and drops finished requests. Whatever a scheduler raises ends the run with a PolicyError that
-    names its class and line.
+    A minimal scheduler overrides `plan` alone: the base class keeps `waiting` (arrival order) and `running` (admission
+    order), and drops finished requests. Whatever a scheduler raises ends the run with a PolicyError that names its
+    class and line.
     """
 
     name: ClassVar[str] = "?"
@@ -93,9 +93,9 @@ class Scheduler(ABC):
 
     @classmethod
     def complete(cls, params: Any, defaults: Defaults) -> Any:
-        """Return `params` with all values filled in. The engine takes the limits of a replica from its `max_num_seqs`
-        and `max_num_batched_tokens`, whether or not they are fields. Default: vLLM V1's, which never runs more
-        sequences than its token limit."""
+        """Return `params` with all values filled in. The engine takes the limits of a replica from the result's
+        `max_num_seqs` and `max_num_batched_tokens`, whether or not they are fields. Default: the values of vLLM V1,
+        which never runs more sequences than its token limit."""
         names = {field.name for field in fields(params)}
         if "max_num_batched_tokens" in names and params.max_num_batched_tokens is None:
             params = replace(params, max_num_batched_tokens=defaults.max_num_batched_tokens)
@@ -106,10 +106,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def plan(self, ctx: PlanContext) -> Plan:
-        """Decide one step through the verbs of `ctx` and return `ctx.plan`. An empty plan means: nothing
-        can be done now; it is asked for again at the next event. Requests are changed only by those verbs.
-        The engine raises PolicyError if the plan schedules what it may not: a request that is not running, more
-        tokens than are known or than it has memory for."""
+        """Decide one step through the verbs of `ctx` and return `ctx.plan`. An empty plan means that nothing can be
+        done now; the scheduler is called again at the next event. Only those verbs may change requests. The engine
+        raises PolicyError if the plan schedules a request that is not running, or more tokens than are known or than
+        the request has memory for."""
 
     def on_arrival(self, request: Request) -> None:
         """Handle a request that arrives or, with "remote_kv", whose KV has arrived; the latter holds memory and has
@@ -117,12 +117,12 @@ class Scheduler(ABC):
         self.waiting.append(request)
 
     def on_finish(self, requests: Sequence[Request]) -> Sequence[Request] | None:
-        """Handle requests (in batch order) that have their last token or were cancelled. Default: drop them and free
-        their memory, except for a request with an `owner` (unless it was cancelled) and one that is `being_read`. A
-        request that was preempted while its last token was in flight is still waiting.
+        """Handle requests (in batch order) that have received their last token or were cancelled. Default: drop them
+        and free their memory, except for a request with an `owner` (unless it was cancelled) and one that is
+        `being_read`. A request that was preempted while its last token was in flight is still waiting.
 
         Return the requests whose answers are sent now, including earlier ones that were held back (static batching
-        returns a batch together); None for exactly these.
+        returns a batch together); return None for exactly these requests.
         """
         for request in requests:
             if request.state is State.RUNNING:
@@ -134,18 +134,18 @@ class Scheduler(ABC):
         return None
 
     def on_fork(self, request: Request, samples: Sequence[Request]) -> None:
-        """Called with the further samples of a request whose prompt has been computed, each with its first token. They
-        are running if the request is, or preempted if it is. Only if `samples` is "fork"; default:
+        """Handle the further samples of a request whose prompt has been computed, each with its first token. They are
+        running if the request is, or preempted if it is. Called only if `samples` is "fork". Default: raise
         NotImplementedError."""
         raise NotImplementedError(f"{self.name}: does not say where forked samples go")
 
     def drop_waiter(self, request: Request) -> None:
-        """Take a request out of the waiting queue. ValueError if it is not there."""
+        """Take a request out of the waiting queue. Raise ValueError if it is not there."""
         self.waiting.remove(request)
 
     def commit(self, step_id: int, sampled: Sequence[Request]) -> None:
-        """Handle the commit of a step. These requests, running ever since it was planned, received their tokens; those
-        that end with them are still running. Default: nothing."""
+        """Handle the commit of a step. These requests, which have been running ever since the step was planned,
+        received their tokens; those that end with these tokens are still running. Default: do nothing."""
         return None
 
     def waiters(self) -> Iterator[Request]:
@@ -158,8 +158,8 @@ class Scheduler(ABC):
         return len(self.waiting)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant is broken. Changes nothing; called after each plan and step, with
-        `check`."""
+        """Raise AssertionError if an invariant is broken. Changes nothing; called after each plan and step if `check`
+        is on."""
         rows = [r.row for r in self.running] + [r.row for r in self.waiters()]
         assert len(rows) == len(set(rows)), "a request is queued twice"
         assert len(rows) == len(self.running) + self.num_waiting(), "num_waiting miscounts"
@@ -170,7 +170,7 @@ class Scheduler(ABC):
 
 def position(requests: list[Request], request: Request) -> int:
     """Return the index of a request in a list. (`list.index` would compare each one for equality, too, not only for
-    identity.) ValueError if it is not there."""
+    identity.) Raise ValueError if it is not there."""
     for i, each in enumerate(requests):
         if each is request:
             return i
@@ -181,7 +181,7 @@ def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
     """Raise UserError unless scheduler and allocator can serve requests with several samples."""
     if "samples" in scheduler.cannot:
         reason = scheduler.cannot["samples"]
-        raise UserError(f"scheduler {scheduler.name} cannot serve requests of several samples (n > 1): {reason}")
+        raise UserError(f"scheduler {scheduler.name} cannot serve requests with several samples (n > 1): {reason}")
     if scheduler.samples == "fork" and not kv.can_fork():
         raise UserError(
             f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, which kv {kv.name} "

@@ -29,12 +29,12 @@ class SpeculatorParams:
 
 
 class Speculator(ABC):
-    """Proposes drafts for the sequences that sample in a step; the next step verifies them.
+    """Method that proposes drafts for the sequences that sample in a step; the next step verifies them.
 
-    Only how many are drafted and what that costs is its business. Which drafts turn out right is the workload's (see
-    AcceptanceModel). A minimal speculator overrides `model` and, where it drafts otherwise than pass by pass,
-    `passes`. Methods may be called at any time and change nothing, but for `observe` and `limit`, which are called once
-    a step. Whatever a speculator raises ends the run with a PolicyError that names its class and line.
+    It determines only how many tokens are drafted and what that costs. Which drafts turn out right is part of the
+    workload (see AcceptanceModel). A minimal speculator overrides `model` and, if it does not draft pass by pass,
+    `passes`. Methods may be called at any time and change nothing, except for `observe` and `limit`, which are called
+    once a step. Whatever a speculator raises ends the run with a PolicyError that names its class and line.
     """
 
     name: ClassVar[str] = "?"
@@ -47,7 +47,7 @@ class Speculator(ABC):
     """Acceptance model assumed if the scenario specifies none."""
 
     max_drafts: int
-    """Most draft tokens of a sequence in a step."""
+    """Maximum number of draft tokens per sequence in a step."""
     lookahead: int = 0
     """KV slots reserved per request for drafts."""
     slots_per_request: int = 0
@@ -83,7 +83,7 @@ class Speculator(ABC):
 
     def verified(self, depth: int) -> int:
         """Return the number of draft tokens that the target verifies for drafts `depth` deep; more than `depth` for
-        trees. Default: a chain."""
+        trees. Default: equal to it, as for a chain."""
         return depth
 
     def depth(self, drafts: int) -> int:
@@ -108,7 +108,7 @@ class Speculator(ABC):
         return 0
 
     def observe(self, verified: Sequence[tuple[int, int]]) -> None:
-        """Learn from the drafts that a step verified: (depth, accepted) of each request that had some. Default:
+        """Learn from the drafts that a step verified: (depth, accepted) for each request that had any. Default: do
         nothing."""
         return None
 

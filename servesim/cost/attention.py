@@ -1,24 +1,23 @@
-"""Times of attention in one layer: batched decode by KV read, prefill by work.
+"""Times of attention in one layer: decode depends on the KV read, prefill on the work.
 
 The tables measure decode by (sequences, context) and prefill of whole prompts by (sequences, length), for a grid of
 head counts. Everything else follows from the structure of the kernels:
 
-- **Decode** costs as much as reading the KV of the batch, so it depends on the number of sequences and on
-  the sum of their contexts; between measured batch sizes it is linear at equal context. The extra cost of
-  unequal contexts over equal ones with the same sum is measured (`SkewExcess`) or left out.
-- **Prefill** of c tokens over p cached ones does the work of c * (p + c/2) query-key pairs and a fixed part
-  per token. It takes the time of the whole prompt with that much work, and at least that of one decode step
-  over the same context (the KV must be read); that part counts as extrapolated. If the table has cached
-  context as an axis, a piece alone in its step takes the measured time. Pieces of one step run in one kernel: n
-  pieces of work W_i are priced as (sum W)^2 / sum W^2 equal pieces of the same total.
-- **Decodes next to a prompt** share its kernel and its fixed cost; their further cost is measured (`MixedExcess`)
-  or left out.
-- **Sliding windows** limit the tokens that a query attends: measured if the tables have the window, else the times of
-  full
-  attention at the window's context (decode) and at the query-key pairs inside it (prefill).
-- **KV heads beyond the table** (multi-head models): decode splits over sequences times KV heads, so 40 KV
-  heads are five times the sequences of 8. **Head counts in between** are linear. **Head sizes in between**
-  scale the part above the fixed cost.
+- **Decode** costs as much as reading the KV of the batch, so it depends on the number of sequences and on the sum of
+  their contexts; between measured batch sizes it is linear at equal context. The extra cost of unequal contexts over
+  equal ones with the same sum is measured (`SkewExcess`) or ignored.
+- **Prefill** of c tokens over p cached ones does the work of c * (p + c/2) query-key pairs and a fixed part per token.
+  It takes as long as a whole prompt with that much work. With cached tokens, it takes at least as long as one decode
+  step over the same context (the KV must be read), and counts as extrapolated. If the table has cached context as an
+  axis, a chunk alone in its step takes the measured time. The chunks of one step run in one kernel, so n chunks of work
+  W_i are priced as (sum W)^2 / sum W^2 equal chunks of the same total.
+- **Decodes batched with a prompt** share its kernel and fixed cost; their additional cost is measured (`MixedExcess`)
+  or ignored.
+- **Sliding windows** limit the tokens that a query attends to. They are measured if the tables have the window, else
+  priced as full attention over the window's context (decode) or the query-key pairs inside it (prefill).
+- **KV heads beyond the table** (multi-head models): decode splits over sequences times KV heads, so 40 KV heads cost as
+  much as 8 KV heads with five times the sequences. **Head counts in between** are interpolated linearly. **Head sizes
+  in between** scale the part above the fixed cost.
 """
 
 from __future__ import annotations
@@ -43,50 +42,50 @@ from servesim.cost.measured import CachedPrefill, MixedExcess, SkewExcess
 from servesim.cost.tables import KernelTables
 
 FROM_STATE = 1
-"""Window of layers that keep a state: earlier tokens cost nothing."""
+"""Value of `window` for layers that keep a state: earlier tokens cost nothing."""
 
 
 class Excess(Protocol):
-    """Extra time of decodes next to a prompt compared with running the two separately."""
+    """Extra time of decodes batched with a prompt, compared with running the two separately."""
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
-        """Return the excess nanoseconds of one layer and their source for `count` decodes of mean `context` next to a
-        prompt of `new` tokens."""
+        """Return the excess of one layer in nanoseconds, and its source, for `count` decodes of mean context `context`
+        batched with a prompt of `new` tokens."""
         ...
 
 
 class Cached(Protocol):
-    """Prompt pieces over cached tokens."""
+    """Prefill chunks over cached tokens."""
 
     def at(self, new: int, past: int) -> tuple[float, int]:
-        """Return the nanoseconds of one layer and their source for `new` tokens over `past` ones."""
+        """Return the nanoseconds of one layer, and their source, for `new` tokens over `past` cached ones."""
         ...
 
 
 class Attention(Protocol):
-    """Attention from the cost model's point of view; nanoseconds of one layer."""
+    """Attention as the cost model sees it; times are nanoseconds of one layer."""
 
     floor: float
-    """Fixed cost of a call, which a mixed batch, as one kernel, pays once instead of twice."""
+    """Fixed cost of a call. A mixed batch, being one kernel, pays it once instead of twice."""
     window: int
-    """Number of tokens that a query attends. 0: all; `FROM_STATE`: none, only a state."""
+    """Number of tokens that a query attends to: 0 for all, `FROM_STATE` for none, only a state."""
     cached: Cached | None
-    """Prompt pieces over cached tokens, if measured."""
+    """Prefill chunks over cached tokens, if measured."""
     mixed: Excess | None
-    """Decodes next to a prompt, if measured."""
+    """Decodes batched with a prompt, if measured."""
     skew: SkewExcess | None
-    """Decodes of unequal contexts, if measured."""
+    """Decodes with unequal contexts, if measured."""
 
     def decode(self, count: int) -> Curve:
-        """Return the decode time of `count` sequences over their mean context."""
+        """Return the decode time of `count` sequences as a function of their mean context."""
         ...
 
     def prefill(self, count: int) -> Curve:
-        """Return the prefill time of `count` equal pieces over the work of each."""
+        """Return the prefill time of `count` equal chunks as a function of the work of each."""
         ...
 
     def prefill_at(self, count: float, each: float) -> tuple[float, int]:
-        """Return the time and source of `count` pieces of work `each`."""
+        """Return the time and source of `count` chunks with work `each`."""
         ...
 
 
@@ -99,7 +98,7 @@ class GridAttention:
 
     def __init__(self, decode: Grid, prefill: Grid, floor: float, window: int = 0) -> None:
         self._decode, self._prefill = decode, prefill
-        self.prefill_at = prefill.at  # no wrapper method: its call would slow down pricing noticeably
+        self.prefill_at = prefill.at  # no wrapper method, since calling it would slow down pricing noticeably
         self.floor, self.window = floor, window
 
     def decode(self, count: int) -> Curve:
@@ -110,7 +109,7 @@ class GridAttention:
 
 
 class TableAttention(GridAttention):
-    """Attention over keys and values of heads."""
+    """Attention with keys and values for each KV head."""
 
     def __init__(
         self,
@@ -120,8 +119,8 @@ class TableAttention(GridAttention):
         slowdown: float = 1.0,
         window: int = 0,
     ) -> None:
-        """Initialize from curves; `slowdown` is the memory bandwidth of the measured GPU divided by that of the priced
-        GPU."""
+        """Build from the curves of `tables`; `slowdown` is the memory bandwidth of the measured GPU divided by that of
+        the priced GPU."""
         dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
         decode, prefill = tables.rows("attention_decode", dtype), tables.rows("attention_prefill", dtype)
         measured = window_rows(tables, shape, dtype, window)
@@ -167,17 +166,18 @@ class FormulaAttention:
 def roofline_attention(
     roofline: Roofline, shape: HeadShape, kv_bytes: float, window: int = 0, dtype: str = "bf16"
 ) -> FormulaAttention:
-    """Return attention priced as KV bytes over bandwidth, or arithmetic in `dtype` over peak."""
+    """Return attention priced as KV bytes divided by bandwidth (decode) or arithmetic in `dtype` divided by its peak
+    rate (prefill)."""
     flops = 4.0 * shape.heads * shape.head_dim  # two matrix products per query-key pair
     data = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes
     return FormulaAttention(roofline.launch_ns, data / roofline.rate, flops / roofline.peak(dtype), window)
 
 
 def decode_over_sum(attention: Attention, count: int, queries: int, per_request: bool, layers: int) -> Curve:
-    """Return the decode attention of all layers over the sum of the contexts of `count` sequences.
+    """Return the decode attention time of all layers as a function of the sum of the contexts of `count` sequences.
 
-    With several `queries` per sequence (verification) it is at least the prefill of `queries` tokens over the context.
-    `per_request`: one launch per sequence, each of the mean context.
+    With several `queries` per sequence (verification) it is at least the prefill time of `queries` tokens over the
+    context. `per_request`: one launch per sequence, each priced at the mean context.
     """
     launches, together = (count, 1) if per_request else (1, count)
     curve = attention.decode(together)
@@ -187,7 +187,8 @@ def decode_over_sum(attention: Attention, count: int, queries: int, per_request:
 
 
 def _verification(attention: Attention, count: int, queries: int) -> Curve:
-    """Return the prefill time of `queries` tokens for each of `count` sequences, over their mean context."""
+    """Return the prefill time of `queries` tokens for each of `count` sequences, as a function of their mean
+    context."""
     curve, window = attention.prefill(count), attention.window
     # the work of a sequence is linear in its context, so both curves share their knots; the context in the cache cannot
     # matter beyond the window

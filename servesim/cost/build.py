@@ -54,8 +54,8 @@ def build_cost_model(
     one precision keep it), `kv_dtype` to the KV cache. `tables` is a folder of kernel tables measured on `gpu`, used
     instead of the shipped ones, or "roofline": no tables, everything by formula from the GPU's data sheet, or "ideal":
     the same at the data sheet's full rates (`Roofline.ideal`). Anything missing from the tables is priced by formula
-    and shows in `Price.shares`. `host` is the engine's overhead on top of its kernels, or None for no overhead.
-    `speculator` drafts after every step, at a cost. `moe_backend` is the kernel of routed experts
+    and appears as such in `Price.shares`. `host` is the engine's overhead on top of its kernels, or None for no
+    overhead. `speculator` drafts after every step, at a cost. `moe_backend` is the kernel of routed experts
     (`servesim.cost.moe.MOE_BACKENDS`; auto: the one that `engine` is known to run, else the fastest measured). Whole
     experts are distributed over `ep` of the GPUs and split by width over the rest. `dp` data-parallel ranks of `tp`
     GPUs each compute the experts together (`servesim.cost.data_parallel`), with tokens sent there and back by
@@ -120,7 +120,7 @@ def build_cost_model(
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
     if moe_backend.startswith("deepgemm"):
-        description += "; fp8 experts in DeepGEMM's grouped kernel, by its dense rows"
+        description += "; fp8 experts in DeepGEMM's grouped kernel, priced from the table's dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":
         description += "; fp8 experts use the fastest measured kernel, although no engine is known to choose it"
     suspect = []
@@ -149,8 +149,8 @@ def _kernels(
 
 
 def _unchanged(gpu: Gpu) -> Gpu:
-    """Return the GPU with its data-sheet values, on which the tables were measured even if settings change it. A GPU
-    described only by a file is returned unchanged."""
+    """Return the GPU with its data-sheet values, since the tables were measured with those even if settings change
+    them. A GPU described only by a file is returned unchanged."""
     return Gpu.load(gpu.name) if gpu.name in gpu_names() else gpu
 
 
@@ -161,8 +161,8 @@ def arithmetic(model: ModelSpec, dtype: str, kv_dtype: str) -> frozenset[str]:
 
 
 def _same_rates(gpu: Gpu, other: Gpu, dtypes: frozenset[str], links: bool) -> bool:
-    """Return whether two data sheets agree on all rates that affect kernels. `links`: include link rates, for several
-    GPUs."""
+    """Return whether two data sheets agree on all rates that affect kernels. `links`: also compare link rates, for
+    several GPUs."""
 
     def rates(one: Gpu) -> tuple[object, ...]:
         flops = {dtype: rate for dtype, rate in one.flops.items() if dtype in dtypes}
@@ -181,7 +181,7 @@ def _experts_kernel(engine: EngineFacts, weights: str, tp: int, expert_parallel:
 
 
 def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:
-    """Return the bytes from which the engine leaves all-reduce to NCCL, or infinity if unknown."""
+    """Return the message size in bytes from which the engine leaves all-reduce to NCCL, or infinity if unknown."""
     limits = ("custom_all_reduce_mib", "symm_mem_all_reduce_mib")
     known = [engine.get(name, {}).get(tp, 0.0) for name in limits] if engine is not None else []
     return max(known, default=0.0) * 2**20 or inf

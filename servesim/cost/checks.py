@@ -1,4 +1,5 @@
-"""Faults that make a kernel table unusable. Such tables are refused with file and row before any pricing."""
+"""Faults that make a kernel table unusable. Such tables are rejected, with the file and row named, before any
+pricing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def checked(path: Path, table: Any, keys: Sequence[str]) -> Any:
 def _check_unit(path: Path, table: Any, times: NDArray[np.float64]) -> None:
     least = int(np.argmin(times))
     if times[least] < _LEAST_US:
-        raise _refusal(path, least, f"time_us is {times[least]:g}: no kernel is so fast (are the times milliseconds?)")
+        raise _refusal(
+            path, least, (f"time_us is {times[least]:g}: no kernel is that fast (are the times milliseconds?)")
+        )
     rows = np.flatnonzero(np.array(table["op"].to_pylist()) == "gemm")
     if not len(rows):
         return
@@ -46,7 +49,7 @@ def _check_unit(path: Path, table: Any, times: NDArray[np.float64]) -> None:
     if flops[best] > _MOST_FLOPS:
         raise _refusal(path, rows[best], f"{flops[best]:.1g} FLOP/s is beyond any GPU (are the times milliseconds?)")
     if flops[best] < _LEAST_FLOPS:
-        raise _refusal(path, rows[best], f"{flops[best]:.1g} FLOP/s at the best (are the times nanoseconds?)")
+        raise _refusal(path, rows[best], f"{flops[best]:.1g} FLOP/s at best (are the times nanoseconds?)")
 
 
 def _without_repeats(path: Path, table: Any, keys: Sequence[str]) -> Any:

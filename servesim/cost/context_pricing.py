@@ -1,4 +1,4 @@
-"""Steps that differ only in their contexts, with all passes priced together over the sums of the contexts."""
+"""Steps that differ only in their contexts, with all passes priced together as functions of the sum of the contexts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Pass(NamedTuple):
     parts: list[float]
     """The same part, by source."""
     curve: Curve | None
-    """Attention over the sum of its contexts, or None if it attends nothing."""
+    """Attention time as a function of the pass's sum of contexts, or None if the pass has no attention."""
     shift: int
-    """Difference between that sum and the step's context sum."""
+    """Sum of contexts of the pass minus that of the step."""
 
 
 class OverContexts:
-    """Nanoseconds of steps over sums of contexts, with each pass rounded separately, equal to `curve.rounded` to the
-    last bit."""
+    """Nanoseconds of steps as a function of their sums of contexts, with each pass rounded separately, equal to
+    `curve.rounded` to the last bit."""
 
     def __init__(self, passes: Sequence[Pass], host: Host) -> None:
         self.host = host
@@ -37,8 +37,8 @@ class OverContexts:
         self._constant = sum(int(each.base + 0.5) for each in passes if each.curve is None)
         splits = [(whole(each.base, each.parts), each.curve) for each in passes]
         self._fixed = [sum(sources[i] for (sources, _), _ in splits) for i in range(4)]
-        """Time of all passes by source; attention's time is added to its own source, minus the known part of its
-        pass."""
+        """Time of all passes by source, without attention. The time of a pass minus its known part is then added to the
+        source of its attention."""
         self._known = [known for (_, known), curve in splits if curve is not None]
         self._attending = [(each.base, each.curve, each.shift) for each in passes if each.curve is not None]
         self._low = self._high = 0  # range in which each pass stays in its curve segment
@@ -46,7 +46,7 @@ class OverContexts:
         self._start = self._begin = self._slope = self._base = np.empty((len(self._attending), 1))
         self._whole = True
         self._segments: list[int] = []
-        """Sources of those segments."""
+        """Sources of the curve segments in that range."""
 
     def one(self, context: int) -> tuple[int, Sources]:
         """Return the nanoseconds at one context sum, and their split by source."""

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ROOFLINE = range(4)
-"""Sources of a time, in the order of `Price.shares`: a measured point; between measured points; outside them, at the
-share of the roofline reached at the edge; a formula without a measurement."""
+"""Sources of a time, in the order of `Price.shares`: a measured point; interpolation between measured points;
+extrapolation beyond them, at the share of the roofline reached at the edge; a formula, without a measurement."""
 
 
 _VECTOR_FROM = 10
@@ -36,11 +36,11 @@ def whole(ns: float, parts: Sequence[float]) -> tuple[list[int], int]:
 
 
 class Curve:
-    """Nanoseconds over one quantity (tokens, contexts, work), linear between knots.
+    """Nanoseconds as a function of one quantity (tokens, contexts, work), linear between knots.
 
-    The first knot is at 0. Past the last one the time grows along the line through the origin and the last
-    knot (the achieved rate is held) unless `last_slope` says otherwise. `at` and `at_many` do the same
-    floating-point operations in the same order, so they agree to the last bit.
+    The first knot is at 0. Past the last one the time grows along the line through the origin and the last knot (the
+    achieved rate is held) unless `last_slope` says otherwise. `at` and `at_many` do the same floating-point operations
+    in the same order, so they agree to the last bit.
     """
 
     __slots__ = ("_arrays", "knot_source", "segment_source", "slopes", "xs", "ys")
@@ -54,9 +54,9 @@ class Curve:
         last_slope: float | None = None,
         beyond: int = EXTRAPOLATED,
     ) -> None:
-        """Build a curve. `xs` is ascending; `knot_source` applies to all knots or to each; `beyond` is the source past
-        the last knot."""
-        if xs[0] > 0:  # sizes below the smallest measured one take its time
+        """Build a curve. `xs` is ascending; `knot_source` is one source for all knots or a list with one for each;
+        `beyond` is the source past the last knot."""
+        if xs[0] > 0:  # smaller sizes take as long as the smallest measured one
             xs, ys = [0.0, *xs], [ys[0], *ys]
             if not isinstance(knot_source, int):
                 knot_source = [knot_source[0], *knot_source]
@@ -107,7 +107,7 @@ class Curve:
         parts = []
         i = bisect_right(xs, first) - 1
         while i + 1 < len(xs) and xs[i + 1] <= last:
-            within = int((xs[i + 1] - first) // step)  # nothing is rounded: `first` is a whole number below the knot
+            within = int((xs[i + 1] - first) // step)  # exact, since `first` is a whole number below the knot
             if first + within * step < xs[i + 1]:
                 within += 1  # points before the knot
             parts.append(self._segment(base, i, first, step, within))
@@ -168,7 +168,7 @@ class Curve:
         return Curve(xs, self.ys, self.knot_source)
 
     def scaled(self, factor: float, x_factor: float = 1.0) -> Curve:
-        """Return the curve of `factor` such operators, over a quantity in units `x_factor` times as fine."""
+        """Return the curve of `factor` such operators, with the quantity in units `x_factor` times as fine."""
         copy = Curve([x * x_factor for x in self.xs], [y * factor for y in self.ys], self.knot_source)
         copy.slopes, copy.segment_source = [s * factor / x_factor for s in self.slopes], self.segment_source
         return copy

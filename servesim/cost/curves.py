@@ -46,7 +46,7 @@ def free_up_to(curve: Curve, n: int) -> Curve:
 
 
 def total(curves: Sequence[Curve]) -> Curve:
-    """Return the sum of curves on the knots of all; at every point its source is the least certain of theirs."""
+    """Return the sum of curves on the knots of all; at every point its source is the least certain of their sources."""
     if len(curves) == 1:
         return curves[0]
     xs = sorted({x for curve in curves for x in curve.xs})

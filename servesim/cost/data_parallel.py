@@ -9,9 +9,9 @@ over `ep` of them and split by width over the rest. vLLM uses these terms (`--te
 **Transfers.** `allgather_reducescatter` (vLLM's default, and the method of SGLang and TensorRT-LLM without DeepEP's
 all-to-all): every GPU gets the hidden states of all tokens, and sums are scattered; both take the time of NCCL's
 all-gather for the same number of bytes (reduce-scatter of 1 MB and more on an H200 was measured within 20 % of it).
-DeepEP, low latency and high throughput: its kernels as measured in one box and, on H100 and H200, over 2, 4 and 8
-boxes; other widths by bytes. Between boxes without such rows, bytes over the network cards of data sheets, which counts
-as formula.
+DeepEP, low latency and high throughput, takes the times of its kernels as measured in one box and, on H100 and H200,
+over 2, 4 and 8 boxes; other widths are scaled by bytes. Between boxes without such rows, the time is the bytes divided
+by the data-sheet rate of the network cards, which counts as formula.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
         raise UserError("data-parallel ranks of several pipeline stages are not modeled (use dp 1 or pp 1)")
     if model.experts is None:
         raise UserError(
-            f"{model.name} has no experts to distribute; without experts ranks are replicas (use replicas, not dp or "
-            "ep)"
+            f"{model.name} has no experts to distribute; without experts, ranks are replicas (use replicas, not "
+            "dp or ep)"
         )
     if gpus % ep:
         raise UserError(f"ep = {ep} must divide the {gpus} GPUs of tp {tp} x dp {dp}")
@@ -80,7 +80,7 @@ def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
 
 
 class Mixture(NamedTuple):
-    """The joint work of ranks, over the tokens of all ranks."""
+    """Joint work of the ranks, as a function of the tokens of all ranks."""
 
     decoding: Stage
     """Work if all ranks decode."""
@@ -109,7 +109,7 @@ def _mixture(graph: LayerGraph, all2all: str) -> Stage:
 
 
 def _ways(graph: LayerGraph, backend: str) -> Curve:
-    """Return the transfer time of the tokens of one layer, over the tokens of all ranks."""
+    """Return the time to transfer the tokens of one layer there and back, as a function of the tokens of all ranks."""
     gpus, hidden = graph.tp * graph.dp, graph.model.hidden_size
     box = box_of(graph.gpu)
     if backend == "allgather_reducescatter":
@@ -125,16 +125,16 @@ def _ways(graph: LayerGraph, backend: str) -> Curve:
 
 
 def deepep_curve(gemms: GemmTables, hidden: int, moe: Experts, op: str, gpus: int, box: Box) -> Curve:
-    """Return the time of dispatch and combine through DeepEP (`op`: all_to_all_ll or all_to_all_ht) over the tokens of
-    all GPUs.
+    """Return the time of dispatch and combine through DeepEP (`op`: all_to_all_ll or all_to_all_ht) as a function of
+    the tokens of all GPUs.
 
     It uses the largest measured number of GPUs that is not larger than the actual one, and the measured shape with the
-    nearest bytes per token. Boxes beyond those measured add the bytes that cross the network.
+    nearest bytes per token. Boxes beyond those measured add the time of the bytes that cross the network.
     """
     tables, per_token = gemms.tables, moe.per_token
     rows = tables.rows(op, "bf16") if tables is not None else {}
     if tables is not None and not rows and (own := gemms.measured_on.gpu.tables) is not None:
-        rows = KernelTables.load(own).rows(op, "bf16")  # the library's rows, whichever engine
+        rows = KernelTables.load(own).rows(op, "bf16")  # the library's rows do not depend on the engine
     a_token = hidden * per_token * (_DISPATCHED + _COMBINED)
     if not rows:
         each = a_token * (gpus - 1) / gpus / gemms.roofline.link_rate
@@ -168,8 +168,8 @@ def _rising(times: list[float]) -> list[float]:
 def _between(
     curve: Curve, gemms: GemmTables, hidden: int, moe: Experts, op: str, measured: int, gpus: int, box: Box
 ) -> Curve:
-    """Return the curve plus the network transfers between boxes beyond the `measured` GPUs: one copy per expert in
-    another box under low latency, one per other box under high throughput."""
+    """Return the curve plus the time of network transfers to boxes beyond the `measured` GPUs: one copy of a token for
+    each of its experts in another box with low latency, one for each other box with high throughput."""
     if gpus <= max(measured, box.gpus):
         return curve
     boxes = gpus / box.gpus

@@ -12,7 +12,8 @@ from servesim.cost.stage import Operator, Stage
 
 @dataclass(frozen=True)
 class Drafting:
-    """A speculator and the kernels of its passes: the first after a target pass, and later ones."""
+    """A speculator and the kernels of its passes: those of the first pass after a target pass, and those of later
+    passes."""
 
     speculator: Speculator
     stages: tuple[Stage, ...]

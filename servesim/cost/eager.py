@@ -2,7 +2,7 @@
 
 Scores and probabilities of every head are written to memory and read again (FlashAttention, arXiv 2205.14135, algorithm
 0), including those above the diagonal. That is twice the pairs of a prompt without cached tokens, and the factor is
-applied to every piece of prompt. Decode reads keys and values as the fused kernel does, also moves a row of scores and
+applied to every prefill chunk. Decode reads keys and values as the fused kernel does, also moves a row of scores and
 probabilities per head, and launches three kernels instead of one.
 """
 

@@ -3,8 +3,8 @@
 Expert loads follow a power law: the share of the i-th most loaded is proportional to the quantile of a density x^-skew
 between 1 and 1,000, which is how the routing of measured kernels was drawn (aiconfigurator-core 0.12.0: 1.2). No expert
 gets more than one copy of each token. Without balancing, experts are placed on GPUs in an order unrelated to their
-loads (a keyed shuffle); EPLB gives copies to the most loaded experts one by one and packs the heaviest first onto the
-least loaded GPU with room (the greedy rule of DeepSeek's EPLB).
+loads (a keyed shuffle); EPLB replicates the most loaded experts one by one and packs the heaviest first onto the least
+loaded GPU with room (the greedy rule of DeepSeek's EPLB).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from servesim.hardware.layers import DTYPE_BYTES
 BANDWIDTH_EFFICIENCY = 0.8
 """Share of the data-sheet bandwidth that a memory-bound kernel reaches (aiconfigurator-core's value)."""
 COMPUTE_EFFICIENCY = 0.6
-"""Share of the data-sheet FLOP/s that a large GEMM reaches, from measured L40S prefill steps of an 8B model. (The
-tables of GPUs that have one reach more: median 0.80 on H100, 0.78 on H200, 0.90 on A100 at 4096 tokens.)"""
+"""Share of the data-sheet FLOP/s that a large GEMM reaches, from measured L40S prefill steps of an 8B model. (On GPUs
+that have a table, GEMMs reach more: median 0.80 on H100, 0.78 on H200, 0.90 on A100 at 4096 tokens.)"""
 LAUNCH_NS = 3000.0
 """Constant part of a memory-bound kernel inside a CUDA graph (aiconfigurator-core's value)."""
 LINK_LATENCY_NS = 10000.0
@@ -84,7 +84,7 @@ class Roofline:
         return max(flops / self.gpu.flops[COMPUTE_DTYPE[dtype]], data / self.gpu.bandwidth) * 1e9
 
     def gemm_curve(self, n: int, k: int, dtype: str) -> Curve:
-        """Return the time of a GEMM over its tokens."""
+        """Return the time of a GEMM as a function of its tokens."""
         per_token = 0.0 if self.textbook else moved_bytes(n, k, dtype) / self.rate
         return max_of_lines(
             (self.launch_ns + n * k * WEIGHT_BYTES[dtype] / self.rate, per_token),
@@ -92,13 +92,13 @@ class Roofline:
         )
 
     def memory_op(self, bytes_per_token: float, constant_bytes: float = 0.0) -> Curve:
-        """Return the time of a memory-bound kernel (norm, activation, rotary embedding, lookup, sampling) over its
-        tokens."""
+        """Return the time of a memory-bound kernel (norm, activation, rotary embedding, lookup, sampling) as a function
+        of its tokens."""
         per_token = 0.0 if self.textbook else bytes_per_token / self.rate
         return line(self.launch_ns + constant_bytes / self.rate, per_token)
 
     def collective(self, bytes_per_token: float) -> Curve:
-        """Return the time of a collective that sends `bytes_per_token` from each GPU, over its tokens."""
+        """Return the time of a collective that sends `bytes_per_token` from each GPU, as a function of its tokens."""
         return line(self.link_latency_ns, bytes_per_token / self.link_rate)
 
     def copy_ns(self, size: int) -> float:
@@ -106,7 +106,7 @@ class Roofline:
         return size * 1e9 / (self.gpu.pcie_bandwidth * self.bandwidth_share)
 
     def move_ns(self, size: int) -> float:
-        """Return the time of copying `size` bytes within the GPU's memory: read and written."""
+        """Return the time of copying `size` bytes within the GPU's memory, where they are read and written."""
         return 2 * size / self.rate
 
 

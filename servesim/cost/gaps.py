@@ -1,11 +1,12 @@
 """Estimates of points missing inside a finely measured grid, from the differences between their neighbors.
 
-Kernels run in tiles and waves: time over tokens or sequences is a staircase whose steps are shared by neighboring lines
-of the grid. Linear interpolation between the two neighbors of a missing point smears these steps; the rise of other
-grid lines at that point recovers them. Each pair of neighbors, one in the row and one in the column, whose corner was
-measured gives an estimate, row * column / corner; the result is their median, weighted by nearness, so that a step
-between some of them does no harm. (A fifth of the points held out of a FlashAttention profile on A100: mean error of
-decode 1.0 % versus 2.8 % for linear interpolation, of prompts over cached context 1.4 % versus 4.7 %.)
+Kernels run in tiles and waves, so time as a function of tokens or sequences is a staircase whose steps are shared by
+neighboring lines of the grid. Linear interpolation between the two neighbors of a missing point smears these steps; the
+rise of other grid lines at that point recovers them. Each pair of neighbors, one in the row and one in the column,
+whose corner was measured gives an estimate, row * column / corner; the result is their median, weighted by nearness, so
+that a step between some of them does no harm. (With a fifth of the points held out of a FlashAttention profile on A100,
+the mean error of decode is 1.0 % versus 2.8 % for linear interpolation, that of prompts over cached context 1.4 %
+versus 4.7 %.)
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ _REACH = 3
 """Number of neighbors used on each side, in a row and in a column."""
 
 Lines = dict[float, dict[float, float]]
-"""Times by position on the line, by line."""
+"""Times by position on the line, for each line."""
 
 
 def missing(lines: Lines) -> Lines:
-    """Return the points missing in `lines` that have measured ones on both sides, along their line or across the lines.
+    """Return estimates of the points missing in `lines` that have measured neighbors on both sides, along their line or
+    across the lines.
 
-    Return none in a coarse grid, whose neighbors are in another regime (for tables by powers of two on H100 the mean
-    error of decode rises from 3.7 % to 4.8 %), and none if more points are missing than were measured.
+    Return none in a coarse grid, where neighbors are in another regime (for tables at powers of two on H100 the mean
+    error of decode would rise from 3.7 % to 4.8 %), and none if more points are missing than were measured.
     """
     measured = sum(map(len, lines.values()))
     rows, columns = (np.array(sorted(axis)) for axis in (lines, {x for line in lines.values() for x in line}))
@@ -50,7 +52,7 @@ def _coarse(axis: NDArray[np.float64]) -> bool:
 
 
 def _between(known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the positions of the nearest known values in the same row, at or before and at or after."""
+    """Return whether each position has known values in the same row both at or before it and at or after it."""
     before, after = (np.logical_or.accumulate(k, axis=1) for k in (known, known[:, ::-1]))
     return np.asarray(before & after[:, ::-1])
 

@@ -68,7 +68,7 @@ class LayerGraph:
         return HeadShape(model.num_heads // self.tp, kv_heads_per_gpu(model, self.tp), model.head_dim)
 
     def per_token(self, stage: range) -> list[Operator]:
-        """Return the operators over the tokens of a step, for the layers of `stage`."""
+        """Return the operators that run on all tokens of a step, for the layers of `stage`."""
         hidden, layers = self.model.hidden_size, [self.model.layers[i] for i in stage]
         found: list[Operator] = []
 
@@ -101,7 +101,7 @@ class LayerGraph:
         return found
 
     def per_sample(self) -> list[Operator]:
-        """Return the operators over the sequences that sample: LM head, gathering its shards, sampler."""
+        """Return the operators that run on the sequences that sample: LM head, gathering its shards, sampler."""
         vocab = self.model.vocab_size
         sampler = self._rows("sampler", vocab, _SAMPLER_BYTES_PER_LOGIT * vocab)
         if self.host is not None and self.host.sampling_per_logit:
@@ -143,8 +143,8 @@ class LayerGraph:
         if self.host is None or latent is not None:
             return attention
         if attention.skew is not None:
-            # decode steps that host terms were fitted to had unequal contexts: their cost is in the terms and, next to
-            # prompts, in `BesidePrompt`, which is not used if mixed calls were measured
+            # host terms were fitted to decode steps with unequal contexts, so that cost is in the terms and, when
+            # batched with prompts, in `BesidePrompt`, which is not used if mixed calls were measured
             attention.skew = attention.skew.beside_prompts() if attention.mixed is not None else None
         token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes * 1e9 / self.gpu.bandwidth
         if self.host.kv_bandwidth_share:
@@ -220,7 +220,7 @@ class LayerGraph:
         moe, hidden = self.model.experts, self.model.hidden_size
         assert moe is not None
         found = [Operator("router", self.gemms.curve(moe.count, hidden, "bf16"))]
-        if self.dp == 1:  # else ranks compute them jointly: see mixture
+        if self.dp == 1:  # else ranks compute them jointly (see `mixture`)
             found.append(Operator("experts", self.routed(moe)))
         return found + (self._mlp("shared_", moe.shared_size) if moe.shared_size else [])
 
@@ -235,7 +235,7 @@ class LayerGraph:
         return Operator(name, curve, upper(curve, line(0.0, ns_per_token)))
 
     def routed(self, moe: Experts) -> Curve:
-        """Return the routed experts of one layer over the tokens of all ranks."""
+        """Return the time of the routed experts of one layer as a function of the tokens of all ranks."""
         dtype, hidden, gpus = moe.dtype or self.dtype, self.model.hidden_size, self.tp * self.dp
         if not moe.gated and not family_measured(self.gemms, moe, hidden, dtype):
             moe = replace(moe, size=max(gpus, 2 * moe.size // 3))  # 2 of 3 matrices

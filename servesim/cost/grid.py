@@ -16,8 +16,8 @@ from servesim.cost.tables import KernelTables
 
 TOKEN_WORK = 256.0
 """Fixed work of a new token (its query, output, and tile edges), in equivalent query-key pairs. It makes the times of
-short and long prompts lie on nearly straight lines: among 0 to 1024 it gave the smallest median error on held-out
-points of the A100 table, and close to the smallest on H100."""
+short and long prompts lie on nearly straight lines; among values from 0 to 1024 it gave the smallest median error on
+held-out points of the A100 table, and close to the smallest on H100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class HeadShape:
 
 
 def work(new: float, past: float, window: int = 0) -> float:
-    """Return the work of a prefill piece, in query-key pairs: cached keys, half the new ones, and a fixed part; with a
-    window, the keys inside it."""
+    """Return the work of a prefill chunk in query-key pairs: for each new token the cached keys, half the new ones, and
+    a fixed part; with a window, only the keys inside it."""
     if not window:
         return new * (past + new / 2 + TOKEN_WORK)
     growing = min(max(window - past, 0.0), new)  # tokens with less than a full window
@@ -46,7 +46,8 @@ class Grid:
     """Curves by number of sequences, linear between the measured numbers."""
 
     def __init__(self, entries: Entries, spread: float = 1.0) -> None:
-        """Build the grid. `spread` is the number of measured sequences equivalent to one sequence of ours."""
+        """Build the grid. `spread` is the number of measured sequences equivalent to one sequence of the priced
+        model."""
         self._entries, self._spread = entries, spread
         self._counts = [count for count, _ in entries]
         self._curves: dict[int, Curve] = {}
@@ -91,8 +92,8 @@ class Grid:
 
 
 def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float) -> tuple[Entries, float]:
-    """Return the curves over mean context by number of sequences, and the number of measured sequences equivalent to
-    one of ours."""
+    """Return the curves by number of sequences, as functions of mean context, and the number of measured sequences
+    equivalent to one of the priced model."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
     rows = _where(rows, head_dim=dim)
     known = np.unique(rows["kv_heads"]).tolist()
@@ -105,7 +106,7 @@ def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float
 
 
 def prefill_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, window: int) -> Entries:
-    """Return the curves over the work of a sequence, by number of sequences."""
+    """Return the curves by number of sequences, as functions of the work of a sequence."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
     rows = _where(rows, head_dim=dim)
     if "past_tokens" in rows:
@@ -138,7 +139,7 @@ def _curves(rows: dict[str, NDArray[Any]], axis: str, source: int, window: int) 
     lines: Lines = {}
     columns = (rows[name].tolist() for name in ("batch", axis, "time_us"))
     for batch, size, us in zip(*columns, strict=True):
-        # a decode step attends the cached tokens and its own
+        # a decode step attends to the cached tokens and its own
         x = size + 1.0 if axis == "past_tokens" else work(size, 0.0, window)
         lines.setdefault(float(batch), {})[x] = us * 1e3
     return completed(lines, source)
@@ -175,7 +176,7 @@ def _rescaled(grid: Entries, factor: float) -> Entries:
 
 
 def at_best_rate(grid: Entries) -> Entries:
-    """Extend every curve past its last context at the best rate that any batch reached at its own last one. (Large
+    """Extend every curve past its last context at the best rate that any batch reached at its own last context. (Large
     batches were measured only on short contexts, too short to reach the full bandwidth; short contexts may be in the
     cache.)"""
     best = min(c.ys[-1] / (n * c.xs[-1]) for n, c in grid)

@@ -1,4 +1,4 @@
-"""FP8 experts in DeepGEMM's grouped kernel, by its blocks of rows.
+"""FP8 experts in DeepGEMM's grouped kernel, priced by its blocks of rows.
 
 vLLM (vllm/model_executor/layers/fused_moe/deep_gemm_moe.py) sorts the rows of a step by expert into one buffer, in
 which each expert's rows start at a multiple of `BLOCK`, and runs two grouped products over it: a block is computed
@@ -9,9 +9,9 @@ tokens (128 experts, 8 per token).
 
 **Price.** A group's rows run through the tiles of the dense kernel, so the products are the table's dense ones in FP8
 blocks over the same number of rows. Those table rows include the quantization of their inputs, which here applies to
-the step's tokens before they are sorted in and, as there, to every row after the activation. The activation moves 6
-bytes per element; sorting in and summing up move 4 bytes per element of the rows in use. These are memory-bound if
-reading the touched experts takes longer. Nothing is fitted to served steps.
+the step's tokens before they are sorted and, as in the table, to every row after the activation. The activation moves 6
+bytes per element; sorting and summing move 4 bytes per element of the rows in use. If reading the touched experts takes
+longer than all of this, the time is that of reading them. Nothing is fitted to served steps.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from servesim.hardware.layers import Experts
 BLOCK = 128
 """Rows of a block (DeepGEMM's get_mk_alignment_for_contiguous_layout)."""
 QUANTIZING = 0.0018
-"""Nanoseconds to quantize an element: the time of rows of the H100 and H200 tables beyond any output width (straight
-lines over 512 to 8,192 outputs, residuals of 1 %: .0017 to .0021 for 8,192 to 32,768 rows of 1,536 to 7,168
-elements)."""
+"""Nanoseconds to quantize an element: the part of the H100 and H200 tables' times that is independent of the output
+width (straight lines fitted over 512 to 8,192 outputs, residuals of 1 %: .0017 to .0021 for 8,192 to 32,768 rows of
+1,536 to 7,168 elements)."""
 _LAUNCHES = 7
 """Number of kernels in addition to the products: routing, quantizing, counting, two that sort, activation, sum."""
 _TOKENS = [2**i for i in range(18)]
 
 
 def grouped_curve(gemms: GemmTables, experts: Experts, hidden: int, tp: int, ep: int, every_block: bool) -> Curve:
-    """Return the time from routing to the sum of the experts of a layer on one of `tp` GPUs, over tokens. Whole experts
-    are distributed over `ep` of the GPUs and split by width over the rest.
+    """Return the time of a layer's experts, from routing to their sum, on one of `tp` GPUs, as a function of tokens.
+    Whole experts are distributed over `ep` of the GPUs and split by width over the rest.
 
     `every_block`: also compute blocks without an expert.
     """

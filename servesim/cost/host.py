@@ -43,7 +43,7 @@ class HostTerms:
     """GPUs that share the chip on which the terms were fitted, with the fitted GPU first. On other GPUs the chip's
     terms are left out."""
     overlapped: float = 0.0
-    """Scheduling and input preparation of a step, hidden behind the GPU if asynchronous."""
+    """Scheduling and input preparation of a step, hidden behind the GPU's work if scheduling is asynchronous."""
     overlapped_per_sequence: float = 0.0
     exposed: float = 0.0
     """Time that the GPU waits for in every step: launch, return of sampled tokens."""
@@ -61,22 +61,23 @@ class HostTerms:
     """The same by format of the experts, for formats that are launched differently (mxfp4 by Triton, which does not run
     them with activations in mxfp8)."""
     mixed_filling: float = 0.0
-    """GPU time per layer for decodes next to `servesim.cost.streamed.LONG_PROMPT` or more prompt tokens that give every
-    multiprocessor a block; proportional if either is less. Used only if no table has such steps."""
+    """GPU time per layer added by decodes that give every multiprocessor a block and are batched with
+    `servesim.cost.streamed.LONG_PROMPT` or more prompt tokens; proportionally less if there are fewer of either. Used
+    only if no table has such steps."""
     mixed_kv_excess: float = 0.0
-    """Extra time for the KV of those decodes compared with decodes alone, in units of reading it at the data sheet's
-    rate; proportional to the prompt as well."""
+    """Extra time for the KV of those decodes compared with decodes alone, in units of the time to read it at the data
+    sheet's rate; also proportional to the prompt."""
     pads_to_graphs: bool = False
-    """Whether batches of up to 512 tokens take the linear layers' time of the next CUDA-graph size."""
+    """Whether the linear layers of batches of up to 512 tokens take the time of the next CUDA-graph size."""
     monotone_gemms: bool = False
-    """Whether interpolated GEMMs take at most the time of the same ones over more tokens (see `GemmTables`)."""
+    """Whether an interpolated GEMM takes at most the time of the same GEMM over more tokens (see `GemmTables`)."""
     sustained_after: float = 0.0
     """Compute time of a step until the power limit lowers the clock."""
     sustained_flops_share: float = 0.0
     """Share of the data sheet's arithmetic rate to which dense layers in 16 bits are limited from then on; 0 for no
     limit. Rows of a table that are already slower, measured hot or memory-bound, are unchanged."""
     sustained_fp8_share: float = 0.0
-    """The same for 8 bits, whose arithmetic has another power draw."""
+    """The same for 8 bits, in which arithmetic draws a different amount of power."""
     kv_bandwidth_share: float = 0.0
     """Share of the data-sheet bandwidth at which decode reads its KV; 0 means the attention table's rate. Tables
     measure a layer's attention repeatedly, with a cache state that no served step has."""

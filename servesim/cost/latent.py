@@ -5,9 +5,9 @@ projections of a step, so those are priced separately (like any linear layer) an
 kernel, the expansion of the latents to heads, and small operators. Other tables measure only the kernel, which takes
 precedence in decode, because the modules measured on Hopper contain operators that no engine launches one by one. The
 expansion is added to a kernel's time: in prefill as the linear layer it is; in decode, where it is absorbed into
-queries and outputs, as two batched products that read its weights. Without a table the price is a roofline: a token's
-latent vector is read once for all heads, the weights of the expansion once a call, and arithmetic runs over the latent
-width (decode, weights absorbed) or the width of a head (prefill).
+queries and outputs, as two batched products that read its weights. Without a table the price follows a roofline: a
+token's latent vector is read once for all heads, the weights of the expansion once a call, and arithmetic runs over the
+latent width (decode, weights absorbed) or the width of a head (prefill).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _measured(gemms: GemmTables, phase: str, ops: tuple[str, str], dtype: str, h
 
 
 Beside = Callable[[float], float]
-"""Function that returns the nanoseconds to add to a measured time, by tokens of a call."""
+"""Function from the tokens of a call to the nanoseconds to add to a measured time."""
 
 
 def beside_of(op: str) -> Callable[[GemmTables, int], tuple[Beside, Beside]]:
@@ -99,7 +99,8 @@ def _kernel(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
 
 
 def _entries(rows: dict[str, NDArray[Any]], heads: int, beside: Beside) -> Entries:
-    """Return the curves by sequences, over context (decode) or work (prefill), including the added times."""
+    """Return the curves by number of sequences, as functions of context (decode) or work (prefill), with the added
+    times included."""
     entries: Entries = []
     mine = rows["heads"] == heads
     for batch in np.unique(rows["batch"][mine]).tolist():

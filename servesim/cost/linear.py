@@ -21,18 +21,18 @@ from servesim.cost.tables import KernelTables
 class GemmTables:
     """GEMM times of one GPU in one dtype.
 
-    Times between token counts are linear: tile quantization makes steps that a logarithm would smear. Widths that were
-    not measured take, at every measured token count, the mean share of the roofline of the four nearest measured ones:
-    nearest in (log n, log k), weighted by the inverse square of the distance, like the package that most tables come
-    from. (Held out, all curves of a width at a time, on H100: 6.2 % mean error; bilinear in log n and log k 5.8 %, and
-    6.8 % to 10.4 % across gaps of a factor three. On the steps of a recorded H100 server of Qwen3-14B, two of whose
-    projections are in such a gap: 2.4 % to 3.5 % for bilinear.)
+    Times are interpolated linearly between token counts, since tile quantization makes steps that a logarithm would
+    smear. Widths that were not measured take, at every measured token count, the mean share of the roofline of the four
+    nearest measured ones: nearest in (log n, log k), weighted by the inverse square of the distance, as in the package
+    that most tables come from. (With all curves of one width held out at a time, on H100: 6.2 % mean error; bilinear in
+    log n and log k 5.8 %, and 6.8 % to 10.4 % across gaps of a factor three. On the steps of a recorded H100 server of
+    Qwen3-14B, two of whose projections are in such a gap: 2.4 % to 3.5 % for bilinear.)
     """
 
     tables: KernelTables | None
     roofline: Roofline
     measured_on: Roofline
-    """GPU on which the table was measured. For a different GPU, the shares of its roofline are carried over."""
+    """GPU on which the table was measured. Times for a different GPU keep the measured shares of the roofline."""
     monotone: bool = False
     """Whether an interpolated GEMM over m tokens takes at most the time of one over more, since a library's bad kernel
     choices belong to the shapes they were measured on. (Whole curves held out of the H100 table: mean error 4.7 %
@@ -42,7 +42,7 @@ class GemmTables:
     microseconds, plus microseconds per 1,000 inputs."""
 
     def curve(self, n: int, k: int, dtype: str) -> Curve:
-        """Return the time of [m, k] x [k, n] over m."""
+        """Return the time of [m, k] x [k, n] as a function of m."""
         rows = self.tables.rows("gemm", "bf16" if dtype == "fp16" else dtype) if self.tables else {}
         if not rows:
             return self.roofline.gemm_curve(n, k, dtype)
@@ -92,9 +92,9 @@ def collective_curve(
     bytes_per_token: int,
     own_below: float = inf,
 ) -> Curve:
-    """Return the time of an `all_reduce` or `all_gather` over tokens of `bytes_per_token` bytes each. `own_below` is
-    the size in bytes from which the engine leaves all-reduce to NCCL, used if the table has NCCL's times separately; in
-    other tables the rows are the measured engine's own choice."""
+    """Return the time of an `all_reduce` or `all_gather` as a function of tokens of `bytes_per_token` bytes each.
+    `own_below` is the size in bytes from which the engine leaves all-reduce to NCCL, used if the table has NCCL's times
+    separately; in other tables the rows are the measured engine's own choice."""
     size, time = _messages(tables, op, gpus)
     if op == "all_reduce":
         nccl, its_time = _messages(tables, "all_reduce_nccl", gpus)
@@ -116,8 +116,9 @@ def _messages(tables: KernelTables | None, op: str, gpus: int) -> tuple[NDArray[
 
 
 def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtype: str = "bf16") -> Curve:
-    """Return the time of a small operator (`norm`, `activation`, `rotary`, `kv_write`, `embedding`, `sampler`) over
-    rows of `width` outputs: measured at that width on this GPU, else by formula from the bytes a row moves."""
+    """Return the time of a small operator (`norm`, `activation`, `rotary`, `kv_write`, `embedding`, `sampler`) as a
+    function of rows of `width` outputs: measured at that width on this GPU, else by formula from the bytes that a row
+    moves."""
     rows = gemms.tables.rows(op, dtype) if gemms.tables and gemms.roofline == gemms.measured_on else {}
     mask = rows["n"] == width if rows else np.zeros(0, bool)
     if not mask.any():

@@ -1,13 +1,13 @@
-"""Routed experts in Marlin's kernel, by its blocks of rows.
+"""Routed experts in Marlin's kernel, priced by its blocks of rows.
 
 The kernel (vllm/model_executor/layers/fused_moe/fused_marlin_moe.py) sorts the rows of a step by expert and pads each
-expert's rows to whole blocks of 8 to 64 rows; the more rows an expert has on average, the higher the block. A block
+expert's rows to whole blocks of 8 to 64 rows; the more rows an expert has on average, the taller the block. A block
 unpacks all weights of its expert and takes the same time whatever else is in the step: within one height the rows of
 the H100 and H200 tables agree on the time of a block to a few percent, from steps of 64 tokens to 16,384. So a step
 takes `floor + blocks * time of a block`, or the time to read the weights of the experts it touches if memory is slower.
 
-This separates the kernel from the routing it was measured with, and its shape from others: blocks and weights take time
-in proportion to the parameters of an expert.
+This separates the kernel from the routing it was measured with and carries over to other shapes, since blocks and
+weights take time in proportion to the parameters of an expert.
 
 **Routing.** An expert's share of the tokens is drawn from a beta distribution around `per_token / count`, so that its
 tokens in a step are beta-binomial; `SKEW` sets how unequal the experts are.
@@ -35,7 +35,7 @@ gpt-oss-120b server without drafts (vLLM 0.22.0, H200; tests/validation/test_rec
 POWER = 1.2
 """Exponent of the power law of expert loads under which the tables' rows were measured."""
 LOADED = 2
-"""Rows per expert from which that law describes those measurements well."""
+"""Minimum rows per expert at which that law describes those measurements well."""
 
 
 class Blocks(NamedTuple):
@@ -55,7 +55,8 @@ def height(rows: float) -> int:
 
 
 def last_tokens(experts: Experts, share: float = 1.0) -> list[int]:
-    """Return the largest step, in tokens, of each height except the last, on a GPU with `share` of the experts."""
+    """Return the largest step, in tokens, that uses each block height except the last, on a GPU with `share` of the
+    experts."""
     return [max(ceil(FULL * h * experts.count * share / experts.per_token) - 1, 1) for h in HEIGHTS[:-1]]
 
 
@@ -69,7 +70,8 @@ def step_ns(blocks: Blocks, tokens: int, experts: Experts, share: float = 1.0) -
 
 
 def beta_binomial(n: int, mean: float, a: float = SKEW) -> NDArray[np.float64]:
-    """Return the probabilities of 0 to n successes out of n whose chance is beta distributed around `mean`."""
+    """Return the probabilities of 0 to n successes out of n, with a success probability that is beta-distributed around
+    `mean`."""
     if mean >= 1.0:
         return np.append(np.zeros(n), 1.0)
     b = a * (1.0 - mean) / mean
@@ -79,7 +81,7 @@ def beta_binomial(n: int, mean: float, a: float = SKEW) -> NDArray[np.float64]:
 
 
 def fit(tokens: Sequence[int], ns: Sequence[float], experts: Experts) -> Blocks | None:
-    """Split the times of a measured shape into components, or return None if there are too few. One token touches
+    """Split the times of a measured shape into components, or return None if too few were measured. One token touches
     `per_token` experts, two touch twice that number."""
     known = dict(zip(tokens, ns, strict=True))
     if 1 not in known or 2 not in known:

@@ -17,7 +17,8 @@ _Points = dict[int, dict[int, list[tuple[int, float]]]]
 
 
 class CachedPrefill:
-    """Time of one prompt piece over its work, by tokens cached before it; linear between measured counts."""
+    """Time of one prefill chunk as a function of its work, by tokens cached before it; linear between measured
+    counts."""
 
     def __init__(self, rows: _Rows) -> None:
         """Build from `rows` of one head shape with one sequence each."""
@@ -53,13 +54,14 @@ class CachedPrefill:
 
 
 class MixedExcess:
-    """Extra time of one kernel over decodes and a prompt compared with the two run separately, with the fixed cost paid
-    once.
+    """Extra time of one kernel for decodes and a prompt compared with running the two separately but paying the fixed
+    cost once.
 
-    Next to a prompt, kernels give up optimizations for decodes alone (splitting the context over the GPU, sharing work
-    between heads), so this is up to half of a mixed call. It is linear in sequences, in their mean context and in the
-    tokens of the prompt. Beyond the last measured sequences and contexts it grows in proportion; beyond the measured
-    prompts it stays constant. Tokens cached before the prompt are not an axis.
+    When batched with a prompt, decodes lose optimizations that kernels have for decodes alone (splitting the context
+    over the GPU, sharing work between heads), so the excess is up to half of a mixed call. It is linear in the number
+    of sequences, in their mean context and in the tokens of the prompt. Beyond the last measured sequences and contexts
+    it grows in proportion; beyond the measured prompts it stays constant. Tokens cached before the prompt are not taken
+    into account.
     """
 
     def __init__(self, points: _Points) -> None:
@@ -82,7 +84,8 @@ class MixedExcess:
         return cls(points) if points else None
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
-        """Return the excess and its source for `count` decodes of mean `context` next to a prompt of `new` tokens."""
+        """Return the excess and its source for `count` decodes of mean context `context` batched with a prompt of `new`
+        tokens."""
         last, scale, source = self._counts[-1], 1.0, INTERPOLATED
         if count > last:
             scale, source = count / last, EXTRAPOLATED
@@ -108,17 +111,17 @@ class MixedExcess:
 
 
 class SkewExcess:
-    """The extra time of decodes with unequal contexts over the same number with equal contexts and the same sum.
+    """Extra time of decodes with unequal contexts compared with as many decodes with equal contexts of the same sum.
 
     If the kernel does not split contexts over the GPU, the longest one continues after the others are done: the excess
-    is a fixed time for each token by which it exceeds the mean. Next to a prompt no context is split; in decode-only
-    steps, the contexts of large batches are not split. (RTX PRO 6000, decodes of which one or more have 4 times the
-    context of the others: mean error 3.7 % without this and 1.8 % with it; next to a prompt without cached context 13 %
-    and 5 %.)
+    is a fixed time for each token by which it exceeds the mean. When batched with a prompt, no context is split; in
+    decode-only steps, the contexts of large batches are not split. (RTX PRO 6000, decodes of which one or more have 4
+    times the context of the others: mean error 3.7 % without this and 1.8 % with it; when batched with a prompt without
+    cached context, 13 % and 5 %.)
     """
 
     def __init__(self, alone: Curve, beside: Curve) -> None:
-        """Set the nanoseconds per token over the number of decodes, alone and next to a prompt."""
+        """Set the nanoseconds per token as functions of the number of decodes, alone and batched with a prompt."""
         self._alone, self._beside = alone, beside
 
     @classmethod
@@ -146,12 +149,12 @@ class SkewExcess:
         return cls(*curves)
 
     def beside_prompts(self) -> SkewExcess:
-        """Return this excess for decodes next to a prompt, and none for decodes alone."""
+        """Return this excess for decodes batched with a prompt, and none for decodes alone."""
         return SkewExcess(self._alone.scaled(0.0), self._beside)
 
     def at(self, count: int, excess: int, beside: bool) -> tuple[float, int]:
-        """Return the time and source for `count` decodes whose contexts have `excess` tokens fewer in total than if all
-        were as long as the longest, next to a prompt or not."""
+        """Return the time and source for `count` decodes whose contexts total `excess` tokens fewer than if all were as
+        long as the longest. `beside`: whether the decodes are batched with a prompt."""
         rate, source = (self._beside if beside else self._alone).look_up(count)
         return rate * excess / count, max(INTERPOLATED, source)
 
@@ -187,7 +190,7 @@ def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
 
 
 def _at(lines: dict[int, Curve], count: int, context: float) -> float:
-    """Return the excess of `count` sequences, linear between those measured next to the prompt, and proportional beyond
+    """Return the excess of `count` sequences, linear between the measured numbers of sequences, and proportional beyond
     them."""
     counts = list(lines)
     if count > counts[-1]:
@@ -198,6 +201,6 @@ def _at(lines: dict[int, Curve], count: int, context: float) -> float:
 
 
 def _by(rows: _Rows, *keys: str) -> dict[tuple[int, ...], float]:
-    """Return the nanoseconds by the columns `keys`."""
+    """Return the nanoseconds, keyed by the columns `keys`."""
     columns = [rows[key].tolist() for key in keys]
     return dict(zip(zip(*columns, strict=True), (rows["time_us"] * 1e3).tolist(), strict=True))

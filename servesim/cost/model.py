@@ -23,18 +23,17 @@ from servesim.engine.fast.cost import Run, plain_run
 class TableCostModel(CostModel):
     """Prices from kernel tables; build it with `build_cost_model`.
 
-    Operators are curves already multiplied by how often a step runs them: over the tokens of the step (padding
-    included), or over the rows that sample. Attention of a mixed step is one kernel, so its fixed cost is paid
-    once. Decode depends on the sum of the contexts, on their spread only where that was measured. Copies over PCIe
+    Operators are curves already multiplied by how often a step runs them, as functions of the tokens of the step
+    (padding included) or of the rows that sample. Attention of a mixed step is one kernel, so its fixed cost is paid
+    once. Decode depends on the sum of the contexts, and on their spread only where that was measured. Copies over PCIe
     are not overlapped with the step. With `host` terms small batches are padded to CUDA-graph sizes, and computing
-    beyond what the clock sustains is slower. Under pipeline parallelism a step passes the stages one after the
-    other.
+    beyond what the clock sustains is slower. Under pipeline parallelism a step passes the stages one after the other.
 
-    The price of a step is the sum over its passes, each rounded by itself: `price`, `stages` by pipeline stage,
-    `prices` of data-parallel ranks, which share the work of experts. Fast mode would spend most of its time pricing
-    steps one by one, so three verbs price many at once, equal to `price` to the nanosecond: `gpu_run` the next k steps
-    of a batch; `decode_run` those of one stage without drafts, from terms kept by number of sequences; `gpu_over` steps
-    with drafts, whose contexts grow by what was accepted.
+    The price of a step is the sum over its passes, each rounded separately. `price` returns it, `stages` splits it by
+    pipeline stage, and `prices` covers data-parallel ranks, which share the work of experts. Fast mode would spend most
+    of its time pricing steps one by one, so three methods price many at once, equal to `price` to the nanosecond:
+    `gpu_run` prices the next k steps of a batch; `decode_run` prices those of one stage without drafts, from terms kept
+    by number of sequences; `gpu_over` prices steps with drafts, whose contexts grow by what was accepted.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class TableCostModel(CostModel):
         self._stages = stages
         self._drafting = drafting
         self._mixture = mixture
-        """The joint work of data-parallel ranks, over the tokens of all ranks."""
+        """Joint work of the data-parallel ranks, as a function of the tokens of all ranks."""
         self.num_stages = len(stages)
         self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, sampled ones, prompts: its only inputs
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all inputs except contexts
@@ -92,7 +91,8 @@ class TableCostModel(CostModel):
         return (*times[:last], sum(times[last:]))
 
     def computing_ns(self, batch: Batch) -> float:
-        """Return the GPU ns of a step without decode attention: the compute that lowers the clock if it takes long."""
+        """Return the GPU ns of a step without decode attention, i.e. of the computing that lowers the clock if it takes
+        long."""
         tokens = self._tokens(batch)
         return sum(stage.constant(batch, tokens)[0] for stage in self._stages)
 
@@ -109,19 +109,19 @@ class TableCostModel(CostModel):
         return times
 
     def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the GPU ns over contexts; see `RunCost.gpu_over`."""
+        """Return the GPU ns at each sum of contexts; see `RunCost.gpu_over`."""
         over = self._over_contexts(batch)
         return over.at(contexts) if over is not None else None
 
     def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sources over contexts; see `RunCost.sources_over`."""
+        """Return the sources at each sum of contexts; see `RunCost.sources_over`."""
         over = self._over_contexts(batch)
         assert over is not None
         return over.sources(contexts, gpu)
 
     def _over_contexts(self, batch: Batch) -> OverContexts | None:
-        """Return the price of steps like a batch over the sum of their contexts, or None if it depends on more than
-        that."""
+        """Return the price of steps like `batch` as a function of the sum of their contexts, or None if it depends on
+        more than that sum."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return None
         if batch.sampled_context != batch.decode_context_sum:
@@ -191,8 +191,8 @@ class TableCostModel(CostModel):
 
     def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
         """Return the prices of one step of data-parallel ranks. A rank without work takes part with one token. If all
-        ranks decode, the steps are CUDA graphs of one size, that of the fullest rank, as all three engines pad them;
-        next to prompts, ranks compute only their own tokens."""
+        ranks decode, the steps are CUDA graphs of one size, that of the fullest rank, as all three engines pad them; if
+        any rank has a prompt, ranks compute only their own tokens."""
         busy = [batch for batch in batches if batch is not None]
         dummy = Batch(1, decode_count=1, decode_context_sum=1, decode_context_sumsq=1, decode_context_max=1)
         tokens = [self._tokens(batch if batch is not None else dummy) for batch in batches]

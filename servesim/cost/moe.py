@@ -46,11 +46,11 @@ Blackwell for mxfp4 weights and activations in mxfp8; DeepGEMM's for weights in 
 blocks without a token (`servesim.cost.grouped`). The other two are the table's fastest kernel for the weights and bf16
 activations, which for mxfp4 on Hopper is the Triton one."""
 _MARLIN = "mxfp4_marlin"
-"""Name of Marlin's rows on mxfp4 weights in a table whose `mxfp4` is another kernel."""
+"""Name of the rows of Marlin's kernel on mxfp4 weights in a table whose `mxfp4` rows are of another kernel."""
 _MARLINS = (_MARLIN, "int4")
 """Names of Marlin's rows; the tables' rows of int4 experts are Marlin's, too."""
 _TOKENS = [2**i for i in range(18)]
-"""Knots of the formula."""
+"""Numbers of tokens at which the formula has knots."""
 
 
 class ExpertShape(NamedTuple):
@@ -86,10 +86,11 @@ def experts_curve(
     ep: int = 1,
     load: float | None = None,
 ) -> Curve:
-    """Return the time from routing to the sum of the routed experts of one layer on one of `tp` GPUs, over the tokens
-    of all of them. Whole experts are distributed over `ep` of the GPUs and split by width over the rest. `backend`: see
-    `MOE_BACKENDS`; a backend that a weight format does not have has no effect. Under expert parallelism the GPU is the
-    most loaded one if that was measured. `load`: use a GPU with `load` times the mean load instead."""
+    """Return the time of the routed experts of one layer, from routing to their sum, on one of `tp` GPUs, as a function
+    of the tokens of all `tp` GPUs. Whole experts are distributed over `ep` of the GPUs and split by width over the
+    rest. `backend`: see `MOE_BACKENDS`; a backend that does not support the weight format has no effect. Under expert
+    parallelism the GPU is the most loaded one if that was measured. `load`: use a GPU with `load` times the mean load
+    instead."""
     grouped = backend in ("deepgemm", "deepgemm_padded") and dtype == "fp8_block"
     if grouped:
         curve = grouped_curve(gemms, experts, hidden, tp, ep, backend == "deepgemm_padded")
@@ -130,7 +131,7 @@ def _mean_curve(
     backend: str,
     ep: int,
 ) -> Curve:
-    """Return that time if every GPU has the mean share of the experts and of their work."""
+    """Return the time of `experts_curve` if every GPU has the mean share of the experts and of their work."""
     if backend not in MOE_BACKENDS:
         raise UserError(f"unknown moe_backend {backend!r}{suggest(backend, MOE_BACKENDS)}")
     share = 1.0 / ep
@@ -292,7 +293,7 @@ def _distance(a: ExpertShape, b: ExpertShape) -> float:
 
 
 def _rows(gemms: GemmTables, kernel: str, dealt: int = 1) -> list[_Measured]:
-    """Return every shape measured with a kernel, with its experts `dealt` out to GPUs."""
+    """Return every shape measured with a kernel, with its experts distributed over `dealt` GPUs."""
     rows: dict[str, NDArray[Any]] = gemms.tables.rows("moe" if dealt == 1 else "moe_ep", kernel) if gemms.tables else {}
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""Work of each operator of a step on one GPU, and the least time that its data sheet allows for it.
+"""Work of each operator of a step on one GPU, and the least time that the GPU's data sheet allows for it.
 
 Linear layers and small operators are those of the layer graph, with the widths that it prices; attention is counted by
 the query-key pairs and tokens of the batch. Traffic is counted as for separate kernels: weights, activations in and
@@ -131,7 +131,7 @@ def _per_pair(model: ModelSpec, tp: int) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Counts(Roofline):
-    """Stand-in for a pricer that counts work instead."""
+    """Stand-in for a roofline whose curves count work instead of time."""
 
     kind: str = KINDS[0]
 
@@ -153,13 +153,13 @@ class _Counts(Roofline):
 
 @dataclass(frozen=True)
 class _Counting(LayerGraph):
-    """The layer graph of a step of N tokens."""
+    """Layer graph of a step of `tokens` tokens."""
 
     tokens: int = 0
 
     def routed(self, moe: Experts) -> Curve:
         dtype = moe.dtype or self.dtype
-        size = moe.size * moe.matrices // 3  # it counts three matrices
+        size = moe.size * moe.matrices // 3  # `experts_work` counts three
         shape = ExpertShape(size // self.tp, self.model.hidden_size, moe.count, moe.per_token)
         flops, weights, activations = experts_work(shape, dtype, self.tokens)
         compute = flops / self.gpu.flops[COMPUTE_DTYPE[dtype]] * 1e9

@@ -4,7 +4,7 @@ A decode step costs as much as reading and writing the states of its sequences, 
 processed in chunks, one after the other within a sequence, and continues from a state at no further cost. Both were
 measured for the gated delta rule and for Kimi delta attention, by sequences and tokens, at some numbers of heads;
 numbers of heads in between use the nearest one's time above that of a single token, scaled by their ratio. Mamba2 is
-always by formula (the recurrence itself is in no table), and so is any GPU without such a table.
+always priced by formula (the recurrence itself is in no table), as are GPUs without such a table.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ def recurrent_attention(gemms: GemmTables, layer: Recurrent, tp: int) -> GridAtt
         rows = tables.rows(f"{layer.kind}_{of}", "bf16") if tables else {}
         known = rows and layer.key_dim == layer.value_dim == rows["head_dim"][0]
         grids.append(Grid(_measured(rows, heads, of == "decode") if known else formula))
-    # a step with both launches the kernels of each: neither pays for the other
+    # a step with both launches separate kernels for each, so they share no fixed cost
     return GridAttention(grids[0], grids[1], 0.0, FROM_STATE)
 
 
 def _measured(rows: dict[str, NDArray[Any]], heads: tuple[int, int], decode: bool) -> Entries:
-    """Return curves by sequences over the work of each at the nearest measured numbers of heads (values, keys)."""
+    """Return the curves by number of sequences, as functions of the work of each sequence, at the nearest measured
+    numbers of heads (values, keys)."""
     known = sorted(set(zip(rows["heads"].tolist(), rows["kv_heads"].tolist(), strict=True)))
     near = min(known, key=lambda at: (abs(log(at[0] / heads[0])), abs(log(at[1] / heads[1])), at))
     mine = (rows["heads"] == near[0]) & (rows["kv_heads"] == near[1])
@@ -65,8 +66,8 @@ def _measured(rows: dict[str, NDArray[Any]], heads: tuple[int, int], decode: boo
 
 
 def _by_formula(roofline: Roofline, layer: Recurrent, tp: int) -> tuple[Entries, Entries]:
-    """Return decode and prefill: states read and written once, inputs and outputs of each token, and arithmetic in
-    chunks; chunks of a delta rule run one after the other."""
+    """Return the formula curves of decode and prefill: states read and written once, inputs and outputs of each token,
+    and arithmetic in chunks; chunks of a delta rule run one after the other."""
     heads = layer.value_heads // tp
     channels = (2 * layer.key_size + layer.value_size) // tp
     launches, rate = 2 * roofline.launch_ns, roofline.rate

@@ -4,7 +4,7 @@ kernels reach.
 A step's roof assumes that weights and KV are read once, as if everything else stayed on the chip: the larger of its
 arithmetic at the data sheet's peak (of each operator's format) and its bytes at the data sheet's bandwidth
 (`step_work`). An operator's roof counts the traffic of a separate kernel (`operator_work`). Times are GPU nanoseconds,
-without host.
+without host time.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Steps:
 
 
 def decode_step(batch: int, context: int) -> Batch:
-    """Return a step of `batch` sequences of `context` tokens (including their new one) that take one token each."""
+    """Return a step of `batch` sequences of `context` tokens (each including its new one) that take one token each."""
     return Batch.decodes(batch, batch * context, batch * context * context, context)
 
 

@@ -17,7 +17,7 @@ class CurveSources(RunSources):
     ) -> None:
         """Split steps that take `gpu` ns each: `fixed` by source, `known` as the part accounted for (see `whole`), and
         the rest by the source of `curve` at the sum of contexts, which starts at `context` and grows by `step` per
-        step. `curve` is None if nothing is attended."""
+        step. `curve` is None if there is no attention."""
         self._fixed, self._known, self._curve = fixed, known, curve
         self._context, self._step, self._gpu = context, step, gpu
 

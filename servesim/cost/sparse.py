@@ -4,9 +4,9 @@ An indexer scores every token of the context with small keys, and attention read
 window would hold. Tables measure the whole module, projections included; those are priced separately and subtracted, as
 for latent attention (`servesim.cost.latent`). Prompts of vLLM and SGLang were measured with kernels launched one by
 one, and prompts of up to the number of selected tokens took the same .75 ms for 1 sequence as for 1,024, which cannot
-be right (16,384 tokens take 4.5 ms in TensorRT-LLM). Rows up to twice the least are therefore left out, and below the
-remaining ones time is linear starting from a decode's time. The cost that cached tokens add to a prompt is the
-indexer's arithmetic over them, by formula; without a table everything is by formula.
+be right (16,384 tokens take 4.5 ms in TensorRT-LLM). Rows up to twice the shortest time are therefore left out, and
+below the remaining rows time is linear, starting from the time of a decode. The cost that cached tokens add to a prompt
+is the indexer's arithmetic over them, by formula; without a table everything is priced by formula.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COUNTS, _TOKENS = tuple(2.0**i for i in range(13)), tuple(2**i for i in range(1
 
 
 class IndexedPrefill:
-    """Prompt pieces over cached tokens: the time of a piece with the same work, plus the scores of the cached
+    """Prefill chunks over cached tokens: the time of a chunk with the same work, plus that of scoring the cached
     tokens."""
 
     def __init__(self, attention: GridAttention, pair_ns: float) -> None:
@@ -40,7 +40,7 @@ class IndexedPrefill:
         self._attention, self._pair_ns = attention, pair_ns
 
     def at(self, new: int, past: int) -> tuple[float, int]:
-        """Return the time and source of `new` tokens over `past` ones."""
+        """Return the time and source of `new` tokens over `past` cached ones."""
         ns, _ = self._attention.prefill_at(1.0, work(new, past, self._attention.window))
         return ns + new * past * self._pair_ns, EXTRAPOLATED
 
@@ -74,8 +74,8 @@ def _measured(
     heads: int,
     floor: float | None,
 ) -> Entries:
-    """Return curves by sequences, over context (decode) or work (prefill, which begins at `floor`), without the
-    projections."""
+    """Return the curves by number of sequences, as functions of context (decode) or work (prefill, which begins at
+    `floor`), without the projections."""
     assert latent.indexer is not None
     projections = projections_of(gemms, latent, hidden, heads)
     least = float(rows["time_us"].min()) * _LAUNCHED
@@ -97,7 +97,7 @@ def _measured(
 
 
 def projections_of(gemms: GemmTables, latent: Latent, hidden: int, heads: int) -> Callable[[float], float]:
-    """Return the time over tokens of the projections included in the tables' rows."""
+    """Return the time of the projections included in the tables' rows, as a function of tokens."""
     expansion = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
     linears = [gemms.curve(n, k, "fp8_block") for n, k in latent.linears(hidden, heads) if (n, k) != expansion]
     return lambda tokens: sum(curve.at(tokens) for curve in linears)
@@ -114,8 +114,8 @@ def _extended(decode: Entries, topk: float) -> Entries:
 def _by_formula(
     roofline: Roofline, latent: Latent, indexer: Indexer, heads: int, kv_dtype: str
 ) -> tuple[Entries, Entries]:
-    """Return decode and prefill: keys of the indexer read once per sequence, and the selected number of tokens
-    attended, over the compressed vectors."""
+    """Return the formula curves of decode and prefill: keys of the indexer read once per sequence, and the selected
+    number of tokens attended to, over the compressed vectors."""
     rate = roofline.rate
     pair = 2.0 * heads * (latent.width + latent.kv_rank) / roofline.peak("bf16")
     score, key = _pair_ns(roofline, indexer), indexer.key_bytes / rate

@@ -68,8 +68,8 @@ class Stage:
         """Number of layers, and of layers with experts."""
         self._cool_ns = cool_ns
         self.skewed = any(layer.attention.skew is not None for layer in attention)
-        """Whether decode costs more with more unequal contexts."""
-        # Repeated values are cached from step to step; the keys determine the values, so prices stay pure.
+        """Whether decode costs more the more unequal its contexts are."""
+        # Repeated values are cached from step to step. The keys determine the values, so pricing stays a pure function.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         hot = [(operator.curve, operator.throttled) for operator in per_token if operator.throttled is not None]
         self._at_full_clock = total([curve for curve, _ in hot]) if hot else None
@@ -78,8 +78,8 @@ class Stage:
         self._decode_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
         self._attended, self._over_cache = 0, False
-        """Extremes of extrapolated prompt pieces: most tokens attended, and whether any had cached tokens before
-        them."""
+        """Extremes of extrapolated prefill chunks: most tokens attended to, and whether any chunk had cached tokens
+        before it."""
 
     def constant(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
         """Return the nanoseconds of everything except decode attention, which do not change along a decode run, and
@@ -176,8 +176,8 @@ class Stage:
         return curve.rounded_run(base, batch.decode_context_sum, batch.decode_count, k)
 
     def over_contexts(self, batch: Batch, tokens: int, context: int) -> Pass | None:
-        """Return the price of a decode-only step over the sum of contexts, which is `context` for the whole step, or
-        None if it depends on more than the sum."""
+        """Return the price of a decode-only step as a function of the sum of contexts, which is `context` for the whole
+        step, or None if it depends on more than the sum."""
         base, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return Pass(base, parts, None, 0)
@@ -198,7 +198,7 @@ class Stage:
         return whole, source
 
     def decode_curve(self, batch: Batch) -> Curve:
-        """Return the decode attention of all layers over the sum of the contexts."""
+        """Return the decode attention time of all layers as a function of the sum of the contexts."""
         return self._decode_curve((batch.decode_count, batch.queries_per_sequence, batch.attention))
 
     def _decode_curve(self, key: tuple[int, int, str]) -> Curve:
@@ -240,7 +240,7 @@ class Stage:
                     found[name] = f"up to {most:,} rows, measured up to {int(curve.known_to):,}"
         if self._attended:
             cached = " over cached ones" if self._over_cache else ""
-            found["attention_prefill"] = f"prompt pieces{cached}, up to {self._attended:,} tokens attended"
+            found["attention_prefill"] = f"prefill of new tokens{cached}, up to {self._attended:,} tokens attended to"
         decode = self._decode_beyond(reach)
         return found | ({"attention_decode": decode} if decode else {})
 
@@ -253,7 +253,7 @@ class Stage:
             elif curve.source(contexts) == EXTRAPOLATED:
                 longest = max(longest, (contexts // count, count, int(curve.known_to) // count))
         if unknown:
-            return f"up to {unknown:,} sequences, a number that was not measured, or not with these heads"
+            return f"up to {unknown:,} sequences, a number not measured at all or not with these heads"
         context, count, known = longest
         return f"contexts up to {context:,} of {count:,} sequences, measured up to {known:,}" if count else ""
 

@@ -9,25 +9,27 @@ from servesim.cost.curve import ROOFLINE, Curve
 from servesim.cost.host import HostTerms
 
 LONG_PROMPT = 1024
-"""Prompt tokens in a step above which the cost of decodes next to them no longer grows."""
+"""Prompt tokens in a step above which the cost of decodes batched with them no longer grows."""
 FILLED = 132
-"""Sequences times KV heads at which every multiprocessor of an H100 has its own decode."""
+"""Sequences times KV heads at which every multiprocessor of an H100 has a decode of its own."""
 
 _PARTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Knots of decode: ratio of reading to starting."""
+"""Knots of the decode curve, as ratios of the time of reading to that of starting blocks."""
 
 
 class BesidePrompt:
-    """Extra time of decodes next to a prompt compared with running the two separately, if no table has such calls.
+    """Extra time of decodes batched with a prompt, compared with running the two separately, if no table has such
+    calls.
 
-    The kernel that holds both does not split a decode's context over the GPU: one block reads the KV of a sequence's KV
-    head from end to end. That takes time until every multiprocessor has such a block, and further KV is then read more
-    slowly than by decodes alone. The time is proportional to the tokens of the prompt up to `LONG_PROMPT`: recorded
-    steps show almost none next to a cached prompt's last 16 tokens (Llama-2-70B, CodeLlama-34B). Counted as formula.
+    The kernel that runs both does not split a decode's context over the GPU: one block reads the KV of a sequence's KV
+    head from end to end. The excess has a part that grows until every multiprocessor has such a block, and a part for
+    every token of KV, which is read more slowly than by decodes alone. Both are proportional to the tokens of the
+    prompt up to `LONG_PROMPT`: recorded steps show almost no excess with only the last 16 tokens of a cached prompt
+    (Llama-2-70B, CodeLlama-34B). Counted as formula.
     """
 
     def __init__(self, filling_ns: float, ns_per_token: float, kv_heads: int, window: int = 0) -> None:
-        """Set the time of a layer once the GPU is filled, and the time of each token of context."""
+        """Set the excess of a layer once the GPU is filled, and that of each token of context."""
         self._filling, self._per_token = filling_ns, ns_per_token
         self._kv_heads, self._window = kv_heads, window
 
@@ -54,7 +56,7 @@ class StreamedDecode:
     recorded steps.
 
     The extra time of a larger batch over one sequence on empty contexts, whose blocks start in waves, is hidden behind
-    the reads of other blocks: of `starts` next to `reads`, the part `starts / (starts + reads)` remains. (Measured
+    the reads of other blocks: of `starts` next to `reads`, the fraction `starts / (starts + reads)` remains. (Measured
     calls of the H100 table, 40 heads, 256 to 2,048 sequences of 64 to 512 tokens: .64 to .31 remain; by this formula
     .71 to .24.)
     """

@@ -27,8 +27,8 @@ TPS = (1, 2, 4, 8)
 WEIGHTS_SHARE = 0.9
 """Share of a GPU's memory that weights may take for a model to run on it."""
 MEASURED, PARTLY = 0.8, 0.2
-"""Minimum share of the GPU time from measured and interpolated kernels for either state; norms, activations and
-sampling are by formula on all GPUs whose kernels were imported."""
+"""Minimum shares of the GPU time from measured and interpolated kernels for the states measured and partly; norms,
+activations and sampling are by formula on all GPUs whose kernels were imported."""
 _PROBES = (
     Batch.decodes(32, 32 * 2048, 32 * 2048**2, 2048),
     Batch(linear_tokens=2048, prefill=[(2048, 0)], sampled=1),
@@ -68,7 +68,7 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
     room = WEIGHTS_SHARE * sheet.memory_bytes
     tp = next((n for n in TPS if spec.weight_bytes(dtype) / n <= room and spec.num_heads % n == 0), 0)
     if not tp:
-        return Support(model, gpu, engine, dtype, "refused", reason="weights do not fit 8 GPUs")
+        return Support(model, gpu, engine, dtype, "refused", reason="weights do not fit on 8 GPUs")
     facts = engine_facts(engine, None, gpu)
     try:
         cost = build_cost_model(spec, sheet, tp, dtype, engine=facts)
@@ -81,7 +81,7 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
     if formula > 1 - PARTLY or cost.tables is None:
         return Support(model, gpu, engine, dtype, "by formula", tp)
     if known < MEASURED or not own:
-        reason = "" if own else "kernels of vLLM stand in for the engine's"
+        reason = "" if own else "vLLM's kernels stand in for the engine's"
         return Support(model, gpu, engine, dtype, "partly", tp, known, reason)
     return Support(model, gpu, engine, dtype, "measured", tp, known)
 

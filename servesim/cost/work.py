@@ -13,10 +13,10 @@ def step_work(
     """Return (FLOPs, bytes) that the GPUs of a step need together, without padding.
 
     FLOPs: 2 per weight that a token passes through, 2 per LM-head weight and sampled row, attention's two matrix
-    products over every query-key pair (latent attention: over the compressed vectors), and the FLOPs of a token with a
-    state. Bytes: weights once (only the experts expected to be used, with tokens routed uniformly), states of every
-    sequence read and written, keys and values of every context read and of every token written, on each of `tp` GPUs
-    that hold a copy. Windows limit contexts by their mean.
+    products over every query-key pair (latent attention: over the compressed vectors), and the FLOPs that layers with a
+    state take per token. Bytes: weights once (only the experts expected to be used, with tokens routed uniformly),
+    states of every sequence read and written, keys and values read for every context and written for every token, on
+    each of `tp` GPUs that hold a copy. Windows are applied to the mean context.
     """
     tokens = batch.linear_tokens
     flops = 2.0 * model.layer_params * model.num_layers * tokens
@@ -36,7 +36,7 @@ def step_work(
             scored += of_all - read
     data = _weight_bytes(model, dtype, tokens)
     if indexer is not None:
-        data += scored * indexer.key_bytes * tp  # the rest is not attended
+        data += scored * indexer.key_bytes * tp  # the rest is not attended to
     data += 2.0 * states * model.state_bytes(tp) * tp  # read and written
     if model.recurrent is not None:
         of_token = 4.0 * model.recurrent.value_size * model.recurrent.key_dim
@@ -46,8 +46,8 @@ def step_work(
 
 
 def chosen(model: ModelSpec, window: int) -> int:
-    """Return the maximum number of tokens that a query attends in a layer with this window (0: all), limited to the
-    number it selects."""
+    """Return the maximum number of tokens that a query attends to in a layer with this window (0: all), at most the
+    number that its indexer selects."""
     if model.latent is None or model.latent.indexer is None:
         return window
     return min(window or model.latent.indexer.topk, model.latent.indexer.topk)
@@ -72,7 +72,7 @@ def decode_attended(batch: Batch, window: int) -> tuple[float, float]:
 
 
 def prefill_pairs(new: int, past: int, window: int) -> float:
-    """Return the number of query-key pairs of a prompt piece in one layer."""
+    """Return the number of query-key pairs of a prefill chunk in one layer."""
     past = min(past, window) if window else past
     own = min(new, window) if window else new
     return new * past + own * (own + 1) / 2 + (new - own) * own

@@ -1,4 +1,4 @@
-"""Checks of policy invariants, of livelock, and that no request is left when a run ends."""
+"""Checks for broken policy invariants, livelock, and requests left when a run ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from servesim.engine.core import EngineCore
 
 PATIENCE = 1 << 16
-"""Number of tokens computed without a delivered token before the first check for livelock."""
+"""Number of tokens computed without any being delivered before the first check for livelock."""
 
 
 def check_integrity(core: EngineCore) -> None:
@@ -42,9 +42,10 @@ def check_progress(core: EngineCore, now: int) -> None:
     core.patience = PATIENCE + 4 * sum(r.num_tokens for r in [*scheduler.running, *scheduler.waiters()])
     if core.tokens_since_output > core.patience:
         raise PolicyError(
-            f"{scheduler.name} at {now} ns: on kv {kv.name} {core.tokens_since_output} tokens were computed since one "
-            f"was delivered or a request left; {len(scheduler.running)} requests run, {scheduler.num_waiting()} wait, "
-            f"{kv.usage().free} of {kv.capacity_tokens} tokens are free: they preempt each other forever"
+            f"{scheduler.name} at {now} ns: on kv {kv.name} {core.tokens_since_output} tokens have been computed "
+            f"since a token was delivered or a request left; {len(scheduler.running)} requests run, "
+            f"{scheduler.num_waiting()} wait, {kv.usage().free} of {kv.capacity_tokens} tokens are free: requests "
+            "preempt each other forever"
         )
 
 

@@ -26,7 +26,7 @@ class Clock(simpy.Environment):
 
     rejected: tuple[int, int] = (-1, -1)
     """(ns, replica) of the last plan that rejected a request. The rejection may make another request arrive at that
-    instant, after the plans of all replicas up to that one."""
+    instant, after the plans of all replicas up to this one."""
 
     background = 0
     """Number of recurring events in the queue, which do not keep the simulation going by themselves."""

@@ -31,7 +31,7 @@ P = TypeVar("P", bound=Part)
 
 
 class Cluster:
-    """Serves a workload until its last request has left.
+    """Cluster that serves a workload until its last request has left.
 
     `mode` is "fast" or "reference" (see MODES, which names the classes of the cores and their memory). Reference mode
     plans, prices and commits every step separately; fast mode gives the same results to the nanosecond. `only` limits
@@ -207,7 +207,7 @@ class Cluster:
                 self.end(request, State.REJECTED, f"refused by the router ({decision.status})")
         else:
             assert isinstance(decision, Pair)
-            raise UserError(f"router {self.router.name} chooses a pair of replicas, but none here is for prompts alone")
+            raise UserError(f"router {self.router.name} chooses a pair of replicas, but none here is for prefill only")
 
     def _send(self, request: Request, output_len: int, index: int) -> None:
         if not 0 <= index < len(self.replicas):
@@ -252,7 +252,7 @@ class Cluster:
         self.telling.finish(request)
 
     def gone(self, request: Request) -> None:
-        """Remove a request that has left its replica for good from the run."""
+        """Remove from the run a request that has left its replica for good."""
         self.num_left += 1
         for left in self._on_left:
             left(request)
@@ -263,6 +263,6 @@ class Cluster:
             self._on_progress(self.now_ns, self.num_left)
 
     def _horizon(self) -> int | None:
-        """Return the nanoseconds until each replica may have received an arrival, or None if unknown."""
+        """Return the estimated nanoseconds until each replica has received an arrival, or None if unknown."""
         due = self._armed_ns if self._armed is not None else None
         return (due - self.clock.ns) * len(self.replicas) if due is not None else None

@@ -45,7 +45,7 @@ def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tupl
         else:
             prefill.append((new, past))
     if type(total) is not int:
-        raise PolicyError(f"{where}, step {plan.step_id}: schedules tokens by a number that is not an int")
+        raise PolicyError(f"{where}, step {plan.step_id}: schedules a number of tokens that is not an int")
     batch = Batch(
         total, prefill, sampled=len(sampled), sampled_context=reach, attention=plan.attention, prompts=prompts
     )
@@ -72,4 +72,4 @@ def _refuse(plan: Plan, kv: KVAllocator, request: Request, known: int, where: st
                 "(pp > 1)"
             )
         raise PolicyError(f"{where}, of which only {known} tokens are known")
-    raise PolicyError(f"{where}, which has memory for {kv.slots(request)} tokens only")
+    raise PolicyError(f"{where}, which has memory for only {kv.slots(request)} tokens")

@@ -18,7 +18,7 @@ class ContentKeys:
         self._forget_at = 256
 
     def of(self, request: Request, count: int) -> list[Hashable]:
-        """Return the identities of a request's first `count` blocks, or more."""
+        """Return the identities of at least the first `count` blocks of a request."""
         keys = self._keys.setdefault(request, [])
         size, content = self.block_tokens, request.content
         ends = range((len(keys) + 1) * size, count * size + 1, size)

@@ -44,7 +44,7 @@ class EngineCore:
         self.last_plan: Plan | None = None
         self.keeping: dict[Request, None] = {}
         """Requests that have ended but whose memory is not free yet."""
-        self._copied = 0  # of `kv.copied_tokens`, those charged to steps
+        self._copied = 0  # the part of `kv.copied_tokens` charged to steps
         self._empty = 0  # successive plans that were empty
         self.tokens_since_output = 0  # tokens computed since a delivery or since a request left
         self.patience = PATIENCE  # tokens after which progress is checked
@@ -53,8 +53,9 @@ class EngineCore:
         """Callback for each request that has finished or was rejected, called when its record is complete."""
         self.connector: Connector | None = None
         self.fetched: dict[Request, Load] = {}
-        """Requests that hold memory and do not run, their KV from elsewhere: in State.LOADING it is on its way (since a
-        plan with them in `Plan.loading`), in WAITING or PREEMPTED it has come, and otherwise they have left."""
+        """Requests that hold memory for KV from elsewhere and do not run. In State.LOADING the KV is on its way (since
+        a plan that had them in `Plan.loading`), in WAITING or PREEMPTED it has arrived, and in any other state the
+        request has left."""
         self.not_before_ns = 0
         """Earliest start of the next step in ns: until then, memory freed by a preemption is still being copied."""
         self.stalled_ns = 0
@@ -72,7 +73,8 @@ class EngineCore:
         """Callback for each request that receives tokens, called with their number. It is called only if steps are
         taken one by one."""
         self.on_plan: Callable[[int, Plan], None] | None = None
-        """Called with a step's id and its plan, once that is verified; of runs of known steps with the first alone."""
+        """Callback for each plan that has been verified, called with the step's id and the plan. For a run of known
+        steps, it is called only for the first."""
         self.committed_ns = -1
         """Time in ns at which the last step was committed."""
         self.checks = check
@@ -154,7 +156,8 @@ class EngineCore:
         self.on_leave(request)
 
     def finish(self, requests: list[Request], state: State, now: int) -> None:
-        """End requests that are at this replica. Those whose memory the scheduler still keeps free it later."""
+        """End requests that are at this replica. If the scheduler still keeps the memory of a request, it is freed
+        later."""
         if not requests:
             return
         self.tokens_since_output = 0  # clients that give up make room, too
@@ -257,7 +260,9 @@ class EngineCore:
         copied: Any = self.kv.copied_tokens
         if copied != self._copied:
             if not isinstance(copied, int) or copied < self._copied:
-                raise PolicyError(f"{self.kv.name} at {now} ns: copied_tokens is {copied!r}, not an int that grows")
+                raise PolicyError(
+                    f"{self.kv.name} at {now} ns: copied_tokens is {copied!r}, not an int that never decreases"
+                )
             batch.bytes_copied = (copied - self._copied) * self.kv.memory.bytes_per_token
             self._copied = copied
         if plan.layout != "mixed":
@@ -290,7 +295,7 @@ class EngineCore:
 
     def close(self, step: Step, finished: list[Request], kept: list[Request], now: int) -> None:
         """Notify all policies that a step has been delivered. `finished` ended with it; `kept` sampled in it and have
-        the same state as then."""
+        the same state as when it was planned."""
         if self.shares:
             publish = self.kv.publish
             for request in kept:

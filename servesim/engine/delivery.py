@@ -21,7 +21,7 @@ def deliver(
     ended with it and those that have the same state as when it was planned. For `tokens`, see `EngineCore.commit`."""
     kept: list[Request] = []
     finished: list[Request] = []
-    on_time = 0  # most got their last token from the step before: report gaps once
+    on_time = 0  # most got a token from the previous step, so report gaps together
     late: list[Late] = []
     to_fork: list[Request] = []
     plain = tokens is None and not step.drafts and step.stale is None
@@ -66,8 +66,8 @@ def deliver(
 def tell(
     core: EngineCore, before: int, now: int, on_time: int, late: list[Late], to_fork: list[Request]
 ) -> list[Request]:
-    """Report the gaps that a step ends: `on_time` of them since the previous step, plus the late ones. Fork the samples
-    of prompts that it has computed, and return the samples that end with it."""
+    """Report the gaps that end with a step: `on_time` of them began with the previous step, and `late` has the others.
+    Fork the samples of prompts that the step has computed, and return the samples that end with it."""
     if on_time:
         core.on_gap(now - before, on_time)
     if late:

@@ -22,7 +22,7 @@ def decide(core: EngineCore, batch: Batch, sampled: list[Request]) -> None:
     assert speculator is not None
     k = speculator.limit(batch)
     if not 0 <= k <= speculator.max_drafts:
-        raise PolicyError(f"speculation {speculator.name}: limit returns {k}, not 0 to its max_drafts")
+        raise PolicyError(f"speculation {speculator.name}: limit returns {k}, not a number from 0 to its max_drafts")
     batch.draft_k = k
     if core.scheduler.limits.async_scheduling:
         nodes = speculator.verified(k)

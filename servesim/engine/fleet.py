@@ -1,4 +1,4 @@
-"""Replicas of all pools, numbered in order, with their states and the views that requests are routed by."""
+"""Replicas of all pools, numbered in order, with their states and the views used to route requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ENTRANCE = ("both", "prefill")
 
 
 class Fleet:
-    """Holder of replicas and views of them. `make` makes a replica of (index, core, pool), wired to its cluster."""
+    """Replicas and the router's views of them. `make` creates a replica from (index, core, pool), wired to its
+    cluster."""
 
     def __init__(self, pools: Sequence[Pool], make: Callable[[int, EngineCore, Pool], Replica]) -> None:
         self.pools = pools
@@ -58,14 +59,18 @@ class Fleet:
         return replica
 
     def foretell(self, workload: Workload) -> None:
-        """Give allocators that are oracles the future requests. Raise UserError if these are not known."""
+        """Pass the future requests to oracle allocators. Raise UserError if these requests are not known."""
         for kv in [replica.core.kv for replica in self.replicas if "future" in replica.core.kv.needs]:
             future = workload.future()
             if future is None:
-                raise UserError(f"kv {kv.name} needs future requests, but here their order depends on answers")
+                raise UserError(
+                    f"kv {kv.name} needs to know future requests, but in this workload their order depends on the "
+                    "answers"
+                )
             if len(self.replicas) > 1:
                 raise UserError(
-                    f"kv {kv.name} needs future requests, but which replica serves each is not known in advance"
+                    f"kv {kv.name} needs to know future requests, but it is not known in advance which replica "
+                    "serves each"
                 )
             kv.foresee(future)
 

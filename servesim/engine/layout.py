@@ -8,7 +8,8 @@ from servesim.contracts.plan import Plan
 
 def lay_out(batch: Batch, plan: Plan, unnamed: int = 0, later: int = 0) -> None:
     """Convert the mixed batch of a plan to the plan's layout. `unnamed` is the number of decoding requests in the batch
-    that the plan does not name. `later` is the number of steps by which the batch is a later one of the same requests.
+    that the plan does not name. `later` is the number of steps from the planned batch to this one, of the same
+    requests.
 
     Attention is computed over padding, too. If a step prefills one padded row, it prefills all rows.
     """

@@ -27,7 +27,7 @@ class Pool:
     models: tuple[str, ...] = ()
     """Names of the models served here, or empty for all."""
     made_of: Mapping[str, type[Replica]] = field(default_factory=dict)
-    """Classes of the pool's replicas by mode. A mode that is missing uses its own class."""
+    """Classes of the pool's replicas by mode. A mode that is missing uses the mode's own class."""
 
     def serves(self, model: str) -> bool:
         """Return whether requests for this model may be sent here. An empty name means no particular model."""

@@ -47,8 +47,8 @@ def loaded(replica: Replica, request: Request, first: bool = False) -> None:
 
 
 def load_failed(replica: Replica, request: Request, reason: str = "") -> None:
-    """Handle a load that will not end. With a `reason` the request fails; otherwise it waits again and is computed
-    here."""
+    """Handle a load that will not complete. With a `reason` the request fails; otherwise it waits again and its KV is
+    computed on this replica."""
     replica.catch_up()
     core, now = replica.core, replica.clock.ns
     load = core.fetched.pop(request)

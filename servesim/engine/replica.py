@@ -1,4 +1,4 @@
-"""Replica on the clock that plans steps as far ahead as its depth allows, prices them and commits them."""
+"""Replica in simulated time that plans steps as far ahead as its depth allows, prices them and commits them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from servesim.records.recorder import Recorder
 from servesim.records.step import Step
 
 UNREAD = 64
-"""Maximum number of arrivals noted while steps are in flight, before those that a plan has seen are dropped."""
+"""Number of arrivals recorded while steps are in flight at which those that a plan has already seen are dropped."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -31,7 +31,7 @@ class Replica:
     `depth` is the number of planned, uncommitted steps. 1 is synchronous. 2 is asynchronous: step i + 1 is planned when
     step i starts, so an arrival during step i joins step i + 2. After a plan comes out empty, the replica plans again
     when a step ends, or when a request arrives while nothing is in flight. A cost model with several pipeline stages
-    works on as many steps simultaneously; `depth` is then one more for each further stage.
+    works on as many steps simultaneously; `depth` is then larger by one for each additional stage.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Replica:
         self._wire(core)
 
     def reprice(self, cost: CostModel) -> None:
-        """Price steps with another model, starting with the next plan."""
+        """Price steps with another cost model, starting with the next plan."""
         self.settle()
         self.cost = cost
 
@@ -125,7 +125,7 @@ class Replica:
 
     @property
     def at_ns(self) -> int:
-        """Current time in ns, because these figures are never stale."""
+        """Time of these figures in ns: always the current time, because they are never stale."""
         return self.clock.ns
 
     def settle(self) -> None:
@@ -146,7 +146,7 @@ class Replica:
         self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request))
 
     def go_on(self) -> None:
-        """Plan at this instant if no step is in flight: memory or queues have changed."""
+        """Plan at this instant if no step is in flight, because memory or queues have changed."""
         if not self.core.in_flight:
             self._want_plan()
 
@@ -166,7 +166,7 @@ class Replica:
             self._want_plan()
 
     def _came(self, request: Request) -> None:
-        """Note a request that arrives while a step runs."""
+        """Record a request that arrives while a step runs."""
         if len(self._unread) >= UNREAD:
             last = self.core.in_flight[-1].planned_ns
             self._unread = [(ns, r) for ns, r in self._unread if ns > last]

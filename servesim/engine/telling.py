@@ -12,7 +12,7 @@ from servesim.contracts.router import FinishStatus, ReplicaState, Router, life
 from servesim.engine.clock import Clock
 
 LOST = "its replica failed"
-"""Reason of a request that was lost with a replica."""
+"""Failure reason of a request that was lost with its replica."""
 
 
 class Telling(Part):
@@ -37,7 +37,7 @@ class Telling(Part):
         self._router.on_sent(request, index)
 
     def core_made(self, replica: Any) -> None:
-        """Subscribe the router to the events of a replica's core that it handles."""
+        """Subscribe the router to those events of a replica's core that the router handles."""
         core, told = replica.core, self._told
         if "on_prefill_done" in told:
             core.on_first = self._first

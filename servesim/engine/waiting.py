@@ -26,7 +26,7 @@ class Waiting:
         self._clock = clock
         self._decide, self._act = decide, act
         self._heaps: dict[str, list[tuple[Any, int, Request, int]]] = {}  # by model: key, count, request, output length
-        self._held: dict[Request, int] = {}  # waiting requests, by the count in their entry
+        self._held: dict[Request, int] = {}  # waiting requests, with the count in their entry
         self._num_held = 0
         self._recalled = False
         self._again_ns = -1
@@ -52,7 +52,7 @@ class Waiting:
         self._wake(wait)
 
     def drop(self, request: Request) -> bool:
-        """Remove a request that has left. Return False if it did not wait here."""
+        """Remove a request that has left. Return False if it was not waiting here."""
         return self._held.pop(request, None) is not None
 
     def _expire(self, entry: tuple[Any, int, Request, int], status: int, event: Event) -> None:

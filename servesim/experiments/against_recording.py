@@ -1,4 +1,5 @@
-"""Comparison of a simulated server with a measured one on the same requests, paired one by one, in moving blocks.
+"""Comparison of a simulated server with a measured one on the same requests, paired one by one, with intervals from a
+moving-block bootstrap.
 
 There is only one measured run, so the intervals describe that run, not others like it.
 """
@@ -74,7 +75,7 @@ def measured_variants(
     """Return scenarios that replay the run with the recorded server's settings, unless the scenario or the axes set
     them. The scenario's own requests are ignored: those of the run are replayed.
 
-    The requests become one of `objects`.
+    The requests are added to `objects`.
     """
     trace = recorded_trace(run)
     server = run.server
@@ -88,7 +89,7 @@ def measured_variants(
     }
     for key in ("requests", "rate", "skip", "trace"):
         if key in axes:
-            raise UserError(f"{key}: remove it, the measured run determines the requests")
+            raise UserError(f"{key}: remove it, because the measured run determines the requests")
     kept = {key: value for key, value in given.items() if key not in REPLAYED}
     clients = kept.get("clients")
     if isinstance(clients, Mapping) and own["clients"] is not None and clients.get("max_concurrency") is None:
@@ -154,7 +155,7 @@ def measured_document(
         "drill_down": [],
         "notes": [
             f"measured: {recording.path.name}, {len(recording)} requests on {recording.server.engine or 'a server'}",
-            "intervals come from moving blocks of requests within the one measured run",
+            "intervals come from a moving-block bootstrap of requests within the one measured run",
             "too fast and too slow describe the simulated server relative to the measured one, whatever the cause",
             *recording.notes,
         ],
@@ -166,7 +167,7 @@ def as_run(recording: RecordedRun, simulated: Run) -> Run:
     ones."""
     c = simulated.columns
     if len(c["arrival_ns"]) != len(recording):
-        raise UserError(f"{recording.path}: {len(recording)} requests, the replay has {len(c['arrival_ns'])}")
+        raise UserError(f"{recording.path}: {len(recording)} requests, but the replay has {len(c['arrival_ns'])}")
     columns = {
         "arrival_ns": c["arrival_ns"],
         "state": np.full(len(recording), float(State.FINISHED)),

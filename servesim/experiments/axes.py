@@ -1,8 +1,8 @@
 """Axes of an experiment: the settings that vary, their values, and the scenarios of their product.
 
 A list of values is separated by commas. Values may contain commas themselves (`vllm:max_num_seqs=64,policy=priority`),
-so commas inside brackets belong to the value, and a part continues the value before it if it is `key=value` with no
-colon before the equals sign; any other part starts a new value:
+so commas inside brackets belong to the value. A part continues the preceding value if it is `key=value` with no colon
+before the equals sign; any other part starts a new value:
 
     static,vllm:max_num_seqs=64,policy=priority,sarathi   ->   static | vllm:max_num_seqs=64,policy=priority | sarathi
     synth:rate=2,prompt=lognormal(512,2048),synth:rate=4     ->   synth:rate=2,prompt=lognormal(512,2048) | synth:rate=4
@@ -43,7 +43,7 @@ class Variant:
 
 
 def split_values(key: str, text: str) -> list[str]:
-    """Split a comma list into its values; see the module's docstring for the rule."""
+    """Split a comma-separated list into its values; see the module's docstring for the rule."""
     values: list[str] = []
     for part in listed(key, text):
         head, equals, _ = part.partition("=")
@@ -55,7 +55,8 @@ def split_values(key: str, text: str) -> list[str]:
 
 
 def axis_values(key: str, given: Any) -> list[Any]:
-    """Return the values of an axis: a comma list on the command line, a list in YAML or Python, or one value."""
+    """Return the values of an axis: a comma-separated list on the command line, a list in YAML or Python, or one
+    value."""
     if key in SINGLE or (isinstance(given, str) and key.partition(".")[0] == "slo_classes"):
         return [given]
     if isinstance(given, str):

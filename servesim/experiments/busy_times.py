@@ -1,4 +1,5 @@
-"""Share of good requests over the course of a run: the worst window of some minutes, and the interval of its share."""
+"""Share of good requests over the course of a run: the worst window of a given length, and the interval of its
+share."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Window(NamedTuple):
     """Share of the window's requests that were good."""
     low: float
     high: float
-    """End of its 95 % interval. Good requests come in runs, so the interval depends on how long these are."""
+    """Ends of the share's 95 % interval. Good requests come in runs, so the interval depends on how long these are."""
 
 
 def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minutes: float, least: int) -> Window | None:
@@ -47,10 +48,10 @@ def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minut
 
 
 def window_note(name: str, window: Mapping[str, Any], share: float) -> str:
-    """Return a note on the worst window of a deployment (a `Window` by field). `share` is the share of its requests
+    """Return a note on the worst window of a deployment (a `Window` as a mapping). `share` is the share of its requests
     that must be good."""
     return (
-        f"{name}: in its worst {window['minutes']:g} minutes, from minute {window['minute']:.0f}, "
+        f"{name}: in its worst {window['minutes']:g} minutes, starting at minute {window['minute']:.0f}, "
         f"{100 * window['share']:.4g} % of {window['requests']:,} requests are within the limits (95 % interval "
         f"{100 * window['low']:.4g} to {100 * window['high']:.4g} %; {100 * share:g} % required)"
     )
@@ -59,14 +60,14 @@ def window_note(name: str, window: Mapping[str, Any], share: float) -> str:
 def minute_note(name: str, minute: Mapping[str, Any]) -> str:
     """Return a note on the worst minute."""
     return (
-        f"{name}: one bad minute, from minute {minute['minute']:.0f}: {100 * minute['share']:.3g} % of its "
+        f"{name}: one bad minute, starting at minute {minute['minute']:.0f}: {100 * minute['share']:.3g} % of its "
         f"{minute['requests']:,} requests are within the limits"
     )
 
 
 def share_interval(good: NDArray[np.float64]) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share among successive requests. The sample size is the number of effectively
-    independent requests: their number over the length of the blocks within which they are correlated."""
+    independent requests: their number divided by the length of the blocks within which they are correlated."""
     n = max(len(good) / block_length(good), 1.0)
     p, z2 = float(good.mean()), 1.96**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)

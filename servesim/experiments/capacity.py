@@ -21,7 +21,7 @@ capacity.json, keys sorted, NaN and infinity as null:
                 goal: number of the limiting goal, attainment, attainment_low, attainment_high: its share and
                 interval, best_attainment, best_at: its best share and the lowest load that has it (replicas if `by` is
                 "replicas", else requests/s; null on an idle server), window, minute: {minute, minutes, requests, share,
-                low, high} the worst ones, binds: the metric that is late just beyond, reason: why it never carries,
+                low, high} the worst ones, binds: the metric missed just beyond, reason: why it never carries,
                 values: {metric: mean at this rate and size}, verdict, pareto, cheapest, error, model_error: null or
                 {low, high: of GPUs, or of the rate when that is searched, null if not found, says: what it is, or why
                 there is none}}]

@@ -1,4 +1,4 @@
-"""Rows of a capacity question, and its answer in one sentence."""
+"""Rows of a capacity document, and its answer in one sentence."""
 
 from __future__ import annotations
 
@@ -215,18 +215,19 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
     best = max(known, key=lambda row: row["best_attainment"] - goals[row["goal"]].share)
     reason = f": {best['reason']}" if best["reason"] else ""
     name = best["label"] or "it"
-    return f"Nothing carries {what}; {name} comes nearest with {100 * best['best_attainment']:.4g} % at best{reason}"
+    return f"Nothing carries {what}; {name} comes closest, with {100 * best['best_attainment']:.4g} % at best{reason}"
 
 
 def never_text(row: Mapping[str, Any]) -> str:
-    """Return the best share of a deployment that reaches no goal, the load from which it has it, and the reason."""
+    """Return the best share of a deployment that reaches no goal, the load from which it reaches that share, and the
+    reason."""
     share, load = f"{100 * row['best_attainment']:.4g} % at best", row["best_at"]
     if load is not None and row["by"] == "replicas":
         share += f", with {load:g} or more replicas"
     elif load is not None:
         share += f", at {load:.4g} requests/s"
     if (window := row["window"]) is not None:
-        share += f" in the {window['minutes']:g} minutes from minute {window['minute']:.0f}"
+        share += f" in the {window['minutes']:g} minutes starting at minute {window['minute']:.0f}"
     return share + (f": {row['reason']}" if row["reason"] else "")
 
 
@@ -248,7 +249,7 @@ def notes(
     missing = [gpu for gpu in gpus if prices and Gpu.load(gpu).name not in prices]
     if missing:
         found.append(
-            f"no price is given for {', '.join(missing)}, only for {', '.join(prices)}: data-sheet prices are used"
+            f"no price is given for {', '.join(missing)}, only for {', '.join(prices)}, so data-sheet prices are used"
         )
     if any(row["verdict"] == "no limit" for row in rows):
         found.append("no limit was found: the trace ends before the deployment is full; give more --requests")

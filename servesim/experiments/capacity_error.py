@@ -1,10 +1,11 @@
 """Error of the model in a capacity question, from repeated searches with all times of the servers stretched.
 
-The ends of an interval are two more searches that start where the first one ended. Each simulates an equivalent of a
-stretched server (servesim.run.stretched: another rate, shorter limits and windows). Two deployments are compared by the
-spread of their ratio: does the cheapest stay the cheapest if it is slower by that much?
+The ends of an interval come from two more searches that start where the first one ended. Each simulates an equivalent
+of a stretched server (servesim.run.stretched: another rate, shorter limits and windows). Two deployments are compared
+by the spread of their ratio: does the cheapest stay the cheapest if it is slower by that much?
 
-The error is propagated, not validated. Only the cheapest few deployments have it, since no other is chosen based on it.
+The error is propagated, not validated. It is computed only for the cheapest few deployments, since no other would be
+chosen.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from servesim.run.scenario import Scenario
 from servesim.run.stretched import SAYS, Stretch, ratio_spread, stretches
 
 SOUGHT = 3
-"""Number of deployments, cheapest first, whose interval is searched."""
+"""Number of deployments, cheapest first, for which an interval is searched."""
 TOLERANCE = 0.1
 """Ratio at which bisection of an end stops: ends have at most two digits."""
 ROUNDS = 5
-"""Number of loads tried for one end."""
+"""Maximum number of loads tried for one end."""
 STEP = 1.25
 """Factor of the first step from the answer. Each next factor is the square of the one before."""
 NEAR = 2.0
-"""Ratio to the answer within which rates tried before count for an end."""
+"""Ratio to the answer within which rates that were already tried count for an end."""
 MORE = 2
-"""Multiple of the guess up to which replicas are searched. If that number is too few, probably all are."""
+"""Multiple of the guess up to which numbers of replicas are tried. If the largest is too few, all are probably too
+few."""
 Row = Mapping[str, Any]
 
 
@@ -76,7 +78,8 @@ class End:
             self.search.tell(load, carried)
 
     def found(self) -> float | None:
-        """Return the fewest replicas, or the rate at the outer side of the open range, or None if not found."""
+        """Return the fewest replicas, or the rate at the outer end of the bracket that is left, or None if not
+        found."""
         if isinstance(self.search, NearSearch):
             return self.search.fewest
         rate = (self.search.high if self.fast else self.search.low) / self.stretch.times
@@ -103,7 +106,7 @@ class CapacityError:
         """Number of requested runs, including those that already existed."""
 
     def add(self) -> dict[str, Any]:
-        """Give each row its `model_error`. Return the document's part on how decisions hold."""
+        """Give each row its `model_error`. Return the part of the document on whether decisions hold."""
         ends: dict[str, list[End]] = {}
         for i, row in enumerate(self._rows):
             both = self._stretches(row) if i < SOUGHT else f"not computed: {SOUGHT} deployments are cheaper"
@@ -121,7 +124,7 @@ class CapacityError:
         return {"level": LEVEL, "says": SAYS, "runs": self.runs, "decisions": decisions}
 
     def _stretches(self, row: Row) -> tuple[Stretch, Stretch] | str:
-        """Return the stretches at the ends of a row's interval, or the reason there is none. Store the row's case."""
+        """Return the stretches at the ends of a row's interval, or the reason there are none. Store the row's case."""
         variant = self._variants[row["label"]]
         key = "replicas" if self._by_price else "rate"
         settings = at_load(variant.settings, key, row[key])
@@ -140,8 +143,8 @@ class CapacityError:
         return End(variant, stretch, fast, None, self._begun(variant, stretch, row["rate"]), hopeless)
 
     def _near(self, replicas: int, times: float) -> NearSearch:
-        """Return a search around `replicas`, the fewest at the simulated times: with longer times no fewer suffice, and
-        with shorter times as many suffice."""
+        """Return a search around `replicas`, the fewest at the simulated times: with longer times, at least as many are
+        needed, and with shorter times, as many suffice."""
         guess = math.ceil(replicas * times)
         if times > 1:
             return NearSearch(max(replicas, guess - 1), min(self._most, MORE * guess), too_few=replicas - 1)
@@ -198,7 +201,7 @@ class CapacityError:
 
     def _slower(self, row: Row) -> tuple[Spread | str, End | None]:
         """Return the spread of the pair of the cheapest row and another, or the reason none is known. Also return the
-        cheapest with its times longer by that spread."""
+        search for the cheapest with its times longer by that spread."""
         what, says = self._spread(self._rows[0], row), self._rows[0]["model_error"]["says"]
         if isinstance(what, str):
             return what, None
@@ -207,8 +210,8 @@ class CapacityError:
         return what, self._end(self._rows[0], Stretch.even(what.factor), False)
 
     def _decision(self, row: Row, what: Spread | str, end: End | None) -> dict[str, Any]:
-        """Return whether the cheapest stays cheaper than another if it is slower by the spread of the pair: `holds`
-        (null if not known), and an explanation."""
+        """Return whether the cheapest row stays cheaper than another if the cheapest is slower by the spread of the
+        pair: `holds` (null if not known), and an explanation."""
         best = self._rows[0]
         told = {"cheapest": best["label"], "against": row["label"], "holds": None, "factor": None}
         names = f"{best['label']} against {row['label']}"
@@ -226,9 +229,9 @@ class CapacityError:
         }
 
     def price_ratios(self, pairs: Sequence[tuple[Row, Row]]) -> list[dict[str, Any]]:
-        """Return the error of the price ratio of the first to the second row, for each pair of rows that carry a load.
-        `low` and `high` apply if the first is faster or slower by the spread of the pair, null if not known or not
-        found. `says` gives the basis."""
+        """Return the error of the ratio of the first row's price to the second's, for each pair of rows that carry a
+        load. `low` and `high` are the ratios if the first is faster or slower by the spread of the pair, null if not
+        known or not found. `says` gives the basis."""
         asked: list[tuple[Spread | str, list[End]]] = []
         for one, other in pairs:
             new = [self._stretches(row) for row in (one, other) if row["label"] not in self._sides]
@@ -279,7 +282,7 @@ def rate_bars(row: Row) -> str:
 
 
 def error_sentences(document: Mapping[str, Any]) -> list[str]:
-    """Return notes on the model's error: the meaning of the brackets, how decisions hold, and rows without
+    """Return notes on the model's error: the meaning of the brackets, whether decisions hold, and rows without
     intervals."""
     error = document.get("model_error")
     if error is None:

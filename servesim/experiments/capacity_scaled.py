@@ -1,8 +1,8 @@
 """Deployments with autoscaled replicas in a capacity question: the quantity searched, and their cost.
 
 A fixed deployment is paid for all the time, but an autoscaler's replicas only while they are up. Their price is
-therefore a result of the runs. Its interval is t, over seeds or over windows of a recorded trace, around the overall
-price.
+therefore a result of the runs. Its interval is a t interval, over seeds or over windows of a recorded trace, around the
+overall price.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def scaled_labels(variants: Sequence[Variant]) -> frozenset[str]:
 
 
 def check_scalers(variants: Sequence[Variant]) -> None:
-    """Raise UserError if an autoscaler sets the maximum number of replicas, which is the quantity searched."""
+    """Raise UserError if an autoscaler sets the maximum number of replicas, which is what the search determines."""
     for v in variants:
         if v.settings.get("scaler") is not None and "max" in policy_settings(v.settings["scaler"]):
             raise UserError(
@@ -75,8 +75,8 @@ def hour_text(row: Mapping[str, Any]) -> str:
 
 
 def against_fixed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each deployment with an autoscaler, on its savings or misses against the cheapest fixed
-    deployment. Return an empty list without such a pair."""
+    """Return a sentence for each deployment with an autoscaler, on its savings or misses relative to the cheapest fixed
+    deployment. Return an empty list if there is no such pair."""
     costs = [row for row in rows if row["verdict"] == "carries" and row["usd_per_hour_low"] is None]
     scaled = [row for row in rows if row["usd_per_hour_low"] is not None]
     if not costs:

@@ -29,8 +29,8 @@ REPORTED = (*PARETO, "ttft_p99", "tpot_p99", "usd_per_million_output_tokens", "s
 ENDS = 4
 """Factor by which the ends of an interval are searched more coarsely than the rate itself."""
 IDLE_HALF = 0.5
-"""Share of time GPUs compute below which the load is no longer the reason that requests wait. If doubling the replicas
-then changes nothing, more of them change nothing either."""
+"""Share of time that GPUs compute below which load is no longer the reason that requests wait. If doubling the replicas
+then changes nothing, adding more changes nothing either."""
 
 Load = tuple[str, float]
 """Label of a deployment, and its rate or its number of replicas."""
@@ -60,7 +60,7 @@ class Study:
 
     def highest_rates(self, tolerance: float) -> dict[str, tuple[RateSearch, RateSearch, RateSearch]]:
         """Run three searches per deployment: one for the rate at which its margin over the goals is 0, and two for the
-        ends of its interval. Deployments whose idle server misses a goal have none."""
+        ends of its interval. Deployments whose idle server misses a goal have no searches."""
         start = self._repeats.mean_rate or START
         open_ones = self._open_after_idle()
         found = {v.label: (RateSearch(tolerance, start), RateSearch(ENDS * tolerance, start),
@@ -141,7 +141,7 @@ class Study:
         return [v for v in self.variants if v.label not in hopeless | self.errors.keys()]
 
     def _alone(self) -> list[tuple[Variant, int, Alone]]:
-        """Return the runs of requests alone, for deployments and replicates that have such a bound."""
+        """Return the runs of requests served alone, for deployments and replicates that have such a bound."""
         traces: dict[str, Trace | None] = {}
         found = []
         for v in self.variants:
@@ -155,7 +155,7 @@ class Study:
         return found
 
     def _idle(self, v: Variant, run: Run, trace: Trace) -> tuple[float, ...]:
-        """Measure requests served alone. Return by goal the share that no load exceeds, overall or in the worst
+        """Measure requests served alone. Return for each goal the share that no load exceeds, overall or in the worst
         window."""
         outcome = self.measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
         if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
@@ -163,8 +163,8 @@ class Study:
         return _least(outcome)
 
     def may_reach(self, v: Variant, goals: Sequence[Goal]) -> bool:
-        """Return whether requests alone reach goals other than the question's, or True if that is not known. If they do
-        not, no load does."""
+        """Return whether requests served alone reach goals other than the question's, or True if that is not known. If
+        they do not reach them, no load does."""
         measuring = replace(self.measuring, goals=list(goals))
         shares = []
         for alone, raw in self._alone_runs.get(v.label, ()):
@@ -205,7 +205,7 @@ class Study:
 
     def further(self, asked: Sequence[tuple[Variant, Settings, str]]) -> list[list[Run] | None]:
         """Run deployments with other settings, described by the third item. Return the runs of all replicates, or None
-        if one failed. They are not among the points."""
+        if one failed. These runs are not among the points."""
         own = range(self._runs)
         cells = [[self._runner.cell({**self._repeats.settings(v.settings, j), **s}) for j in own] for v, s, _ in asked]
         names = [f"{v.label or 'the deployment'}, {words}" for v, _, words in asked for _ in own]
@@ -251,6 +251,6 @@ class Study:
 
 
 def _least(outcome: Outcome) -> tuple[float, ...]:
-    """Return the smaller share by goal, overall or in the worst window."""
+    """Return the smaller share for each goal: overall or in the worst window."""
     windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
     return tuple(min(share, w.share) if w else share for share, w in windows)

@@ -46,9 +46,9 @@ whole trace, as by `servesim run`, and changes are computed from the means over 
 verdict: better, worse, equivalent (the interval lies within the margin), undecided, identical; set by the rate (a price
 per token that is determined by arrivals); too fast, too slow (a simulated server against a measured one); baseline;
 unstable (in at least half of the runs of one of the two, a queue grows without end: its latencies depend on the trace's
-length); failed. `more_replicates` is the number of additional replicates that would probably decide, or null if the
-verdict is not undecided or no reasonable number exists. `gap_to_oracle` is the change from the best oracle compared to
-this variant, or null without an oracle.
+length); failed. `more_replicates` is the number of additional replicates that would probably settle the comparison, or
+null if the verdict is not undecided or no reasonable number exists. `gap_to_oracle` is the change from the best oracle
+to this variant, or null without an oracle.
 """
 
 from __future__ import annotations
@@ -117,15 +117,16 @@ def compare(
     """Compare policies on one workload under common random numbers. Return the rows of the document as a DataFrame.
 
     Pass either one scenario (or none) and `axes`, which are settings by keyword, some with several values (a list or a
-    comma list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The baseline is the
-    first variant that runs and is stable, unless one is named. `replicates` (10) are seeds of a synthetic workload or
-    preset, or windows of the one run of a recorded trace; 1 means moving blocks within one run. `window` is the number
-    of requests per window (the trace divided by the replicates). `warmup` and `cooldown` are the shares of the arrivals
-    left out at the ends (0.1, or 0 for a recorded trace). Changes within `margin` (2 %, or 2 percentage points for
-    shares) do not matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`): its requests
-    are then replayed, and it is the baseline. `overwrite` lets `out` replace another experiment's document. `intervals`
-    adds the model's error; for p99, goodput and price this takes two more runs of each variant that is like a measured
-    pair. The whole document is in `.attrs["document"]`. Raises UserError if the question is invalid.
+    comma-separated list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The baseline
+    is the first variant that runs and is stable, unless one is named. `replicates` (10) are seeds of a synthetic
+    workload or preset, or windows of the one run of a recorded trace; 1 means a moving-block bootstrap within one run.
+    `window` is the number of requests per window (the trace divided by the replicates). `warmup` and `cooldown` are the
+    shares of the arrivals left out at the ends (0.1, or 0 for a recorded trace). Changes within `margin` (2 %, or 2
+    percentage points for shares) do not matter. A scenario may be a measured run (JSON of `vllm bench serve
+    --save-detailed`): its requests are then replayed, and it is the baseline. `overwrite` lets `out` replace another
+    experiment's document. `intervals` adds the model's error; for p99, goodput and price this takes two more runs of
+    each variant that is like a measured pair. The whole document is in `.attrs["document"]`. Raises UserError if the
+    question is invalid.
     """
     import pandas as pd
 

@@ -194,7 +194,7 @@ def whole_document(
 
 
 def _headline(row: Mapping[str, Any], baseline: str, equal: Sequence[Equal]) -> str:
-    """Return the headline sentence on a variant."""
+    """Return the headline sentence for a variant."""
     group = next((e for e in equal if {row["variant"], baseline} <= set(e["labels"])), None)
     return equal_text({**group, "labels": [row["variant"], baseline]}) if group else sentence(dict(row), baseline)
 
@@ -234,7 +234,10 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
                 f"arrivals ended): {so if is_unstable(v) else 'it is near its limit'}"
             )
     if len(repeats) == 1:
-        notes.append("one run of each: intervals come from moving blocks within it and do not cover other traces")
+        notes.append(
+            "one run of each: intervals come from a moving-block bootstrap within the run and do not reflect "
+            "variation between traces"
+        )
     elif len(repeats) < 6:
         notes.append(f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6")
     if repeats.kind == "windows" and len(repeats) > 1:

@@ -42,7 +42,7 @@ class First(NamedTuple):
     cell: Cell | None
     """Cell of the run, or None if it failed."""
     side: Case | str
-    """Case of the variant, or the reason that no measured server is like it."""
+    """Case of the variant, or the reason that it is not comparable to any measured server."""
 
 
 class Ends(NamedTuple):
@@ -196,7 +196,7 @@ def _span(one: Mapping[str, Any]) -> str:
 
 def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
     """Return the range of the baseline's own means on measured servers, or the reason it is not known. Return an empty
-    string without error bars."""
+    string if error bars were left out."""
     if bars is None:
         return ""
     if bars["kind"] is None:
@@ -217,5 +217,5 @@ def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _told(one: Mapping[str, Any]) -> bool:
-    """Return whether the interval excludes no change."""
+    """Return whether the interval excludes a change of zero."""
     return not (math.isclose(one["low"], 0) or one["low"] < 0 < one["high"])

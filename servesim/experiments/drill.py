@@ -56,7 +56,7 @@ def _parts(run: Run) -> dict[str, Array]:
 
 
 def _interference(run: Run, steps: dict[str, NDArray[np.int64]]) -> Array:
-    """Return for each request the ns of its decoding spent in steps that also computed prompts."""
+    """Return for each request how many ns of its decoding were spent in steps that also computed prompts."""
     terms = run.summary["provenance"]["host_terms"] or {}
     out = float(terms.get("front_out", 0.0))  # clients see tokens this much later
     spent = np.zeros(len(run.done))

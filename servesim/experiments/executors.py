@@ -90,8 +90,8 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         """Compute cells until none are left."""
-        # A process started here inherits this: only the process that feeds it handles interrupts, from its first import
-        # on.
+        # A process started here inherits this mask. Only the process that feeds it handles interrupts, from its first
+        # import on.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (cell := self._todo.get()) is not None and not self._stopped:
             try:

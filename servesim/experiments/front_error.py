@@ -1,8 +1,9 @@
-"""Error of the model on a Pareto front: which members are distinguishable from possible rivals, and how surely.
+"""Error of the model on a Pareto front: which members are distinguishable from possible rivals, and with what
+confidence.
 
-It follows from the spread of ratios of measured pairs (servesim.run.stretched), without a run. A variant whose times
-are all f times as long as simulated, while the other's are as simulated, has f times its p99 end-to-end latency. In a
-closed loop, the same holds for its price and the inverse of its throughput. In an open loop, these are set by the
+It follows from the spread of ratios of measured pairs (servesim.run.stretched), without further runs. A variant whose
+times are all f times as long as simulated, while the other's are as simulated, has f times its p99 end-to-end latency.
+In a closed loop, the same holds for its price and the inverse of its throughput. In an open loop, these are set by the
 arrival rate, and differences up to the share of time that the last requests take count as none. A variant is as good as
 another in all three up to some f; the confidence in the order is the share of measured pairs whose ratio is off by
 less.
@@ -32,7 +33,7 @@ swap."""
 SURELY = 0.97
 """Confidence above which no figure is given, because there are too few pairs for one."""
 TOGETHER = 0.5
-"""Share of a run taken by its last requests from which the arrival rate no longer sets the throughput."""
+"""Share of a run taken by its last requests above which the arrival rate no longer determines the throughput."""
 NAMED = 3
 """Number of variants named in a sentence; any others are counted."""
 
@@ -45,15 +46,15 @@ class Candidate:
     values: Mapping[str, float | None]
     """Values by metric."""
     side: Case | str
-    """Simulated case, or the reason that no measured pair is like it."""
+    """Simulated case, or the reason that it is not comparable to any measured pair."""
     tail: float | None
     """Share of the run's duration that the last requests of an open loop take, or None for a closed loop. Smaller
-    differences of throughput count as none."""
+    differences in throughput are ignored."""
 
 
 def tail_of(summary: Mapping[str, Any], open_loop: bool) -> float | None:
-    """Return the share of an open loop's duration that its last requests take, by p99. Return None for a closed loop,
-    or if so few requests were sent that all are served together."""
+    """Return the share of an open loop's duration that its last requests take, using the p99 latency. Return None for a
+    closed loop, or if so few requests were sent that all are served together."""
     last = (summary["latency_ms"]["e2el"] or {}).get("p99")
     share = float(last) / 1e3 / float(summary["duration_s"]) if last else 1.0
     return share if open_loop and share < TOGETHER else None
@@ -193,7 +194,7 @@ def best_error(
 
 
 def _has_ratios(metric: str) -> bool:
-    """Return whether the ratio of two variants' metric is a ratio of times for which pairs were measured."""
+    """Return whether a metric's ratio between two variants is a ratio of times for which pairs were measured."""
     what = METRICS[metric]
     if what.latency:
         return latency_of(metric) in PAIRED
@@ -215,11 +216,11 @@ def best_text(entry: Mapping[str, Any]) -> str:
             if entry["says"].startswith("none")
             else f"; {entry['says']}"
         )
-    return f"; over {entry['against'] or 'the run'}: {sure_text(entry['sure'])} ({entry['says']})"
+    return f"; better than {entry['against'] or 'the run'}: {sure_text(entry['sure'])} ({entry['says']})"
 
 
 def front_word(entry: Mapping[str, Any] | None, pareto: bool) -> str:
-    """Return a table's word for a variant, with a question mark if a rival may be the better one."""
+    """Return the word shown for a variant in a table, with a question mark if a rival may be the better one."""
     if entry is None or entry["told"] is not False:
         return "Pareto" if pareto else ""
     return "Pareto?" if entry["on"] else "may be Pareto"
@@ -251,9 +252,9 @@ def _told(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _untold(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        f"{e['label']} over {e['against']} {sure_text(e['sure'])}"
+        f"{e['label']} is not beaten by {e['against']}: {sure_text(e['sure'])}"
         if e["on"]
-        else f"{e['label']} may be on it ({e['against']} over it {sure_text(e['sure'])})"
+        else f"{e['label']} may be on it ({e['against']} beats it: {sure_text(e['sure'])})"
         for e in entries
         if e["told"] is False
     ]

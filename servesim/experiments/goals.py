@@ -53,9 +53,9 @@ def _limits_text(limits: Mapping[str, float]) -> str:
 
 
 def goals_of(scenario: Scenario, attainment: float) -> list[Goal]:
-    """Return the goals of a scenario's SLO: one for the limits that hold jointly, for a share of `attainment`, and one
-    for each limit that has a percentile, over all requests or those of a class. The general limits do not apply to
-    classes with their own limits."""
+    """Return the goals of a scenario's SLO: one for the limits that hold jointly, which a share of `attainment` must
+    meet, and one for each limit that has a percentile, over all requests or those of a class. The general limits do not
+    apply to classes with their own limits."""
     each, of_class = scenario.slo_percentiles, scenario.slo_class_percentiles
     joint = {name: limit for name, limit in scenario.slo.items() if name not in each}
     own = tuple(scenario.slo_classes)
@@ -73,7 +73,7 @@ def goals_of(scenario: Scenario, attainment: float) -> list[Goal]:
 
 
 def header(goals: list[dict[str, Any]]) -> str:
-    """Return goals in words for a document, including how they are met."""
+    """Return goals in words for a document, including whether they hold jointly or separately."""
     texts = [goal["text"] for goal in goals]
     several = len(goals) > 1 or len(goals[0]["limits"]) < 2
     how = "" if len(goals) == 1 and several else " (each by itself)" if several else " (jointly)"

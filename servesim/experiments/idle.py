@@ -1,4 +1,4 @@
-"""Bound of an idle server: every request served alone is at least as fast as under any load."""
+"""Bound from an idle server: every request served alone is at least as fast as under any load."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from servesim.workload.trace import Ints, Trace
 MOST = 400_000
 """Maximum number of requests sent alone, so that the time of the last one fits in an integer."""
 APART_NS = 10**13
-"""Nanoseconds between two requests, so that the first has left long before."""
+"""Nanoseconds between two requests, so that the first has finished long before the second arrives."""
 LONGEST = 64
 """Number of requests with the longest contexts that are sent for their time per output token. Alone, a token takes
 longer with more context, so they bound all others."""
 
 
 def trace_of(settings: Mapping[str, Any], objects: Mapping[str, Trace]) -> Trace | None:
-    """Return the trace of a scenario if requests alone are a bound: clients send each at its time, prompts share no
-    content that a busier server might have in its cache, and the scheduler never waits for more requests. Return None
-    if they are not, or if the scenario is invalid."""
+    """Return the trace of a scenario if requests served alone give a bound: clients send each at its time, prompts
+    share no content that a busier server might have in its cache, and the scheduler never waits for more requests.
+    Return None if they do not, or if the scenario is invalid."""
     try:
         scenario = Scenario.of(settings)
         name = scenario.scheduler["name"]
@@ -60,7 +60,7 @@ class Alone:
     """Trace of each prompt length once, with one output token, followed by the longest requests; or of all requests
     unchanged."""
     row: Ints | None
-    """Row in that trace of each request, or None if it has all of them."""
+    """Row of each request in that trace, or None if the trace has all requests."""
 
     @classmethod
     def reduced(cls, trace: Trace, goals: Sequence[Goal], settings: Mapping[str, Any]) -> Alone:

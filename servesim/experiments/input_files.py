@@ -25,7 +25,7 @@ SHEETS = (".yaml", ".yml")
 DRAWN = ("preset:", "synth:", "object:")
 """Prefixes of traces that are not files."""
 LARGE = 1 << 20
-"""Size in bytes from which a file is hashed only once per modification."""
+"""Minimum size in bytes of files that are hashed only once per modification."""
 
 
 def input_digests(scenario: Scenario) -> dict[str, str]:
@@ -64,7 +64,7 @@ def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
     sheet = split_changes(scenario.gpu)[0]
     if sheet.endswith(SHEETS):
         yield _same(sheet)
-    if Path(scenario.host).is_file():  # not if it names shipped terms
+    if Path(scenario.host).is_file():  # not if it names bundled terms
         yield _same(scenario.host)
     if scenario.kernel_tables is not None:
         yield _same(scenario.kernel_tables)
@@ -108,7 +108,7 @@ def _code(registry: Any, name: str) -> Iterator[tuple[Path, Path]]:
         return
     try:
         cls, _ = registry.resolve(name)
-    except UserError:  # as above; "none" is not one
+    except UserError:  # as above; also for "none"
         return
     root = cls.__module__.partition(".")[0]
     source = getattr(sys.modules.get(root), "__file__", None)

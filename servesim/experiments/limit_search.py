@@ -14,8 +14,8 @@ class RateSearch:
     """Search for the highest rate that is carried. It doubles or halves the rate until it is bracketed, then bisects in
     logarithms.
 
-    Rates have four digits, so that searches that meet try the same ones. `step` replaces 2 as the first factor if the
-    rate should be near the start; each next factor is its square, up to 2.
+    Rates have four digits, so that searches that converge try the same ones. `step` replaces 2 as the first factor if
+    the rate is expected near the start; each next factor is its square, up to 2.
     """
 
     def __init__(self, tolerance: float, start: float = START, step: float = 2.0) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of a run for comparisons, sweeps and `--require`: figures of its summary with a defined better direction
+"""Metrics of a run for comparisons, sweeps and `--require`: figures of its summary for which lower or higher is better
 (servesim.contracts.figures), and user-defined metrics.
 
 Metrics have the names of the figures, with a statistic for distributions, such as `ttft_p99`, `tpot_mean` and
@@ -29,7 +29,7 @@ class Metric:
     name: str
     unit: str
     better: str
-    """Better direction: lower or higher."""
+    """Direction in which it improves: lower or higher."""
     scale: str
     """Scale of changes: ratio for relative changes; difference for absolute changes of shares and counts, which may be
     0."""
@@ -38,11 +38,11 @@ class Metric:
     whole: Callable[[Summary], float | None]
     """Function that returns its value from the summary of a run, or None if there is none."""
     label: str = ""
-    """Name in tables and sentences. If empty, its name with blanks."""
+    """Name in tables and sentences. If empty, `name` with spaces."""
     latency: bool = False
     """Whether it grows without end in an unstable run."""
     becomes: str = ""
-    """Rule for its value when all times are longer (servesim.contracts.figures.Figure)."""
+    """Rule for how its value changes when all times are longer (servesim.contracts.figures.Figure)."""
 
     def document(self) -> dict[str, Any]:
         """Return the metric's entry in an experiment's document."""

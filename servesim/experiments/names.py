@@ -33,7 +33,7 @@ def check_names(variants: Sequence[Variant], objects: Mapping[str, Trace]) -> No
         known: dict[str, UserError | None] = {}
         for scenario in scenarios:
             value = json.dumps(scenario.model_dump(include={key}))
-            if known.get(value, True) is not None:  # unknown, or wrong so far
+            if known.get(value, True) is not None:  # not checked yet, or wrong so far
                 try:
                     check(scenario)
                     known[value] = None

@@ -31,7 +31,7 @@ class Outcome:
     parts: tuple[tuple[float, ...], ...]
     """Share of good requests by window of a recorded trace, and by goal."""
     worst: tuple[Window | None, ...]
-    """Worst window of some minutes of a recorded trace, by goal."""
+    """Worst window of a recorded trace, of a given number of minutes, by goal."""
     minute: Window | None
     """Worst minute for the goal that is missed most."""
     misses: tuple[Misses | None, ...]
@@ -128,7 +128,8 @@ def _share(good: NDArray[np.bool_]) -> float:
 ATTAINMENT = 0.99
 """Share of good requests required by an SLO without percentiles."""
 WINDOW_MINUTES, WINDOW_REQUESTS = 10.0, 300
-"""Minutes of the windows of a recorded trace in which the SLO must hold, and the minimum number of requests in one."""
+"""Length in minutes of the windows of a recorded trace in which the SLO must hold, and the minimum number of requests
+in one."""
 LEAST_IN_A_MINUTE = 20
 """Minimum number of requests in a minute that is worth reporting."""
 
@@ -142,10 +143,10 @@ class Judged:
     high: tuple[float, ...]
     """Upper end of the 95 % interval of each share, over seeds or over windows of the trace (t)."""
     margin: float
-    """Smallest margin of any goal, over the whole trace and in every window. Negative if the goal is missed."""
+    """Smallest margin of any goal, over the whole trace and in every window. Negative if a goal is missed."""
     margin_low: float
     margin_high: float
-    """The margin at the upper end of the intervals."""
+    """Smallest margin at the upper end of the intervals."""
     binding: int
     """Index of the goal with the smallest margin."""
     window: Window | None
@@ -202,7 +203,7 @@ def busy_notes(name: str, run: Run, scenario: Scenario, repeats: Replicates, end
         return []
     outcome = Measuring((), goals, repeats, ends, WINDOW_MINUTES, WINDOW_REQUESTS).outcome(run)
     if any(not share >= goal.share for share, goal in zip(outcome.shares, goals, strict=True)):
-        return []  # it misses it over the whole trace, too, as the table shows
+        return []  # the SLO is missed over the whole trace, too, as the table shows
     needed, judged = [goal.share for goal in goals], judge([outcome], goals)
     found = [] if judged.carried or judged.window is None else [(judged.window, needed[judged.binding])]
     short = [window_note(name, window._asdict(), share) for window, share in found]

@@ -12,7 +12,7 @@ from servesim.experiments.run_metrics import Run
 from servesim.metrics.slo import time_text
 
 MOST = 0.9
-"""Share of the requests missing a limit that a group must contain to be named in their place."""
+"""Share of the requests missing a limit that a group must contain to be named as the reason."""
 RARE = 0.5
 """Maximum share of all requests that a group may contain to be an explanation."""
 
@@ -40,14 +40,15 @@ class Misses(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Description of the failure, such as "prompts over 6,000 tokens take longer than 1 s to their first token"."""
+        """Description of the failure, such as "prompts over 6,000 tokens wait longer than 1 s for their first
+        token"."""
         if self.rejected:
             return "requests do not complete (longer than the server admits, or timed out)"
         who = f"prompts over {self.over:,} tokens" if self.over is not None else f"{100 * self.share:.2g} % of requests"
         limit = time_text(self.limit)
         return {
-            "ttft": f"{who} take longer than {limit} to their first token",
-            "tpot": f"tokens of {who} are over {limit} apart",
+            "ttft": f"{who} wait longer than {limit} for their first token",
+            "tpot": f"tokens of {who} are more than {limit} apart",
             "e2el": f"{who} take longer than {limit}",
         }[self.metric]
 
@@ -68,8 +69,8 @@ def misses_of(run: Run, rows: NDArray[np.int64], goal: Goal) -> Misses | None:
 
 
 def _longer(prompt: NDArray[np.float64], missed: NDArray[np.bool_]) -> int | None:
-    """Return the two-digit length that nearly all prompts that missed exceed, but few of all prompts do. Return None if
-    there is no such length."""
+    """Return the length, rounded down to two digits, that nearly all prompts that missed exceed, but few of all prompts
+    do. Return None if there is no such length."""
     if not missed.any():
         return None
     edge = float(np.quantile(prompt[missed], 1 - MOST))
@@ -80,8 +81,8 @@ def _longer(prompt: NDArray[np.float64], missed: NDArray[np.bool_]) -> int | Non
 
 
 def exact_length(run: Run, misses: Misses) -> Misses:
-    """Return the misses of a run on an idle server, on which only length matters. If all longer prompts miss the limit,
-    replace the rounded length with the length of the longest prompt within it."""
+    """Return the misses of a run on an idle server, where only length matters. If all longer prompts miss the limit,
+    replace the rounded length with the length of the longest prompt that meets the limit."""
     prompt = run.columns["prompt_len"]
     late = ~(np.nan_to_num(run.latency_ms(misses.metric)) <= misses.limit)
     if misses.metric != "ttft" or misses.rejected or late.all() or not late.any():

@@ -68,8 +68,8 @@ class RecordedRun:
     prompt_id: Ints | None = None
     """Ids of the prompts: prompts with the same id begin with the same tokens. None if all are different."""
     concurrency: int | None = None
-    """Number of clients that share the requests of a closed loop; a replay sends one when one of them is free. None for
-    an open loop."""
+    """Number of clients that share the requests of a closed loop; in a replay, each sends its next request when it is
+    free. None for an open loop."""
     at_engine: bool = False
     """Whether times were taken inside the engine, without its front end."""
     hit_rate: float | None = None

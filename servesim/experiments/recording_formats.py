@@ -146,7 +146,7 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
         ttft_ms=(first - send)[ok] / 1e3,
         e2el_ms=(last - send)[ok] / 1e3,
         concurrency=_clients(columns, path),
-        notes=() if ok.all() else (f"{int((~ok).sum())} of {len(ok)} requests failed and are left out",),
+        notes=() if ok.all() else (f"{int((~ok).sum())} of {len(ok)} requests failed and were left out",),
     )
 
 
@@ -217,7 +217,7 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
     stem = path.name.removesuffix(".gz").removesuffix(".csv")
     meta = _beside(path, f"{stem}.meta.json")
     asked = _asked_output(meta.get("profile", {}))
-    counted = np.maximum(output[ok], 1)  # even an empty answer took its first token
+    counted = np.maximum(output[ok], 1)  # even an empty answer took the time of one token
     config = {**meta.get("config", {}), **settings_beside(path, root)}
     sheet = next((_beside(path, p.name).get("name") for p in path.parent.glob("*.json") if known_gpu(p.stem)), None)
     server = Server(
@@ -242,14 +242,16 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
         ttft_ms=ttft[ok] * 1e3,
         e2el_ms=e2e[ok] * 1e3,
         prompt_id=(index[ok] % SPANS_PROMPTS).astype(np.int64),
-        notes=(f"every answer is taken to have the requested {asked} tokens: the client counted tokens of the text",)
+        notes=(
+            f"every answer is assumed to have the requested {asked} tokens, because the client counted tokens of text",
+        )
         if asked
         else (),
     )
 
 
 def _asked_output(profile: dict[str, Any]) -> int | None:
-    """Return the number of tokens the server was forced to answer with, regardless of the text. A client that counts
+    """Return the number of tokens the server was forced to generate, regardless of the text. A client that counts
     tokens by re-encoding the text finds fewer (including empty answers), although the server took the same time for
     all."""
     if not profile.get("server", {}).get("ignore_eos"):

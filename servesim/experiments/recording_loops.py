@@ -9,20 +9,20 @@ import numpy as np
 from servesim.experiments.recording import Ints, RecordedRun
 
 MOST_TURN_NS = 10_000_000
-"""Longest time from an answer to the request it made room for. Clients of known closed loops took 0.03 to 0.16 ms (1st
+"""Maximum time from an answer to the request it made room for. Clients of known closed loops took 0.03 to 0.16 ms (1st
 to 99th percentile; 256 requests in flight, same host)."""
 FLAT = 0.02
-"""Maximum relative distance of the number in flight below its peak, in FLAT_SENDS of the sends after the peak was
-reached."""
+"""Maximum relative amount by which the number of requests in flight may fall below its peak, for at least a share
+FLAT_SENDS of the sends after the peak is reached."""
 FLAT_SENDS = 0.9
 
 
 def tell_loop(run: RecordedRun) -> RecordedRun:
-    """Return the run as a closed loop if it was recorded as an open one, but the requests in flight stay at a cap and
-    each one beyond it was sent right after an answer. Return any other run unchanged.
+    """Return the run as a closed loop if it was recorded as an open one but the number of requests in flight stays at a
+    cap and each request beyond the cap was sent right after an answer. Return any other run unchanged.
 
-    If sent at its recorded times, such a run would queue up at a simulated server that is slower by a few percent,
-    which the recorded client did not allow.
+    If the requests of such a run were sent at their recorded times, they would queue up at a simulated server that is
+    slower by a few percent, which the recorded client did not allow.
     """
     if run.concurrency is not None or len(run) < 3 or not np.isfinite(run.e2el_ms).all():
         return run

@@ -35,7 +35,7 @@ FAST = MODES["fast"]
 
 @dataclass(frozen=True)
 class Replay:
-    """Times on the simulated server, by request in recorded order, NaN if one was refused."""
+    """Times on the simulated server, by request in recorded order; NaN for a request that was refused."""
 
     ttft_ms: Floats
     tpot_ms: Floats
@@ -144,8 +144,8 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
 
 
 def recorded_trace(run: RecordedRun) -> Trace:
-    """Return the requests of a run. Prompts are all different if the run does not record which are alike, so that a
-    preempted request may still find its own blocks."""
+    """Return the requests of a run. If the run does not record which prompts are alike, they are all different, so that
+    a preempted request may still find its own blocks."""
     content = None
     if run.server.prefix_caching:
         ids = np.arange(len(run)) if run.prompt_id is None else run.prompt_id

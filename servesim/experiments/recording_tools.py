@@ -11,8 +11,8 @@ from servesim.experiments.recording import RecordedRun, run_name, settings_besid
 
 
 def read_tool(path: Path, root: Path, alone: bool) -> RecordedRun | None:
-    """Read the run in a file of AIPerf, GuideLLM, GenAI-Perf, inference-perf, OpenTelemetry or Baseten or, if `alone`
-    is set, of any log with latencies. Return None if it holds no latencies."""
+    """Read a recorded run from a file of AIPerf, GuideLLM, GenAI-Perf, inference-perf, OpenTelemetry or Baseten or, if
+    `alone` is set, from any log with latencies. Return None if the file holds no latencies."""
     from servesim.traces.formats import detect_format, formats
 
     try:

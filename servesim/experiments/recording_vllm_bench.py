@@ -23,11 +23,11 @@ from servesim.experiments.recording import (
 BENCH = {"completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"}
 DRAFTERS = ("eagle3", "eagle", "mtp", "medusa", "ngram")
 MOST_SPREAD = 0.99
-NO_LENGTHS = "lengths of requests are not recorded: all have the mean length"
+NO_LENGTHS = "request lengths are not recorded, so all requests have the mean length"
 
 
 def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
-    """Read the JSON of `vllm bench serve`: aggregates, and lengths and times of requests if it was run to save them."""
+    """Read the JSON of `vllm bench serve`: aggregates, plus the lengths and times of requests if they were saved."""
     record = read_json(path)
     settings = {**cache_config(_counters(path)), **settings_beside(path, root)}
     count = int(record["completed"])
@@ -65,11 +65,11 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def with_lengths(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """Fill in runs without recorded lengths from a neighboring run that sent the same prompts.
+    """Fill in the lengths of runs that did not record them, from a neighboring run that sent the same prompts.
 
-    The client draws prompt lengths from one seed, so a shorter run sends the first prompts of a longer one; the sum
-    verifies this to the token. Answers are drawn after all prompts: they have the same distribution but different
-    values, and are scaled to the run's own total.
+    The client draws prompt lengths from one seed, so a shorter run sends the first prompts of a longer one; the sum of
+    the lengths verifies this to the token. Answer lengths are drawn after all prompts: they have the same distribution
+    but different values, and are scaled to the run's own total.
     """
     known = [run for run in runs if run.format == "vllm bench" and NO_LENGTHS not in run.notes]
     return [_with_lengths(run, known) if NO_LENGTHS in run.notes else run for run in runs]
@@ -81,7 +81,7 @@ def _with_lengths(run: RecordedRun, known: Sequence[RecordedRun]) -> RecordedRun
         if len(other) < count or other.prompt_len[:count].sum() != run.totals["total_input_tokens"]:
             continue
         output = _summing_to(other.output_len[:count], int(run.totals["total_output_tokens"]))
-        note = f"prompt lengths are taken from {other.name} (same total), and answers have its mean length"
+        note = f"prompt lengths are taken from {other.name} (same total), and answers have this run's mean length"
         notes = tuple(note if n == NO_LENGTHS else n for n in run.notes)
         return replace(run, prompt_len=other.prompt_len[:count].copy(), output_len=output, notes=notes)
     return run
@@ -102,8 +102,8 @@ def _lengths(record: dict[str, Any], name: str, total: str, count: int) -> Ints:
 
 
 def _counters(path: Path, when: str = "m1") -> str:
-    """Return the server's counters after the run (`<stem>.m1.gz`, or m0 for before it), or an empty string without
-    any."""
+    """Return the server's counters after the run (`<stem>.m1.gz`; m0 holds those before it), or an empty string if
+    there are none."""
     paths = [path.with_name(f"{path.name.removesuffix('.json')}.{when}{end}") for end in (".gz", "")]
     return "\n".join(read_text(p) for p in paths if p.is_file())
 
@@ -122,8 +122,8 @@ def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -
     """Return (speculator, acceptance, why it is not known) from the settings next to a run, the names of its folders
     and the server's draft counters. All are empty without drafts.
 
-    The counters also include warm-up requests, a fifth more. The run's own acceptance length follows from its mean gap
-    between chunks; the rates are those of the counters, scaled to it.
+    The counters also include warm-up requests, which add a fifth. The run's own acceptance length follows from its mean
+    gap between chunks; the acceptance rates are those of the counters, scaled to match that length.
     """
     stated = settings.get("speculative_config") or {}
     rates = _accepted(path)
@@ -149,15 +149,16 @@ def _spread(record: dict[str, Any]) -> str:
 
 
 def _acceptance_length(record: dict[str, Any]) -> float | None:
-    """Return the tokens per chunk of a streamed answer, without first tokens: tokens over gaps. The number of gaps is
-    the time after first tokens over the mean gap."""
+    """Return the tokens per chunk of a streamed answer, not counting first tokens: tokens divided by gaps. The number
+    of gaps is the time after first tokens divided by the mean gap."""
     count, gap = record["completed"], record.get("mean_itl_ms")
     decoding = count * (record.get("mean_e2el_ms", 0.0) - record["mean_ttft_ms"])
     return (record["total_output_tokens"] - count) / (decoding / gap) if gap and decoding > 0 else None
 
 
 def _accepted(path: Path) -> list[float]:
-    """Return accepted drafts over verifications by position, during the run."""
+    """Return the number of accepted draft tokens at each position divided by the number of verifications during the
+    run."""
     after, before = (_spec_counters(_counters(path, when)) for when in ("m1", "m0"))
     drafts = after.get("drafts", 0.0) - before.get("drafts", 0.0)
     if drafts <= 0:
@@ -167,7 +168,7 @@ def _accepted(path: Path) -> list[float]:
 
 
 def _hit_rate(path: Path) -> float | None:
-    """Return the share of queried tokens that the server's prefix cache had during the run, or None if it has no such
+    """Return the share of queried tokens found in the server's prefix cache during the run, or None if it has no such
     cache."""
     after, before = (_prefix_counters(_counters(path, when)) for when in ("m1", "m0"))
     queries = after.get("queries", 0.0) - before.get("queries", 0.0)

@@ -44,8 +44,8 @@ class Replicates:
     """Notes on the workload."""
     recorded: bool = False
     mean_rate: float | None = None
-    """Arrivals/s of the unscaled trace, or None if they all arrive at the start, or are synthetic and the rate was not
-    requested."""
+    """Arrivals/s of the unscaled trace, or None if all requests arrive at the start, or if the trace is synthetic and
+    its rate was not requested."""
 
     def __len__(self) -> int:
         return len(self.changes)
@@ -108,7 +108,7 @@ def replicates_of(
     trace = _as_it_is(scenario, objects)
     size = window or len(trace) // wanted
     if not 1 <= size <= len(trace):
-        cut = f"a window of {size}" if window is not None else f"{wanted} windows: --replicates 1 uses it as one"
+        cut = f"a window of {size}" if window is not None else f"{wanted} windows (--replicates 1 uses it as one)"
         raise UserError(f"trace {scenario.trace}: {len(trace)} requests are too few for {cut}")
     fit = len(trace) // size
     windows = fit if window is not None and count is None else min(wanted, fit)

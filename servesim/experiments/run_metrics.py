@@ -77,15 +77,15 @@ class Slice:
 
     run: Run
     rows: NDArray[np.int64]
-    """Rows of the requests that arrived in it."""
+    """Rows of the requests that arrived in the part."""
     start: float
     """Start of the part in ns."""
     end: float
     """End of the part in ns."""
     whole: bool = True
-    """Whether it covers the whole measured run."""
+    """Whether the part covers the whole measured run."""
     prefix_caching = True
-    """True for all runs, since those without a prefix cache find nothing."""
+    """True for all runs, since runs without a prefix cache simply have no hits."""
 
     @property
     def ns(self) -> float:
@@ -98,13 +98,13 @@ class Slice:
         return self.ns / SECOND
 
     def total(self, name: str) -> float:
-        """Return a sum over its requests."""
+        """Return the sum of a quantity over the part's requests."""
         if name == "arrived":
             return len(self.rows)
         return float(self.run.columns[COLUMNS[name]][self.rows].sum())
 
     def ended(self, name: str) -> float:
-        """Return the amount delivered in it: completed requests, output tokens or computed prompt tokens."""
+        """Return the amount delivered in the part: completed requests, output tokens or computed prompt tokens."""
         if name == "completed":
             return self._with_last(self.run.done)
         c, done = self.run.columns, self.run.done
@@ -126,19 +126,19 @@ class Slice:
 
     @property
     def usd(self) -> float:
-        """Price of the GPUs that were up in it."""
+        """Price of the GPUs that were up during the part."""
         return _usd(self.run, self.start, self.end)
 
     def holds(self, times: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return a mask of the times within it."""
+        """Return a mask of the times within the part."""
         return np.asarray((times >= self.start) & (times <= self.end))
 
     def _with_last(self, which: NDArray[np.bool_]) -> float:
-        """Return the number of these requests whose last token lies in it."""
+        """Return the number of these requests whose last token lies within the part."""
         return float((which & self.holds(self.run.columns["last_token_ns"])).sum())
 
     def table(self) -> Any:
-        """Return its requests as a DataFrame, for user-defined metrics."""
+        """Return the part's requests as a DataFrame, for user-defined metrics."""
         import pandas as pd
 
         frame = pd.DataFrame(self.run.columns)
@@ -162,7 +162,7 @@ COLUMNS = {
     "hit_tokens": "hit_tokens",
     "preemptions": "num_preemptions",
 }
-"""Columns of requests by the names of servesim.metrics.requests.TOTALS."""
+"""Request columns, by the names in servesim.metrics.requests.TOTALS."""
 
 
 class Measure(Protocol):
@@ -173,7 +173,7 @@ class Measure(Protocol):
         """Name of the metric."""
 
     def part(self, part: Slice, /) -> float:
-        """Return its value over a part of a run, or NaN if there is none."""
+        """Return the metric's value over a part of a run, or NaN if it has none."""
 
 
 def check_window(warmup: float, cooldown: float) -> None:
@@ -214,8 +214,8 @@ def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
 
 
 def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDArray[np.bool_]]:
-    """Return start and end in ns, and a mask of the requests that arrive between. Without a cooldown, the end is the
-    end of the run."""
+    """Return the start and end in ns, and a mask of the requests that arrive between them. Without a cooldown, the end
+    is the end of the run."""
     arrival = run.columns["arrival_ns"]
     first, span = arrival.min(), np.ptp(arrival)
     start, stop = first + warmup * span, first + (1 - cooldown) * span
@@ -224,7 +224,8 @@ def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDA
 
 
 def part_rows(run: Run, part: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return a mask of the requests that belong to these rows of the trace. Retries have numbers beyond its end."""
+    """Return a mask of the requests that belong to these rows of the trace. Retries have row numbers beyond the trace's
+    end."""
     row = run.columns["row"] % run.requests
     return np.asarray((row >= part[0]) & (row < part[1]))
 
@@ -260,8 +261,8 @@ def output_tokens(part: Slice) -> float:
 
 
 def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> NDArray[np.bool_]:
-    """Return a mask of the requests that completed within every limit, or their class's limits if it has its own. A
-    request without a TPOT counts as having one of 0."""
+    """Return a mask of the requests that completed within every limit, or within their class's limits if it has its
+    own. A missing TPOT counts as 0."""
     good = run.done
     limits: Mapping[str, Any] = slo
     if classes and run.classes is not None:
@@ -272,8 +273,8 @@ def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str
 
 
 def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tuple[int, int] | None = None) -> float:
-    """Return the hourly cost ($) of the GPUs that were up in the window or in a part of the trace, NaN if that has no
-    length."""
+    """Return the hourly cost ($) of the GPUs that were up in the window or in a part of the trace, NaN if its length is
+    0."""
     start, end, steady = _window(run, warmup, cooldown)
     if part is not None:
         start, end, _ = _part(run, part, start, end, steady)
@@ -281,7 +282,7 @@ def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tup
 
 
 def _usd_of_replicas(run: Run, start: float, end: float) -> float:
-    """Return the price ($) of the replicas between two times, for the time each was up, at the price of its pool."""
+    """Return the price ($) of the replicas between two times: the time each was up, at the price of its pool."""
     replicas, pools, usd = run.summary["replicas"], run.summary["pools"], 0.0
     first = float(run.columns["arrival_ns"].min())
     for name, pool in pools.items():

@@ -35,7 +35,7 @@ class Progress:
     best: str = ""
     """Best variant that a sweep has found so far."""
     damage: str | None = None
-    """Damage of the earlier result, if it had to be recomputed."""
+    """Damage found in the earlier result, if it had to be recomputed."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -113,8 +113,8 @@ class Runner:
 
 
 def check_same(document: Path, workload: Mapping[str, Any]) -> None:
-    """Raise UserError if the document of an earlier experiment has settings other than `workload`. Additional axes do
-    not make it a different experiment: only settings in both are compared."""
+    """Raise UserError if the document of an earlier experiment has settings that differ from `workload`. Additional
+    axes do not make it a different experiment: only settings present in both are compared."""
     try:
         earlier = read_json(document)["workload"] if document.is_file() else {}
     except (UserError, KeyError, TypeError):

@@ -1,4 +1,5 @@
-"""Variants with equal results, the reason for it, and differences between variants other than the policy."""
+"""Detection of variants with equal results and the reason for them, and of differences between variants other than the
+policy."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def _outcome(runner: Runner, cells: Sequence[Cell]) -> tuple[Any, ...]:
 
 
 def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> str | None:
-    """Return the reason that a run of the group notes for a setting in which the group differs, or None if not
-    known."""
+    """Return the reason, as noted by a run of the group, that a setting in which the group's variants differ has no
+    effect, or None if not known."""
     differing = {
         part
         for key in variants[0].axes
@@ -72,7 +73,7 @@ def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> 
 def equal_text(equal: Equal) -> str:
     """Return a sentence on a group."""
     labels = [label or "the run" for label in equal["labels"]]
-    return f"{'; '.join(labels[:-1])} and {labels[-1]} are equal in every request: no effect" + (
+    return f"{'; '.join(labels[:-1])} and {labels[-1]} are equal in every request, so the difference has no effect" + (
         f": {equal['why']}" if equal["why"] else ""
     )
 
@@ -101,10 +102,12 @@ def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> 
     budgets = {v["label"]: v["max_num_batched_tokens"] for v in described if v["max_num_batched_tokens"] is not None}
     if len(set(budgets.values())) > 1 and not any(name in axis for axis in axes for name in BUDGETS):
         said = ", ".join(f"{label} {budget:,}" for label, budget in budgets.items())
-        found.append(f"token budgets per step differ ({said}): part of the difference comes from the budget")
+        found.append(
+            f"token budgets per step differ ({said}), so part of the difference in results comes from the budget"
+        )
     if late and not any("async_scheduling" in axis for axis in axes):
         found.append(
-            f"planned synchronously, the others a step ahead: {', '.join(late)}; --engine.async-scheduling false plans "
-            "all of them synchronously"
+            f"planned synchronously while the others plan a step ahead: {', '.join(late)}; "
+            "--engine.async-scheduling false plans all of them synchronously"
         )
     return found

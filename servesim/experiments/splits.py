@@ -36,7 +36,7 @@ def _splits(variant: Variant, gpus: int) -> Iterator[Variant]:
 
 
 def ratios(gpus: int) -> list[str]:
-    """Return every `pd` of this number of GPUs: numbers and sizes (SIZES) of the replicas of both sides."""
+    """Return every `pd` that uses this number of GPUs: numbers and sizes (SIZES) of the replicas on both sides."""
     return [
         f"{prefill // p}x{p}:{(gpus - prefill) // d}x{d}"
         for prefill in range(1, gpus)

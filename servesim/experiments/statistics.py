@@ -22,7 +22,7 @@ LEVEL = 0.95
 POWER = 0.9
 RESAMPLES = 9999
 BCA_FROM = 30
-"""Number of replicates from which the BCa bootstrap is used; with fewer, its tails are too short."""
+"""Minimum number of replicates for which the BCa bootstrap is used; with fewer, its tails are too short."""
 MAX_REPLICATES = 100_000
 
 
@@ -43,8 +43,8 @@ class Interval(NamedTuple):
 
 
 def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
-    """Return an interval of the mean of independent values by `t`, `studentised` or `bca`, or by number: t below 30
-    values, and BCa from there on."""
+    """Return a confidence interval for the mean of independent values by `t`, `studentised` or `bca`, or by the method
+    that suits the number of values: t below 30, and BCa from there on."""
     if method == "auto":
         method = "bca" if len(d) >= BCA_FROM else "t"
     if len(d) < 2:
@@ -66,7 +66,7 @@ def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Inte
     n = len(d)
     resampled = d[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))]
     spread = resampled.std(axis=1, ddof=1) / np.sqrt(n)
-    usable = spread > 0  # a resample of one repeated value cannot give t
+    usable = spread > 0  # a resample of one repeated value has no t
     t = (resampled.mean(axis=1)[usable] - d.mean()) / spread[usable]
     low, high = np.quantile(t, [0.5 - level / 2, 0.5 + level / 2])
     error = _standard_error(d)
@@ -76,8 +76,9 @@ def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Inte
 def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
     """Return the bias-corrected and accelerated bootstrap interval (Efron 1987), by scipy.
 
-    Resampled means vary less than true ones, by sqrt(1 - 1/n), and have normal tails, not t's. The level is raised to
-    compensate (Hesterberg 2015, "expanded" interval); otherwise 95 % would be 93.5 % at 30 replicates.
+    Resampled means vary less than true ones, by sqrt(1 - 1/n), and their tails are those of a normal distribution, not
+    of t. The level is raised to compensate (Hesterberg 2015, "expanded" interval); otherwise a 95 % interval would
+    cover only 93.5 % at 30 replicates.
     """
     from scipy.special import ndtr
     from scipy.stats import bootstrap
@@ -94,7 +95,7 @@ def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
 def sign_flip_p(d: Floats, seed: int = 0) -> float:
     """Return the two-sided p-value of no difference, under which the sign of each pair is random.
 
-    It is exact if there are fewer than 2^n sign patterns than resamples (n <= 13), else estimated by random flips, by
+    It is exact if there are fewer sign patterns (2^n) than resamples (n <= 13), else estimated from random flips, by
     scipy.
     """
     from scipy.stats import permutation_test
@@ -158,7 +159,8 @@ def block_interval(
     seed: int = 0,
 ) -> tuple[Interval, float]:
     """Apply the moving-block bootstrap (Künsch 1989) to a statistic of n successive requests, given as row numbers.
-    Return the percentile interval, and a two-sided p-value of 0 from the same distribution.
+    Return the percentile interval, and the two-sided p-value of the hypothesis that the statistic is 0, from the same
+    distribution.
 
     Blocks wrap around, so that every request is equally likely to be drawn.
     """

@@ -87,7 +87,7 @@ def compute(cell: Cell, folder: Path) -> str | None:
                 "same version and inputs"
             )
         simulate(cell.settings, trace=kept_trace(cell.settings, folder.parents[1]), out=folder)
-    except Exception as error:  # any exception of a policy or a library fails this cell, not the sweep
+    except Exception as error:  # any exception from a policy or a library fails this cell, not the sweep
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         return " ".join(f"{kind}{error}".split())
     return None
@@ -110,7 +110,8 @@ class Store:
         return (self.folder(address) / SUMMARY).is_file()
 
     def damage(self, address: str) -> str | None:
-        """Return one line on the damage of a stored result, or None if all of its files are readable and unchanged."""
+        """Return one line that describes the damage to a stored result, or None if all of its files are readable and
+        unchanged."""
         import pyarrow.parquet as pq
 
         folder = self.folder(address)
@@ -165,7 +166,7 @@ class Store:
                 shutil.rmtree(left, ignore_errors=True)
             yield self
         except BaseException:
-            with suppress(OSError):  # one is not empty: it contains the others
+            with suppress(OSError):  # a nonempty folder stays, as do its parents
                 for folder in made:
                     folder.rmdir()
             raise
@@ -182,14 +183,15 @@ class Store:
                         f"--out {self.root}: holds another kind of experiment ({name}; --overwrite replaces it)"
                     )
                 if name not in (CELLS, TRACES, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
-                    raise UserError(f"--out {self.root}: exists and is not an experiment of servesim (it holds {name})")
+                    raise UserError(f"--out {self.root}: exists and is not a servesim experiment (it holds {name})")
         elif self.root.exists():
             raise UserError(f"--out {self.root}: exists and is not a directory")
 
 
 @cache
 def code_digest() -> str:
-    """Return a hash of the code and tables that a result depends on, without experiments, reports and command line."""
+    """Return a hash of the code and tables that a result depends on, which excludes experiments, reports and command
+    line."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parents[1]
     files = [(f"servesim/{p.name}", p) for p in sorted(here.glob("*.py"))]

@@ -21,25 +21,27 @@ sweep.json, keys sorted, NaN as null:
                 reached (99 % of requests, unless it states another share; null: no SLO), pareto, equal_to: null or
                 the label of the first
                 variant that served every request at the same times, at the same price; with intervals also bars:
-                {says, and by mean latency low and high: eight of ten measured servers}}], in the order of the axes
+                {says, and for each mean latency low and high, between which eight of ten measured servers lie}}], in
+                the order of the axes
     equal       [{labels, why: null or text}]: groups of such variants
     best        null or {label, metric, value, rate, equal: [labels of variants equal to it]}: of the variants that are
-                stable and did not fail; if rate is an axis, of those at the highest rate at which several did;
+                stable and did not fail; if rate is an axis, at the highest rate that has several such variants;
                 with intervals also sure: share of measured pairs for which it stays the best, against: the variant
-                it is least sure of (null: not known), says}
-    best_by_rate  null or, if rate is an axis, such an entry for each rate with several of them
+                from which it is least surely distinguished (null: not known), says}
+    best_by_rate  null or, if rate is an axis, such an entry for each rate that has several such variants
     model_error null, or {level, says, front: [{label, rate, on: whether it is on the front, told: distinguished from
-                others (null: not known), sure: share of measured pairs for which that holds, against: the variant it is
-                least sure of, low, high: p99 end-to-end latency by the ratio to that one, ms, says}]}: members of the
-                fronts, and variants that may belong there (servesim.experiments.front_error)
+                others (null: not known), sure: share of measured pairs for which that holds, against: the variant from
+                which it is least surely distinguished, low, high: p99 end-to-end latency by the ratio to that variant,
+                ms, says}]}: members of the fronts, and variants that may belong there
+                (servesim.experiments.front_error)
     notes       [sentences]
 
 Variants are ranked within a rate, since every server looks better at a lower one. A variant that is unstable at a rate
-is unstable at every higher one, whatever a run that ended too soon indicates. `pareto` means that it meets the SLO, if
-there is one, and that no other stable variant at this rate that meets it is at least as good in price per million
-tokens, p99 end-to-end latency and output throughput, and better in one.
+is unstable at every higher one, whatever a run that ended too soon indicates. `pareto` means that the variant meets the
+SLO, if there is one, and that no other stable variant at this rate that meets it is at least as good in price per
+million tokens, p99 end-to-end latency and output throughput, and better in one.
 
-A rerun, also after a crash, computes only the runs that are not in cells/. Failed runs are tried again.
+A rerun, even after a crash, computes only the runs that are not in cells/. Failed runs are tried again.
 """
 
 from __future__ import annotations
@@ -98,11 +100,11 @@ def sweep(
     """Run every combination of the axes. Return one row per run. The document is in `.attrs["document"]`.
 
     `scenario` may be a YAML file or mapping with a key `axes`: {setting: [values]}; keywords override both. A run that
-    fails is recorded with its error, and the others continue. `best_by` is the metric of the best so far (goodput with
-    an SLO, else mean end-to-end latency). `trials` makes Optuna (extra `search`) choose N combinations instead of
-    trying all, for best_by, or for several metrics separated by commas. `overwrite` lets `out` replace another
-    experiment's document. `intervals` adds error bars of means, of the front and of the best, which take no run. Raises
-    UserError if the question is invalid.
+    fails is recorded with its error, and the others continue. `best_by` is the metric that decides the best so far
+    (goodput with an SLO, else mean end-to-end latency). `trials` makes Optuna (extra `search`) choose that many
+    combinations instead of trying all; it optimizes best_by, which may then be several metrics separated by commas.
+    `overwrite` lets `out` replace another experiment's document. `intervals` adds error bars for means, the front and
+    the best, which take no extra runs. Raises UserError if the question is invalid.
     """
     import pandas as pd
 
@@ -166,7 +168,7 @@ class Table:
         self._values: dict[tuple[str, int], dict[str, float]] = {}  # by address and replicate
         self._unstable: dict[str, bool] = {}
         self._decided: dict[str, bool] = {}
-        self._reached: dict[str, list[float]] = {}  # by goal of the SLO: margin of its share
+        self._reached: dict[str, list[float]] = {}  # by address: SLO goals' shares minus targets
         self._busy: dict[str, list[str]] = {}
         self._cells: dict[str, tuple[Variant, Replicates, list[Cell]]] = {}  # by label
         self._labels: dict[str, str] = {}  # by address, of the variants being run
@@ -206,7 +208,7 @@ class Table:
         label = self._labels[progress.cell.address]
         if progress.error is None:
             self._measure(progress.cell, label)
-        if progress.error is None and "rate" not in self._cells[label][0].axes:  # an empty server is not better
+        if progress.error is None and "rate" not in self._cells[label][0].axes:  # less load is not better
             value = self._mean(label, self._goal)
             sign = 1 if self._goal.better == "higher" else -1
             better = np.isnan(self._best_value) or sign * value > sign * self._best_value
@@ -237,12 +239,12 @@ class Table:
         self._decided[cell.address] = bool(run.summary["stability"]["decided"])
 
     def _meets_slo(self, cells: Sequence[Cell]) -> bool | None:
-        """Return whether every goal of the SLO is reached on average over replicates, or None without one."""
+        """Return whether every goal of the SLO is reached on average over replicates, or None without an SLO."""
         found = [self._reached[cell.address] for cell in cells if cell.address in self._reached]
         return bool((np.mean(found, axis=0) >= 0).all()) if found and found[0] else None
 
     def _mean(self, label: str, metric: Metric) -> float:
-        """Return the mean over the completed replicates that have such a value, NaN if there are none."""
+        """Return the mean of a metric over the completed replicates that have it, NaN if there are none."""
         addresses = enumerate(cell.address for cell in self._cells[label][2])
         found = [self._values[a, j][metric.name] for j, a in addresses if (a, j) in self._values]
         known = [value for value in found if not np.isnan(value)]

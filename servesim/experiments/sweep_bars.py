@@ -1,5 +1,5 @@
-"""Error bars of a sweep, for the mean latencies of each combination, the Pareto fronts, and the best. They take no run,
-because a case's error relative to measured servers follows from its summary."""
+"""Error bars of a sweep, for the mean latencies of each combination, the Pareto fronts, and the best. They take no
+extra runs, because a case's error relative to measured servers follows from its summary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SweepBars:
         self._added: dict[str, First] = {}  # by address
 
     def add(self, address: str, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Add the first run of a combination, or of several with the same run."""
+        """Add the first run of a combination, or of several combinations that share it."""
         tail = tail_of(summary, price_of(settings)["open_loop"])
         self._added[address] = First(side_of(summary), tail, intervals(summary))
 
@@ -46,7 +46,7 @@ class SweepBars:
         same: Mapping[str, str],
         addresses: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Set the `bars` of each variant and the confidence of each best one. Return the document's `model_error`.
+        """Set the `bars` of each variant and the confidence in each best one. Return the document's `model_error`.
         `groups` holds the ranked variants by rate, `same` the labels of variants identical to another one, and
         `addresses` those of the first runs, by label."""
         known = {label: self._added[address] for label, address in addresses.items() if address in self._added}

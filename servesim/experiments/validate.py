@@ -1,4 +1,4 @@
-"""Errors of simulated servers against recorded ones: figures of both, and the noise of repeats."""
+"""Errors of simulated servers relative to recorded ones: figures of both, and the noise of repeats."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
         notes.append(f"{full.refused} requests were refused by the simulated server")
     if run.server.num_blocks is None:
         notes.append(
-            f"KV blocks are not recorded: {full.num_blocks} by the memory model (--num-gpu-blocks gives the server's)"
+            f"KV blocks are not recorded; the memory model gives {full.num_blocks} (--num-gpu-blocks sets the "
+            "server's number)"
         )
     caches = run.server.prefix_caching and (run.prompt_id is not None or run.hit_rate is not None)
     if caches:
@@ -130,7 +131,7 @@ def _hit_rates(run: RecordedRun, full: Replay) -> str:
             "is not recorded, so only TTFT shows whether it is right"
         )
     off = f"{100 * (full.hit_rate - run.hit_rate):+.1f} points"
-    return f"prefix cache: {run.hit_rate:.1%} of prompt tokens found, simulated {full.hit_rate:.1%} ({off})"
+    return f"prefix cache: {run.hit_rate:.1%} of prompt tokens found, {full.hit_rate:.1%} in the simulation ({off})"
 
 
 def measured_figures(run: RecordedRun) -> Figures:
@@ -198,8 +199,8 @@ def _per_request(theirs: Floats, ours: Floats) -> float | None:
 
 
 def _noise(found: list[Comparison]) -> Iterator[tuple[str, Figures]]:
-    """Yield the spread over runs of the same kind of server with equally many requests of equal total length, sent
-    within 1 % of the same time or by equally many clients."""
+    """Yield the spread over runs of the same kind of server with the same number of requests and total prompt length,
+    sent over the same time (both within 1 %) or by the same number of clients."""
     groups: dict[Any, list[Comparison]] = {}
     for c in found:
         run = c.run

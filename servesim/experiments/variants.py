@@ -51,7 +51,7 @@ def is_oracle(settings: Mapping[str, Any]) -> bool:
 
 
 def plans_ahead(settings: Mapping[str, Any]) -> bool:
-    """Return whether steps are planned while the previous one runs."""
+    """Return whether each step is planned while the previous one runs."""
     scenario = Scenario.of(settings)
     scheduler = schedulers.resolve(scenario.scheduler["name"])[0]
     return scenario.engine.async_scheduling and scenario.pp == 1 and "async" in scheduler.supports
@@ -59,7 +59,8 @@ def plans_ahead(settings: Mapping[str, Any]) -> bool:
 
 def price_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hourly price of all GPUs of a deployment ($; None if an autoscaler sets their number), and whether
-    requests arrive at an independent rate. Return None and False if the settings are not a valid scenario."""
+    requests arrive at a rate that does not depend on the server. Return None and False if the settings are not a valid
+    scenario."""
     try:
         scenario = Scenario.of(settings)
         usd = None if is_scaled(scenario) else sum(_usd_per_hour(pool.scenario) for pool in pool_scenarios(scenario))
@@ -81,8 +82,8 @@ def _usd_per_hour(scenario: Scenario) -> float:
 
 
 def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the labels of the variants that plan a step only after the one before has ended, while others plan ahead.
-    They pay for planning in every step, however good their policy is."""
+    """Return the labels of the variants that plan a step only after the previous one has ended, while others plan
+    ahead. They pay for planning in every step, however good their policy is."""
     labels = [v["label"] for v in described if v["asynchronous"] is False]
     return labels if any(v["asynchronous"] for v in described) else []
 
@@ -95,8 +96,8 @@ def same_workload(variants: Sequence[Variant]) -> None:
             one, other = variants[0].settings.get(key), v.settings.get(key)
             if one != other:
                 raise UserError(
-                    f"compare: {variants[0].label} and {v.label} replay different workloads "
-                    f"({key}: {one} and {other}); pairs need the same one (servesim sweep varies workloads)"
+                    f"compare: {variants[0].label} and {v.label} replay different workloads ({key}: {one} and "
+                    f"{other}); paired runs need the same one (servesim sweep varies workloads)"
                 )
 
 

@@ -52,7 +52,7 @@ def judge(
     runs: Sequence[Run | None] | None,
 ) -> list[Row]:
     """Return a row for each metric and variant. `values` has shape (variants, replicates, metrics), the baseline first.
-    `runs` holds the only run of each variant (None if it failed) if there is one replicate, whose blocks are
+    If there is only one replicate, `runs` holds the run of each variant (None if it failed), whose blocks are
     resampled."""
     rows = []
     for m, metric in enumerate(metrics):
@@ -61,8 +61,8 @@ def judge(
 
 
 def is_unstable(variant: Mapping[str, Any]) -> bool:
-    """Return whether a queue grows without end in at least half of a variant's runs. Leaving out only the unstable runs
-    would bias the comparison to survivors."""
+    """Return whether a queue grows without bound in at least half of a variant's runs. Leaving out only the unstable
+    runs would introduce survivorship bias."""
     ran = sum(address is not None for address in variant["cells"])
     return bool(2 * variant["unstable"] >= max(ran, 1))
 
@@ -76,7 +76,7 @@ def _metric_rows(
 ) -> list[Row]:
     ratio = metric.scale == "ratio" and bool((values[~np.isnan(values)] > 0).all())
     scaled = np.log(values) if ratio else values
-    # A metric that may be 0, or is 0 here, changes by differences; the margin is then a share of the usual value.
+    # A metric that may be 0, or is 0 here, is compared by difference; the margin is then a share of its usual value.
     margin = np.log1p(settings.margin) if ratio else settings.margin * _usual(values[0], metric)
     unstable = [metric.latency and is_unstable(v) for v in variants]
     judged: dict[int, Judged] = {}
@@ -124,8 +124,8 @@ def _judged(
 
 
 def _blocks(base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool) -> tuple[Interval, float]:
-    """Return interval and p-value within one run. Successive requests are resampled together, in the same way in both
-    runs."""
+    """Return the interval and p-value of a comparison of two single runs. Blocks of successive requests are resampled,
+    the same blocks in both runs."""
     rows = steady_rows(base, settings.warmup, settings.cooldown)
     name = metric.name.rpartition("_")[0]
     gaps = other.latency_ms(name)[rows] - base.latency_ms(name)[rows]
@@ -207,7 +207,8 @@ def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: 
 AT_THE_RATE = "set by the rate"
 """Verdict on a price per token that no policy could have changed."""
 TOO = {("lower", "better"): "too fast", ("lower", "worse"): "too slow"}
-"""Verdicts on a simulated server against a measured one, by the verdicts on two policies."""
+"""Verdicts on a simulated server compared with a measured one, by the metric's direction and the verdict on two
+policies."""
 
 
 def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], equal: Collection[str] = ()) -> list[Row]:
@@ -240,7 +241,7 @@ def sentence(row: Row, baseline: str) -> str:
     if row["verdict"] == "failed":
         return f"{who} cannot run"
     if row["verdict"] == "unstable":
-        return f"{who}: {name} is not compared: the queue grows without bound"
+        return f"{who}: {name} is not compared, because the queue grows without bound"
     if row["verdict"] == "identical":
         return f"{who} and {baseline} are identical in {name}"
     if row["verdict"] == AT_THE_RATE:
@@ -259,5 +260,5 @@ def sentence(row: Row, baseline: str) -> str:
         said += f" (interval {ends[0]} to {ends[1]}{' %' if ratio else ''})"
     if row["verdict"] == "undecided":
         more = row["more_replicates"]
-        return f"{said}: undecided" + (f", about {more} more replicates would decide" if more else "")
+        return f"{said}: undecided" + (f", with about {more} more replicates needed to decide" if more else "")
     return said if off else f"{said}: {row['verdict']}"

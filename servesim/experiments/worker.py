@@ -16,9 +16,9 @@ from servesim.experiments.store import Cell, compute
 
 
 def main() -> None:
-    """Serve standard input until it ends."""
+    """Compute cells from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # a policy's prints are no answers
+    os.dup2(2, 1)  # keep a policy's prints out of answers
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     while True:

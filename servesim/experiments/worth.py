@@ -60,17 +60,18 @@ class Feature(NamedTuple):
 
     name: str
     on: tuple[str, ...]
-    """Assignments that add it to a deployment."""
+    """Assignments that add the feature to a deployment."""
     off: tuple[str, ...]
-    """Assignments that remove it."""
+    """Assignments that remove the feature."""
 
 
 def worth(
     scenario: str | Path | Mapping[str, Any] | None = None, *, of: str | Sequence[str], **asked: Any
 ) -> pd.DataFrame:
     """Compute the worth of features on a workload: prefix-caching, fp8, fp8-kv, speculation, offload, tp,
-    chunked-prefill, async-scheduling, expert-parallel, disaggregation (of `pd`, against as many GPUs whose replicas do
-    both, each of the scenario's `tp`), or any setting (`scheduler.max_num_seqs=64`) against the scenario's own value.
+    chunked-prefill, async-scheduling, expert-parallel, disaggregation (`pd` against the same number of GPUs in replicas
+    that do both prefill and decode, each with the scenario's `tp`), or any setting (`scheduler.max_num_seqs=64`)
+    against the scenario's own value.
 
     Keywords are those of `servesim.capacity`, but every setting has one value. Returns the rows of the deployments. The
     document, including the worth of each feature, is in `.attrs["document"]`. Raises UserError if the question is
@@ -81,8 +82,8 @@ def worth(
     base = product(*load_grid(objects.named(scenario), objects.named(axes)))
     if len(base) > 1:
         raise UserError(
-            f"worth: give one deployment, to be compared with and without; {next(iter(base[0].axes))} has several "
-            "values"
+            f"worth: give one deployment, to be compared with and without the feature; {next(iter(base[0].axes))} "
+            "has several values"
         )
     settings = base[0].settings
     features = [feature(name, settings) for name in _names(of)]
@@ -109,7 +110,7 @@ def _names(of: str | Sequence[str]) -> list[str]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"of: {twice[0]} is given twice")
     if not names:
-        raise UserError(f"of: name what to evaluate: {', '.join(NAMES)}, or a setting such as tp=4")
+        raise UserError(f"of: name what to evaluate ({', '.join(NAMES)}, or a setting such as tp=4)")
     return names
 
 
@@ -128,11 +129,11 @@ def feature(name: str, settings: Settings) -> Feature:
         return Feature(name, () if shares else ("kv=prefix-hash",), ("kv=paged",))
     if name == "speculation":
         if known.speculation["name"] == "none":
-            raise UserError("of: the scenario has no speculation; add it, such as --speculation eagle3")
+            raise UserError("of: the scenario has no speculation; add it, for example with --speculation eagle3")
         return Feature(name, (), ("speculation=none", "acceptance=null"))
     if name == "offload":
         if known.model_dump().get("offload") is None:
-            raise UserError("of: the scenario has no offload; add it, such as --offload cpu=64GiB")
+            raise UserError("of: the scenario has no offload; add it, for example with --offload cpu=64GiB")
         return Feature(name, (), ("offload=none",))
     if name == "disaggregation":
         return Feature(name, (), _together(settings))
@@ -142,16 +143,16 @@ def feature(name: str, settings: Settings) -> Feature:
 
 
 def _together(settings: Settings) -> tuple[str, ...]:
-    """Return the assignments that replace `pd` by the same number of GPUs whose replicas do both. Raise UserError if
-    there is no `pd`, or if the GPUs do not divide evenly."""
+    """Return the assignments that replace `pd` with the same number of GPUs in replicas that do both prefill and
+    decode. Raise UserError if there is no `pd`, or if the GPUs do not divide evenly."""
     if not settings.get("pd"):
         raise UserError(
-            "of: the scenario has prefill and decode together; give the separate pools, such as --pd 1x1:1x1"
+            "of: the scenario runs prefill and decode together; define separate pools, such as --pd 1x1:1x1"
         )
     sides = spelled_out(settings)["pools"]
     gpus, tp = sum(pool["replicas"] * pool["tp"] for pool in sides), int(settings.get("tp") or 1)
     if gpus % tp:
-        raise UserError(f"of: the {gpus} GPUs of pd={settings['pd']} do not make a whole number of replicas of tp={tp}")
+        raise UserError(f"of: the {gpus} GPUs of pd={settings['pd']} do not divide into whole replicas with tp={tp}")
     return "pd=null", *(["handoff=null"] if settings.get("handoff") else []), f"replicas={gpus // tp}"
 
 
@@ -188,9 +189,9 @@ def _check_told(features: Sequence[Feature], variants: Sequence[Variant], object
     trace = open_scenario(known, objects.get(known.trace))
     if trace.content is None and trace.samples is None:
         raise UserError(
-            f"of: {asked[0]} cannot be evaluated: its value depends on what prompts share, and trace {trace.name} does "
-            "not record their content; use one that does, or define the sharing, such as --shape "
-            "share:tokens=500,groups=20"
+            f"of: {asked[0]} cannot be evaluated: its value depends on what prompts share, and trace {trace.name} "
+            "does not record their content; use a trace that does, or define the sharing, for example with "
+            "--shape share:tokens=500,groups=20"
         )
 
 
@@ -225,7 +226,7 @@ def _worth(found: Found, features: Sequence[Feature]) -> list[dict[str, Any]]:
 
 
 def _gains(bars: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the bars of a price ratio converted to a gain."""
+    """Return the error bars of a price ratio, converted to those of a gain."""
     low, high = bars["high"], bars["low"]
     return {**bars, "low": low and 1 - low, "high": high and 1 - high}
 
@@ -236,11 +237,15 @@ def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ra
     if ratio is None:
         return none | {"says": "one of the two carries no load"}
     if row["by"] == "replicas":
-        return none | {"says": "the number of replicas is a whole number; without a rate the gain has an interval"}
+        return none | {
+            "says": (
+                "the number of replicas is a whole number, so the gain has no interval; it has one if no rate is given"
+            )
+        }
     ours, theirs = limits(study, row["label"]), limits(study, without["label"])
     known = [math.log(a / b) for a, b in zip(ours, theirs, strict=True) if a and b]
     if len(known) < 3 or len(known) < len(ours):
-        return none | {"says": "too few replicates have a highest rate among the loads tried"}
+        return none | {"says": "too few replicates have their highest rate within the range of the loads tried"}
     ends, times = interval(np.array(known), "t"), float(np.mean(known))
     low, high = (1 - ratio * math.exp(times - end) for end in (ends.low, ends.high))
     return {"low": low, "high": high, "says": f"95 % t interval over {len(known)} pairs of replicates"}
@@ -287,7 +292,8 @@ def sentence(one: Mapping[str, Any]) -> str:
     if rate == without:
         return f"{saved}: ${hour:,.2f}/h instead of ${other:,.2f}/h for {rate:.4g} requests/s."
     return (
-        f"{saved}{bars} per request: {rate:.4g} requests/s at ${hour:,.2f}/h, {without:.4g} at ${other:,.2f}/h without."
+        f"{saved}{bars} per request: {rate:.4g} requests/s at ${hour:,.2f}/h with it, {without:.4g} at $"
+        f"{other:,.2f}/h without it."
     )
 
 

@@ -1,1 +1,1 @@
-"""Optional features of a run, with one folder each, found by its name (servesim.contracts.feature)."""
+"""Optional features of a run, each in its own folder and found by the folder's name (servesim.contracts.feature)."""

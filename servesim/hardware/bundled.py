@@ -23,7 +23,7 @@ def bundled_config(name: str) -> dict[str, Any]:
 
 
 def config_of(text: str, where: str) -> dict[str, Any]:
-    """Return the content of a `config.json`; UserError if it is no object."""
+    """Return the content of a `config.json`. Raise UserError if it is not an object."""
     config = parse_json(text, f"model config {where}")
     if not isinstance(config, dict):
         raise UserError(f"model config {where} is not a JSON object")

@@ -19,11 +19,11 @@ _UNSUPPORTED = {
     "text_config": "a multi-modal model (give the config.json of its text model)",
     "indexer_types": "sparse attention whose layers share an index (GLM-5.2)",
     "index_topk_freq": "sparse attention whose layers share an index",
-    "moe_latent_size": "a model with experts of a latent width (Nemotron 3 Super and Ultra)",
-    "routed_expert_hidden_size": "a model with experts of a latent width (Kimi-K3)",
+    "moe_latent_size": "a model with experts that work in a latent space (Nemotron 3 Super and Ultra)",
+    "routed_expert_hidden_size": "a model with experts that work in a latent space (Kimi-K3)",
     "attn_res_block_size": "a model with attention over earlier layers (Kimi-K3)",
     "attention_chunk_size": "chunked attention",
-    "altup_num_inputs": "a model of alternating updates (Gemma 3n)",
+    "altup_num_inputs": "a model with alternating updates (Gemma 3n)",
     "hidden_size_per_layer_input": "a model with embeddings in every layer (Gemma 3n, Gemma 4)",
     "global_head_dim": "a model whose full-attention layers have heads of their own (Gemma 4)",
 }
@@ -38,7 +38,7 @@ KNOWN_TYPES = frozenset(
     )
 )
 """Values of `model_type` whose decoders consist of parts that servesim prices: attention with grouped heads, and a
-dense MLP or experts in each layer. If `model_type` is missing, config.json claims nothing else."""
+dense MLP or experts in each layer. A config.json without `model_type` is accepted, because it claims nothing else."""
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True, "linear_attention": False}
 _LLAMA4 = "llama4_text"
 _QWEN_NEXT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -134,7 +134,7 @@ def changed_config(config: dict[str, Any], name: str, changes: Mapping[str, str]
     model_fields(read, f"model config {name}")
     for key in values:
         if key not in read.keys_read:
-            raise UserError(f"model.{key}: {name} does not use it{suggest(key, read.keys_read)}")
+            raise UserError(f"model.{key}: not used by {name}{suggest(key, read.keys_read)}")
     return config | values
 
 
@@ -193,7 +193,7 @@ def _latent(config: dict[str, Any], where: str) -> Latent | None:
     if not config.get("kv_lora_rank"):
         if config.get("index_topk"):
             raise UserError(
-                f"{where}: index_topk makes it sparse attention, which is not supported without kv_lora_rank"
+                f"{where}: index_topk indicates sparse attention, which is not supported without kv_lora_rank"
             )
         return None
     return Latent(
@@ -243,7 +243,7 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
         if not window:
             return [0] * count
     if any(slides) and not window:
-        raise UserError(f"{where}: layers slide a window, but sliding_window is {shown(window)}")
+        raise UserError(f"{where}: some layers use a sliding window, but sliding_window is {shown(window)}")
     return [int(window or 0) if s else 0 for s in slides]
 
 
@@ -303,9 +303,9 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
             continue
         if config.get(key) or text.get(key):
             which = "" if key in ("vision_config", "text_config") else layers_of(config, key)
-            found = f"{where}: {key} makes it {what}, which is not supported" + (f": {which}" if which else "")
+            found = f"{where}: {key} indicates {what}, which is not supported" + (f": {which}" if which else "")
             near = nearest(config)
-            raise UserError(found + (f"; of the models that are, {near} is nearest in size" if near else ""))
+            raise UserError(found + (f"; of the supported models, {near} is nearest in size" if near else ""))
     if config.get("is_encoder_decoder"):
         raise UserError(f"{where}: is_encoder_decoder is set; only decoders are supported")
     hidden = config.get("hidden_size")

@@ -15,7 +15,7 @@ class DraftModel:
     spec: ModelSpec
     """Decoder layers, and the LM head with its vocabulary."""
     decoder: bool = True
-    """Whether it has layers; if not, only `linears` and the LM head."""
+    """Whether it has layers; if not, it has only `linears` and the LM head."""
     linears: tuple[tuple[int, int], ...] = ()
     """(output width, input width) of additional linear layers over every token of every pass."""
     first_linears: tuple[tuple[int, int], ...] = ()
@@ -27,7 +27,7 @@ class DraftModel:
     """Whether the layers are the target's (early exit), with no additional weights or KV."""
 
     def weight_bytes(self, dtype: str) -> int:
-        """Return the bytes in addition to the target's weights; whole model, before tensor parallelism."""
+        """Return the bytes of weights in addition to the target's, for the whole model before tensor parallelism."""
         if self.shares_layers:
             return 0
         layers = range(self.spec.num_layers if self.decoder else 0)
@@ -60,8 +60,8 @@ def eagle3_head(target: ModelSpec, draft_vocab: int, mlp_width: int) -> DraftMod
 
 
 def mtp_head(target: ModelSpec) -> DraftModel:
-    """Return the multi-token prediction head (DeepSeek-V3, arXiv 2412.19437): one layer of the target's last kind over
-    the concatenated embedding and hidden state; embedding and LM head are the target's."""
+    """Return the multi-token prediction head (DeepSeek-V3, arXiv 2412.19437): one layer of the same kind as the
+    target's last layer, over the concatenated embedding and hidden state; embedding and LM head are the target's."""
     h = target.hidden_size
     spec = _layers(target, 1, None, kinds=target.layers[-1:])
     return DraftModel(spec, linears=((h, 2 * h),), owns_lm_head=False)

@@ -89,7 +89,7 @@ def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
 
 
 def attention_kind(model: ModelSpec) -> str:
-    """Return the field's term for how the heads share keys and values."""
+    """Return the standard term for how the heads share keys and values."""
     if model.latent is not None:
         chosen = f", {model.latent.indexer.topk} tokens chosen" if model.latent.indexer is not None else ""
         return f"MLA, a latent of {model.latent.kv_rank} + {model.latent.rope_dim} numbers{chosen}"
@@ -127,7 +127,7 @@ def fit(model: ModelSpec, gpu: Gpu, tp: int, weights: str, load: Load) -> Fit:
     except UserError:
         short = budget(True)
         needed = short.weights + short.activations + short.non_torch + short.cuda_graphs
-        reason = f"needs {needed / GIB:.1f} GiB and KV blocks, {short.usable / GIB:.1f} GiB are usable"
+        reason = f"needs {needed / GIB:.1f} GiB plus KV blocks, but only {short.usable / GIB:.1f} GiB is usable"
         return Fit(gpu.name, weights, tp, short.weights, reason=reason)
     blocks = found.num_blocks - 1
     each = sum(group.blocks(load.context, load.block_size) for group in groups)

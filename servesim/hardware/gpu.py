@@ -15,7 +15,7 @@ from servesim.untrusted import read_yaml
 
 _MAY_BE_ZERO = frozenset(("usd_per_hour", "nvlink_bandwidth"))
 _SLOWEST = 1e6
-"""Lowest rate in FLOP/s or bytes/s: below it a step may take longer than 64 bits of ns hold."""
+"""Lowest allowed rate in FLOP/s or bytes/s; below it, the duration of a step in ns may exceed 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ def _changed(gpu: Gpu, changes: dict[str, str]) -> Gpu:
 
 
 def _wrong(key: str, number: float) -> str:
-    """Return the demand that a number of a data sheet does not meet; empty if it meets all."""
+    """Return the requirement that a number in a data sheet does not meet; empty if it meets all."""
     if key in _MAY_BE_ZERO and number == 0:
         return ""
     if not 0 < number < 1e30:
         return f"must be a finite number {'of at least' if key in _MAY_BE_ZERO else 'above'} 0"
     if number < _SLOWEST and key.startswith("flops.") | key.endswith("bandwidth"):
-        return f"must be at least {_SLOWEST:g} a second"
+        return f"must be at least {_SLOWEST:g} per second"
     return ""
 
 
@@ -140,7 +140,7 @@ def _from_file(path: Path) -> Gpu:
         flops = {str(dtype): float(rate) for dtype, rate in sheet["flops"].items()}
         memory = int(float(sheet["memory_bytes"]))
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise UserError(f"GPU data sheet {path}: must be a number: {error}") from None
+        raise UserError(f"GPU data sheet {path}: a value is not a number: {error}") from None
     rates = {f"flops.{dtype}": rate for dtype, rate in flops.items()}
     for key, number in {**numbers, **rates, "memory_bytes": memory}.items():
         if wrong := _wrong(key, number):

@@ -26,7 +26,7 @@ class KvGroup:
     """Layers that share a block table."""
 
     layers: int
-    """Layers of the group."""
+    """Number of layers in the group."""
     window: int = 0
     """Tokens that their queries attend to; 0: all; `STATE_WINDOW`: the layers keep a state."""
 
@@ -63,8 +63,8 @@ _ALIGNED = 16
 
 
 def state_block_size(model: ModelSpec, block_size: int, kv_dtype: str = "bf16", tp: int = 1) -> int:
-    """Return the number of tokens in a block whose keys and values of one layer take at least the bytes of a state on
-    one GPU; at least `block_size`."""
+    """Return the number of tokens in a block such that their keys and values in one layer take at least as many bytes
+    as a state on one GPU; at least `block_size`."""
     if model.recurrent is None or not any(layer.owns_kv for layer in model.layers):
         return block_size
     sixteen = _ALIGNED * model.kv_bytes_per_token_per_layer(kv_dtype, tp)

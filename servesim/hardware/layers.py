@@ -113,7 +113,8 @@ class Indexer:
         return self.dim + 4 * -(-self.dim // _SCALED)
 
     def linears(self, hidden: int, q_rank: int) -> list[tuple[int, int]]:
-        """Return (output width, input width) of its queries, its key, and the weights of its heads."""
+        """Return (output width, input width) of the projections to its queries, its key, and the weights of its
+        heads."""
         return [(self.heads * self.dim, q_rank or hidden), (self.dim, hidden), (self.heads, hidden)]
 
 

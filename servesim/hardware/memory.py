@@ -62,10 +62,10 @@ _ACCOUNTING: dict[Version, Accounting] = {
     (0, 17): Accounting(0.9, cuda_graphs=0),
     (0, 21): Accounting(),
 }
-"""Rules by the first release that uses them. Samplers no longer sort since the top-k and top-p kernels in Triton (vLLM
-PR 33538); the first release with them lies between 0.15 and 0.22. Graphs are subtracted since 0.21. Their estimate is
-fitted to one server (Qwen3-14B, 0.23, 18,038 blocks on an H100); it grows with the model, at times to many GiB (vLLM
-issue 45178)."""
+"""Rules by the first release that uses them. Samplers stopped sorting with the top-k and top-p kernels in Triton (vLLM
+PR 33538); the first release with them lies between 0.15 and 0.22. Graphs have been subtracted since 0.21. Their
+estimate is fitted to one server (Qwen3-14B, 0.23, 18,038 blocks on an H100); it grows with the model, at times to many
+GiB (vLLM issue 45178)."""
 
 
 def accounting(version: Version | None = None) -> Accounting:

@@ -158,7 +158,7 @@ class ModelSpec:
 
     @property
     def experts_dtype(self) -> str | None:
-        """The precision of the experts, regardless of the other layers; None if there is none."""
+        """The precision of the experts, regardless of the other layers; None if there are no experts."""
         return self.experts.dtype if self.experts else None
 
     def layer_bytes(self, layer: Layer, dtype: str) -> float:
@@ -169,8 +169,8 @@ class ModelSpec:
         return linear * dtype_bytes(dtype) + router * wide_bytes(dtype) + experts_bytes
 
     def weight_bytes(self, dtype: str) -> int:
-        """Return the bytes of the weights: linear layers in `dtype`; embeddings, LM head and final norm by
-        `wide_bytes`."""
+        """Return the bytes of the weights: linear layers in `dtype`; embeddings, LM head and final norm at the size
+        that `wide_bytes` returns."""
         final_norm = self.hidden_size * (2 if self.layer_norm_bias else 1)
         layers = sum(self.layer_bytes(layer, dtype) for layer in self.layers)
         return int(layers + (self.embedding_params + final_norm) * wide_bytes(dtype))
@@ -196,7 +196,7 @@ class ModelSpec:
 
     def kv_bytes(self, tokens: int, dtype: str = "bf16", tp: int = 1) -> int:
         """Return the bytes of keys, values and states that a sequence of `tokens` tokens needs on one of `tp` GPUs:
-        layers with a window keep only their window, layers that attend to another layer's KV keep nothing."""
+        layers with a window keep only their window, and layers that attend to another layer's KV keep nothing."""
         kept = sum(min(layer.window or tokens, tokens) for layer in self.kept_layers if layer.owns_kv)
         return kept * self.kv_bytes_per_token_per_layer(dtype, tp) + self.state_bytes(tp)
 

@@ -23,7 +23,7 @@ _FORMATS = (
     (r"fp8|w8a8-fp8", "fp8"),
     (r"w8a8|int8", "int8"),
 )
-"""Formats by spelling, first match first. The last two four-bit formats are refused as a dtype."""
+"""Formats by spelling; the first match counts. The last two four-bit formats are refused as a dtype."""
 _FORMAT = re.compile("|".join(f"(?P<f{i}>{text})" for i, (text, _) in enumerate(_FORMATS)))
 _ENDS = ("dynamic", "static", "pertensor", "kv", "quantized", "g128", "marlin", "sym", "ct")
 """Words that qualify a format: `-FP8-dynamic`, `-quantized.w4a16`."""

@@ -1,4 +1,4 @@
-"""Helpful refusals: the layers of a `config.json` that cannot be priced, and the nearest bundled model."""
+"""Details for refusals: the layers of a `config.json` that cannot be priced, and the nearest bundled model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LINEAR = frozenset(("linear_attention", "mamba", "gated_deltanet", "kda", "recu
 
 def nearest(config: Mapping[str, Any]) -> str:
     """Return the bundled model whose sizes are nearest to a config's: by the logarithms of hidden size, layers, heads
-    and experts, among models that equally have experts (or none). Return an empty string if the config states too
-    little."""
+    and experts, among models that also have experts (or also have none). Return an empty string if the config states
+    too little."""
     own = _text_of(config)
     mine = _sizes(own)
     if "hidden_size" not in mine or "num_hidden_layers" not in mine:
@@ -54,7 +54,7 @@ def layers_of(config: Mapping[str, Any], key: str) -> str:
 
 
 def _chosen(config: Mapping[str, Any], key: str, count: int) -> list[int]:
-    """Return the layers that keep a state, or nothing if the config does not specify them."""
+    """Return the layers that keep a state, or an empty list if the config does not specify them."""
     if key.startswith("index"):
         return list(range(count))
     types = config.get("layer_types")
@@ -71,7 +71,7 @@ def _chosen(config: Mapping[str, Any], key: str, count: int) -> list[int]:
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of the text model inside a multi-modal one, or any other config unchanged."""
+    """Return the text model's config from a multimodal config; return any other config unchanged."""
     inner = config.get("text_config")
     return inner if isinstance(inner, Mapping) else config
 

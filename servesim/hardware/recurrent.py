@@ -27,7 +27,7 @@ class Recurrent:
     kind: str
     """Kind of layer. `gdn`: the gated delta rule of Qwen3-Next and Qwen3.5; `kda`: Kimi delta attention; `mamba2`."""
     key_heads: int
-    """Number of heads of queries and keys; in Mamba2, of groups."""
+    """Number of query and key heads; in Mamba2, number of groups."""
     value_heads: int
     key_dim: int
     """Width of a key; in Mamba2, the state size."""
@@ -35,7 +35,7 @@ class Recurrent:
     kernel: int
     """Number of tokens that the convolution spans."""
     state_dtype: str = "bf16"
-    """Format of the matrices; the last tokens of the convolution are kept in 2 bytes."""
+    """Format of the matrices; the convolution's cached inputs are kept in 2 bytes per value."""
 
     @property
     def key_size(self) -> int:
@@ -49,7 +49,8 @@ class Recurrent:
 
     def linears(self, hidden: int, tp: int = 1) -> list[tuple[int, int]]:
         """Return (output width, input width) of the projections on one of `tp` GPUs, the output projection last. In
-        `kda`, decay and gate pass through a rank of one head, which is replicated on every GPU."""
+        `kda`, decay and gate are low-rank projections through the width of one head; their first factor is replicated
+        on every GPU."""
         keys, values, heads = self.key_size // tp, self.value_size // tp, self.value_heads // tp
         out = (hidden, values)
         if self.kind == KDA:
@@ -77,14 +78,16 @@ class Recurrent:
 
 
 def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
-    """Return the widths of the layers with a state in a config, or None if it has none; raise UserError for widths that
-    are not positive integers."""
+    """Return the widths of the layers with a state in a config, or None if there are no such layers; raise UserError
+    for widths that are not positive integers."""
     kda = config.get("linear_attn_config")
     if kda is not None and not isinstance(kda, Mapping):
         raise UserError(f"{where}: linear_attn_config must be an object, not {shown(kda)}")
     dtype = config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype")
     if dtype is not None and dtype not in list(_STATE_DTYPES):
-        raise UserError(f"{where}: the format of states is {shown(dtype)} (choose from: {', '.join(_STATE_DTYPES)})")
+        raise UserError(
+            f"{where}: unsupported format of states {shown(dtype)} (choose from: {', '.join(_STATE_DTYPES)})"
+        )
 
     def count(key: str, of: Mapping[str, Any] = config) -> int:
         value = of.get(key)
@@ -106,13 +109,15 @@ def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
     else:
         return None
     if found.value_heads % found.key_heads:
-        raise UserError(f"{where}: {found.value_heads} heads with a state are not a multiple of {found.key_heads}")
+        raise UserError(
+            f"{where}: the number of heads with a state, {found.value_heads}, is not a multiple of {found.key_heads}"
+        )
     return found
 
 
 def layers_with_states(config: Mapping[str, Any], layers: tuple[Layer, ...], where: str) -> tuple[Layer, ...]:
-    """Return `layers` with the layers that keep a state marked and, for Nemotron-H, the missing parts of each; raise
-    UserError if the config does not specify which layers they are."""
+    """Return `layers` with the layers that keep a state marked and, for Nemotron-H, with the parts that each layer
+    lacks; raise UserError if the config does not specify which layers keep a state."""
     pattern, count = config.get("hybrid_override_pattern"), len(layers)
     if pattern is not None:
         if not isinstance(pattern, str) or len(pattern) != count or set(pattern) - set(_PARTS):
@@ -123,9 +128,9 @@ def layers_with_states(config: Mapping[str, Any], layers: tuple[Layer, ...], whe
         )
     states = _states(config, count)
     if not states:
-        raise UserError(f"{where}: it has layers with a state, but does not list which (layer_types)")
+        raise UserError(f"{where}: some layers keep a state, but the config does not list which ones (layer_types)")
     if min(states) < 0 or max(states) >= count:
-        raise UserError(f"{where}: it lists layers with a state beyond the {count} layers")
+        raise UserError(f"{where}: some of the layers listed as keeping a state are not among the {count} layers")
     return tuple(
         layer._replace(owns_kv=False, recurrent=True, window=0) if i in states else layer
         for i, layer in enumerate(layers)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 METRICS = ("ttft", "tpot", "e2e")
 """Metrics with known intervals, as means over requests: E2E is TTFT + (mean output length - 1) TPOT."""
 SHORT_TTFT_MS = 100.0
-"""Simulated TTFT below which it is mostly front end and host time, not prompts or queue."""
+"""Simulated TTFT below which most of it is front-end and host time, not prefill or queueing."""
 LOADS = ((8.0, "1-8"), (32.0, "9-32"), (128.0, "33-128"), (float("inf"), "129-"))
 """Bands of requests in flight on one engine, by their upper bound."""
 BEYOND = ((0.0, "0"), (0.05, "0-5 %"), (0.25, "5-25 %"), (1.0, "25-100 %"))
-"""Bands of the share of GPU time beyond the range measured in the tables, by their upper bound."""
+"""Bands of the share of GPU time priced beyond the range measured in the tables, by their upper bound."""
 PROMPTS = ((1500.0, "to 1500"), (5000.0, "to 5000"), (float("inf"), "over 5000"))
 """Bands of the mean prompt length in tokens, by their upper bound."""
 _SUFFIX = re.compile(r"(-(instruct|chat|it|fp8|fp4|nvfp4|awq|gptq|int4|hf|base|[0-9]{4}))+$")
@@ -21,7 +21,7 @@ _SUFFIX = re.compile(r"(-(instruct|chat|it|fp8|fp4|nvfp4|awq|gptq|int4|hf|base|[
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One engine under one load. Times are simulated means in ms; texts are empty if nothing is stated."""
+    """One engine under one load. Times are simulated means in ms; unknown text fields are empty."""
 
     engine: str
     """Name of its preset: vllm, sglang, tensorrt-llm, ...."""
@@ -43,17 +43,17 @@ class Case:
 
     @property
     def product(self) -> str:
-        """The product, regardless of its size."""
+        """Engine, version, model, GPU and precision, regardless of parallelism."""
         return f"{self.engine} {self.version} {self.model} {self.gpu} {self.precision}"
 
     @property
     def deployment(self) -> str:
-        """One server, regardless of its load."""
+        """The product with its parallelism, regardless of load."""
         return f"{self.product} tp{self.tp} ep{self.ep}"
 
     @property
     def load(self) -> str:
-        """The band of `LOADS`."""
+        """The band of `LOADS` that the case is in."""
         return band(self.in_flight, LOADS)
 
     @property
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def beyond(self) -> str:
-        """The band of `BEYOND`."""
+        """The band of `BEYOND` that the case is in."""
         return band(self.extrapolated, BEYOND)
 
 

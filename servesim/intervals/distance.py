@@ -13,11 +13,11 @@ LABELS = ("engine", "precision", "version", "model", "gpu", "deployment")
 
 @dataclass(frozen=True)
 class Kind:
-    """A distance: the labels that no measured cell shares, and its name."""
+    """A kind of distance: its name, and the labels of the case that no measured cell shares."""
 
     name: str
     unknown: tuple[str, ...]
-    """Labels that the folds leave out; if empty, single cells are left out."""
+    """Labels that the cross-validation folds hold out; if empty, single cells are held out."""
     says: str
 
 
@@ -29,7 +29,7 @@ KINDS = (
     Kind("gpu", ("gpu",), "this GPU was never measured"),
     Kind("model and version", ("model", "version"), "neither this model nor this engine version was ever measured"),
 )
-"""Distances from near to far. A case is of the kind that leaves out exactly its unknown labels."""
+"""Kinds of distance, from near to far. A case is of the kind that holds out exactly the labels unknown for the case."""
 
 
 def label(case: Case, name: str) -> str:
@@ -38,8 +38,8 @@ def label(case: Case, name: str) -> str:
 
 
 def kind_of(case: Case, known: Mapping[str, Sequence[str]]) -> tuple[Kind | None, str]:
-    """Return the kind of a case, or None and the reason why no fold applies to it. `known`: measured values by
-    label."""
+    """Return the kind of distance of a case, or None and the reason why no fold applies to the case. `known`: measured
+    values by label."""
     if case.engine not in known["engine"]:
         return None, f"no server of {case.engine} was measured"
     if case.precision not in known["precision"]:

@@ -21,9 +21,9 @@ from servesim.intervals.distance import Kind, kind_of
 SCHEMA = "servesim.intervals/1"
 FILE = "fitted.json"
 PARTS = ("location", "scale")
-"""Parts of the terms of a feature, each by metric."""
+"""Parts of a feature's terms; each part has one term per metric."""
 SHARES = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
-"""Shares of measured servers below the quantiles that are stored."""
+"""Shares of measured servers at which quantiles are stored."""
 LEVEL = 0.8
 """Share of measured servers inside an interval: a tenth lies beyond each end."""
 
@@ -33,14 +33,14 @@ class Factors:
     """The distribution of the ratio of measured to simulated values for one metric of one case."""
 
     location: float
-    """Logarithm of the location."""
+    """Location of the logarithm of the ratio."""
     scale: float
-    """Spread of the logarithms."""
+    """Scale of the logarithm of the ratio."""
     quantiles: tuple[float, ...]
     """Quantiles at SHARES, in units of the scale."""
 
     def at(self, share: float) -> float:
-        """Return the factor that a share of servers lies below; shares are clamped to the range of SHARES."""
+        """Return the factor below which the given share of servers lies; shares are clamped to the range of SHARES."""
         z = float(np.interp(share, SHARES, self.quantiles))
         return math.exp(self.location + self.scale * z)
 
@@ -76,8 +76,8 @@ class Fitted:
         return Factors(location, math.exp(log_scale), tuple(fitted["quantiles"][metric]))
 
     def coverage(self, kind: Kind, metric: str) -> Mapping[str, float] | None:
-        """Return the share of left-out cells inside their intervals, and its 95 % interval; None if it was not
-        evaluated."""
+        """Return the share of held-out cells inside their intervals, and the 95 % interval of that share; None if it
+        was not evaluated."""
         judged: Mapping[str, Any] = self.document.get("judged", {})
         found: Mapping[str, float] | None = judged.get(kind.name, {}).get(metric, {}).get("coverage")
         return found

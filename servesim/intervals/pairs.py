@@ -29,8 +29,8 @@ LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 def kind_of_pair(a: Case, b: Case) -> tuple[str, str]:
-    """Return the difference between two cases, or the reason why no measured pair is like them; both are empty if the
-    cases are one deployment."""
+    """Return the kind of difference between two cases, or the reason why no measured pair is comparable; both are empty
+    if the cases are the same deployment."""
     if (a.model, a.gpu) != (b.model, b.gpu):
         return "", "no measured pairs have different models or GPUs"
     names = []
@@ -73,8 +73,8 @@ class Spread:
     """Factors at LEVELS."""
 
     def beyond(self, factor: float) -> float:
-        """Return the share of measured pairs whose ratio exceeds the simulated one times a factor of at least 1, on
-        that side: a half at 1, and no less than (1 - the last of LEVELS) / 2."""
+        """Return the share of measured pairs whose ratio exceeds the simulated ratio by more than a factor of at least
+        1, on that side only: a half at factor 1, and no less than (1 - the last of LEVELS) / 2."""
         halves = (0.0, *(math.log(one) for one in self.by_level))
         level = float(np.interp(math.log(factor), np.maximum.accumulate(halves), (0.0, *LEVELS)))
         return (1 - level) / 2
@@ -87,7 +87,7 @@ def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
     if why:
         return why
     if not kind:
-        return "both are the same deployment: their difference affects no measured kernel"
+        return "both are the same deployment, and what differs between them affects no measured kernel"
     for one in (a, b):
         for name in ("engine", "precision", "gpu"):
             if label(one, name) not in fitted.known[name]:

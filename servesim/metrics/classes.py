@@ -16,14 +16,15 @@ Slos = Mapping[str, Mapping[str, float]]
 def class_limits(
     labels: Sequence[str], rows: NDArray[np.int64], slo: Mapping[str, float], slos: Slos
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the limits in ms of the requests of these trace rows, by metric: the limits of their class if it has its
-    own; infinite if there is none."""
+    """Return the limits in ms, by metric, for the requests of these trace rows: those of a request's class if it has
+    its own, otherwise the common ones; infinite where there is no limit."""
     own = [slos.get(labels[row], slo) for row in rows.tolist()]
     known = [name for name in SLO_METRICS if name in slo or any(name in limits for limits in slos.values())]
     return {name: np.array([limits.get(name, np.inf) for limits in own], dtype=np.float64) for name in known}
 
 
 def parts_of(columns: RequestColumns, labels: Sequence[str]) -> dict[str, RequestColumns]:
-    """Return the records of each label, in order of the labels (one per trace row); retries belong to their row."""
+    """Return the records of each label, sorted by label. `labels`: one per trace row; retries have the label of their
+    row."""
     names = np.array(labels)[columns.table["row"] % len(labels)]
     return {str(name): columns.take(names == name) for name in np.unique(names)}

@@ -29,7 +29,7 @@ def is_custom(name: Any) -> bool:
 
 
 def load_metric(metric: str | Function) -> tuple[str, Function]:
-    """Return the name and function of a metric; raise UserError if there is none."""
+    """Return the name and function of a metric; raise UserError if there is no such function."""
     if callable(metric):
         name = getattr(metric, "__name__", "")
         if not name.isidentifier():
@@ -61,8 +61,8 @@ def value_of(name: str, function: Function, requests: Any, summary: Mapping[str,
 def custom_values(
     metrics: str | Function | Iterable[str | Function] | None, requests: Callable[[], Any], summary: Mapping[str, Any]
 ) -> dict[str, float | None]:
-    """Return the values of all metrics of a run by name, None if they are not finite. `requests`: creates the DataFrame
-    if it is needed."""
+    """Return the values of a run's metrics by name; None for values that are not finite. `requests`: called to create
+    the DataFrame if it is needed."""
     found = dict(load_metrics(metrics))
     if not found:
         return {}

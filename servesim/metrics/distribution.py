@@ -1,4 +1,4 @@
-"""Statistics of values and of counted values; percentiles are linear, as in `numpy.percentile`."""
+"""Statistics of values, with or without counts; percentiles use linear interpolation, as in `numpy.percentile`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Numbers = NDArray[np.int64] | NDArray[np.float64]
 def describe(values: Numbers, unit: float = 1.0) -> dict[str, float] | None:
     """Return count, mean, std (of the population), min, max and percentiles of `values`, each divided by `unit`.
 
-    Return None if there are no values, because any number would be false.
+    Return None if there are no values, because any number would be misleading.
     """
     if len(values) == 0:
         return None
@@ -40,8 +40,8 @@ def describe_counted(values: Numbers, counts: NDArray[np.int64], unit: float = 1
 
 
 def _percentile(values: Numbers, ends: NDArray[np.int64], total: int, q: float) -> float:
-    """Return a percentile by numpy's linear method; like numpy, interpolate from the nearer neighbor, to the last
-    bit."""
+    """Return a percentile by numpy's linear method; like numpy, interpolate from the nearer neighbor, so that results
+    agree to the last bit."""
     position = (total - 1) * (q / 100)
     low = math.floor(position)
     a = float(values[np.searchsorted(ends, low, side="right")])

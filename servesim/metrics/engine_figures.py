@@ -23,12 +23,12 @@ BY_KIND = an_object(**dict.fromkeys(KINDS, FIGURE))
 
 
 def mfu(m: Measured) -> float | None:
-    """Return model FLOPs utilization: the arithmetic that the answers needed over the GPUs' peak in the duration.
+    """Return model FLOPs utilization: FLOPs that the answers needed, divided by the GPUs' peak over the duration.
 
-    Per completed request: 2 per weight outside the embeddings and token computed (prompt without its prefix hit, and
-    all outputs but the last), 4 per query-key pair and head dimension, 2 per LM-head weight and output token.
-    Recomputation after preemption and padding are not useful and do not count. None for models whose layers are not all
-    alike and dense, and for several pools.
+    Per completed request: 2 per computed token (prompt without its prefix hit, and all outputs but the last) and weight
+    outside the embeddings, 4 per query-key pair and head dimension, 2 per LM-head weight and output token. Padding and
+    recomputation after preemption are not useful and do not count. None for models whose layers are not all alike and
+    dense, and if there are several pools.
     """
     deployment = m.alone
     if deployment is None:
@@ -46,9 +46,10 @@ def mfu(m: Measured) -> float | None:
 
 
 def mbu(m: Measured) -> float | None:
-    """Return memory bandwidth utilization: weights once per step (of embeddings, only a tied LM head), and keys and
-    values of every attended context (including the context cached before a prefill chunk), over the bytes that the GPUs
-    could read in the duration. None for models whose layers are not all alike and dense, and for several pools."""
+    """Return memory bandwidth utilization: bytes of the weights, once per step (of embeddings, only a tied LM head),
+    and of the keys and values of every attended context (including the context cached before a prefill chunk), divided
+    by the bytes that the GPUs could read in the duration. None for models whose layers are not all alike and dense, and
+    if there are several pools."""
     deployment, totals = m.alone, m.totals
     if deployment is None:
         return None
@@ -87,7 +88,7 @@ def _steps(summary: Summary) -> str:
 
 def _batch(summary: Summary) -> str:
     batch = summary["engine"]["batch_size"]
-    return f"{{batch_size.mean}} requests a step, at most {batch['max']:.0f}" if batch else "-"
+    return f"{{batch_size.mean}} requests per step, at most {batch['max']:.0f}" if batch else "-"
 
 
 ENGINE = Group(
@@ -97,22 +98,27 @@ ENGINE = Group(
         Figure("steps", "steps of all replicas", lambda m: m.totals.steps, schema=COUNT),
         Figure("steps_by_kind", "steps that compute prompts (`prefill`), output tokens (`decode`), or both (`mixed`)",
                lambda m: m.totals.steps_by_kind, schema=BY_KIND),
-        Figure("time_by_kind_s", "time of steps of each kind",
+        Figure("time_by_kind_s", "time spent in steps of each kind",
                lambda m: {kind: ns / SECOND for kind, ns in m.totals.ns_by_kind.items()}, "s", BY_KIND),
-        Figure("batch_size", "requests in a step: over steps, not over time",
+        Figure("batch_size", "requests per step; the statistics are over steps, not over time",
                lambda m: m.totals.batch_size(), schema=DISTRIBUTION),
-        Figure("tokens_per_step", "tokens computed in a step, without padding: over steps, not over time",
+        Figure("tokens_per_step",
+               "tokens computed per step, without padding; the statistics are over steps, not over time",
                lambda m: m.totals.tokens_per_step(), schema=DISTRIBUTION),
-        Figure("padded_tokens", "tokens computed and thrown away: static batches",
+        Figure("padded_tokens", "padding tokens, computed and discarded (static batching only)",
                lambda m: m.totals.sums["padded_tokens"], schema=COUNT),
-        Figure("gpu_busy_share", "time the GPU computes, over the time that its replica is up", busy_share, "share"),
-        Figure("mfu", "arithmetic the answers needed, over what the GPUs could do in the duration. Recomputation and "
+        Figure("gpu_busy_share",
+               "time in which the GPU computes, divided by the uptime of its replica", busy_share, "share"),
+        Figure("mfu",
+               "FLOPs that the answers needed, divided by what the GPUs could do in the duration. Recomputation and "
                "padding do not count. `null` for models whose layers are not all dense and alike, for several pools, "
-               "and without a peak for the format", mfu, "share"),
-        Figure("mbu", "weights once per step and the KV of every context attended, over what the GPUs could read in "
-               "the duration. `null` for models whose layers are not all dense and alike, and for several pools",
+               "and if the GPU has no peak for the format", mfu, "share"),
+        Figure("mbu",
+               "bytes of the weights, once per step, and of the KV of every attended context, divided by what the GPUs "
+               "could read in the duration. `null` for models whose layers are not all dense and alike, and for "
+               "several pools",
                mbu, "share"),
-        Figure("preemptions", "how often a running request lost its memory",
+        Figure("preemptions", "number of times a running request lost its KV memory",
                lambda m: m.total("preemptions"), schema=COUNT),
         Figure("recomputed_tokens", "tokens computed again after preemptions",
                lambda m: m.total("recomputed_tokens"), schema=COUNT),
@@ -147,7 +153,7 @@ def _free(m: Measured) -> float | None:
 
 def _peak(summary: Summary) -> str:
     if summary["kv"]["peak_share"] is None:
-        return "no peak of several pools"
+        return "no peak for several pools"
     return "peak {peak_share} of {capacity_tokens} tokens"
 
 
@@ -155,21 +161,26 @@ KV = Group(
     "kv",
     "KV memory",
     (
-        Figure("num_blocks", "blocks of a replica (of the first pool)", lambda m: m.pools[0].num_blocks, schema=COUNT),
-        Figure("block_size", "tokens of a block (of the first pool)", lambda m: m.pools[0].block_size, "tokens", COUNT),
-        Figure("capacity_tokens", "tokens the memory of a replica holds at most (of the first pool)",
+        Figure("num_blocks",
+               "KV blocks per replica (in the first pool)", lambda m: m.pools[0].num_blocks, schema=COUNT),
+        Figure("block_size", "tokens per block (in the first pool)", lambda m: m.pools[0].block_size, "tokens", COUNT),
+        Figure("capacity_tokens", "maximum number of tokens in the KV memory of a replica (in the first pool)",
                lambda m: m.pools[0].capacity_tokens, "tokens", COUNT),
         Figure("capacity_bytes_per_gpu", "bytes of the KV memory on each GPU",
                lambda m: m.pools[0].num_blocks * m.pools[0].block_bytes, "bytes", COUNT),
-        Figure("used_share", "tokens that running requests hold, shared ones once: mean share of the capacity",
+        Figure("used_share", "mean share of the capacity held by tokens of running requests; shared tokens count once",
                _used, "share"),
-        Figure("internal_share", "memory allocated, not filled: ends of blocks, reservations", _internal, "share"),
-        Figure("external_share", "memory that is free, but in pieces too small", _external, "share"),
-        Figure("free_share", "free memory, cached prefixes that may be evicted included", _free, "share"),
-        Figure("peak_share", "largest share of a replica's memory allocated at once. `null` for several pools",
+        Figure("internal_share",
+               "memory allocated but not filled: ends of blocks and reservations", _internal, "share"),
+        Figure("external_share", "free memory in pieces too small to use", _external, "share"),
+        Figure("free_share", "free memory, including cached prefixes that may be evicted", _free, "share"),
+        Figure("peak_share", "largest share of a replica's memory allocated at any time. `null` for several pools",
                lambda m: per(m.totals.kv_peak, m.pools[0].capacity_tokens) if m.alone else None, "share"),
     ),
-    doc="Shares are means over the duration and all replicas. Between steps nothing runs and nothing is held.",
+    doc=(
+        "Shares are means over the duration and all replicas. The time between steps counts as idle, with nothing "
+        "held."
+    ),
     rows=(
         ("KV memory", lambda s: f"{{used_share}} used, {{internal_share}} wasted inside blocks, {_peak(s)}"),
     ),
@@ -193,7 +204,8 @@ PREFIX_CACHE = Group(
     (
         Figure("queried_tokens", "prompt tokens looked up when requests were first admitted",
                lambda m: m.total("queried_tokens"), schema=COUNT),
-        Figure("hit_tokens", "prompt tokens found then", lambda m: m.total("hit_tokens"), schema=COUNT),
+        Figure("hit_tokens",
+               "of these, prompt tokens found in the cache", lambda m: m.total("hit_tokens"), schema=COUNT),
         Figure("hit_rate", "`hit_tokens` over `queried_tokens`",
                lambda m: per(m.total("hit_tokens"), m.total("queried_tokens")), "share", better="higher",
                scale="difference"),
@@ -210,7 +222,7 @@ PREFIX_CACHE = Group(
 
 
 def _drafted(m: Measured) -> SpecStats | None:
-    """Return the counts of all replicas together, or None if nothing was drafted."""
+    """Return the counts summed over all replicas, or None if nothing was drafted."""
     if not any(each.proposed for each in m.drafts):
         return None
     counts = ((each.proposed, each.drafts, each.draft_tokens, each.accepted) for each in m.drafts)
@@ -225,8 +237,8 @@ def _drafts(summary: Summary) -> str:
     if len(by_position) > 8:
         rates += f" / ... ({len(by_position)} positions)"
     return (
-        f"{{acceptance_length}} tokens a verification, {{acceptance_rate}} of {{draft_tokens}} draft tokens accepted, "
-        f"{{unverified_tokens}} never verified; by position {rates or '-'}"
+        f"{{acceptance_length}} tokens per verification, {{acceptance_rate}} of {{draft_tokens}} draft tokens "
+        f"accepted, {{unverified_tokens}} never verified; by position {rates or '-'}"
     )
 
 
@@ -237,14 +249,19 @@ SPECULATION = Group(
         Figure("num_drafts", "verifications of at least one draft token", attrgetter("drafts"), schema=COUNT),
         Figure("draft_tokens", "draft tokens verified", attrgetter("draft_tokens"), schema=COUNT),
         Figure("accepted_tokens", "draft tokens accepted", attrgetter("accepted"), schema=COUNT),
-        Figure("unverified_tokens", "tokens drafted in vain: their request ended or was preempted, or they were "
-               "trimmed", lambda s: s.proposed - s.draft_tokens, schema=COUNT),
-        Figure("acceptance_rate", "accepted over verified draft tokens", lambda s: per(s.accepted, s.draft_tokens),
+        Figure("unverified_tokens",
+               "draft tokens never verified, because their request ended or was preempted, or because they were "
+               "trimmed",
+               lambda s: s.proposed - s.draft_tokens, schema=COUNT),
+        Figure("acceptance_rate",
+               "accepted draft tokens divided by verified draft tokens", lambda s: per(s.accepted, s.draft_tokens),
                "share", better="higher", scale="difference"),
-        Figure("acceptance_length", "tokens a verification gives, the target's own included: 1 + accepted / "
-               "verifications", lambda s: 1.0 + s.accepted / s.drafts if s.drafts else None, "tokens",
+        Figure("acceptance_length",
+               "tokens gained per verification, including the target's own: 1 + accepted / verifications",
+               lambda s: 1.0 + s.accepted / s.drafts if s.drafts else None, "tokens",
                better="higher"),
-        Figure("per_position_acceptance_rates", "accepted drafts of a position over all verifications, as vLLM counts",
+        Figure("per_position_acceptance_rates",
+               "accepted drafts at each position divided by all verifications, as vLLM counts them",
                lambda s: [count / s.drafts for count in s.per_pos], "share", a_list(NUMBER)),
     ),
     doc="`null` if nothing was drafted.",
@@ -262,15 +279,15 @@ def _price(kind: str, doc: str, amount: Callable[[Any], float], label: str = "")
 
 def _by_the_hour(summary: Summary) -> str:
     usd = summary["price"]["usd_per_gpu_hour"]
-    return "at no price" if usd is None else f"at ${usd:g} a GPU-hour"
+    return "at no price" if usd is None else f"at ${usd:g} per GPU-hour"
 
 
 PRICE = Group(
     "price",
     "price",
     (
-        Figure("gpu_hours", "time of all GPUs of the deployment that were up", lambda m: m.gpu_hours, "h", NUMBER),
-        Figure("usd_per_gpu_hour", "price of a GPU for an hour; of several pools the mean",
+        Figure("gpu_hours", "total uptime of all GPUs of the deployment", lambda m: m.gpu_hours, "h", NUMBER),
+        Figure("usd_per_gpu_hour", "price per GPU-hour; the mean if there are several pools",
                lambda m: m.alone.usd_per_gpu_hour if m.alone else per(m.usd, m.gpu_hours), "$"),
         Figure("usd", "price of the GPU-hours", lambda m: m.usd, "$", NUMBER),
         _price("tokens", "total price divided by input and output tokens of the completed requests",
@@ -298,7 +315,9 @@ def _origin(name: str, doc: str) -> Figure:
 def _costs(summary: Summary) -> str:
     within = summary["uncertainty"]
     shares = ", ".join(f"{{{name}}} {name}" for name in ORIGINS)
-    return shares + (f"; GPU time within {percent(within)} by repeats (95 %)" if within is not None else "")
+    return shares + (
+        (f"; GPU time within {percent(within)} according to repeated measurements (95 %)") if within is not None else ""
+    )
 
 
 COST_SHARES = Group(
@@ -306,8 +325,8 @@ COST_SHARES = Group(
     "kernel costs",
     (
         _origin("measured", "share of the GPU time priced by measured kernels"),
-        _origin("interpolated", "share priced between measured points"),
-        _origin("extrapolated", "share priced beyond them"),
+        _origin("interpolated", "share priced by interpolation between measured points"),
+        _origin("extrapolated", "share priced by extrapolation beyond the measured points"),
         _origin("roofline", "share priced by formula from the data sheet"),
     ),
     rows=(("kernel costs", _costs),),
@@ -317,8 +336,9 @@ UNCERTAINTY = Group(
     "",
     "uncertainty",
     (
-        Figure("uncertainty", "half-width of a 95 % interval of the GPU time, relative to it, if the kernel tables "
-               "state the error of repeated measurements", lambda m: m.totals.uncertainty(m.relative_error), "share"),
+        Figure("uncertainty",
+               "half-width of a 95 % interval of the GPU time, relative to the GPU time, if the kernel tables state "
+               "the error of repeated measurements", lambda m: m.totals.uncertainty(m.relative_error), "share"),
     ),
     rows=(),
 )  # fmt: skip

@@ -27,7 +27,7 @@ OF_A_RUN = (
 GROUPS = (*OF_A_RUN, REPLICAS, POOLS)
 """Groups of every run, and the groups of runs with several replicas."""
 _FIELD = re.compile(r"{{|}}|{([\w.]+)}")
-"""Pattern of a doubled brace or a figure."""
+"""Regular expression that matches a doubled brace or a figure in braces."""
 
 
 def summarize(measured: Measured) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def said(
 
 
 def _places(path: list[str], group: Group, groups: Sequence[Group]) -> Iterator[tuple[Group, list[str]]]:
-    """Yield the groups in which a path may be, and the path within each: the group itself, groups whose section is the
-    first name, and top-level groups."""
+    """Yield the groups in which a path may be found, and the path within each: the group itself, groups whose section
+    is the first name, and top-level groups."""
     yield group, path
     if len(path) > 1:
         yield from ((each, path[1:]) for each in groups if each.section == path[0])
@@ -116,8 +116,8 @@ def _is_figure(path: list[str], group: Group, groups: Sequence[Group]) -> bool:
 
 def plain_sections(groups: Sequence[Group], sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return sections that a user's feature made, with numpy numbers converted to Python. Raise PolicyError for a value
-    that JSON does not support, for a missing figure of its groups, and for a figure declared as a number that is
-    none."""
+    that JSON does not support, for a figure that its groups declare but that is missing, and for a value that is not a
+    number although its figure is declared as one."""
     found = {name: _plain(section, name) for name, section in sections.items()}
     for group in groups:
         section = found.get(group.section)
@@ -156,7 +156,8 @@ def _finite(value: float) -> bool:
 
 
 def rows_of(groups: Sequence[Group], summary: Summary) -> Rows:
-    """Return the rows of a run's table, in the order of the groups, except rows placed after others by their labels."""
+    """Return the rows of a run's table in the order of the groups; groups with `after` are placed after the rows with
+    those labels."""
     found: Rows = []
     for group in groups:
         labels = [label for label, _ in found]

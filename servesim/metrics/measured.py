@@ -34,7 +34,7 @@ class Deployment:
     prefix_caching: bool
     usd_per_gpu_hour: float
     up_ns: int | None = None
-    """Total uptime of its replicas; None: all of them were up all the time."""
+    """Total uptime of its replicas; None means that all of them were up all the time."""
 
     def replica_ns(self, duration_ns: int) -> int:
         """Return the total uptime of replicas in a run of this duration."""
@@ -130,7 +130,7 @@ class Measured:
 
     @cached_property
     def alone(self) -> Deployment | None:
-        """The deployment, if all replicas are alike."""
+        """The only deployment, or None if there are several pools."""
         return self.pools[0] if len(self.pools) == 1 else None
 
     @cached_property

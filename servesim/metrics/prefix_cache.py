@@ -6,8 +6,8 @@ from collections import deque
 
 
 class RecentHitRate:
-    """Tokens found over tokens looked up, for the most recent requests (vLLM 0.33: vllm/v1/metrics/stats.py,
-    CachingMetrics). Whole observations are dropped, oldest first, once they count more than `window` requests; the last
+    """Share of looked-up tokens that were found, over the most recent requests (vLLM 0.33: vllm/v1/metrics/stats.py,
+    CachingMetrics). Whole observations are dropped, oldest first, once they cover more than `window` requests; the last
     one always stays."""
 
     def __init__(self, window: int = 1000) -> None:
@@ -16,7 +16,7 @@ class RecentHitRate:
         self._requests = self._queries = self._hits = 0
 
     def observe(self, requests: int, queries: int, hits: int) -> None:
-        """Record that `requests` requests looked up `queries` tokens in total and found `hits`."""
+        """Record that `requests` requests looked up `queries` tokens in total, of which `hits` were found."""
         if not requests:
             return
         self._seen.append((requests, queries, hits))

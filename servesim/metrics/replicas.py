@@ -26,7 +26,7 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Up:
-    """Uptime of a replica: from the beginning of its start to its end."""
+    """Uptime of a replica: from when it begins to start until it is gone."""
 
     pool: int
     """Index of its pool."""
@@ -92,7 +92,8 @@ class ReplicaTotals:
         states: Sequence[list[list[Any]] | None],
     ) -> list[dict[str, Any]]:
         """Return the figures of each replica, by index. `ups`: uptime of each; `pools`: names and deployments;
-        `first_ns`: start of the run, from which seconds count; `states`: [second, state] of each change."""
+        `first_ns`: start of the run, from which seconds are counted; `states`: changes of each as [second, new
+        state]."""
         have = len(self._sums["steps"])
         found = []
         for index, up in enumerate(ups):
@@ -102,7 +103,7 @@ class ReplicaTotals:
 
 
 class One(NamedTuple):
-    """A replica, as the figures need it."""
+    """Data of a replica from which its figures are computed."""
 
     number: int
     pool: str
@@ -123,33 +124,33 @@ REPLICAS = Group(
     (
         Figure("replica", "index of the replica", lambda one: one.number, schema=COUNT),
         Figure("pool", "name of its pool", lambda one: one.pool, schema=TEXT),
-        Figure("up_from_s", "when its start began, from the first arrival",
+        Figure("up_from_s", "when the replica began to start, relative to the first arrival",
                lambda one: (one.up.since_ns - one.first_ns) / SECOND, "s", NUMBER),
-        Figure("up_s", "how long it was up, its start included", lambda one: one.up.ns / SECOND, "s", NUMBER),
+        Figure("up_s", "uptime, including the time it took to start", lambda one: one.up.ns / SECOND, "s", NUMBER),
         Figure("requests", "requests that it served", lambda one: int(one.sums["requests"]), schema=COUNT),
-        Figure("output_tokens", "output tokens of the completed ones",
+        Figure("output_tokens", "output tokens of its completed requests",
                lambda one: int(one.sums["output_tokens"]), schema=COUNT),
-        Figure("busy_share", "time its GPUs computed, over its time up",
+        Figure("busy_share", "time in which its GPUs computed, divided by its uptime",
                lambda one: per(one.sums["gpu_ns"], one.up.ns * one.deployment.pp), "share"),
         Figure("queue_ms", "mean time until its requests were first scheduled",
                lambda one: per(one.sums["queued_ns"] / MS, one.sums["scheduled"]), "ms"),
-        Figure("hit_rate", "prompt tokens found in its prefix cache", lambda one: per(one.sums["hit_tokens"],
+        Figure("hit_rate", "share of prompt tokens found in its prefix cache", lambda one: per(one.sums["hit_tokens"],
                one.sums["prompt_tokens"]) if one.deployment.prefix_caching else None, "share"),
         Figure("kv_used_share", "mean share of its KV memory that running requests held",
                lambda one: one.used("kv_used_ns"), "share"),
-        Figure("kv_peak_share", "largest share of its KV memory allocated at once",
+        Figure("kv_peak_share", "largest share of its KV memory allocated at any time",
                lambda one: per(one.sums["kv_peak"], one.deployment.capacity_tokens), "share"),
-        Figure("states", "second and state of each change, of replicas that come and go",
+        Figure("states", "second and new state of each state change, for replicas that come and go",
                lambda one: one.states, schema=a_list(a_list(ANY)), optional=True),
     ),
-    doc="Of each replica, in runs of several.",
+    doc="Figures of each replica, in runs with several replicas.",
     rows=(),
     many=a_list,
 )  # fmt: skip
 
 
 class Whole(NamedTuple):
-    """A pool, as the figures need it."""
+    """Data of a pool from which its figures are computed."""
 
     deployment: Deployment
     own: Sequence[Mapping[str, Any]]
@@ -179,8 +180,8 @@ def _pool_rows(summary: Summary) -> TableRows:
         (
             f"pool {name}",
             f"{pool['requests']:,} requests, {number(pool['replicas_mean'])} replicas up on average, busy "
-            f"{percent(pool['busy_share'])}, imbalance {number(pool['imbalance'])}, queue {number(pool['queue_ms'])} "
-            f"ms, {percent(pool['hit_rate'])} found, ${number(pool['usd'])}",
+            f"{percent(pool['busy_share'])}, imbalance {number(pool['imbalance'])}, queue "
+            f"{number(pool['queue_ms'])} ms, {percent(pool['hit_rate'])} prefix hits, ${number(pool['usd'])}",
         )
         for name, pool in summary["pools"].items()
     ]
@@ -192,23 +193,25 @@ POOLS = Group(
     (
         Figure("model", "its model", lambda pool: pool.deployment.model.name, schema=TEXT),
         Figure("gpu", "its GPU", lambda pool: pool.deployment.gpu.name, schema=TEXT),
-        Figure("replicas", "replicas that it had in all", lambda pool: len(pool.own), schema=COUNT),
+        Figure("replicas", "total number of replicas that it had", lambda pool: len(pool.own), schema=COUNT),
         Figure("replicas_mean", "mean number of replicas up at a time",
                lambda pool: per(pool.sum("up_s"), pool.duration_ns / SECOND)),
         Figure("requests", "requests that it served", lambda pool: pool.sum("requests"), schema=COUNT),
-        Figure("output_tokens", "output tokens of the completed ones",
+        Figure("output_tokens", "output tokens of its completed requests",
                lambda pool: pool.sum("output_tokens"), schema=COUNT),
-        _mean_of("busy_share", "time its GPUs computed: mean over its replicas by their time up"),
+        _mean_of("busy_share", "share of time in which its GPUs computed: mean over its replicas, weighted by uptime"),
         _mean_of("queue_ms", "time until requests were first scheduled: mean over requests", "ms"),
-        _mean_of("hit_rate", "prompt tokens found in prefix caches: mean over requests"),
-        _mean_of("kv_used_share", "KV memory that running requests held: mean over its replicas by their time up"),
-        Figure("imbalance", "the busiest replica's share of its time at work over the mean one's; 1 is even",
+        _mean_of("hit_rate", "share of prompt tokens found in prefix caches: mean over requests"),
+        _mean_of("kv_used_share", (
+            "share of KV memory that running requests held: mean over its replicas, weighted by uptime"
+        )),
+        Figure("imbalance", "busy share of the busiest replica divided by the mean busy share; 1 is even",
                lambda pool: imbalance([one["busy_share"] for one in pool.own])),
-        Figure("gpu_hours", "time of its GPUs", lambda pool: pool.gpu_hours, "h", NUMBER),
+        Figure("gpu_hours", "total uptime of its GPUs", lambda pool: pool.gpu_hours, "h", NUMBER),
         Figure("usd", "price of the GPU-hours",
                lambda pool: pool.gpu_hours * pool.deployment.usd_per_gpu_hour, "$", NUMBER),
     ),
-    doc="Of each pool by name, in runs of several replicas.",
+    doc="Figures of each pool by name, in runs with several replicas.",
     rows=_pool_rows,
     many=a_map,
 )  # fmt: skip

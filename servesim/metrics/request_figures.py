@@ -44,10 +44,11 @@ REQUESTS = Group(
         _total("input_tokens", "prompt tokens of the completed requests"),
         _total("output_tokens", "output tokens of the completed requests"),
         _total("output_sequences", "output sequences of the completed requests"),
-        _why("finish_reasons", "why requests completed: how many by reason", State.FINISHED),
-        _why("rejection_reasons", "why requests were rejected: how many by reason", State.REJECTED),
-        _why("abort_reasons", "why requests were aborted: how many by reason", State.ABORTED),
-        Figure("max_concurrency", "most requests in the system at once, of those that completed",
+        _why("finish_reasons", "number of completed requests by reason", State.FINISHED),
+        _why("rejection_reasons", "number of rejected requests by reason", State.REJECTED),
+        _why("abort_reasons", "number of aborted requests by reason", State.ABORTED),
+        Figure("max_concurrency",
+               "maximum number of requests in the system at once, counting only those that completed",
                lambda m: m.requests.max_concurrency(), schema=COUNT),
     ),
     rows=(
@@ -65,7 +66,7 @@ DURATION = Group(
     "",
     "duration",
     (
-        Figure("duration_s", "from the first arrival to the last token: the drain at the end included",
+        Figure("duration_s", "from the first arrival to the last token, including the drain at the end",
                lambda m: m.seconds, "s"),
     ),
     rows=(),
@@ -88,8 +89,10 @@ THROUGHPUT = Group(
               lambda m: m.ended("input_tokens") + m.ended("output_tokens")),
     ),
     rows=(
-        ("throughput", "{request_throughput} requests/s, {output_throughput} output tokens/s, "
-         "{total_token_throughput} tokens/s in all"),
+        ("throughput", (
+            "{request_throughput} requests/s, {output_throughput} output tokens/s, {total_token_throughput} tokens/s "
+            "in total"
+        )),
     ),
     tiles=(Tile("Throughput", "{request_throughput} requests/s", "{output_throughput} output tokens/s"),),
     windowed=True,
@@ -116,7 +119,7 @@ def _latency(name: str, doc: str) -> Figure:
 
 
 def _latency_tile(key: str, name: str, shown: Callable[[Summary], bool]) -> Tile:
-    """Return the tile of a 99th percentile, with a warning if it is above its limit."""
+    """Return the tile for a 99th percentile, with a warning if the percentile is above its limit."""
 
     def value(summary: Summary) -> str | None:
         if not shown(summary):
@@ -140,8 +143,8 @@ LATENCY = Group(
         _latency("ttft", "time to first token: from the arrival to the first output token, t_1 - t_s"),
         _latency(
             "tpot",
-            "time per output token after the first, by request: (t_n - t_1) / (n - 1). Requests of one token are left "
-            "out; to a limit they count as 0",
+            "time per output token after the first, by request: (t_n - t_1) / (n - 1). Requests with one token "
+            "are left out; for limits they count as 0",
         ),
         Figure(
             "itl",
@@ -154,12 +157,16 @@ LATENCY = Group(
         ),
         _latency("e2el", "end to end: from the arrival to the last output token, t_n - t_s"),
         _latency("ntpot", "end-to-end time over output tokens, (t_n - t_s) / n"),
-        _latency("queue_time", "from the arrival until the request is first scheduled, the front end included"),
+        _latency(
+            "queue_time", ("from the arrival until the request is first scheduled, including time in the front end")
+        ),
     ),
-    doc="Only completed requests have latencies. Each has `count`, `mean`, `std`, `min`, `max` and the percentiles "
-    "`p1` to `p99.9`, linear as in `numpy.percentile`. Under speculation read `tpot`: percentiles of `itl` are those "
-    "of verifications there. Under static batching tokens are timed when they are computed; answers are handed out "
-    "when the batch ends, at `finished_ns` of `requests.parquet`.",
+    doc=(
+        "Only completed requests have latencies. Each has `count`, `mean`, `std`, `min`, `max` and the percentiles "
+        "`p1` to `p99.9`, interpolated linearly as in `numpy.percentile`. With speculation, use `tpot`, because "
+        "percentiles of `itl` are then those of verifications. With static batching, tokens are timed when they are "
+        "computed, but answers are returned when the batch ends, at `finished_ns` of `requests.parquet`."
+    ),
     rows=(),
     tiles=(
         _latency_tile("ttft", "First token, p99", lambda summary: True),
@@ -195,12 +202,15 @@ GOODPUT = Group(
                lambda g: g.slo_classes_ms, schema=a_map(a_map(NUMBER)), optional=True),
         Figure("good_requests", "completed requests within every limit (value <= limit)",
                lambda g: g.ended, schema=COUNT),
-        Figure("request_goodput", "good requests over `duration_s`", lambda g: per(g.ended, g.seconds), "requests/s",
+        Figure("request_goodput",
+               "good requests divided by `duration_s`", lambda g: per(g.ended, g.seconds), "requests/s",
                better="higher", scale="difference", label="goodput", stretched="rarer"),
-        Figure("slo_attainment", "good requests over all that arrived, rejected and aborted ones included",
+        Figure("slo_attainment", "good requests divided by all that arrived, including rejected and aborted ones",
                lambda g: per(g.arrived_good, g.arrived), "share", better="higher", scale="difference",
                label="SLO attainment", stretched="same"),
-        Figure("attainment_by_metric", "requests within each limit alone, over all that arrived", _attainment, "share",
+        Figure("attainment_by_metric",
+               "requests within each limit, regardless of the others, divided by all that arrived",
+               _attainment, "share",
                a_map(FIGURE)),
     ),
     doc="`null` without limits (`slo`).",

@@ -37,7 +37,7 @@ class Service(NamedTuple):
     given: float
     """Weighted tokens of the answers and their prompts."""
     refused: float
-    """Weighted tokens of the requests without any successful attempt: prompt and cap."""
+    """Weighted tokens of the requests without any successful attempt: their prompts and output caps."""
     answers: int
     seconds: float
     """Sum over answers of the time per token (E2E / n)."""
@@ -53,10 +53,10 @@ class Part(Protocol):
         """Return the statistics of one of LATENCIES, or None if there are no values."""
 
     def met(self, limits: Limits) -> dict[str, int]:
-        """Return the number of completed requests within each limit (value <= limit), and within every one (ALL)."""
+        """Return the number of completed requests within each limit (value <= limit), and within all of them (ALL)."""
 
     def service(self, rows: int) -> Service:
-        """Return the service given; `rows`: requests of the trace."""
+        """Return the service given; `rows`: number of requests in the trace."""
 
     @property
     def duration_ns(self) -> int:
@@ -74,8 +74,8 @@ class Requests(Part, Protocol):
         departures come before arrivals."""
 
     def lookups(self, count: int) -> list[tuple[int, int]]:
-        """Return (prompt tokens, tokens of them found in the cache) of the last `count` admitted requests, in order of
-        admission."""
+        """Return (prompt tokens, how many of them were found in the cache) for the last `count` admitted requests, in
+        order of admission."""
 
     def load(self) -> Load | None:
         """Return the numbers of requests waiting and in the system over the arrival span, or None if there is no
@@ -206,7 +206,7 @@ def _of_completed(column: str) -> Callable[[RequestColumns], int]:
 
 
 def _looked_up(c: RequestColumns) -> NDArray[np.bool_]:
-    """Return the sequences that were admitted themselves; a sequence forked off another shares its whole prompt and
+    """Return the sequences that were admitted on their own; a sequence forked from another shares its whole prompt and
     does no lookup."""
     table = c.sequences
     forked = (table["sample"] > 1) & (table["hit_tokens"] == table["prompt_len"])

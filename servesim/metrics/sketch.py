@@ -26,7 +26,7 @@ class Sketch:
         self._counts = np.zeros(0, dtype=np.int64)  # bucket b holds values in (ratio^(b-1), ratio^b]
         self._first = 0  # bucket of counts[0]
         self._count = 0
-        self._mean = self._squares = 0.0  # of deviations from the mean (Chan et al., 1979)
+        self._mean = self._squares = 0.0  # sum of squared deviations (Chan et al., 1979)
         self._low, self._high = math.inf, -math.inf
 
     def add(self, values: Numbers, counts: NDArray[np.int64] | None = None) -> None:

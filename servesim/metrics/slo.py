@@ -22,7 +22,8 @@ _TIME = re.compile(r"([0-9.e+-]*[0-9.])\s*([a-z]*)")
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Return limits in milliseconds by metric, or by metric and percentile (`ttft:p99`) if each holds separately."""
+    """Return limits in milliseconds by metric, or by metric and percentile (`ttft:p99`) for percentile limits that
+    apply independently of each other."""
     limits: dict[str, float] = {}
     for part in (part for several in listed("slo", text) for part in several.split()):
         found = _PART.fullmatch(part)
@@ -58,8 +59,8 @@ def is_time(value: Any) -> bool:
 
 
 def split_slo(limits: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return limits by metric, and the percentiles of limits that hold separately, taken out of their keys
-    (`ttft:p99`)."""
+    """Return limits by metric, and the percentiles of limits that apply independently of each other, taken out of their
+    keys (`ttft:p99`)."""
     plain: dict[str, Any] = {}
     percentiles: dict[str, float] = {}
     for key, limit in limits.items():

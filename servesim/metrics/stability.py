@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TENTHS = 10
 RISING = 3
-"""Number of tenths at the end of the arrival span through which the number must rise."""
+"""Number of tenths at the end of the arrival span over which the number of requests must keep rising."""
 
 GROWING = "the queue was still growing when arrivals ended; latencies depend on the trace's length"
 """Meaning of an unstable run."""
@@ -33,9 +33,10 @@ class Load:
     """Mean number of requests waiting (not yet scheduled for the first time) in each tenth."""
     in_system: NDArray[np.float64]
     arrived: NDArray[np.int64]
-    """Arrivals before each of the eleven edges."""
+    """Number of arrivals before each of the eleven edges of the tenths."""
     filling: NDArray[np.float64]
-    """Mean number in the system in each tenth if the stays of its arrivals were distributed as in the whole run."""
+    """Mean number that would be in the system in each tenth if the stays of its arrivals were distributed as in the
+    whole run."""
     service_ns: float
     """Mean time from the first scheduling to the end."""
     span_ns: int
@@ -58,12 +59,13 @@ def stability(requests: Requests) -> dict[str, Any]:
     """Return the verdict and its basis: mean numbers waiting and in the system in tenths of the arrival span.
 
     A run is unstable if the number waiting (not yet scheduled for the first time) rises through the last three tenths
-    and is there higher than in some earlier tenth by at least max(10, 2 %, 2 sqrt) of the requests that arrived in
-    between: more than the random fluctuation of a queue below capacity, which is of the order of the square root.
-    Engines that admit every request and slow down show growth in the number in the system instead. There, only the
-    second half counts, and the growth expected from an empty server that fills up is subtracted first: the number that
-    the same arrivals would give if each stayed as long as those observed (`expected_present`). If nothing grows, and
-    half the span is less than three times the mean time in service, the trace is too short to decide: undecided.
+    and ends higher than in some earlier tenth by at least max(10, 2 % of n, 2 sqrt(n)), where n is the number of
+    requests that arrived in between. This is more than the random fluctuation of a queue below capacity, which is of
+    the order of the square root. Engines that admit every request and slow down show growth in the number in the system
+    instead. There, only the second half counts, and the growth expected from an empty server that fills up is
+    subtracted first: the number that the same arrivals would give if each stayed as long as those observed
+    (`expected_present`). If nothing grows, and half the span is less than three times the mean time in service, the
+    trace is too short to decide, and the verdict is "undecided".
     """
     load = requests.load()
     if load is None:
@@ -95,15 +97,19 @@ STABILITY = Group(
     (
         Figure("unstable", "whether the queue was still growing when arrivals ended", itemgetter("unstable"),
                schema=FLAG),
-        Figure("decided", "false if the queue is not growing, but arrivals span less than six times the mean time in "
-               "service", itemgetter("decided"), schema=FLAG),
+        Figure("decided",
+               "false if the trace is too short to tell: the queue is not growing, but arrivals span less than six "
+               "times the mean time in service", itemgetter("decided"), schema=FLAG),
         Figure("waiting_by_tenth", "mean number waiting in tenths of the arrival span", itemgetter("waiting_by_tenth"),
                schema=BY_TENTH),
-        Figure("in_system_by_tenth", "mean number in the system; what an empty server that fills would show is taken "
-               "off before it is judged", itemgetter("in_system_by_tenth"), schema=BY_TENTH),
+        Figure("in_system_by_tenth",
+               "mean number in the system in tenths of the arrival span; the growth expected from an empty server that "
+               "fills up is subtracted before the verdict", itemgetter("in_system_by_tenth"), schema=BY_TENTH),
     ),
-    doc="Latencies of an unstable run depend on the trace's length. Runs of fewer than some 500 requests can hardly be "
-    "told.",
+    doc=(
+        "Latencies of an unstable run depend on the trace's length. Runs of fewer than about 500 requests can hardly "
+        "be judged."
+    ),
     rows=(("queue", _queue),),
     source=lambda m: stability(m.requests),
 )  # fmt: skip

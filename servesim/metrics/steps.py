@@ -89,8 +89,8 @@ class StepTotals:
         return {origin: per(ns, total) for origin, ns in self.gpu_ns_by_origin.items()}
 
     def uncertainty(self, relative_error: float | None) -> float | None:
-        """Return the half-width of a 95 % interval on the GPU time, relative to it, from the standard error of one
-        table entry over its repeats; None if it is unknown.
+        """Return the half-width of a 95 % interval on the GPU time, as a fraction of the GPU time, from the standard
+        error of one table entry over its repeats; None if that error is unknown.
 
         Errors of entries are assumed to be correlated (one session, one clock), so they do not average out. Latencies
         without queueing vary by at most as much. Extrapolated and formula times are off by more than the repeats show

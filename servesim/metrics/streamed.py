@@ -18,7 +18,8 @@ Times = NDArray[np.int64]
 
 
 class StreamedPart:
-    """A `metrics.requests.Part` to which records are added in pieces. Without retries: each row is one request."""
+    """A `metrics.requests.Part` to which records are added in pieces. There are no retries, so each row is one
+    request."""
 
     def __init__(self) -> None:
         self._sums: Counter[str] = Counter()
@@ -98,7 +99,7 @@ class Overlap:
     def __init__(self) -> None:
         self.most = 0
         self._enter = self._leave = np.empty(0, dtype=np.int64)  # not settled yet
-        self._inside = 0  # settled stays not left yet
+        self._inside = 0  # settled stays that have not ended
 
     def add(self, enter: Times, leave: Times, settled_ns: int) -> None:
         """Add stays; no later one begins before `settled_ns`."""

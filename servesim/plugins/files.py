@@ -15,9 +15,10 @@ from servesim.errors import UserError
 
 
 def load_file(what: str, path: Path, prefix: str) -> ModuleType:
-    """Return the module of a file; raise UserError, which begins with `what`, if it does not load.
+    """Return the module of a file; raise UserError, with a message that begins with `what`, if it does not load.
 
-    Its name, made from `prefix`, path and content, distinguishes files and their versions, and keeps classes picklable.
+    The module's name, made from `prefix`, path and content, distinguishes files and their versions, and keeps classes
+    picklable.
     """
     key = str(path.resolve()).encode() + b"\0" + path.read_bytes()
     name = f"{prefix}{hashlib.sha256(key).hexdigest()[:12]}"
@@ -28,7 +29,7 @@ def load_file(what: str, path: Path, prefix: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # Docstrings of settings are read from the source, which may have changed, and may also be loaded as another module.
+    # Docstrings of settings are read from the source, which may have changed or been loaded as another module.
     linecache.checkcache(str(path))
     inspect.modulesbyfile[os.path.normcase(path.absolute())] = name
     try:

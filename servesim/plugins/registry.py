@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FILE_MODULE = "servesim_policy_"
 _MOST_TIME = {"_s": 1e9, "_ms": 1e12, "_us": 1e15}
-"""Maximum of a time parameter, by suffix of its name: 31 years, which fits next to any arrival in integer ns."""
+"""Maximum of a time parameter, by suffix of its name: 31 years, so that the sum with any arrival time fits in integer
+ns."""
 _MOST_WHOLE = 1 << 62
-"""Maximum of an integer's absolute value: the sum of two still fits a record."""
+"""Maximum of an integer's absolute value: the sum of two such values still fits in a record."""
 
 
 class WrongKind(UserError):
-    """A policy name that leads to a class of another kind, or to no policy."""
+    """Error for a policy name that refers to a class of another kind, or to no policy."""
 
 
 class Registry(Generic[T]):
@@ -97,7 +98,7 @@ class Registry(Generic[T]):
         if not path.is_file():
             raise UserError(f"{self.kind} file {path} does not exist")
         if not class_name:
-            raise UserError(f"name the class of {path}: {path}:ClassName")
+            raise UserError(f"name the class in {path}, as {path}:ClassName")
         if "," in class_name:
             raise UserError(f"{path}: name one class, and repeat the option for others")
         module = load_file(self.kind, path, _FILE_MODULE)
@@ -141,13 +142,15 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
         if time is not None and isinstance(value, int | float) and value > time and value != field.default:
             raise UserError(f"{what}: {field.name} is {shown(value)}, must be at most {time:g}")
         if isinstance(value, int) and abs(value) > _MOST_WHOLE:
-            raise UserError(f"{what}: {field.name} is {shown(value)}, must be at most {_MOST_WHOLE:g} in size")
+            raise UserError(
+                f"{what}: {field.name} is {shown(value)}, must be at most {_MOST_WHOLE:g} in absolute value"
+            )
     return found
 
 
 @functools.lru_cache(256)
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    """Return what validates parameters of that class; building it takes ten times as long as one validation."""
+    """Return the validator for parameters of that class; building it takes ten times as long as one validation."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)

@@ -1,4 +1,5 @@
-"""Demands of a contract on a user's class, read from the contract's source: a compiled class keeps no annotations."""
+"""Demands of a contract on a user's class, read from the contract's source because a compiled class keeps no
+annotations."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Terms(NamedTuple):
     """The demands of a contract beyond Python's own."""
 
     returns: dict[str, str]
-    """Annotations of what verbs return."""
+    """Return annotations, by verb."""
     required: list[str]
     """Verbs without a default."""
     made: dict[str, Kind]

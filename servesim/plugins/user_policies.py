@@ -22,7 +22,7 @@ from servesim.errors import Interrupted, PolicyError, UserError
 from servesim.plugins.terms import NONE, Terms, terms_of
 
 _BLAMED = ("Scaler", "Feature", "Connector")
-"""Contracts whose verbs are called from many places: their exceptions are turned into PolicyErrors here."""
+"""Contracts whose verbs are called from many places, so their exceptions are turned into PolicyErrors here."""
 _PACKED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _adopted: WeakSet[type[Any]] = WeakSet()
 
@@ -40,7 +40,10 @@ def adopt(cls: type[Any]) -> None:
     for each in filter(is_own, cls.__mro__):
         for name in terms.made:
             if name in vars(each):
-                raise UserError(f"{each.__name__}.{name} hides what the base class sets: set self.{name} in __init__")
+                raise UserError(
+                    f"{each.__name__}.{name} hides an attribute that the base class sets: set self.{name} in __init__ "
+                    "instead"
+                )
         _check_params(each)
         for name in ("needs", "supports"):
             if isinstance(vars(each).get(name), set | list | tuple):
@@ -78,7 +81,7 @@ def make(cls: type[Any], *args: Any) -> Any:
         terms = _terms(cls)
         for name in terms.made:
             if not hasattr(policy, name):
-                raise PolicyError(f"{cls.name}: has no {name}: its __init__ must call super().__init__")
+                raise PolicyError(f"{cls.name}: attribute {name} is missing: its __init__ must call super().__init__")
         for name, (kind, a) in {**terms.made, **terms.has}.items():
             if not isinstance(value := getattr(policy, name), kind):
                 raise PolicyError(f"{cls.name}: {name} is {value!r}, not {a}")
@@ -143,11 +146,11 @@ def _terms(cls: type[Any]) -> Terms:
 
 
 def _hold(verb: Any, usual: type[Any], settle: Callable[[Any], Any], a: str) -> Callable[..., Any]:
-    """Return the verb with its result settled unless it is of the usual type.
+    """Return the verb wrapped so that its result is converted unless the result already has the usual type.
 
-    A function with the verb's own parameters is compiled for it. A closure with *args and **kwargs is plainer, but with
-    it a run of 10,000 requests takes 7 % longer on a user's allocator, which is called for each request in each step
-    (1 % on a user's scheduler, called once a step).
+    The wrapper is compiled with the verb's own parameters. A closure with *args and **kwargs would be simpler, but a
+    run of 10,000 requests would take 7 % longer on a user's allocator, which is called for each request in each step (1
+    % on a user's scheduler, called once a step).
     """
 
     def settled(policy: Any, returned: Any) -> Any:
@@ -182,7 +185,7 @@ def _blaming(verb: Any) -> Callable[..., Any]:
 
 
 class _Nothing:
-    """No value has this type: all are looked into."""
+    """Type that no value has, so that every value is checked."""
 
 
 _Settler = tuple[type[Any], Callable[[Any], Any], str]
@@ -190,8 +193,8 @@ _of_contracts: dict[str, _Settler] = {}
 
 
 def settles(annotation: str, settle: Callable[[Any], Any], a: str, usual: type[Any] = _Nothing) -> None:
-    """Let a contract say how results of its verbs that are annotated so are converted (TypeError, ValueError: they
-    cannot be), and what they are called. `usual`: the type that needs no look inside."""
+    """Register how results of verbs with this return annotation are converted (`settle` raises TypeError or ValueError
+    if they cannot be), and how messages name them. `usual`: the type that needs no further check."""
     _of_contracts[annotation] = (usual, settle, a)
 
 

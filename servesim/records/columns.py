@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
-"""Rows of integers under fixed columns."""
+"""Rows of integers in fixed columns."""
 STEP_COLUMNS = (
     "replica",
     "step",  # id of the first step of the row; ids count from 0 per replica
@@ -66,4 +66,4 @@ LATE_COLUMNS = (
     "tokens",
 )
 """Columns of irregular deliveries. Between a request's first and last token, every step that ends on its replica
-delivers it one token, unless a row here states otherwise: none between `since_ns` and `ns`, then `tokens`."""
+delivers it one token, unless a row here states that it got none between `since_ns` and `ns`, and then `tokens`."""

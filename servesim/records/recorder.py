@@ -1,7 +1,7 @@
 """Records of a run: steps and requests in tables, and the gaps between tokens.
 
-Steps are recorded as runs: a row stands for `k` successive steps of one composition (k > 1 only for pure
-decode, where contexts grow by one per step). Rows go out in chunks, so that long runs need not stay in memory.
+Steps are recorded as runs: a row stands for `k` successive steps of the same composition (k > 1 only for pure decode,
+where contexts grow by one per step). Rows are passed on in chunks, so that long runs need not stay in memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ STAGED = 1 << 14
 
 
 class Numbers:
-    """64-bit integers. They are added to `staged` and packed in batches, because packing one by one costs five times as
-    much."""
+    """Buffer of 64-bit integers. They are added to `staged` and packed in batches, because packing one by one costs
+    five times as much."""
 
     __slots__ = ("packed", "staged")
 
@@ -49,7 +49,7 @@ class Numbers:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Table:
-    """Rows of integers under fixed columns, kept in chunks or passed to a sink chunk by chunk."""
+    """Rows of integers in fixed columns, kept in chunks or passed to a sink chunk by chunk."""
 
     def __init__(self, columns: tuple[str, ...], sink: Callable[[Rows], None] | None = None) -> None:
         self.columns = columns
@@ -57,7 +57,7 @@ class Table:
         self._chunks: list[Rows] = []
         self._sink = sink or self._chunks.append
         self._most = -(-FLUSH_CELLS // len(columns)) * len(columns)
-        self._room = min(STAGED, self._most)  # staging room in cells
+        self._room = min(STAGED, self._most)  # staging capacity in cells
 
     def add(self, row: tuple[int, ...]) -> None:
         """Add one row, in the order of the columns."""
@@ -116,7 +116,7 @@ class Recorder:
         request_sink: Callable[[Rows], None] | None = None,
         gap_sink: Callable[[Rows, Rows], None] | None = None,
     ) -> None:
-        """Create a recorder. `out_ns`: time of a token from the engine to the client, included in the times of
+        """Create a recorder. `out_ns`: time that a token takes from the engine to the client, included in the times of
         requests. Records passed to a sink are not kept; `gap_sink` receives (ns ascending and distinct, counts)."""
         self._out_ns = out_ns
         self.steps = Table(STEP_COLUMNS, step_sink)
@@ -149,7 +149,7 @@ class Recorder:
         sources: Sources,
     ) -> None:
         """Record k finished steps: `first` and those like it. `used_ns` and `internal_ns` are the memory integrals
-        minus the usage of the first step held throughout."""
+        minus what they would be if the usage of the first step were held throughout."""
         row = self._last.get(replica)
         ns = end_ns - (first.start_ns if row is None else max(first.start_ns, row.end_ns))
         usage = first.usage
@@ -200,8 +200,8 @@ class Recorder:
             self.pool()
 
     def late(self, now: int, late: list[Late]) -> None:
-        """Record the deliveries of a step at `now` other than one token to a request that got one from the previous
-        step."""
+        """Record the deliveries of a step at `now`, other than one token to a request that also got one from the
+        previous step."""
         shared = count = at_once = 0  # requests delayed together share a gap
         for row, since, tokens in late:
             self.deliveries.add((row, now, since, tokens))
@@ -219,16 +219,16 @@ class Recorder:
             self.gap(shared, count)
 
     def late_together(self, now: int, since: int, rows: list[int]) -> None:
-        """Record one token each, delivered at `now`, for requests that got their last ones at `since`, before the last
-        step."""
+        """Record one token each, delivered at `now`, for requests whose previous tokens were delivered at `since`,
+        before the last step."""
         late = np.empty((len(rows), len(LATE_COLUMNS)), dtype=np.int64)
         late[:, 0], late[:, 1], late[:, 2], late[:, 3] = rows, now, since, 1
         self.deliveries.extend(late)
         self.gap(now - since, len(rows))
 
     def deliver(self, rows: list[int], gains: NDArray[np.uint8], ends: Rows, before: int, at_once: int) -> None:
-        """Record steps that end at `ends` and deliver `gains` tokens, of shape (rows, steps), to `rows`: in total
-        `at_once` beyond one each. All requests got their last tokens at `before`."""
+        """Record steps that end at `ends` and deliver `gains` tokens, of shape (rows, steps), to `rows`; in total,
+        `at_once` tokens more than one per row and step. All requests got their previous tokens at `before`."""
         since = np.empty_like(ends)
         since[0], since[1:] = before, ends[:-1]
         by_step = gains.T

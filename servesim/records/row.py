@@ -8,7 +8,7 @@ from servesim.contracts.cost import Sources
 from servesim.records.step import Step
 
 MOST_TOKEN_NS = 1 << 60
-"""Maximum memory-time integral of a row: the sum of two such values fits 64 bits."""
+"""Maximum memory-time integral of a row: the sum of two such values fits in 64 bits."""
 
 
 @dataclass(slots=True)

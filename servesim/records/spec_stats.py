@@ -31,8 +31,8 @@ class SpecStats:
             self.per_pos[i] += 1
 
     def add_many(self, drafts: int, tokens: bytes | bytearray) -> int:
-        """Add one verification of `drafts` tokens for each element of `tokens`, its number of delivered tokens, of
-        which one is the target's own. Return the number of accepted tokens."""
+        """Add one verification of `drafts` tokens for each element of `tokens`: the number of tokens that it delivered,
+        including one of the target's own. Return the number of accepted tokens."""
         before, count = self.accepted, len(tokens)
         self.drafts += count
         self.draft_tokens += drafts * count

@@ -59,7 +59,7 @@ class Outcome:
 
 def difference(run: Outcome, plain: Outcome, elsewhere: str = "in reference mode") -> str:
     """Return one line that describes the first difference, or an empty string if everything agrees. Each row of steps
-    in `plain` is one step; a row in `run` may represent several. `elsewhere` describes `plain`."""
+    in `plain` is one step; a row in `run` may represent several. `elsewhere`: words that say which run `plain` is."""
     told = [*_requests(run, plain, elsewhere), *_steps(run.steps, plain.steps, elsewhere)]
     if not told:
         if not np.array_equal(run.deliveries, plain.deliveries):
@@ -142,7 +142,7 @@ def _sums(run: Rows, plain: Rows, starts: Rows, elsewhere: str) -> tuple[int, in
 
 
 REQUESTS = 300
-"""Number of requests compared, or fewer if a run has fewer."""
+"""Maximum number of requests compared; a run may have fewer."""
 
 
 def check_beginning(setup: Setup, requests: int = REQUESTS) -> None:
@@ -152,7 +152,7 @@ def check_beginning(setup: Setup, requests: int = REQUESTS) -> None:
     if isinstance(fast, Outcome) and isinstance(plain, Outcome):
         told = difference(fast, plain)
     elif str(fast) == str(plain):
-        return  # the policy may wait for more requests than these: the full run will show
+        return  # the policy may wait for more requests; the full run will show
     else:
         errors = [str(each) if isinstance(each, PolicyError) else "all is served" for each in (fast, plain)]
         told = f"{errors[0]}; in reference mode {errors[1]}"

@@ -19,7 +19,7 @@ Names = Callable[[str], str]
 
 
 def beside(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the settings of a scenario file, with files next to it replaced by paths to them."""
+    """Return the settings of a scenario file, with names of files next to it replaced by paths to them."""
     folder = file.parent
     if folder == Path() or (folder / _SUMMARY).is_file():
         return dict(settings)
@@ -47,7 +47,7 @@ def _exists(path: Path) -> bool:
 
 
 def _in(value: Any, place: Names) -> Any:
-    """Return a value with `place` applied to every text in it."""
+    """Return a value with `place` applied to every string in it."""
     if isinstance(value, str):
         return place(value)
     if isinstance(value, Mapping):

@@ -39,14 +39,14 @@ def on_changes(
 
 
 def _idle(scenario: Scenario, gpu: Gpu, model: ModelSpec, key: str, fitting_blocks: int | None) -> str | None:
-    """Return the reason why a changed part of the data sheet has no effect, or None if it has one."""
+    """Return the reason why a changed part of the data sheet has no effect, or None if it does have one."""
     alone, engine = scenario.tp * scenario.pp == 1, scenario.engine
     if key == "usd_per_hour" and scenario.usd_per_gpu_hour != gpu.usd_per_hour:
         return f"usd_per_gpu_hour={scenario.usd_per_gpu_hour:g} is given"
     if key == "memory_bytes" and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
         return "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
     if key == "nvlink_bandwidth" and alone:
-        return "each replica has one GPU, which does not communicate"
+        return "each replica has one GPU, so nothing is communicated"
     if key == "pcie_bandwidth" and (alone or gpu.nvlink_bandwidth):
         swaps = "swap" in schedulers.resolve(scenario.scheduler["name"])[0].supports
         return None if swaps else "this run transfers nothing over PCIe"

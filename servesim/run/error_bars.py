@@ -15,11 +15,11 @@ from servesim.run.presets import preset_settings
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 """Shares of servers that lie below each end of an interval."""
 LATENCY_KEYS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
-"""Keys of latencies in a summary, by the intervals' names of metrics."""
+"""Keys of latencies in a summary, by the metric names that intervals use."""
 
 
 def case_of(summary: Mapping[str, Any]) -> Case | None:
-    """Return the case of one replica of a run, or None if no request completed or none has two tokens."""
+    """Return the case of one replica of a run, or None if no request completed or no completed one has two tokens."""
     scenario, flow, times = summary["scenario"], summary["throughput"], summary["latency_ms"]
     means: dict[str, Any] = {metric: (times[key] or {}).get("mean") for metric, key in LATENCY_KEYS.items()}
     if not all(means.values()):
@@ -51,7 +51,7 @@ def _dealt(scenario: Mapping[str, Any]) -> int:
 
 
 def unlike(summary: Mapping[str, Any]) -> str:
-    """Return the reason why a run is unlike anything measured, or an empty string if it is not."""
+    """Return the reason why a run is unlike anything measured, or an empty string if there is no such reason."""
     scenario = summary["scenario"]
     if summary["stability"]["unstable"]:
         return "the queue grows without bound"
@@ -77,17 +77,17 @@ def side_of(summary: Mapping[str, Any] | None) -> Case | str:
     """Return the case of a run, or the reason why no measured server is like it. `summary`: None if the run failed."""
     if summary is None:
         return "it failed"
-    return unlike(summary) or case_of(summary) or "no request of two tokens or more completed"
+    return unlike(summary) or case_of(summary) or "no request with two or more tokens completed"
 
 
 def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[str, Any]:
     """Return the error bars of a finished run from its summary.
 
-    `kind`: how far it is from the measured servers, which names the folds that the interval is from (null: too far),
-    `says`: the same in words; `level`: share of measured servers inside; by metric, `mean` (simulated), `low` and
-    `high` in ms, and the `coverage` of such intervals on similar cells that were left out (value, and its 95 %
-    interval); `fitted`: date, cells and deployments. A run adds `propagated`: the intervals of percentiles, goodput and
-    price, or the reason why there are none.
+    `kind`: how far the run is from the measured servers, which names the folds that the interval is from (null: too
+    far), `says`: the same in words; `level`: share of measured servers inside an interval; by metric, `mean`
+    (simulated), `low` and `high` in ms, and the `coverage` of such intervals on similar cells that were held out
+    (value, and its 95 % interval); `fitted`: date, cells and deployments. A run adds `propagated`: the intervals of
+    percentiles, goodput and price, or the reason why there are none.
     """
     fitted = shipped() if fitted is None else fitted
     on = fitted.document["fitted_on"]

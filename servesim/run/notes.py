@@ -55,7 +55,7 @@ def before_run(
         yield f"router {scenario.router['name']} has no effect with one replica"
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
         yield (
-            "scheduler policy=priority: has little effect: all requests have the same priority, and only ties in "
+            "scheduler policy=priority has little effect: all requests have the same priority, so only ties in "
             "arrival time are broken by request id"
         )
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
@@ -82,7 +82,7 @@ def _name(scenario: Scenario) -> Iterator[str]:
     if found is None or found.model == scenario.model.lower():
         return
     differs = f", although the name says {found.dtype}" if found.dtype not in (None, scenario.dtype) else ""
-    yield f"model {scenario.model}: the shapes of {found.model}, weights in {scenario.dtype}{differs}"
+    yield f"model {scenario.model}: uses the shapes of {found.model}, with weights in {scenario.dtype}{differs}"
 
 
 def unpriced(scenario: Scenario) -> str | None:
@@ -90,15 +90,16 @@ def unpriced(scenario: Scenario) -> str | None:
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
         return (
-            f"no price is given for {gpu}, only for {names}: its data-sheet price of ${usd or 0:g} per GPU-hour is used"
+            f"no price is given for {gpu}, only for {names}, so its data-sheet price of ${usd or 0:g} per "
+            "GPU-hour is used"
         )
     return f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is given" if usd != scenario.price[gpu] else None
 
 
 HITS = 0.01
-"""Hit rate from which results depend on it."""
+"""Minimum prefix cache hit rate at which results are said to depend on it."""
 BUSY = 0.7
-"""Share of their time that API processes work on prompts from which requests wait for them."""
+"""Minimum share of the API processes' time spent on prompts at which requests are said to wait for them."""
 
 
 def after_run(
@@ -138,9 +139,9 @@ def after_run(
     hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
-            f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on that share; hit rates "
-            "were validated against one recorded server of coding agents (within 1 point), and none that ran short of "
-            "memory"
+            f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on that share; hit "
+            "rates were validated against one recorded server of coding agents (within 1 point), and against "
+            "none that ran short of memory"
         )
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
@@ -164,8 +165,8 @@ def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
 
 
 def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[str]:
-    """Yield costs that the kernel tables lack. `decode_reach`: the maximum total context attended to in a step, by
-    number of decoding sequences."""
+    """Yield notes on costs that the kernel tables lack. `decode_reach`: the maximum total context attended to in a
+    step, by number of decoding sequences."""
     beyond = cost.extrapolated(decode_reach)
     if beyond:
         yield f"extrapolated beyond the kernel tables: {'; '.join(beyond)}"
@@ -208,7 +209,7 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
             why = " (SGLang's separate pool for window layers, swa_full_tokens_ratio, is not modeled)"
         elif scenario.pp > 1 and not disabled:
             why = " (groups of layers across pipeline stages are not modeled)"
-        yield f"kv {kv.name}: all of {windows} window layers of {len(layers)} keep every token{why}"
+        yield f"kv {kv.name}: all {windows} window layers (of {len(layers)} layers) keep every token{why}"
     elif disabled and not by_preset:
         yield f"disable_hybrid_kv_cache_manager has no effect: kv {kv.name} is set"
 
@@ -218,14 +219,14 @@ def _on_states(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
     size = model.state_bytes(scenario.tp) / 2**20
     if kv.grouped:
         block = scenario.engine.block_size
-        yield f"{states} layers keep a state ({size:.1f} MiB a request on each GPU): blocks have {block} tokens"
+        yield f"{states} layers keep a state ({size:.1f} MiB per request on each GPU), so blocks have {block} tokens"
     else:
         found = (
             "; prefixes match at any token, although SGLang matches only those whose state was kept"
             if kv.shares
             else ""
         )
-        yield f"{states} layers keep a state ({size:.1f} MiB a request on each GPU) in a separate pool{found}"
+        yield f"{states} layers keep a state ({size:.1f} MiB per request on each GPU) in a separate pool{found}"
 
 
 def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
@@ -245,7 +246,7 @@ def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
                 "requests"
             )
         elif len(trace) > 1 and trace.first_ns != trace.last_ns:
-            yield "closed loop: requests are sent at their times or when a client is free, whichever is later"
+            yield "closed loop: requests are sent at their arrival times or when a client is free, whichever is later"
     else:
         for name in ("batch", "turn_ms", "ramp_up_s"):
             if getattr(clients, name) and not (name == "turn_ms" and clients.tool is not None):

@@ -1,5 +1,5 @@
-"""Parts of a scenario by name: `max_num_seqs` is `scheduler.max_num_seqs`, wherever it is said. `kind`: the class of
-scenarios, whose sections and fields they are."""
+"""Parts of a scenario by short name: `max_num_seqs` means `scheduler.max_num_seqs` wherever it is given. `kind`: the
+class of scenarios that has these sections and fields."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 @cache
 def _sections(kind: type[BaseModel]) -> dict[str, tuple[str, ...]]:
-    """Return the sections of a scenario that have a part of each name: fields, and parameters of any policy. Parameters
-    of routers and autoscalers have lower precedence: a name that they share with the engine means the engine's
-    setting."""
+    """Return, for each name of a part, the sections of a scenario that have such a part: a field, or a parameter of any
+    policy. Parameters of routers and autoscalers have lower precedence: a name that they share with the engine means
+    the engine's setting."""
     from servesim.contracts import REGISTRIES
 
     found: dict[str, list[str]] = {}
@@ -65,8 +65,8 @@ def whole_name(key: str, kind: type[BaseModel]) -> str | None:
 
 
 def full_name(key: str, kind: type[BaseModel], own: type[BaseModel]) -> str:
-    """Return a key of a scenario as it is, and the common name of a part in full; UserError, with a suggestion, if no
-    scenario has such a setting. `own`: the class with the sections of a user's features, too."""
+    """Return a key of a scenario unchanged, and the short name of a part in full; raise UserError, with a suggestion,
+    if no scenario has such a setting. `own`: the class that also has the sections of a user's features."""
     fields = own.model_fields
     if "." in key or key in fields:
         return key
@@ -77,7 +77,7 @@ def full_name(key: str, kind: type[BaseModel], own: type[BaseModel]) -> str:
 
 
 def with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any], kind: type[BaseModel]) -> Settings:
-    """Return the settings with values, as Python has them, put in by names of parts: `max_num_seqs`,
+    """Return the settings with Python values inserted under names of parts, such as `max_num_seqs` or
     `engine.block_size`."""
     changed = dict(settings)
     for key, value in parts.items():

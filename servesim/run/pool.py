@@ -99,7 +99,7 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
 
 
 SLOTS_PER_RUNNING = 3
-"""Number of states kept per request that may run, if prefixes are cached (SGLang's
+"""Number of state slots per running request if prefixes are cached (SGLang's
 MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO); otherwise one."""
 
 
@@ -112,11 +112,12 @@ def _most_seqs(policies: Policies, budget: MemoryBudget) -> int:
 
 
 def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:
-    """Raise UserError, as vLLM does at start-up, if a prompt does not fit one step without chunked prefill."""
+    """Raise UserError, as vLLM does at start-up, if a prompt may not fit in one step without chunked prefill."""
     if max_num_batched_tokens < max_model_len:
         raise UserError(
-            f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len={max_model_len}: "
-            "without chunked prefill the longest prompt would never run (raise it, or set engine.max_model_len)"
+            f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len="
+            f"{max_model_len}, so without chunked prefill the longest prompt would never run (raise it, or set "
+            "engine.max_model_len)"
         )
 
 

@@ -29,7 +29,7 @@ Settings = dict[str, Any]
 
 
 class PoolScenario(NamedTuple):
-    """The scenario of one of its pools."""
+    """One pool of a scenario, as a scenario of its own."""
 
     name: str
     role: Role
@@ -39,8 +39,8 @@ class PoolScenario(NamedTuple):
 def with_pools(
     settings: Mapping[str, Any], complete: Callable[[Settings], Scenario], kind: type[BaseModel]
 ) -> Settings:
-    """Return settings whose pools say everything, and which are otherwise those of the first pool. `complete` makes a
-    scenario, of class `kind`, of settings without pools. UserError where a pool is none."""
+    """Return settings whose pools are complete, and whose other values are those of the first pool. `complete` makes a
+    scenario, of class `kind`, from settings without pools. Raise UserError for an invalid pool."""
     given, base = settings["pools"], {key: value for key, value in settings.items() if key != "pools"}
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise UserError(f"pools is {shown(given)}, must be a list of mappings, each with a name")

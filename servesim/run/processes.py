@@ -89,13 +89,13 @@ def check_independent(setup: Setup) -> None:
 
 
 def _reasons(scenario: Scenario) -> list[str]:
-    """Return the reasons why active features keep replicas together."""
+    """Return the reasons why active features need all replicas in one process."""
     on = [feature for feature in features_of(scenario) if feature.is_on(scenario)]
     return [feature.refuses(scenario)["jobs"] for feature in on if "jobs" in feature.refuses(scenario)]
 
 
 def _followers(setup: Setup) -> list[str]:
-    """Return the reasons why user-defined parts keep replicas together: a part could not see the run in other
+    """Return the reasons why user-defined parts need all replicas in one process: a part could not see the run in other
     processes."""
     own = [part for part in setup.parts if is_own(type(part))]
     seen = [(part, [verb for verb in RUN_VERBS if part.wants(verb)]) for part in own]
@@ -138,7 +138,7 @@ def _merge(table: Table, parts: Sequence[tuple[Rows, Rows]], replica: Any) -> No
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-    # The process inherits blocked signals: from its first import on, an interrupt goes to its parent.
+    # The process inherits blocked signals, so that an interrupt goes only to its parent from the first import on.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -201,7 +201,7 @@ class StreamedRecords(Records):
 
 
 def _by_text(texts: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return each distinct text and its positions."""
+    """Return each distinct string and its positions."""
     names, code = np.unique(np.array(texts), return_inverse=True)
     order = np.argsort(code, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)

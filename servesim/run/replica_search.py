@@ -5,7 +5,8 @@ from __future__ import annotations
 
 
 class ReplicaSearch:
-    """The minimum number of replicas that carry a load: doubled until they do, then bisected."""
+    """Search for the minimum number of replicas that carry a load: the number is doubled until it suffices, then
+    bisected."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -70,7 +70,7 @@ class Result:
         self.summary = summary
         """All figures, as in summary.json: latencies in ms, durations in s, shares between 0 and 1."""
         self.scenario = scenario
-        """Fully resolved scenario: a rerun gives the same result."""
+        """Fully resolved scenario; a rerun of it gives the same result."""
         self.timing = timing
         """Time and memory of the run itself, as in timing.json."""
         self._requests = requests
@@ -79,7 +79,7 @@ class Result:
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Error bars of mean TTFT, TPOT and E2E by measured servers, or the reason why there are none."""
+        """Error bars of mean TTFT, TPOT and E2E based on measured servers, or the reason why there are none."""
         kept: dict[str, Any] | None = self.summary.get("intervals")
         if kept is not None:
             return kept
@@ -102,8 +102,8 @@ class Result:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row per output sequence, in order of their numbers: `requests` themselves, but a row for each sample
-        where a request asks for several (n > 1) (columns: servesim.records.columns.REQUEST_COLUMNS)."""
+        """One row per output sequence, in order of their numbers: like `requests`, but with a row for each sample of a
+        request that asks for several (n > 1) (columns: servesim.records.columns.REQUEST_COLUMNS)."""
         import pandas as pd
 
         if self._samples is None:
@@ -117,7 +117,8 @@ class Result:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row per step, or per `k` steps alike; columns: servesim.records.columns.STEP_COLUMNS."""
+        """One row per step, or per `k` steps of the same composition; columns:
+        servesim.records.columns.STEP_COLUMNS."""
         return self._frame(STEPS)
 
     @cached_property

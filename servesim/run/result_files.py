@@ -81,7 +81,7 @@ class ResultWriter:
         try:
             stands = found.read_text(encoding="utf-8") if found.is_file() else scenario_yaml
         except (OSError, ValueError):
-            return  # damaged: nothing is lost
+            return  # damaged, so nothing is lost
         if stands != scenario_yaml:
             raise UserError(f"--out {self.out}: holds the result of another scenario (--overwrite replaces it)")
 
@@ -135,7 +135,7 @@ class ResultWriter:
             except Interrupted:
                 self._put_in_place()
                 raise Interrupted(
-                    f"{self.out} is complete except for its page; write it with servesim report {self.out}"
+                    f"{self.out} is complete except for its report; write it with servesim report {self.out}"
                 ) from None
             self._put_in_place()
 
@@ -195,8 +195,8 @@ def _locked(folder: Path) -> int | None:
 
 
 def clear_up(out: Path) -> None:
-    """Remove unfinished results of other runs with the same `out` whose process is gone, so that they hold no lock.
-    Restore an earlier result that such a run had moved away, unless another has taken its place."""
+    """Remove unfinished results of other runs with the same `out` whose process is gone and so holds no lock. Restore
+    an earlier result that such a run had moved away, unless another has taken its place."""
     for suffix in (REPLACED, ".partial"):
         for left in sorted(out.parent.glob(f"{glob.escape(out.name)}.*{suffix}")):
             pid = left.name[len(out.name) + 1 : -len(suffix)]
@@ -228,7 +228,7 @@ def _alive(pid: int) -> bool:
 
 @contextmanager
 def writable(out: Path) -> Iterator[None]:
-    """Turn an OSError during writing there into a UserError that names the path."""
+    """Turn an OSError raised while writing to `out` into a UserError that names the path."""
     try:
         yield
     except OSError as error:
@@ -262,7 +262,8 @@ def to_json(value: Mapping[str, Any]) -> str:
 
 
 def write_text(path: Path, text: str, option: str) -> None:
-    """Write the file an option of the command line names, whole or not at all; a device or pipe is written to."""
+    """Write the file that a command-line option names, completely or not at all; a device or pipe is written to
+    directly."""
     special = path.exists() and not path.is_file()
     scratch = path.with_name(path.name + ".partial") if path.name and not special else path
     try:
@@ -279,7 +280,7 @@ def write_text(path: Path, text: str, option: str) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an error during reading there into a UserError that names the path."""
+    """Turn an error raised while reading `path` into a UserError that names the path."""
     try:
         yield
     except (OSError, ValueError, TypeError) as error:

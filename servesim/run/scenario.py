@@ -49,7 +49,7 @@ from servesim.workload.client_tools import under_tool
 SELDOM = ("pools", "features", "slo_class_percentiles")
 """Settings that are written only if they are not empty."""
 FOR_FEATURE: dict[str, Any] = {"for_feature": True}
-"""Marker of a setting that is an error unless a feature claims it."""
+"""Marker of a setting that may not be used unless a feature claims it."""
 _EXAMPLES = {
     "trace": ": a file, preset:NAME or synth:key=value,...",
     "model": ": a bundled one such as llama-3.1-8b, or a config.json",
@@ -68,7 +68,7 @@ class _Scenario(Section):
     """Trace file or log (its format is detected from the content; `-`: standard input), `preset:NAME` or
     `synth:key=value,...`."""
     model: str
-    """Bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; -FP8, -AWQ and the like set the
+    """Bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; suffixes such as -FP8 and -AWQ set the
     dtype), or the config.json of any other model. Keys of the config may be changed: `model.num_hidden_layers`, or
     `NAME:num_hidden_layers=4`."""
     gpu: str
@@ -87,11 +87,12 @@ class _Scenario(Section):
     sort: bool = False
     """Sort a file's rows by arrival instead of rejecting arrival times that run backwards."""
     timing: Literal["auto", "think", "original", "open"] = "auto"
-    """Arrival of turns in recorded conversations: think: after pauses that follow answers; original: also not before
-    their recorded times; open: at recorded times, whether or not earlier turns have ended; auto: by the format."""
+    """Arrival of turns in recorded conversations: think: after a pause that follows the previous answer; original:
+    likewise, but not before their recorded times; open: at recorded times, whether or not earlier turns have ended;
+    auto: depends on the format."""
     shape: list[str] = Field(default=[])
     """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`; a single step may be
-    a text."""
+    given as a string."""
     columns: str | None = None
     """Columns of a log with non-standard names, if they are not guessed correctly, such as arrival='Request
     Time',prompt=in,output=out; unit=us sets the unit of its times, prompt=2000 a number instead of a column."""
@@ -108,13 +109,13 @@ class _Scenario(Section):
     """Format of the KV cache: bf16, fp16, fp8, fp32. Default: fp8 if the engine derives it from such weights
     (servesim/versions), else bf16."""
     tp: int = Field(default=1, ge=1, le=1024)
-    """GPUs of a stage (tensor parallelism)."""
+    """GPUs per pipeline stage (tensor parallelism)."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
     """Data-parallel ranks of a replica: each has its own scheduler and KV memory on tp GPUs. Experts are spread over
     the GPUs of all ranks, so that every step lasts as long as the slowest rank's."""
     ep: int | None = Field(default=None, ge=1, le=4096)
-    """Number of the tp x dp GPUs over which whole experts are distributed, split by width over the rest; none: all of
-    them with engine.enable_expert_parallel, else 1."""
+    """Number of the tp x dp GPUs over which whole experts are distributed; experts are split by width over the rest;
+    none: all of them with engine.enable_expert_parallel, else 1."""
     pp: int = Field(default=1, ge=1, le=1024)
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
@@ -125,8 +126,8 @@ class _Scenario(Section):
     scheduler: Settings = Field(default={"name": "vllm"})
     """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
-    """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same memory without it. For
-    a model with sliding windows, they become `hybrid` and `hybrid-paged`, as in vLLM."""
+    """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same allocator without it.
+    For a model with sliding windows, they become `hybrid` and `hybrid-paged`, as in vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
     """Router, written the same way."""
     pools: list[Settings] = Field(default=[])
@@ -142,16 +143,17 @@ class _Scenario(Section):
     engine: EngineSettings = EngineSettings()
     slo: dict[str, float] = Field(default={})
     """Limits of ttft, tpot and e2el, in milliseconds or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`: a
-    request is good if it is within all of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit holds
-    separately."""
+    request is good if it is within all of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies
+    independently of the others."""
     slo_percentiles: dict[str, float] = Field(default={})
-    """Percentiles of the limits in `slo` that hold separately, as set by `ttft:p99<1s`."""
+    """Percentiles of the limits in `slo` that apply independently of each other, as set by `ttft:p99<1s`."""
     slo_classes: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
     """Limits of single classes (the trace's labels `class`), such as `gold: ttft:300` in YAML; other classes use the
-    limits of `slo`. With a percentile (`gold: ttft:p99<300ms`), each limit holds separately, for the requests of the
-    class."""
+    limits of `slo`. With a percentile (`gold: ttft:p99<300ms`), each limit applies to the requests of the class
+    independently of the others."""
     slo_class_percentiles: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
-    """Percentiles of the limits in `slo_classes` that hold separately, as set by `gold: ttft:p99<300ms`."""
+    """Percentiles of the limits in `slo_classes` that apply independently of each other, as set by `gold:
+    ttft:p99<300ms`."""
     mode: Literal["fast", "reference"] = "fast"
     """Mode: fast, or reference (every step simulated individually: slow, with the same result to the nanosecond)."""
     stream: bool = False
@@ -168,7 +170,7 @@ class _Scenario(Section):
     attention of TensorRT-LLM), instead of the default ones; `roofline`: no tables, everything by formula; `ideal`: by
     formula at the data sheet's full rates, without launches and activations, as in hand calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
-    """Price per GPU-hour, for any GPU; none: by `price`, else the assumption in the GPU's data sheet."""
+    """Price per GPU-hour, for any GPU; none: the one in `price`, else the assumption in the GPU's data sheet."""
     price: dict[str, float] = Field(default={})
     """Prices by GPU, in $ per hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
 
@@ -280,8 +282,8 @@ class _Scenario(Section):
 
 
 def own_features(value: Any) -> tuple[str, ...]:
-    """Return the names of a user's features, given as a comma-separated text or a list of texts. Raise UserError if one
-    does not name a class in a file, or two have the same name."""
+    """Return the names of a user's features, given as a comma-separated string or a list of strings. Raise UserError if
+    one does not name a class in a file, or two have the same name."""
     given = listed("features", value) if isinstance(value, str) and value else value or []
     if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
         raise UserError(f"features is {shown(value)}, must be a list of path/to/file.py:Class")
@@ -373,7 +375,7 @@ def under_name(settings: Settings) -> Settings:
 
 def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
     """Return one line: the key, its error, and the valid values."""
-    # A misspelled key also leaves one missing: report the misspelling, which helps more.
+    # A misspelled key also leaves a required one missing: report the misspelling, which is more helpful.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     *outer, last = [str(part) for part in first["loc"] if part not in ("int", "literal['auto']")]
     key = ".".join([*outer, last])

@@ -88,11 +88,11 @@ class ClientSettings(Section):
     """Closed loop: maximum number of outstanding requests, while the others queue outside; none: no limit."""
     turn_ms: float | None = Field(default=None, ge=0, le=1e7)
     """Mean time from an answer to the next request of a closed loop, drawn from an exponential distribution; none: no
-    delay, so that requests that end together are followed at the same instant."""
+    delay, so the successors of requests that end together are sent at the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
     """Seconds over which the clients of a closed loop start, evenly one after the other."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)
-    """Draw arrival times at `rate`, with gaps from a gamma distribution of this shape (1: Poisson; below: bursts), as
+    """Draw arrival times at `rate`, with gaps from a gamma distribution of this shape (1: Poisson; below: bursts), like
     vLLM's --burstiness; none: as recorded."""
     batch: bool = False
     """Send max_concurrency requests together, and the next ones when all have ended (latency of a single batch)."""
@@ -217,7 +217,8 @@ def check_percentiles(limits: Mapping[str, float], percentiles: dict[str, float]
 
 
 def yaml_value(what: str, text: str) -> Any:
-    """Return the YAML value of a text; raise UserError, which begins with `what`, if it is not valid YAML."""
+    """Return the YAML value of a string; raise UserError, with a message that begins with `what`, if it is not valid
+    YAML."""
     try:
         return untrusted.parse_yaml(text, what)
     except UserError as error:
@@ -225,7 +226,7 @@ def yaml_value(what: str, text: str) -> Any:
 
 
 def renamed(value: Any) -> Any:
-    """Return a model or GPU given as a mapping with `name` and changed parts as one text; return anything else
+    """Return a model or GPU given as a mapping with `name` and changed parts as one string; return anything else
     unchanged."""
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return with_changes(value["name"], {key: inner for key, inner in value.items() if key != "name"})

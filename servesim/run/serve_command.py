@@ -191,7 +191,7 @@ def _settings(engine: str, name: str, value: str, found: Served) -> dict[str, An
 
 
 def _number(value: str) -> str:
-    """Return `32k` as 32000 and `32K` as 32768, as in vLLM; -1 is auto."""
+    """Return 32000 for `32k` and 32768 for `32K`, as in vLLM, and auto for -1."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG])", value)
     return str(int(float(match[1]) * _SUFFIXES[match[2]])) if match else value
 
@@ -217,7 +217,7 @@ def _size(name: str, value: object) -> int:
 
 
 def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], found: Served) -> None:
-    """Enter the distribution of experts and the meaning of data-parallel ranks: with experts, ranks step together;
+    """Set the distribution of experts and the meaning of data-parallel ranks: with experts, ranks step together;
     without, they are replicas. vLLM's tp is per rank; SGLang's and TensorRT-LLM's counts the GPUs of all ranks."""
     try:
         experts = ModelSpec.load(found.settings["model"]).experts is not None

@@ -30,8 +30,8 @@ def load_settings(path: str | Path) -> Settings:
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:
-    """Return the settings with each `a.b=value` inserted; values are parsed as YAML, except the version, which is
-    text."""
+    """Return the settings with each `a.b=value` inserted; values are parsed as YAML, except the version, which stays a
+    string."""
     changed, own = dict(settings), own_features(settings.get("features"))
     for assignment in assignments:
         key, value = assigned(assignment)

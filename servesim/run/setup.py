@@ -74,7 +74,7 @@ class Setup:
 
     @property
     def several(self) -> bool:
-        """Whether there are several replicas, or may be later, or a named pool."""
+        """Whether there are several replicas, or may be later, or there is a named pool."""
         several = self.scenario.replicas * self.scenario.dp > 1 or bool(self.scenario.pools)
         return several or fleet_varies(self.scenario)
 
@@ -95,7 +95,8 @@ class Setup:
 
     @property
     def front(self) -> FrontTerms:
-        """The front end shared by all replicas, with the first pool's terms: their API processes are one pool."""
+        """The front end shared by all replicas, with the first pool's terms: the API processes of all replicas form one
+        pool."""
         terms, engine = self.cost.terms, self.scenario.engine
         processes = sum(p.scenario.engine.api_server_count * p.scenario.replicas for p in self.pools)
         model = self.deployment.model.name
@@ -103,7 +104,7 @@ class Setup:
 
     @property
     def out_ns(self) -> int:
-        """Time of a token from the engine to the client, in ns."""
+        """Time that a token takes from the engine to the client, in ns."""
         return self.front.out_ns
 
     def make_router(self) -> Router:
@@ -240,8 +241,8 @@ def _check_models(pools: list[PoolSetup], trace: Trace) -> None:
     if nameless := (len(trace) - len(asked)) + sum(not model for model in asked):
         raise UserError(
             f"trace {trace.name}: {nameless:,} of {len(trace):,} requests name no model, and pools serve "
-            f"{' and '.join(sorted({pool.deployment.model.name for pool in pools}))}: label every request with its "
-            "model (a column of the trace), or the choice would be arbitrary"
+            f"{' and '.join(sorted({pool.deployment.model.name for pool in pools}))}: label every request with "
+            "its model (a column of the trace), because the choice would otherwise be arbitrary"
         )
 
 

@@ -22,7 +22,7 @@ STATISTICS = ("mean", "p50", "p90", "p99", "max")
 
 
 def title(summary: Mapping[str, Any]) -> str:
-    """Return a title with the workload and the system of a run."""
+    """Return a title that names the workload and the system of a run."""
     s, trace = summary["scenario"], summary["provenance"]["trace"]
     gpus = s["tp"] * s["pp"] * s.get("dp", 1) * s["replicas"]
     policies = f"{s['scheduler']['name']} / {s['kv']['name']}"
@@ -42,7 +42,7 @@ def as_text(summary: Mapping[str, Any]) -> str:
 
 
 def as_html(summary: Mapping[str, Any]) -> str:
-    """Return a result as tables, with collapsed notes."""
+    """Return a result as HTML tables, with collapsed notes."""
     head = "".join(f"<th>{name}</th>" for name in ("ms", *STATISTICS))
     rows = []
     for key in SHOWN:
@@ -83,7 +83,9 @@ def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
                 metrics.add(name)
     for group in found[len(GROUPS) :] if features else ():
         if unknown := unknown_fields(group, found):
-            raise UserError(f"figures of {group.section!r}: its words name {unknown[0]!r}, which is not a figure")
+            raise UserError(
+                f"figures of {group.section!r}: the group's texts refer to {unknown[0]!r}, which is not a figure"
+            )
     return tuple(found)
 
 

@@ -23,7 +23,8 @@ def kv_budget(
     max_num_seqs: int,
     draft: DraftModel | None,
 ) -> tuple[MemoryBudget, int | None]:
-    """Return the budget of the run, and the blocks that fit by utilization (None if no block fits)."""
+    """Return the memory budget of the run, and the number of blocks that fit under gpu_memory_utilization (None if no
+    block fits, or if memory limits are ignored)."""
     engine = scenario.engine
 
     def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:

@@ -94,14 +94,14 @@ class Speculation:
         return speculator.verified(speculator.max_drafts)
 
     def resolved(self) -> dict[str, Settings]:
-        """Return both settings written out."""
+        """Return the settings of speculation and acceptance, with every parameter written out."""
         return {
             "speculation": {"name": self.method, **dataclasses.asdict(self.params)},
             "acceptance": {"name": self.acceptance_name, **dataclasses.asdict(self.acceptance.params)},
         }
 
     def notes(self, trace: TraceFacts) -> Iterator[str]:
-        """Yield notes for the reader, and settings without effect."""
+        """Yield notes on assumptions and on settings without effect."""
         if self.assumed:
             rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
             yield (

@@ -40,16 +40,16 @@ def check_step_requests(scenario: Scenario, writer: ResultWriter | None, jobs: i
 
 
 class StepRequests(Part):
-    """The table in progress."""
+    """The table while it is being written."""
 
     def __init__(self, writer: ResultWriter, most: int = MOST) -> None:
         self._writer, self._most, self._rows = writer, most, 0
         self._staged: list[tuple[int, ...]] = []
         self.left_out = 0
-        """Number of steps after the table was full."""
+        """Number of steps left out because the table was full."""
 
     def core_made(self, replica: Replica) -> None:
-        """Have a core tell of its steps."""
+        """Make a core report its steps."""
         replica.core.on_plan = partial(self._planned, replica.index)
 
     def _planned(self, replica: int, step: int, plan: Plan) -> None:

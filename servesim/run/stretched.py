@@ -31,8 +31,8 @@ _SCALED_CLIENTS = ("max_concurrency", "burstiness")
 
 
 def latency_of(name: str) -> str:
-    """Return the key of the latency that a metric is a statistic of; for other metrics, return a text that is not such
-    a key."""
+    """Return the key of the latency that a metric is a statistic of; for other metrics, return a string that is not
+    such a key."""
     return name.rpartition("_")[0]
 
 
@@ -84,7 +84,7 @@ def stretches(fitted: Fitted, side: Case | str, scenario: Scenario, waits: bool)
     """Return the stretches at the short and long end of a server's interval, or the reason why they are unknown.
     `side`: as returned by servesim.run.error_bars.side_of; `waits`: whether requests of the trace wait for others.
 
-    An end is one share of servers for all latencies, each of which has its own factor there.
+    Each end stands for the same share of servers for all latencies, but each latency has its own factor there.
     """
     if isinstance(side, str):
         return side

@@ -43,7 +43,7 @@ def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
         options |= {"columns": scenario.columns} if scenario.columns is not None else {}
     wanted = scenario.requests + scenario.skip if scenario.requests is not None else None
     if scenario.shape and not scenario.trace.startswith(DRAWN):
-        wanted = None  # cut files after shaping, drawn traces when drawn
+        wanted = None  # files are cut after shaping, drawn traces when drawn
     key = (scenario.trace, wanted, scenario.seed, *options.items(), *_stamp(scenario.trace))
     if key not in _KEPT:
         opened = open_trace(scenario.trace, requests=wanted, seed=scenario.seed, **options)
@@ -56,7 +56,7 @@ def open_scenario(scenario: Scenario, trace: Trace | None = None) -> Trace:
 
 
 def _stamp(trace: str) -> tuple[int, ...]:
-    """Return values that change whenever a file does; empty for drawn traces."""
+    """Return values that change whenever the trace file does; empty for drawn traces."""
     try:
         found = os.stat(trace)
     except OSError:
@@ -77,12 +77,12 @@ def _cut(trace: Trace, scenario: Scenario) -> Trace:
         trace = replace(trace, notes=(*trace.notes, note))
     rate, factor = scenario.rate, factor_of(scenario.rate)
     if factor is not None and scenario.clients.burstiness is not None and (mean := mean_rate(trace)) is not None:
-        rate = factor * mean  # of the drawn trace, not the recorded one
+        rate = factor * mean  # relative to the drawn trace, not the recorded one
     return paced(_redrawn(trace, scenario), rate)
 
 
 def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
-    """Return the trace with gaps from a gamma distribution between its requests, if the clients send that way."""
+    """Return the trace with gaps drawn from a gamma distribution between its requests, if the clients send that way."""
     burstiness = scenario.clients.burstiness
     if burstiness is None or scenario.rate is None or scenario.rate == float("inf") or len(trace) < 2:
         return trace
@@ -90,7 +90,7 @@ def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
         raise UserError("clients.burstiness cannot be used with conversations: their turns wait for answers")
     gaps = gamma(scenario.seed, "client arrivals", np.arange(len(trace)), cv=burstiness**-0.5)
     arrival = np.rint(np.cumsum(gaps) * MEAN_GAP_NS).astype(np.int64)
-    note = f"arrivals drawn with gaps of a gamma distribution of shape {burstiness:g}"
+    note = f"arrivals drawn with gaps from a gamma distribution of shape {burstiness:g}"
     return replace(trace, arrival_ns=arrival - arrival[0], notes=(*trace.notes, note))
 
 

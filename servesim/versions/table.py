@@ -23,12 +23,12 @@ class Fact:
     value: Any
     source: str
     priced: bool = True
-    """Whether anything here depends on it; if not, it is only stated."""
+    """Whether anything in servesim depends on the fact; if not, the fact is only listed."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Behavior of an engine in one version, on one GPU."""
+    """Behavior of one version of an engine on one GPU."""
 
     engine: str
     version: str
@@ -56,7 +56,7 @@ def engines() -> list[str]:
 
 
 def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> EngineFacts:
-    """Return the facts about a version of an engine on a GPU; version None: the newest one known.
+    """Return the facts about a version of an engine on a GPU, by default the newest known version.
 
     Raises UserError for an unknown engine and for an invalid version.
     """
@@ -98,12 +98,14 @@ def _table(engine: str) -> dict[str, Any]:
     for name, entries in table.items():
         for entry in entries if name not in _ABOUT else ():
             if not {"value", "source"} <= entry.keys() <= _ENTRY:
-                raise UserError(f"{engine}.yaml: {name}: an entry has value, source, and perhaps since, before, gpus")
+                raise UserError(
+                    f"{engine}.yaml: {name}: an entry has value, source, and optionally since, before, gpus"
+                )
     return table
 
 
 def _holding(entries: list[dict[str, Any]], version: Version, gpu: str) -> dict[str, Any] | None:
-    """Return the entry that applies, or None."""
+    """Return the entry that applies to the version and GPU, or None."""
 
     def holds(entry: dict[str, Any]) -> bool:
         since, before = entry.get("since"), entry.get("before")

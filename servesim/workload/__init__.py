@@ -1,1 +1,1 @@
-"""Requests to send: traces as columns, and their arrival."""
+"""Requests to send: traces in columnar form, and when their requests arrive."""

@@ -7,14 +7,14 @@
   aiperf        `aiperf profile` (docs.nvidia.com/aiperf, Arrival Patterns): --request-rate with Poisson gaps, or
                 without one --concurrency, 1 by default.
   inferencex    InferenceX's benchmark_serving.py, a fork of vLLM's (github.com/SemiAnalysisAI/InferenceX, benchmarks):
-                --request-rate inf, --max-concurrency C, --num-prompts 10 C; its figures cover all of them.
+                --request-rate inf, --max-concurrency C, --num-prompts 10 C; its metrics cover all these prompts.
 
 All of them finish warm-up requests (vllm-bench 1 or --num-warmups, sglang-bench 1, inferencex 2 C, aiperf as
 configured) before they send the first measured request, and measure the server starting from idle. A simulated server
 needs no warm-up, so none are replayed; their side effect, their own prompts in the prefix cache, is not modeled.
 
-TURN_MS is the time that recorded clients take from an answer to the next request. The other thing that breaks the
-lockstep of requests that end in one step is the API processes, which handle requests one after the other
+TURN_MS is the time that recorded clients take from an answer to the next request. The lockstep of requests that end in
+the same step is also broken by the API processes, which handle requests one after the other
 (servesim.workload.front_end).
 """
 
@@ -27,13 +27,13 @@ from servesim.errors import UserError
 
 TURN_MS = 0.08
 """Median time from an answer's last chunk to the next request: 0.065 and 0.087 ms in two closed loops of 256 requests
-on the server's own host; across a network, it takes one more round trip."""
+on the server's own host; across a network, one round trip is added."""
 INFERENCEX_PROMPTS = 10
-"""Number of prompts of a run per unit of concurrency."""
+"""Number of prompts in a run per unit of concurrency."""
 
 
 def under_tool(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete settings with those of their `clients.tool`, if any; given settings other than None are kept."""
+    """Fill in unset settings with the defaults of `clients.tool`, if any; settings other than None are kept."""
     clients = settings.get("clients")
     tool = clients.get("tool") if isinstance(clients, Mapping) else None
     if tool is None:
@@ -46,8 +46,8 @@ def under_tool(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of(tool: Any, rate: Any, concurrency: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of a tool for the scenario and for its clients; empty for an unknown tool, which validation
-    refuses."""
+    """Return a tool's settings for the scenario and for its clients; both are empty for an unknown tool, which
+    validation rejects."""
     own: dict[str, Any] = {"turn_ms": TURN_MS}
     if tool == "inferencex":
         if concurrency is None:

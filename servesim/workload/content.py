@@ -1,4 +1,4 @@
-"""Prompts represented by content runs, which show shared prefixes without any tokens."""
+"""Prompts represented as content runs, which identify shared prefixes without storing any tokens."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Prefixes:
         self._numbers: dict[tuple[int, int, int], int] = {}
 
     def extend(self, prefix: int, run_length: int, content: int) -> int:
-        """Return the number of the sequence made of `prefix`, whose last run has `run_length` tokens, and a run of
+        """Return the number of the sequence that extends `prefix`, whose last run has `run_length` tokens, by a run of
         `content`."""
         return self._numbers.setdefault((prefix, run_length, content), len(self._numbers) + 1)
 
 
 def joined(content: Content) -> Content:
-    """Return the same prompts in fewer runs: two successive runs are merged, with the first one's id, if all prompts
-    that continue after the first do so with the second, and none has more of the first. The output of a row remains a
-    separate run wherever it appears."""
+    """Return the same prompts in fewer runs: two successive runs are merged under the first run's id if every prompt
+    that continues after the first run continues with the second, and no prompt has a longer first run. The output of a
+    row remains a separate run wherever it appears."""
     offsets, ids, lengths = content.offsets, content.ids, content.lengths
     if not len(ids):
         return content
@@ -63,10 +63,10 @@ class RunContent:
     """A prompt as (content id, length) runs, followed by the request's own output.
 
     A prefix is identified by the sequence of runs up to the one it ends in, and its length within that run, so one
-    table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it appears, also
-    inside a later prompt.
+    table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it appears,
+    including inside a later prompt.
 
-    `told`: the same prompt in the original runs of the trace, as (content of all rows, index), if `runs` are fewer.
+    `told`: the prompt's original runs in the trace, as (content of all rows, index), if `runs` may have been merged.
     """
 
     __slots__ = ("_ends", "_index", "_prefixes", "_row", "_runs", "_sequence", "_told")
@@ -109,11 +109,11 @@ class RunContent:
         return " ".join(parts)
 
     def prefix_keys(self, stops: range) -> list[int]:
-        """Return `prefix_key` of each stop, ascending."""
+        """Return `prefix_key` for each of the stops, which must ascend."""
         keys: list[int] = []
         stop, step = stops.start, stops.step
         while stop < stops.stop:
-            self.prefix_key(stop)  # finds its last run
+            self.prefix_key(stop)  # sets _index to the stop's run
             i = self._index
             base = (self._sequence[i] << 32) - (self._ends[i - 1] if i else 0)
             within = range(base + stop, base + min(stops.stop, self._ends[i] + 1), step)
@@ -122,9 +122,9 @@ class RunContent:
         return keys
 
     def block_runs(self, start: int, stop: int, size: int, lookahead: int = 0) -> list[tuple[int, int]]:
-        """Return blocks `start` to `stop` of `size` tokens each by the sequence of runs in which a block ends (or
-        `lookahead` tokens after it): the number of that sequence, and the block where it changes. Two requests are
-        equal up to the end of a block exactly when these numbers are."""
+        """Return blocks `start` to `stop`, of `size` tokens each, grouped by the sequence of runs in which they end (or
+        in which the token `lookahead` tokens later lies): for each group, the number of that sequence and the block
+        after the group. Two requests are equal up to the end of a block exactly when these numbers are equal."""
         runs: list[tuple[int, int]] = []
         ends = self._ends
         i = bisect_left(ends, (start + 1) * size + lookahead)
@@ -140,7 +140,7 @@ class RunContent:
         return runs
 
     def _open(self, i: int) -> None:
-        """Number the sequence that ends with run i (the run after the prompt is the unbounded output)."""
+        """Assign a number to the sequence that ends with run i (the run after the prompt is the unbounded output)."""
         content, length = self._runs[i] if i < len(self._runs) else (-self._row - 1, 1 << 31)
         before, before_length = (self._sequence[i - 1], self._runs[i - 1][1]) if i else (0, 0)
         self._sequence.append(self._prefixes.extend(before, before_length, content))

@@ -5,13 +5,13 @@ prompt, detokenizes the output, and streams the text. Processes serve prompts fi
 to the process that becomes free first. Streaming answers takes part of each process's time:
 
 - The work of an answer, split into pieces, falls due evenly over its decoding, which is assumed to take TOKEN_NS per
-  token. This depends only on facts known when the request arrives, so arrivals depend only on the requests sent, in any
-  mode and process.
+  token. This depends only on facts known when the request arrives, so arrivals depend only on the requests sent,
+  whatever the mode and the process.
 - A process alternates between prompts and due answer work. Before a prompt it does all the due work, but spends no more
   time on it than the prompt itself takes: a late answer has its chunks merged (vLLM's RequestOutputCollector), which is
   why servers stream more tokens per second than a process could send chunks (29,000 measured; InferenceX, MiniMax-M2.5
   on two B300, vLLM 0.19). So the rate of a burst of short prompts is capped, and the rate of long answers is not.
-- The delay of a chunk behind others is not added to token times; `out_ns` is a constant.
+- The time that a chunk waits behind others is not added to token times; `out_ns` is a constant.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from servesim.workload.workload import Workload
 
 TOKEN_NS = 20_000_000
 """Assumed time between an answer's tokens, used to schedule its chunks. It affects only when chunks fall due, not the
-amount of work or the ceiling."""
+amount of work or the maximum rate."""
 PIECES = 4
 """Number of pieces into which an answer's work is split; they fall due one after another."""
 
@@ -58,7 +58,7 @@ class FrontTerms:
 
 class FrontEnd:
     """A workload seen through a server's front end. Requests reach the queue when a process has read them, and clients
-    learn of the end `out_ns` after the engine is done."""
+    learn that a request has ended `out_ns` after the engine is done with it."""
 
     def __init__(self, inner: Workload, terms: FrontTerms) -> None:
         self._inner = inner
@@ -69,7 +69,7 @@ class FrontEnd:
         self._answers: list[list[tuple[int, int]]] = [[] for _ in self._free]  # (due, work), by process
         self._on_way: list[tuple[int, int, Request, int]] = []  # a heap ordered by arrival at the queue
         self._count = 0
-        self._ahead = inner.open_loop  # if so, the clock need not stop at sends, only at queue arrivals
+        self._ahead = inner.open_loop  # if so, the clock stops only at queue arrivals, not at sends
 
     @property
     def open_loop(self) -> bool:
@@ -107,7 +107,7 @@ class FrontEnd:
             self._read(due)
 
     def _read(self, due: int) -> tuple[Request, int] | None:
-        """Receive the request sent at `due`; return None if it has not reached the queue yet."""
+        """Receive the request sent at `due`; return None if the request has yet to reach the queue."""
         popped = self._inner.pop()
         if popped is None:
             return None

@@ -23,8 +23,8 @@ def busiest(arrival_ns: NDArray[np.int64], width_ns: int = WIDTH_NS) -> tuple[in
 
 
 def peak_note(arrival_ns: NDArray[np.int64]) -> str | None:
-    """Return one line if the busiest five minutes run at over twice the mean rate, or None for a trace without such a
-    peak, shorter than six such windows, or too small to tell."""
+    """Return a one-line message if the rate in the busiest five minutes is over twice the mean, or None for a trace
+    that has no such peak, is shorter than six such windows, or is too small to tell."""
     arrival = np.sort(arrival_ns)
     span = int(arrival[-1] - arrival[0]) if len(arrival) else 0
     if span < 6 * WIDTH_NS:
@@ -34,4 +34,4 @@ def peak_note(arrival_ns: NDArray[np.int64]) -> str | None:
     if most < LEAST or times < TIMES:
         return None
     minutes = (start - int(arrival[0])) / MINUTE_NS
-    return f"peak: the busiest five minutes, from minute {minutes:.0f}, run at {times:.1f} times the mean rate"
+    return f"peak: the busiest five minutes, starting at minute {minutes:.0f}, have {times:.1f} times the mean rate"

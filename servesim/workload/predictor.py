@@ -20,8 +20,8 @@ MOST_ERROR = 100.0
 
 
 def predict(spec: str, trace: Trace, seed: int = 0, first: int = 0) -> Ints:
-    """Return the predicted output tokens (at least 1) of each row, and then of each further sample. `first` is the
-    number of the first row. Raise UserError if `spec` is not a known predictor."""
+    """Return the predicted number of output tokens (at least 1) for each row, and then for each further sample. `first`
+    is the number of the first row. Raise UserError if `spec` is not a known predictor."""
     name, error = parse_predictor(spec)
     cap, truth, rows = trace.max_tokens, trace.output_len, first + np.arange(len(trace))
     samples = np.zeros_like(rows)

@@ -19,8 +19,8 @@ from servesim.workload.trace import Samples
 class FanOut:
     """Factory for the samples of a trace's requests; it also holds the samples still to be sent.
 
-    With `rows` rows, each tried up to `attempts` times, the requests have the first rows * attempts numbers. Further
-    samples are numbered after those, and prompt-only requests after all others.
+    With `rows` rows, each tried up to `attempts` times, the first rows * attempts numbers belong to the requests.
+    Further samples are numbered after those, and prompt-only requests after all others.
     """
 
     def __init__(self, samples: Samples, form: SampleForm, rows: int, attempts: int) -> None:
@@ -43,9 +43,9 @@ class FanOut:
     def open(
         self, number: int, output_len: int, make: Callable[[int | None], Request], now: int
     ) -> tuple[Request, int]:
-        """Return the first request to send for request `number`, and its output length. `make` creates the request, or
-        a sample whose answer is text i: i is the row for the first sample, and a position after all rows for further
-        samples."""
+        """Return the first request to send for request `number`, and its output length. `make` creates the request or,
+        given i, the sample whose answer is text i: the row for the first sample, and a position after all rows for
+        further samples."""
         attempt, row = divmod(number, self._rows)
         lengths = self._samples.lengths(row)
         if not lengths:

@@ -12,7 +12,7 @@ Entry = tuple[int, int]
 
 
 class Sessions:
-    """State of the rows that wait for others and, with a limit, of plays that wait for their turn.
+    """State of the rows that wait for others and, if sessions are limited, of plays that wait for a slot.
 
     A play begins at its first recorded arrival or when a slot becomes free, and its recorded times shift with it.
     """
@@ -46,7 +46,7 @@ class Sessions:
         return entries
 
     def release(self, row: int, trigger: int, now: int) -> list[Entry]:
-        """Fire a trigger of `row` at `now`; return the rows that are no longer waiting."""
+        """Fire a trigger of `row` at `now`; return the rows that no longer wait for anything, with their send times."""
         entries = []
         for waiter, delay in self._followers[trigger].get(row, ()):
             self._ready[waiter] = max(self._ready[waiter], now + delay)

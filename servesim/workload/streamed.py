@@ -53,7 +53,7 @@ class StreamedWorkload(TraceWorkload):
         return self._now if self._left else NEVER
 
     def texts(self, rows: Sequence[int]) -> dict[str, list[str]]:
-        """Return the names and labels of rows not yet forgotten, if the trace has them."""
+        """Return the names and labels of the given rows, which must not be forgotten yet, if the trace has them."""
         found: dict[str, list[str]] = {}
         for row in rows:
             chunk = bisect_right(self._starts, row) - 1

@@ -42,8 +42,8 @@ class Content:
         return list(zip(self.ids[a:b].tolist(), self.lengths[a:b].tolist(), strict=True))
 
     def take(self, rows: Ints) -> Content:
-        """Return the content of the given rows, in that order. The output of row r is content -(r + 1) and is
-        renumbered with its row; the output of a dropped row becomes ordinary content."""
+        """Return the content of the given rows, in that order. The output of row r is content -(r + 1), which is
+        renumbered along with its row; the output of a dropped row becomes ordinary content."""
         offsets, index = _pick(self.offsets, rows)
         ids = self.ids[index]
         said = np.flatnonzero(ids < 0)
@@ -153,7 +153,7 @@ class Trace:
     after: After | None = None  # rows that wait for others: conversations and agents
     cancel_ns: Ints | None = None  # delay from sending to client cancel; -1: never
     samples: Samples | None = None  # further answers to the same prompt; each stops by itself or at the cap
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by label: a text per row ("": none)
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by label: one string per row ("": none)
     notes: tuple[str, ...] = field(default=())  # defaults and transformations applied, for the result
 
     def __post_init__(self) -> None:
@@ -179,7 +179,10 @@ class Trace:
             raise UserError(f"trace {self.name}: row {bad[0]}: does not stop on its own, but ends before max_tokens")
         for name, values in self.labels.items():
             if name not in LABELS or len(values) != n:
-                raise UserError(f"trace {self.name}: {len(values)} labels {name!r}; {n} of {', '.join(LABELS)} can be")
+                raise UserError(
+                    f"trace {self.name}: {len(values)} labels {name!r}; there must be {n}, of one of the kinds "
+                    f"{', '.join(LABELS)}"
+                )
         if self.after is not None:
             check_after(self.name, self.after, n)
         if self.samples is not None:
@@ -210,7 +213,7 @@ class Trace:
         samples: Samples | None = None,
         notes: tuple[str, ...] = (),
     ) -> Trace:
-        """Build a trace from lengths alone. Documented default: every request ends at its length cap; of several
+        """Build a trace from lengths alone. By documented default, every request ends at its length cap; of several
         answers to one prompt, the longest ends at the cap and the others end by a stop token."""
         output = np.asarray(output_len, dtype=np.int64)
         n = len(output)
@@ -267,8 +270,8 @@ class Trace:
 
     def with_rate(self, rate: float, span: tuple[int, int, int] | None = None) -> Trace:
         """Return the same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s; with `inf`,
-        all arrive at the same time. `span` is the request count, first arrival, and last arrival of the whole trace, if
-        this is a part of one."""
+        all arrive at the same time. If this trace is a part of a larger one, `span` is the request count, first
+        arrival, and last arrival of the whole trace."""
         count, start, end = span or (len(self), int(self.arrival_ns[0]), int(self.arrival_ns[-1]))
         if rate == float("inf"):
             note = "rate inf: every request that does not wait for another arrives at the start"
@@ -276,19 +279,23 @@ class Trace:
         if rate <= 0:
             raise UserError(f"rate must be positive, not {rate:g}")
         if count < 2 or end == start:
-            raise UserError(f"trace {self.name}: all requests arrive at once; a rate cannot be scaled")
+            raise UserError(f"trace {self.name}: all requests arrive at once, so the rate cannot be scaled")
         scale = (count - 1) / rate * 1e9 / (end - start)
         if not 1 <= (end - start) * scale < 1 << 62:
-            raise UserError(f"trace {self.name}: at {rate:g} requests/s arrivals would not fit into 1 ns to 146 years")
+            raise UserError(
+                f"trace {self.name}: at {rate:g} requests/s, arrivals would span less than 1 ns or more than 146 years"
+            )
         arrival = np.rint((self.arrival_ns - start) * scale).astype(np.int64)
         return replace(self, arrival_ns=arrival, notes=(*self.notes, f"arrivals scaled to {rate:g} requests/s"))
 
     def faster(self, factor: float, start: int | None = None) -> Trace:
-        """Return the same requests with all gaps divided by `factor`. `start` is the first arrival of the whole trace,
-        if this is a part of one."""
+        """Return the same requests with all gaps divided by `factor`. If this trace is a part of a larger one, `start`
+        is the first arrival of the whole trace."""
         start = int(self.arrival_ns[0]) if start is None else start
         if not (int(self.arrival_ns[-1]) - start) / factor < 1 << 62:
-            raise UserError(f"trace {self.name}: {factor:g} times as fast arrivals would not fit into 146 years")
+            raise UserError(
+                f"trace {self.name}: at {factor:g} times the speed, arrivals would span more than 146 years"
+            )
         arrival = np.rint((self.arrival_ns - start) / factor).astype(np.int64)
         return replace(self, arrival_ns=arrival, notes=(*self.notes, f"arrivals {factor:g} times as fast as recorded"))
 
@@ -312,16 +319,18 @@ def take_rows(column: Any, rows: Ints) -> Any:
 def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
     """Raise UserError if an answer has no tokens or more tokens than its request allows."""
     if len(samples.offsets) != len(max_tokens) + 1 or samples.offsets[-1] != len(samples.output_len):
-        raise UserError(f"trace {name}: samples of {len(samples.offsets) - 1} rows, not {len(max_tokens)}")
+        raise UserError(f"trace {name}: samples cover {len(samples.offsets) - 1} rows, must cover {len(max_tokens)}")
     rows = samples.rows
     bad = np.flatnonzero((samples.output_len < 1) | (samples.output_len > max_tokens[rows]))
     if len(bad):
         row, tokens = int(rows[bad[0]]), int(samples.output_len[bad[0]])
-        raise UserError(f"trace {name}: row {row}: a sample of {tokens} tokens, must be from 1 to its max_tokens")
+        raise UserError(
+            f"trace {name}: row {row}: a sample has {tokens} tokens, must have from 1 to the row's max_tokens"
+        )
 
 
 def check_after(name: str, after: After, n: int) -> None:
-    """Raise UserError if rows wait for nonexistent rows, for themselves in a cycle, or for a negative time."""
+    """Raise UserError if a row waits for a nonexistent row, for itself in a cycle, or for a negative time."""
     if len(after.rows) and not (after.rows.min() >= 0 and after.rows.max() < n and after.delays_ns.min() >= 0):
         raise UserError(f"trace {name}: a request waits for a missing row, or for a negative time")
     waiters = np.repeat(np.arange(n), np.diff(after.offsets))

@@ -18,8 +18,8 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class TraceStream:
-    """A trace as successive chunks. Each chunk is a Trace whose rows follow those of the previous chunk. Contents and
-    labels mean the same in all of them, and no row waits for another."""
+    """A trace as successive chunks. Each chunk is a Trace whose rows follow those of the previous chunk. Content ids
+    and labels have the same meaning in all chunks, and no row waits for another."""
 
     name: str
     read: Callable[[], Iterator[Trace]]
@@ -27,7 +27,7 @@ class TraceStream:
 
     @classmethod
     def of(cls, trace: Trace, chunk: int | None = None) -> TraceStream:
-        """Cut a trace in memory into a stream."""
+        """Split an in-memory trace into a stream."""
         if trace.after is not None:
             raise waits(trace.name)
 
@@ -39,7 +39,8 @@ class TraceStream:
         return cls(trace.name, read)
 
     def cut(self, skip: int, requests: int | None) -> TraceStream:
-        """Return the stream without its first `skip` requests, limited to `requests` of the rest."""
+        """Return the stream without its first `skip` requests and, if `requests` is set, with at most that many of the
+        rest."""
 
         def read() -> Iterator[Trace]:
             first, end = skip, None if requests is None else skip + requests
@@ -56,7 +57,7 @@ class TraceStream:
         return replace(self, read=read) if skip or requests is not None else self
 
     def with_rate(self, rate: float) -> TraceStream:
-        """Scale gaps as Trace.with_rate does. Reads the whole stream once to find its span."""
+        """Scale gaps as Trace.with_rate does, reading the whole stream once to find its span."""
         count = first = last = 0
         for chunk in self.read():
             first = first if count else int(chunk.arrival_ns[0])
@@ -91,7 +92,7 @@ class TraceFacts:
     longest_prompt: int
     longest_output: int
     blocks: int
-    """KV blocks that all requests would fill together at their caps."""
+    """Number of KV blocks that all requests would fill together at their length caps."""
     one_priority: bool
     at_caps: bool
     """Whether every request is as long as its cap."""
@@ -110,7 +111,8 @@ class TraceFacts:
 
     @classmethod
     def of(cls, trace: Trace | TraceStream, block_size: int) -> TraceFacts:
-        """Read a stream once. Raise UserError if it is empty, its times run backwards, or its kind changes midway."""
+        """Read a stream once. Raise UserError if it is empty, its arrival times decrease, or some chunks have content
+        or labels that others lack."""
         chunks: Iterable[Trace] = (trace,) if isinstance(trace, Trace) else trace.read()
         digest, notes, at_caps = TraceDigest(), dict[str, None](), True
         samples = False

@@ -1,4 +1,4 @@
-"""Sources of requests: arrivals of a trace, either timed or triggered by finished requests."""
+"""Sources of requests: arrivals that follow a trace's times or are triggered by finished requests."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Workload(Protocol):
         """Return when the next request arrives, or None if none is due (a later finish may still trigger one)."""
 
     def pop(self) -> tuple[Request, int] | None:
-        """Return the next request and its true output length, or None if the due event is not a request yet. Call only
-        when `next_ns()` is not None."""
+        """Return the next request and its true output length, or None if the event that is due does not release a
+        request yet. Call only when `next_ns()` is not None."""
 
     def on_finish(self, request: Request, now: int) -> None:
-        """Handle the event that a client learns at `now` that a request has left (finished, rejected, or aborted)."""
+        """Handle a client learning at `now` that a request has left (finished, rejected, or aborted)."""
 
     def remaining(self) -> int:
         """Return how many requests may still arrive."""
@@ -50,15 +50,15 @@ class Clients:
     """Behavior of clients. By default, they send at the trace's times, with unlimited patience."""
 
     max_concurrency: int | None = None
-    """Maximum number of outstanding requests; the others queue outside, first due first (closed loop)."""
+    """Maximum number of outstanding requests; the others wait outside the server, earliest due first (closed loop)."""
     batch: bool = False
     """Whether to send `max_concurrency` requests together, and the next ones only when all of them have left."""
     max_sessions: int | None = None
     """Maximum number of conversations (with everything they spawn) in progress; the next begins when one has ended."""
     timeout_ns: int | None = None
-    """Longest wait for the last token."""
+    """Longest time a client waits for the last token."""
     ttft_timeout_ns: int | None = None
-    """Longest wait for the first token. A token already on its way when patience ends still counts."""
+    """Longest time a client waits for the first token. A token already on its way at the timeout still counts."""
     retries: int = 0
     """Maximum number of retries of a request that was rejected or timed out."""
     retry_ns: int = 1_000_000_000
@@ -87,9 +87,9 @@ class TraceWorkload:
         form: SampleForm = "children",
         count: int | None = None,
     ) -> None:
-        """Begin a replay. `predicted` holds the output tokens that policies see, by row and then by further sample, or
-        None for their caps. `count` is the number of rows of the whole trace if `trace` is only its beginning
-        (engine.streamed_workload)."""
+        """Begin a replay. `predicted` holds the output lengths that policies see, for each row and then for each
+        further sample; if it is None, they see the caps. `count` is the number of rows of the whole trace if `trace` is
+        only its beginning (engine.streamed_workload)."""
         self.unsent = 0
         """Number of requests never sent because they follow a failed one."""
         self._clients = clients = clients or Clients()
@@ -102,7 +102,7 @@ class TraceWorkload:
         self._fan_out: FanOut | None = None
         if trace.samples is not None:
             self._fan_out = FanOut(trace.samples, form, self._count, 1 + clients.retries)
-        self._due: list[tuple[int, int]] = []  # rows known to be sent out of trace order, by time
+        self._due: list[tuple[int, int]] = []  # rows known to be sent out of trace order, by send time
         self._next = 0  # first row sent at its recorded time regardless of other events
         self._sessions: Sessions | None = None
         if trace.after is not None or clients.max_sessions is not None:
@@ -233,7 +233,7 @@ class TraceWorkload:
             heappush(self._due, entry)
 
     def _request(self, number: int, row: int, now: int, text: int | None = None) -> Request:
-        """Return request `number` or, given `text`, its sample with that answer."""
+        """Return request `number` or, if `text` is set, the sample of it whose answer is that text."""
         attempt, at = number // self._count, row - self._first
         name = self._ids[at] if self._ids is not None else str(row)
         content = None

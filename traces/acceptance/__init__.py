@@ -24,8 +24,9 @@ def _chunk(seed: int, purpose: str, row: int, chunk: int) -> list[float]:
 
 @lru_cache(maxsize=256)
 def _delivered(seed: int, block: int, chunk: int, chances: tuple[float, ...]) -> list[bytes]:
-    """Return, for adjacent rows, the tokens that a step delivers from each position of a chunk: consecutive correct
-    drafts, plus one. All rows of a block together cost little more than one row."""
+    """Return, for a block of adjacent rows, the number of tokens that a step delivers if it starts at each position of
+    a chunk: consecutive correct drafts, plus one. Computing all rows of a block costs little more than computing
+    one."""
     import numpy as np
 
     rows, first = np.arange(block * _ROWS, (block + 1) * _ROWS), chunk * _STARTS
@@ -44,12 +45,12 @@ def luck(seed: int, purpose: str, row: int, position: int) -> float:
 
 
 class ByPosition(AcceptanceModel):
-    """Draft j is accepted, given that all drafts before it are, if its output token's single draw falls below a chance
-    that depends on j (and possibly on the request). Candidates beyond the first are independent guesses."""
+    """Draft j, if all drafts before it are accepted, is accepted if the single draw of its output token falls below a
+    chance that depends on j (and possibly on the request). Candidates beyond the first are independent guesses."""
 
     def conditional(self, request: Request) -> Sequence[float]:
-        """Return the chance of draft 1, 2, ... given that the previous ones are accepted; the last value applies to all
-        later drafts."""
+        """Return the chances that draft 1, 2, ... is accepted, given that the previous ones are; the last value applies
+        to all later drafts."""
         raise NotImplementedError
 
     def _chain(self, request: Request, drafts: int, width: int) -> list[float]:
@@ -96,7 +97,8 @@ class ByPosition(AcceptanceModel):
 
 
 def running_product(chances: Sequence[float], k: int) -> list[float]:
-    """Return marginal rates 1 to k from conditional ones; the last conditional rate applies to all later positions."""
+    """Return the marginal rates of positions 1 to k, given the conditional ones; the last conditional rate applies to
+    all later positions."""
     rates, whole = [], 1.0
     for j in range(k):
         whole *= chances[min(j, len(chances) - 1)]
@@ -105,7 +107,7 @@ def running_product(chances: Sequence[float], k: int) -> list[float]:
 
 
 def vector(what: str, text: str) -> list[float]:
-    """Parse chances written like 0.7/0.5/0.3."""
+    """Parse probabilities written as in 0.7/0.5/0.3."""
     try:
         values = [float(part) for part in text.split("/")]
     except ValueError:

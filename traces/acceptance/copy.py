@@ -13,13 +13,13 @@ from . import luck, vector
 @dataclass(frozen=True)
 class CopyParams:
     """A Markov chain along the output. Defaults are fitted to n-gram drafts on code edits (vLLM PR 24344, k = 5: rates
-    by position .81 .74 .70 .68 .66 per draft; 2.96 tokens per step, since 15 % of the tokens have no draft)."""
+    by position .81 .74 .70 .68 .66 per draft; 2.96 tokens per step, since there is no draft for 15% of the tokens)."""
 
     chances: str = "0.24/0.84/0.96/0.95"
     """Chances that a token's draft is correct after 0, 1, 2, ... consecutive correct ones; the last value applies to
     all longer runs."""
     none: float = 0.8
-    """Chance that there is nothing to propose while no run is in progress."""
+    """Chance that there is no draft to propose while no run is in progress."""
 
     def __post_init__(self) -> None:
         vector("chances", self.chances)
@@ -54,7 +54,7 @@ class Copy(AcceptanceModel):
         return 0 if luck(self.seed, "no draft", request.row, position) < self.params.none else k
 
     def rates(self, k: int) -> list[float]:
-        """Return rates from many outputs, traversed in steps of k drafts."""
+        """Return acceptance rates estimated from many outputs, each generated in steps of k drafts."""
         counts, drafts = [0] * k, 0
         for row in range(100):
             request, position = Request(row, "rates", 1, 1, 0), 0

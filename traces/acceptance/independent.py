@@ -1,4 +1,4 @@
-"""Every draft is correct with the same chance, independent of the tokens before it (Leviathan et al., ICML 2023)."""
+"""Acceptance of every draft with the same chance, independent of the tokens before it (Leviathan et al., ICML 2023)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acceptance as measured on a real model by `servesim calibrate acceptance`."""
+"""Acceptance measured on a real model with `servesim calibrate acceptance`."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Rates:
 
     @classmethod
     def of(cls, counts: dict[str, Any]) -> Rates:
-        """Build from a table's counts. Positions reached fewer than ten times take the chance of the last position
-        reached more often."""
+        """Build from a table's counts. A position reached fewer than ten times takes the chance of the last position
+        reached at least that often."""
         accepted, reached, proposed = (counts[name] for name in ("accepted", "reached", "proposed"))
         pairs = enumerate(zip(accepted, reached, strict=True))
         chances = tuple(hits / tries for j, (hits, tries) in pairs if tries >= (1 if j == 0 else _ENOUGH))
@@ -56,15 +56,15 @@ class Rates:
         return self.found[min(j, len(self.found) - 1)]
 
     def accepted(self, k: int) -> list[float]:
-        """Return the accepted drafts per step at positions 1 to k."""
+        """Return the mean number of accepted drafts per step at positions 1 to k."""
         return [run * self.has(j) for j, run in enumerate(running_product(self.conditional, k))]
 
 
 @acceptance_models.register("measured")
 class Measured(ByPosition):
-    """Rates by position and the share of steps without a draft, by domain. One draw of a step's output token determines
-    whether the step has drafts, and how many. Steps are independent, unlike in copied text, where runs continue (see
-    the model `copy`)."""
+    """Acceptance rates by position and the share of steps without a draft, by domain. One draw for a step's output
+    token determines whether the step has drafts, and how many. Steps are independent, unlike in copied text, where runs
+    continue (see the model `copy`)."""
 
     Params = MeasuredParams
     params: MeasuredParams
@@ -94,8 +94,8 @@ class Measured(ByPosition):
         return next((j for j in range(k) if drawn >= rates.has(j)), k)
 
     def rates(self, k: int) -> list[float]:
-        """Return rates over verifications. Each domain is weighted by the steps that its outputs, all of one length,
-        take."""
+        """Return acceptance rates per verification. Each domain is weighted by the number of steps that its outputs
+        take, with outputs of the same length in all domains."""
         steps = [domain.weight / (1.0 + sum(domain.accepted(k))) for domain in self._domains]
         verifications = sum(n * domain.has(0) for n, domain in zip(steps, self._domains, strict=True))
         if not verifications:
@@ -124,5 +124,8 @@ def _text(table: str) -> str:
     folder = resources.files(_TABLES) / "acceptance"
     shipped = {p.name.removesuffix(".yaml"): p for p in folder.iterdir() if p.name.endswith(".yaml")}
     if table not in shipped:
-        raise UserError(f"acceptance measured: no table {table!r}{suggest(table, shipped)}; a file ends in .yaml")
+        raise UserError(
+            f"acceptance measured: no table {table!r}{suggest(table, shipped)}; the name of a table file must end in "
+            ".yaml"
+        )
     return shipped[table].read_text()

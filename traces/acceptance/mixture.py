@@ -17,7 +17,7 @@ class MixtureParams:
     """Kinds of requests."""
 
     alphas: str = "0.5/0.9"
-    """Chance of every draft, for each kind of request."""
+    """Chance that a draft is accepted, for each kind of request."""
     weights: str = "0.5/0.5"
     """Share of requests of each kind; the shares sum to 1."""
 
@@ -29,7 +29,7 @@ class MixtureParams:
 
 @acceptance_models.register("mixture")
 class Mixture(ByPosition):
-    """Each request is of one kind, drawn by its row; within a kind, drafts are independent."""
+    """Requests of several kinds: the kind is drawn for each row, and drafts are independent within a kind."""
 
     Params = MixtureParams
     params: MixtureParams

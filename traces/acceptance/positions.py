@@ -16,26 +16,26 @@ from . import ByPosition, running_product, vector
 
 GOLDEN = 0.6180339887498949
 NODES = [NormalDist().inv_cdf((i + 0.5) / 128) for i in range(128)]
-"""Quantiles that stand for equally frequent kinds of requests."""
+"""Normal quantiles that stand for equally frequent kinds of requests."""
 
 
 @dataclass(frozen=True)
 class PositionsParams:
-    """Rates in one of the two forms, such as 0.73/0.52/0.36. Beyond the last position its conditional chance
-    applies."""
+    """Acceptance rates in one of two forms, such as 0.73/0.52/0.36. The last conditional chance also applies to all
+    later positions."""
 
     marginal: str = ""
-    """Accepted drafts at each position per verification (vLLM: accepted_per_pos / num_drafts); never increasing. The
-    acceptance length is 1 + their sum."""
+    """Accepted drafts at each position per verification (vLLM: accepted_per_pos / num_drafts), which must not increase.
+    The acceptance length is 1 + their sum."""
     conditional: str = ""
-    """Chance of each position, given that the previous ones are accepted."""
+    """Chance of acceptance at each position, given that the drafts at all previous positions are accepted."""
     spread: float = 0.0
     """Spread over requests: coefficient of variation of the passes that a token takes (1 / acceptance length), which is
     the amount that drafts add to the spread of TPOT. The rates above are for all drafts together."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.spread < 1.0:
-            raise ValueError(f"spread is {self.spread}, must be from 0 to below 1")
+            raise ValueError(f"spread is {self.spread}, must be at least 0 and below 1")
         if bool(self.marginal) == bool(self.conditional):
             raise ValueError("give marginal=0.73/0.52/... or conditional=0.73/0.71/...")
         chances = conditional(self)
@@ -57,8 +57,8 @@ def conditional(params: PositionsParams) -> list[float]:
 @acceptance_models.register("positions")
 class Positions(ByPosition):
     """Acceptance rates by draft position. With `spread`, a request's odds are the overall odds times a lognormal
-    factor. Factors come in pairs, one as much better as the other is worse, and are evenly distributed, so that even a
-    few requests have about these rates."""
+    factor. Factors come in pairs, one as far above the median as the other is below it (on a log scale), and are evenly
+    distributed, so that even a few requests have about these rates."""
 
     Params = PositionsParams
     params: PositionsParams
@@ -96,7 +96,7 @@ def length(chances: Sequence[float]) -> float:
 
 
 def shifted(chances: Sequence[float], by: float) -> list[float]:
-    """Return chances with their odds multiplied by exp(by)."""
+    """Return chances whose odds are those of `chances` multiplied by exp(by)."""
     odds = exp(by)
     return [chance * odds / (1.0 - chance + chance * odds) for chance in chances]
 

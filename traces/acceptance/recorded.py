@@ -21,8 +21,8 @@ class RecordedParams:
 
 @acceptance_models.register("recorded")
 class Recorded(AcceptanceModel):
-    """Recorded draft outcomes, output token by output token. Positions beyond the record and rows that are not in it
-    wrap around, modulo the number of recorded ones."""
+    """Recorded draft outcomes, output token by output token. Positions and rows beyond the recording wrap around
+    (modulo the number recorded)."""
 
     Params = RecordedParams
     params: RecordedParams
@@ -63,7 +63,9 @@ def _read(path: Path) -> list[list[bool]]:
         if type(row) is not int or not isinstance(right, str):
             raise UserError(f'{path} line {number}: not {{"row": 0, "right": "1101"}}')
         if not right or set(right) - {"0", "1"} or row != len(rows):
-            raise UserError(f"{path} line {number}: row must be counted from 0, and right must consist of 0 and 1")
+            raise UserError(
+                f"{path} line {number}: rows must be numbered consecutively from 0, and right must consist of 0 and 1"
+            )
         rows[row] = [letter == "1" for letter in right]
     if not rows:
         raise UserError(f"{path}: no rows")

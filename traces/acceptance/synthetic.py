@@ -1,4 +1,4 @@
-"""A given mean acceptance length, as engines accept for benchmarks."""
+"""A chosen mean acceptance length, as engines offer for benchmarks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SyntheticParams:
 
 
 def acceptance_rates(length: float, k: int) -> list[float]:
-    """Return the marginal rates of k positions with the given mean length and the least variance: 1 for the first full
-    positions, then the fraction (vllm/config/speculative.py)."""
+    """Return the marginal rates of k positions that have the given mean length and the least variance: 1 at the first
+    positions, then the fractional rest, then 0 (vllm/config/speculative.py)."""
     accepted = min(length - 1.0, float(k))
     whole = floor(accepted + 1e-9)
     return [1.0 if j < whole else round(accepted - whole, 12) if j == whole else 0.0 for j in range(k)]

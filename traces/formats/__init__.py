@@ -1,5 +1,5 @@
-"""Trace formats: one module per format, discovered by listing this folder, or a row of a table (._columns) if the
-format is just the columns of a CSV.
+"""Trace formats: one module per format, found by listing this folder, or one table row (._columns) if the format is
+just the columns of a CSV.
 
 A format module (its name must not begin with `_`) defines
 
@@ -10,9 +10,9 @@ A format module (its name must not begin with `_`) defines
     write(trace: Trace, path: Path) -> None   if the format can be written, with
     HOLDS: frozenset[str]                     the trace features (servesim.traces.io) that it keeps
     stream(path: Path, chunk: int) -> TraceStream   if it can be read a few rows at a time
-    confirm(path: Path) -> bool               if the beginning of a file is not enough to tell (Parquet)
+    confirm(path: Path) -> bool               if the start of a file does not identify it (Parquet)
     recorded(path: Path) -> Recorded          if it contains latencies: the measured side of comparisons (._recorded)
-    LOOSE = True                              if it guesses: tried after all others
+    LOOSE = True                              if it guesses: it is tried after all others
 
 `head` is the first 64 KiB of the file, decompressed if it is gzipped. A format with `FOLDERS = True` also reads a
 folder of its files. Files are recognized by content, never by name. To add a format, add a file or a table row.
@@ -50,7 +50,7 @@ def formats() -> dict[str, Format]:
 
 
 def read_head(path: Path) -> bytes:
-    """Read the first bytes of a file; raise UserError with a clear one-line message if it has none."""
+    """Return the first bytes of a file; raise UserError with a clear one-line message if there are none."""
     if path.is_dir():
         path = first_of(path)
     if not path.exists():
@@ -68,7 +68,8 @@ def read_head(path: Path) -> bytes:
 
 
 def first_of(folder: Path) -> Path:
-    """Return the first file of a folder that contains one session per JSON file, or a trace in Parquet files."""
+    """Return the first file of a folder whose JSON files each contain one session, or whose Parquet files form a
+    trace."""
     files = sorted(folder.glob("*.json*")) or sorted(folder.glob("*.parquet"))
     if not files:
         raise UserError(f"{folder}: not a trace: the folder has no session files (*.json) or Parquet files")
@@ -96,13 +97,13 @@ def format_module(name: str) -> Format:
 
 
 def call_read(module: Format, path: Path, options: dict[str, Any]) -> Trace:
-    """Call the format's `read` with the options it supports; reject others by name."""
+    """Call the format's `read` with the given options; raise UserError naming an option it does not support."""
     known = [p.name for p in inspect.signature(module.read).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in known:
             raise UserError(f"{path}: format {module.NAME} has no option {option!r}{suggest(option, known)}")
     if path.is_dir() and not getattr(module, "FOLDERS", False):
-        raise UserError(f"{path}: is a folder, but format {module.NAME} is a single file")
+        raise UserError(f"{path}: is a folder, but format {module.NAME} needs a single file")
     trace: Trace = module.read(path, **options)
     return trace
 

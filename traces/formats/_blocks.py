@@ -16,20 +16,20 @@ class SessionBlocks:
     """
 
     def __init__(self, block_size: int, next_id: int, outputs: bool) -> None:
-        """Begin a session. With `outputs`, the first prompt that extends a whole earlier one continues with that call's
-        output."""
+        """Begin a session. With `outputs`, the first prompt that extends all of an earlier prompt is assumed to
+        continue with the output of that call."""
         self.next_id = next_id
         self._size = block_size
         self._outputs = outputs
         self._nodes: dict[tuple[int, int, int], int] = {}  # (node, first id, blocks) -> node
         self._longest: dict[tuple[int, int], tuple[int, int]] = {}  # (node, first id) -> (blocks, position)
-        self._ends: dict[tuple[int, int, int], int] = {}  # (node, first id, blocks) -> position that ends here
+        self._ends: dict[tuple[int, int, int], int] = {}  # (node, first id, blocks) -> position of call
         self._extended: set[int] = set()
         self._calls: dict[int, tuple[Runs, int, int]] = {}  # position -> runs, prompt, output
 
     def add(self, path: Path, line: int, position: int, blocks: Runs, prompt: int, output: int) -> Runs:
-        """Add the next prompt and return it as content runs; `blocks` are (first id, count) of maximal runs of
-        successive ids."""
+        """Add the next prompt and return it as content runs. `blocks` holds a (first id, count) pair for each maximal
+        run of successive ids."""
         total = sum(count for _, count in blocks)
         if total != prompt // self._size:
             raise UserError(
@@ -54,8 +54,8 @@ class SessionBlocks:
         return runs
 
     def _match(self, blocks: Runs) -> tuple[int, int | None, int | None]:
-        """Return the largest number of leading blocks shared with an earlier prompt, a prompt that has them, and one
-        that consists of exactly these blocks."""
+        """Return the largest number of leading blocks shared with an earlier prompt, an earlier prompt with these
+        blocks, and one that consists of exactly these blocks."""
         node = shared = 0
         holder = whole = None
         for first, count in blocks:

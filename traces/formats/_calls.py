@@ -15,9 +15,9 @@ from servesim.workload.trace import LABELS, After, Content, Samples, Trace
 from . import _text
 
 TIMINGS = ("think", "original", "open")
-"""Timing modes. think: a call follows the end of the previous one after the recorded pause. original: the same order,
-but no call before its recorded time, and without pauses. open: at recorded times, whether or not earlier calls have
-ended."""
+"""Timing modes. think: a call follows the end of the previous one after the recorded pause. original: a call is sent at
+its recorded time or when the previous one ends, whichever is later. open: calls are sent at their recorded times,
+whether or not earlier calls have ended."""
 Edge = tuple[int, int, int, int]
 Runs = list[tuple[int, int]]
 
@@ -37,7 +37,7 @@ class Call:
     name: str | None = None
     priority: int = 0
     further: list[int] = field(default_factory=list)
-    """Output tokens of further samples of the answer."""
+    """Number of output tokens of each further sample of the answer."""
 
 
 def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Trace:
@@ -47,7 +47,7 @@ def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Tra
     lines = [call.line for call in calls]
     unknown = [call.line for call in calls if call.runs is None]
     if 0 < len(unknown) < len(calls):
-        raise UserError(f"{path}: line {unknown[0]}: its content is missing; either all requests have content or none")
+        raise UserError(f"{path}: line {unknown[0]}: content is missing; either all requests have content or none do")
     present = [name for name in LABELS if any(call.labels.get(name) for call in calls)]
     arrival = np.array([call.at_ns for call in calls], dtype=np.int64)
     start = int(arrival.min()) if arrival.min() > _text.YEAR_NS else 0
@@ -96,12 +96,12 @@ def check_timing(path: Path, timing: str, known: Sequence[str] = TIMINGS) -> Non
 
 
 def seconds_ns(path: Path, line: int, key: str, value: object, unit_ns: int = 1_000_000_000) -> int:
-    """Return a time of at least 0, given in units of `unit_ns`, in ns."""
+    """Convert a time, which must be at least 0, from units of `unit_ns` to ns."""
     return int(_text.times_ns(path, key, [value], [line], unit_ns)[0])
 
 
 def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int:
-    """Return a whole number, which must be at least `least`."""
+    """Return a value that must be a whole number of at least `least`; raise UserError if it is not."""
     if type(value) is not int or not least <= value <= _text.MAX_TOKENS:
         raise UserError(f"{path}: line {line}: {key} is {shown(value)}, must be a whole number of at least {least}")
     return value
@@ -110,7 +110,7 @@ def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int
 def block_runs(
     path: Path, line: int, ids: object, length: int, size: int, numbers: dict[object, int], scope: object = None
 ) -> Runs:
-    """Return a prompt of `length` tokens, divided into hashed blocks of `size` (the last may be partial), as runs.
+    """Return a prompt of `length` tokens, whose blocks of `size` tokens are hashed (the last may be partial), as runs.
     `numbers` maps each (scope, id) to its content id, in order of first use."""
     blocks = -(-length // size)
     if not isinstance(ids, list) or len(ids) != blocks:

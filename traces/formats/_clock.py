@@ -19,15 +19,15 @@ from ._names import UNITS
 EPOCH = (1e9, 4.2e9)
 """Range of clock times in seconds since 1970: from September 2001 to 2103."""
 LEAST_RATE = 0.05
-"""Requests per second below which a log of whole numbers is assumed to be in a finer unit. At one request in 20
-seconds, a unit 1,000 times finer gives 50/s, so for any log one of two adjacent units gives a rate in between."""
+"""Rate in requests/s below which a log of whole numbers is assumed to be in a finer unit. A log at one request in 20
+seconds has 50/s in a unit 1,000 times finer, so for any log, one of two adjacent units gives a rate in this range."""
 LEAST_SECONDS_RATE = 5e-4
-"""The corresponding rate for numbers with a fraction, which are seconds in almost all logs: two requests an hour."""
+"""The corresponding rate for fractional numbers, which are seconds in almost all logs: two requests an hour."""
 FEW, GROWS = 4, 0.75
-"""Number of times below which growth cannot be judged, and the share of upward steps from which times count as
-growing."""
+"""Minimum number of times needed to judge whether they grow, and the minimum share of steps that must not decrease for
+times to count as growing."""
 MANY = 100.0
-"""Requests per second from which a trace with times declared as nanoseconds gets a warning note."""
+"""Rate in requests/s from which a trace whose times are declared as nanoseconds gets a warning note."""
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _MOST_NS = 1 << 62
 _ISO = re.compile(
@@ -58,20 +58,22 @@ def iso_ns(text: str) -> int | None:
 
 
 def dates_ns(path: Path, column: str, cells: Sequence[str], lines: Sequence[int]) -> Ints:
-    """Return a column of UTC times as ns since 1970, parsed together; raise UserError naming the line of an invalid
-    one."""
+    """Return a column of UTC times as ns since 1970, parsed in one call; raise UserError naming the line of an invalid
+    time."""
     plain = [cell.strip().removesuffix("Z").removesuffix("+00:00") for cell in cells]
     stamps = _stamps(plain)
     if stamps is not None:
         return stamps
     bad = next(i for i, text in enumerate(plain) if _stamps([text]) is None)
     raise UserError(
-        f"{path}: line {lines[bad]}: {column} is {shown(cells[bad])}, must be like 2023-11-16 18:15:46.6805900 (UTC)"
+        f"{path}: line {lines[bad]}: {column} is {shown(cells[bad])}, must be a UTC time such as 2023-11-16 "
+        "18:15:46.6805900"
     )
 
 
 def _stamps(texts: list[str]) -> Ints | None:
-    """Return nanoseconds since 1970, or None if a text is not a time or is in another zone, for which numpy warns."""
+    """Return nanoseconds since 1970, or None if any text is not a time or has another time zone (for which numpy
+    warns)."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -104,7 +106,7 @@ def clock_kind(cells: Sequence[Any]) -> int:
             return 0
         values = np.array([float(number(cell)) for cell in known])
     except (ValueError, OverflowError, TypeError):
-        return 0  # not a number: rejected, with its line, when read
+        return 0  # not a number: reading it raises an error with its line
     if len(values) and any(
         ((values * f / 1e9 >= EPOCH[0]) & (values * f / 1e9 < EPOCH[1])).all() for f in UNITS.values()
     ):
@@ -115,8 +117,9 @@ def clock_kind(cells: Sequence[Any]) -> int:
 def clock_ns(
     path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit: str | None, named: str | None
 ) -> tuple[Ints, str]:
-    """Return times as ns since 1970 or since some start, and a note on how they were read. `unit` is the unit given by
-    the user, and `named` the one in the column's name. Raise UserError naming the line of a cell that is not a time."""
+    """Return times as ns since 1970 or since an arbitrary start, and a note on how they were read. `unit` is the unit
+    given by the user, and `named` is the unit in the column's name. Raise UserError naming the line of a cell that is
+    not a time."""
     iso = [iso_ns(cell) if isinstance(cell, str) else None for cell in cells]
     if any(stamp is not None for stamp in iso):
         if (bad := next((i for i, stamp in enumerate(iso) if stamp is None), None)) is not None:
@@ -144,15 +147,15 @@ def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
     least, most = min(values), max(values)
     epoch = next((u for u in UNITS if EPOCH[0] * 1e9 / UNITS[u] <= least <= most < EPOCH[1] * 1e9 / UNITS[u]), None)
     if named is not None:
-        # If the size fits a date only in another unit, use that unit if the named one gives implausible times:
-        # centuries, or weeks from the start of a log.
+        # If the numbers look like dates only in a unit other than the named one, use that unit if the named one gives
+        # implausible times: centuries, or weeks from the start of a log.
         beyond = epoch is not None and epoch != named and (UNITS[named] > UNITS[epoch] or least * UNITS[named] > 1e15)
         return (epoch, f"by their size, although the name says {named}") if epoch and beyond else (named, "by its name")
     if epoch is not None:
         return epoch, "since 1970, by their size"
     span, gaps = most - least, len(values) - 1
     if not span:
-        return "s", "assumed: the times span nothing to judge by"
+        return "s", "assumed, since all times are equal"
     rate = gaps / span  # in units
     if any(isinstance(value, float) and not value.is_integer() for value in values) and rate >= LEAST_SECONDS_RATE:
         return "s", f"by their size: {rate:.3g} requests/s"
@@ -163,15 +166,15 @@ def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
 
 
 def remark(arrival_ns: Ints) -> str | None:
-    """Return a note on times declared as nanoseconds that probably are not, or None if they may be."""
+    """Return a note on times declared as nanoseconds if they are probably in another unit, or None otherwise."""
     if len(arrival_ns) < MANY or not (span := int(arrival_ns.max()) - int(arrival_ns.min())):
         return None
     rate = (len(arrival_ns) - 1) / (span / 1e9)
     if rate < MANY and not EPOCH[0] * 1e6 <= int(arrival_ns.min()) < EPOCH[1] * 1e6:
         return None
     return (
-        f"arrival_ns gives {rate:,.0f} requests/s: if its times are microseconds, it is {rate / 1e3:,.3g}/s "
-        "(--columns arrival=arrival_ns,unit=us)"
+        f"arrival_ns gives {rate:,.0f} requests/s; if its unit is microseconds, the rate is {rate / 1000.0:,.3g}"
+        "/s (--columns arrival=arrival_ns,unit=us)"
     )
 
 

@@ -1,6 +1,6 @@
-"""Formats that consist only of CSV columns: one row of COLUMN_FORMATS each, read and written by shared code.
+"""Formats that consist only of CSV columns. Each is one row of COLUMN_FORMATS, read and written by shared code.
 
-To add such a format, add a row: its listing, recognition, reading, streaming, and writing follow from it.
+To add such a format, add a row; listing, recognition, reading, streaming, and writing follow from the row.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ class ColumnFormat:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Column for each label of the trace, if present."""
     elapsed: str = ""
-    """Column of request durations in seconds, if present: turns of a session then follow the previous answer."""
+    """Column of request durations in seconds, if present; turns of a session then follow the previous answer."""
     failed: str = ""
-    """Description of requests without output tokens, which are left out; if empty, they are rejected."""
+    """Description of the requests without output tokens, which are left out; if empty, such requests are rejected."""
     tells_unused: bool = False
-    """Whether a note lists unused columns."""
+    """Whether unused columns are listed in a note."""
     writes: bool = False
 
     def __post_init__(self) -> None:
         if self.writes and (self.beside or not self.arrival or self.unit not in ("s", DATES)):
-            raise ValueError(f"{self.name}: only an arrival (seconds or a date) and two lengths can be written")
+            raise ValueError(
+                f"{self.name}: the only columns that can be written are an arrival (seconds or a date) and two lengths"
+            )
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -65,8 +67,9 @@ class ColumnFormat:
 
 
 COLUMN_FORMATS = (
-    # Azure LLM inference traces, 2023 (Patel et al., Splitwise, ISCA'24) and later. 2023 prints clock times with seven
-    # decimals and no zone, 2024 adds "+00:00", the multimodal file writes "T...Z" and a NumImages column.
+    # Azure LLM inference traces, 2023 (Patel et al., Splitwise, ISCA'24) and later. The 2023 files have clock times
+    # with seven decimals and no zone, the 2024 files add "+00:00", and the multimodal file has times like "T...Z" and a
+    # NumImages column.
     ColumnFormat(
         "azure",
         "CSV: TIMESTAMP,ContextTokens,GeneratedTokens",
@@ -97,7 +100,7 @@ COLUMN_FORMATS = (
         output="num_decode_tokens",
         without=("arrived_at",),
     ),
-    # Vidur (Agrawal et al., MLSys'24), Sarathi-Serve, and forks: times from the start.
+    # Vidur (Agrawal et al., MLSys'24), Sarathi-Serve, and forks: times are relative to the start.
     ColumnFormat(
         "vidur",
         "CSV: arrived_at (s),num_prefill_tokens,num_decode_tokens",
@@ -145,7 +148,7 @@ def _stream(row: ColumnFormat, path: Path, chunk: int) -> TraceStream:
 def _parts(
     row: ColumnFormat, path: Path, chunk: int | None, sort: bool = False, timing: str = "open"
 ) -> Iterator[Trace]:
-    """Yield the trace, `chunk` requests at a time, or all together if None."""
+    """Yield the trace, `chunk` requests at a time, or as a whole if `chunk` is None."""
     start: int | None = None
     for header, by_column, lines in _text.csv_chunks(path, row.needed, chunk):
         cells, notes = dict(zip(header, by_column, strict=True)), _notes(row, header)
@@ -198,8 +201,9 @@ def _without_failed(
 
 
 def _turns(sessions: Sequence[str], sent: Ints, spent: Ints, timing: str) -> dict[str, Any]:
-    """Return each turn's wait for the previous one in its session, and the arrivals. With think time only the pause
-    counts: a turn waits only for the previous one, and its arrival is that of the session's first turn."""
+    """Return the dependencies of turns on the previous turn of their session, and the arrivals. With timing "think",
+    only the pause counts: a turn waits only for the previous one, and its arrival is that of the session's first
+    turn."""
     edges: list[list[_calls.Edge]] = []
     last: dict[str, int] = {}
     arrival, ends = sent.copy(), (sent + spent).tolist()

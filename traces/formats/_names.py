@@ -1,4 +1,4 @@
-"""Meanings of log columns by name: synonyms used by gateways, proxies, and tracers."""
+"""Meanings of log columns, recognized by the names that gateways, proxies, and tracers use."""
 
 from __future__ import annotations
 
@@ -52,23 +52,24 @@ class Columns:
     """Columns given by `--columns`: the column of each meaning, and the unit of times."""
 
     given: Mapping[str, str]
-    """Column for each meaning; an empty text means that there is none."""
+    """Column for each meaning; an empty string means that there is none."""
     unit: str | None = None
 
     @classmethod
     def of(cls, text: str | Mapping[str, object] | None) -> Columns:
-        """Parse `arrival='Request Time',prompt=...`; raise UserError with the valid meanings if one is unknown."""
+        """Parse `arrival='Request Time',prompt=...`; raise UserError that lists the valid meanings if one is
+        unknown."""
         given = _pairs(text) if isinstance(text, str) else {str(k): str(v) for k, v in (text or {}).items()}
         for role in given:
             if role not in SETTINGS:
-                raise UserError(f"columns: unknown {shown(role)}{suggest(role, SETTINGS)}")
+                raise UserError(f"columns: unknown meaning {shown(role)}{suggest(role, SETTINGS)}")
         unit = given.pop("unit", None)
         if unit is not None and unit not in UNITS:
             raise UserError(f"columns: unit is {shown(unit)}, must be one of {', '.join(UNITS)}")
         return cls(given, unit)
 
     def constant(self, role: str, names: Sequence[str]) -> int | None:
-        """Return the number of tokens given in place of a column: `prompt=2000`."""
+        """Return the number of tokens given instead of a column: `prompt=2000`."""
         text = self.given.get(role, "")
         return int(text) if role in ("prompt", "output") and text.isdecimal() and text not in names else None
 
@@ -100,10 +101,10 @@ def unit_of(name: str) -> str | None:
 def roles(
     names: Sequence[str], columns: Columns, same: Callable[[str, str], bool], clock: Callable[[str], int]
 ) -> dict[str, str]:
-    """Return the column of each meaning that is found: the given one, or else the best by name. `same(a, b)` returns
-    whether two columns have equal contents, and `clock(name)` whether one contains dates (0), growing numbers (1), or
-    others (2): for arrivals, dates are preferred, and numbers that do not grow are excluded. Raise UserError if two
-    different columns match equally well, or if a given one does not exist."""
+    """Return the column for each meaning that is found: the given one, or else the one whose name fits best. `same(a,
+    b)` returns whether two columns have equal contents, and `clock(name)` whether one contains dates (0), growing
+    numbers (1), or others (2): for arrivals, dates are preferred, and numbers that do not grow are excluded. Raise
+    UserError if two different columns match equally well, or if a given column does not exist."""
     found: dict[str, str] = {}
     for role, column in columns.given.items():
         if column and column not in names and columns.constant(role, names) is None:
@@ -131,8 +132,8 @@ def roles(
 
 
 def beside_prompt(names: Sequence[str]) -> list[str]:
-    """Return the columns of prompt tokens that were read from or written to a cache and that the prompt's own column
-    excludes, as Anthropic and Bedrock count them."""
+    """Return the columns that count prompt tokens read from or written to a cache, if the prompt's own column excludes
+    these tokens, as in the APIs of Anthropic and Bedrock."""
     found = []
     for name in names:
         parts = set(words(name))
@@ -193,7 +194,7 @@ def _time_rank(role: str, found: set[str], name: str) -> int | None:
     if role == "latency":
         if found & _LATENCY:
             return 0
-        if found == {"request", "time"}:  # nginx's; a growing arrival time is already taken
+        if found == {"request", "time"}:  # nginx's; a growing arrival column is taken by now
             return 2
         return 1 if found & {"response", "total", "processing", "run"} and found & {"time"} else None
     if found & (_LATENCY | {"response", "total", "processing", "run", "count", "id", "ids", "zone", "timezone"}):

@@ -36,8 +36,8 @@ def build(
     start: int | None = None,
     first: int = 0,
 ) -> Trace:
-    """Build a Trace from cells by column (text or JSON values); absent columns get Trace's defaults. For `start` see
-    _text.in_order; `first` is the number of the first row."""
+    """Build a Trace from cells by column (text or JSON values); absent columns get the defaults of Trace. For `start`,
+    see _text.in_order; `first` is the number of the first row."""
     columns: dict[str, Any] = {
         "arrival_ns": _text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1),
         "prompt_len": _text.token_counts(path, "prompt_len", cells["prompt_len"], lines),
@@ -80,7 +80,7 @@ def build(
 
 
 def aside(extra: Iterable[str]) -> tuple[str, ...]:
-    """Return the note on unknown columns; for a near match, it suggests the known name."""
+    """Return a note on unknown columns, which suggests the known name for a near match."""
     known = (*REQUIRED, *OPTIONAL)
     named = []
     for name in extra:
@@ -93,9 +93,9 @@ def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return the name and notes in a header."""
     name, notes = header.get("name", path.stem), header.get("notes", [])
     if not isinstance(name, str):
-        raise UserError(f"{path}: name is {shown(name)}, must be text")
+        raise UserError(f"{path}: name is {shown(name)}, must be a string")
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-        raise UserError(f"{path}: notes are {shown(notes)}, must be a list of texts")
+        raise UserError(f"{path}: notes are {shown(notes)}, must be a list of strings")
     return name, tuple(notes)
 
 
@@ -114,18 +114,19 @@ def parts(
 
 
 def sample_cells(trace: Trace) -> list[list[int]] | None:
-    """Return, by row, the output tokens of all its samples, or None if every row has one."""
+    """Return the numbers of output tokens of all samples of each row, or None if every row has only one sample."""
     if trace.samples is None:
         return None
     return [[own, *trace.samples.lengths(row)] for row, own in enumerate(trace.output_len.tolist())]
 
 
 def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, lines: Sequence[int]) -> Samples | None:
-    """Build samples from the output tokens of all samples by row; the first sample is the row's output_len."""
+    """Build samples from the numbers of output tokens of all samples of each row; the first sample is the row's
+    output_len."""
     for row, own, line in zip(rows, output_len.tolist(), lines, strict=True):
         if not row or row[0] != own or min(row) < 1:
             raise UserError(
-                f"{path}: line {line}: samples are {list(row)}, must be token counts, output_len {own} first"
+                f"{path}: line {line}: samples are {list(row)}, must be token counts that begin with output_len {own}"
             )
     counts = np.array([len(row) - 1 for row in rows], dtype=np.int64)
     check_samples(path, counts, lines)
@@ -145,8 +146,8 @@ def check_samples(path: Path, further: Ints, lines: Sequence[int]) -> None:
 
 
 def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], first: int = 0) -> None:
-    """Raise UserError if a prompt quotes the output of a row that is not before it, or more of that output than there
-    is. `first` is the number of the first row; outputs of rows before it are no longer known."""
+    """Raise UserError if a prompt quotes the output of a row that does not come before it, or more tokens than that
+    output has. `first` is the number of the first row; outputs of rows before it are no longer known."""
     content: Content | None = columns.get("content")
     if content is None:
         return
@@ -172,8 +173,8 @@ def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], firs
 
 
 def _samples(path: Path, cells: dict[str, list[Any]], output_len: Ints, lines: list[int]) -> Samples | None:
-    """Build samples from the cells of `samples` (the output tokens of each) or of `n` (their number, all of
-    output_len)."""
+    """Build samples from the cells of `samples` (the number of output tokens of each) or of `n` (the number of samples,
+    all with output_len tokens)."""
     if "samples" in cells:
         return samples_of(
             path, [_lengths(path, *c) for c in zip(cells["samples"], lines, strict=True)], output_len, lines
@@ -191,12 +192,12 @@ def _lengths(path: Path, cell: Any, line: int) -> list[int]:
         return [_text.whole_number(tokens, 1, _text.MAX_TOKENS) for tokens in lengths]
     except (ValueError, TypeError):
         raise UserError(
-            f"{path}: line {line}: samples is {shown(cell)}, must be [output tokens, ...] (all rows or none)"
+            f"{path}: line {line}: samples is {shown(cell)}, must be [output tokens, ...] (in all rows or none)"
         ) from None
 
 
 def edge_cells(trace: Trace) -> list[list[list[Any]]] | None:
-    """Return, by row, its dependencies as [row, trigger, delay in ns, relation], or None if nothing waits."""
+    """Return each row's dependencies as [row, trigger, delay in ns, relation], or None if no row waits."""
     if trace.after is None:
         return None
     rows = [trace.after.edges(row) for row in range(len(trace))]
@@ -220,7 +221,7 @@ def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
 def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) -> list[Any]:
     for cell, line in zip(cells[name], lines, strict=True):
         if cell is None:
-            raise UserError(f"{path}: line {line}: no {shown(name)}; either all requests have it or none")
+            raise UserError(f"{path}: line {line}: no {shown(name)}; either all requests have it or none do")
     return cells[name]
 
 
@@ -234,14 +235,15 @@ def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
 
 
 def check_caps(path: Path, columns: dict[str, Any], lines: Sequence[int]) -> None:
-    """Raise UserError unless every request that ends by length ends at its cap, and none ends after it."""
+    """Raise UserError unless every request that ends by length ends at its cap, and no request ends beyond its cap."""
     bad = np.flatnonzero(columns["max_tokens"] < columns["output_len"])
     if len(bad):
         raise UserError(f"{path}: line {lines[bad[0]]}: max_tokens is less than output_len")
     bad = np.flatnonzero(~columns["stop"] & (columns["max_tokens"] != columns["output_len"]))
     if len(bad):
         raise UserError(
-            f"{path}: line {lines[bad[0]]}: stop is false (it ends by length), but output_len is not max_tokens"
+            f"{path}: line {lines[bad[0]]}: stop is false (the request ends by length), but output_len is not "
+            "max_tokens"
         )
 
 
@@ -254,7 +256,7 @@ def _runs(path: Path, prompt_len: Ints, cells: list[Any], lines: list[int]) -> C
             row = [(whole(i, -MOST, MOST), whole(n, 1, MOST)) for i, n in runs]
         except (TypeError, ValueError):
             raise UserError(
-                f"{path}: line {line}: content must be [[content id, tokens], ...] (all rows or none)"
+                f"{path}: line {line}: content must be [[content id, tokens], ...] (in all rows or none)"
             ) from None
         if sum(n for _, n in row) != prompt or any(n < 1 for _, n in row):
             raise UserError(f"{path}: line {line}: content must add up to prompt_len {prompt}")

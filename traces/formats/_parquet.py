@@ -1,4 +1,4 @@
-"""Files of Parquet, of any columns: opened within limits, with errors that name the file."""
+"""Parquet files with arbitrary columns, opened within limits; errors name the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import first_of
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn an error on a file that is not a Parquet trace into a UserError that names the file."""
+    """Turn an error from a file that is not a Parquet trace into a UserError that names the file."""
     import pyarrow as pa
 
     try:
@@ -30,7 +30,7 @@ def readable(path: Path) -> Iterator[None]:
         AttributeError,
     ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: not a readable Parquet trace (cut short?): {reason}") from error
+        raise UserError(f"{path}: not a readable Parquet trace (truncated?): {reason}") from error
 
 
 def open_files(path: Path) -> list[Any]:
@@ -47,7 +47,7 @@ def open_files(path: Path) -> list[Any]:
 
 
 def parquet_names(path: Path) -> list[str]:
-    """Return the columns of a Parquet file, or of the first one in a folder."""
+    """Return the names of the columns of a Parquet file, or of the first one in a folder."""
     import pyarrow.parquet as pq
 
     with readable(path):

@@ -1,6 +1,6 @@
 """Requests as recorded by a log or a benchmark client: arrival, tokens, and duration of each.
 
-Readers turn them into a trace; `servesim validate` and `compare` use the latencies as the measured side.
+Readers turn them into a trace; `servesim validate` and `compare` use their latencies as the measured side.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ._calls import Call, Runs
 
 Floats = NDArray[np.float64]
 GROWING = 0.8
-"""Share of later turns whose prompt is at least as long as the previous turn, including its answer, from which sessions
-are assumed to resend their history. For independent requests, less than half are."""
+"""Minimum share of later turns whose prompt is at least as long as the previous prompt plus its answer, for sessions to
+be assumed to resend their history. For independent requests, the share is below half."""
 LEAST_TURNS = 10
-"""Number of later turns needed to tell, from lengths alone, that a column named after users identifies
+"""Minimum number of later turns needed to tell, from lengths alone, that a column named after users identifies
 conversations."""
 
 
@@ -35,7 +35,7 @@ class Recorded:
     path: Path
     lines: Sequence[int]
     start_ns: Ints
-    """Start times since 1970, or since some start."""
+    """Start times since 1970, or since an arbitrary start."""
     prompt: Ints
     output: Ints
     ttft_ms: Floats
@@ -48,7 +48,7 @@ class Recorded:
     """Contents of prompts, if known."""
     model: str | None = None
     concurrency: int | None = None
-    """Number of requests that the client kept in flight, or None if it sent them by the clock."""
+    """Number of requests that the client kept in flight, or None if it sent them at given times."""
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -56,8 +56,8 @@ class Recorded:
 
 
 def recorded(path: Path, rows: Sequence[Any], take: Callable[[int, Any], dict[str, Any]], **known: Any) -> Recorded:
-    """Return the requests of a tool's file. `take` maps (number, record) to the fields of Recorded for one request:
-    start_ns, prompt, output, and, if available, ttft_ms, e2el_ms, and session."""
+    """Return the requests recorded in a tool's file. `take` maps (number, record) to the fields of Recorded for one
+    request: start_ns, prompt, output, and, if available, ttft_ms, e2el_ms, and session."""
     found = [take(i, row) for i, row in enumerate(rows, start=1)]
     if not found:
         raise UserError(f"{path}: no completed requests")
@@ -81,18 +81,21 @@ def _or_nan(value: Any) -> float:
 
 
 def need(path: Path, number: int, row: Any, *keys: str) -> Any:
-    """Return the first of these keys (with dots for nesting) that a record has; raise UserError if it has none."""
+    """Return a record's value for the first of these keys (with dots for nesting) that it has; raise UserError if it
+    has none of them."""
     for key in keys:
         value = row
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
             return value
-    raise UserError(f"{path}: request {number}: no {' or '.join(keys)}; the file may be of another version of the tool")
+    raise UserError(
+        f"{path}: request {number}: no {' or '.join(keys)}; the file may be from another version of the tool"
+    )
 
 
 def optional(row: Any, *keys: str) -> Any:
-    """Return the first of these keys that a record has, or None if it has none."""
+    """Return a record's value for the first of these keys that it has, or None if it has none of them."""
     try:
         return need(Path(), 0, row, *keys)
     except UserError:
@@ -101,9 +104,9 @@ def optional(row: Any, *keys: str) -> Any:
 
 def trace_of(log: Recorded, timing: str | None = None, named_sessions: bool = True) -> Trace:
     """Return a recording as a trace. Requests of a session with known latencies follow the previous answer after the
-    recorded pause (timing "think", the default; "original", "open": see _calls), and their prompts contain the
-    preceding turns if the lengths indicate so. `named_sessions`: whether the column's name identifies sessions;
-    otherwise the lengths alone must indicate them."""
+    recorded pause (timing "think", the default; for "original" and "open", see _calls), and their prompts contain the
+    preceding turns if the lengths indicate so. `named_sessions` tells whether the name of the column identifies
+    sessions; if not, the lengths alone must indicate them."""
     _calls.check_timing(log.path, timing or "think")
     order = np.argsort(log.start_ns, kind="stable")
     notes = [*log.notes]
@@ -184,7 +187,9 @@ def _with_sessions(
     if before:
         notes.append(f"{len(before):,} later turns of sessions, {how}")
     if share >= GROWING:
-        notes.append(f"prompts of later turns are assumed to contain the earlier turns: {share:.0%} are long enough")
+        notes.append(
+            f"prompts of later turns are assumed to contain the earlier turns, since {share:.0%} are long enough"
+        )
     return calls
 
 

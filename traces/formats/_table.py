@@ -16,7 +16,7 @@ from ._parquet import open_files, readable
 
 SEPARATORS = (",", ";", "\t", "|")
 LONGEST_CELL = 200
-"""Maximum length of a kept text in characters: prompts and answers in a log are not needed."""
+"""Maximum length, in characters, of a text that is kept; the prompts and answers in a log are not needed."""
 MOST_COLUMNS = 2000
 _DEEPEST = 4
 
@@ -28,14 +28,14 @@ class Table:
     path: Path
     names: list[str]
     lines: list[int]
-    """Position of each row: a line of text, or the number of the record."""
+    """Position of each row: its line number in a text file, or the number of its record."""
     column: Callable[[str], list[Any]]
     units: dict[str, str] = field(default_factory=dict)
     """Units of times by column, if the file states them."""
 
 
 def is_table(head: bytes) -> bool:
-    """Return whether a file with this beginning may contain named rows."""
+    """Return whether a file with this beginning may contain rows with named cells."""
     if head.startswith(b"PAR1") or head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
         return True
     first = head.lstrip().split(b"\n", 1)[0]
@@ -83,7 +83,7 @@ def _json(path: Path, start: str) -> Table:
         return _rows(path, _text.json_lines(path))
     found = _records(read_json(path), 0)
     if found is None:
-        raise UserError(f"{path}: no list of requests in this JSON; it needs one, or one object per line (JSONL)")
+        raise UserError(f"{path}: no list of requests in this JSON; it needs a list, or one object per line (JSONL)")
     if len(found) > limits().rows:
         raise too_much(path, "requests are", "rows")
     return _rows(path, ((i, row) for i, row in enumerate(found, start=1)))
@@ -124,7 +124,7 @@ def _rows(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Table:
 
 
 def _flat(row: dict[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, Any]]:
-    """Return the cells of an object, with dotted keys for nested objects; lists and long texts are left out."""
+    """Return the cells of an object, with dotted keys for nested objects and without lists and long texts."""
     found: list[tuple[str, Any]] = []
     for key, value in row.items():
         if isinstance(value, dict):
@@ -135,8 +135,8 @@ def _flat(row: dict[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[s
 
 
 def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
-    """Read a Parquet file, or those in a folder. Columns are read only as needed; of list columns, only the named
-    ones."""
+    """Read a Parquet file, or the Parquet files in a folder. Columns are read only when needed; of the list columns,
+    only the named ones are read."""
     import pyarrow as pa
 
     with readable(path):
@@ -149,7 +149,7 @@ def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
             if pa.types.is_timestamp(kind):
                 units[name] = "ns"
     if not count:
-        raise UserError(f"{path}: columns but no requests")
+        raise UserError(f"{path}: there are columns but no requests")
 
     def column(name: str) -> list[Any]:
         outer, *inner = paths[name]

@@ -20,8 +20,8 @@ MAX_TOKENS = 1 << 40  # far above any real length, far below overflow of int64 s
 
 
 def is_delta(head: bytes) -> bool:
-    """Return whether Mooncake rows are turns that contain only their new text: a later turn begins with a different
-    hash than the previous one or, without hashes, is shorter."""
+    """Return whether Mooncake rows are turns that contain only their new text: a later turn's first hash differs from
+    the previous turn's or, without hashes, the later turn is shorter."""
     before: dict[str, dict[str, Any]] = {}
     for line in head.split(b"\n")[:1000]:
         row = first_object(line)
@@ -86,8 +86,9 @@ def csv_chunks(
                     continue
                 if len(row) != width:
                     raise UserError(
-                        f"{path}: line {reader.line_num}: {len(row)} fields, the header has {width} "
-                        f"({shown(','.join(header))[1:-1]}){'; the file may be cut short' if len(row) < width else ''}"
+                        f"{path}: line {reader.line_num}: {len(row)} fields, but the header has {width} ("
+                        f"{shown(','.join(header))[1:-1]})"
+                        f"{'; the file may be cut short' if len(row) < width else ''}"
                     )
                 rows.append(row)
                 lines.append(reader.line_num)
@@ -129,7 +130,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     cut = "" if line.endswith("\n") else "; the file may be cut short"
                     raise UserError(f"{path}: line {number}: not JSON: {error}{cut}") from error
                 if not isinstance(value, dict):
-                    raise UserError(f"{path}: line {number}: {type(value).__name__}, must be a JSON object")
+                    raise UserError(f"{path}: line {number}: found {type(value).__name__}, must be a JSON object")
                 yield number, value
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: after line {number}: not UTF-8 text") from error
@@ -138,12 +139,12 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def token_counts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> Ints:
-    """Parse a column of token counts >= 1. `512.0` is 512; for text, fractions, zero, and negatives, the error names
-    the line."""
+    """Parse a column of token counts, which must be at least 1. `512.0` is read as 512; for text, fractions, zero, and
+    negatives, raise an error that names the line."""
     try:
         values = np.array(cells, dtype=np.int64) if all(type(c) is int for c in cells) else _parse(cells)
     except (TypeError, ValueError, OverflowError):
-        values = np.zeros(len(cells), dtype=np.int64)  # the first bad one is named below
+        values = np.zeros(len(cells), dtype=np.int64)  # the first invalid cell is named below
     bad = np.flatnonzero((values < 1) | (values > MAX_TOKENS))
     if len(bad):
         first = next((i for i, c in enumerate(cells) if not _is_count(c)), int(bad[0]))
@@ -173,7 +174,7 @@ def _is_count(cell: Any) -> bool:
 
 
 def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit_ns: int) -> Ints:
-    """Parse relative times in units of `unit_ns` as integer nanoseconds; integers stay exact."""
+    """Convert relative times in units of `unit_ns` to integer nanoseconds; integers stay exact."""
     out = np.empty(len(cells), dtype=np.int64)
     for i, cell in enumerate(cells):
         try:
@@ -202,15 +203,15 @@ def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
                 raise ValueError
             out[i] = int(cell)
         except (TypeError, ValueError, OverflowError):
-            raise UserError(f"{path}: line {lines[i]}: {column} is {shown(cell)}, must be whole") from None
+            raise UserError(f"{path}: line {lines[i]}: {column} is {shown(cell)}, must be a whole number") from None
     return out
 
 
 def texts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> tuple[str, ...]:
-    """Return a column of names: texts, or whole numbers converted to text."""
+    """Return a column of names: strings, or whole numbers converted to strings."""
     for cell, line in zip(cells, lines, strict=True):
         if type(cell) is not str and type(cell) is not int:
-            raise UserError(f"{path}: line {line}: {column} is {shown(cell)}, must be text")
+            raise UserError(f"{path}: line {line}: {column} is {shown(cell)}, must be a string")
     return tuple(map(str, cells))
 
 
@@ -226,7 +227,7 @@ def whole_number(value: Any, least: int, most: int) -> int:
 def in_order(
     path: Path, trace_columns: dict[str, Any], lines: Sequence[int], sort: bool, start: int | None = None
 ) -> dict[str, Any]:
-    """Sort columns by arrival. If times run backwards, this is an error unless `sort` is set; sorting adds a note.
+    """Sort columns by arrival. Raise UserError if times decrease, unless `sort` is set; sorting adds a note.
 
     Times more than a year from zero are clock times and are counted from the first one (or from `start`, the first time
     of the whole file, if this is a part of it).
@@ -261,7 +262,7 @@ def milliseconds(ns: int) -> int | float:
 
 
 def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:
-    """Return a required key of a JSON line."""
+    """Return the value of a required key of a JSON line."""
     if key not in row:
         raise UserError(f"{path}: line {number}: no {key!r}")
     return row[key]
@@ -270,5 +271,5 @@ def need(path: Path, number: int, row: dict[str, Any], key: str) -> Any:
 def lengths_trace(
     path: Path, columns: dict[str, Any], lines: Sequence[int], sort: bool, start: int | None = None
 ) -> Trace:
-    """Build a trace named after its file from columns of lengths, checking the order (see in_order)."""
+    """Build a trace, named after its file, from columns of lengths; the arrival order is checked (see in_order)."""
     return Trace.from_lengths(path.stem, **in_order(path, columns, lines, sort, start))

@@ -1,4 +1,4 @@
-"""Conversion of token ids to content runs: a radix tree whose nodes are the texts that prompts share."""
+"""Conversion of token ids to content runs: a radix tree whose nodes are the pieces of text that prompts share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TokenTree:
 
 
 def _common(tokens: Tokens, prompt: Tokens, at: int) -> int:
-    """Return how many of `tokens` match the prompt from position `at`."""
+    """Return how many of `tokens` match the prompt from position `at` on."""
     if prompt[at : at + len(tokens)] == tokens:
         return len(tokens)
     return next(i for i, token in enumerate(tokens) if at + i == len(prompt) or prompt[at + i] != token)

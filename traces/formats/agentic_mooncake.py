@@ -1,8 +1,8 @@
-"""Dynamo's agentic Mooncake, version 2: requests of agents with typed dependencies, as JSON lines.
+"""Dynamo's agentic Mooncake format, version 2: requests of agents with typed dependencies, as JSON lines.
 
 A header {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size", "hash_id_scope", "source"}, then requests
-with request_id, play_id, session_id, model, input_length, output_length, hash_ids (of blocks, the last partial; ids
-of scope "local" compare within a play only), not_before_ms, priority, policy_class and dependencies [{request_id,
+with request_id, play_id, session_id, model, input_length, output_length, hash_ids (of blocks, the last partial; ids of
+scope "local" are comparable only within a play), not_before_ms, priority, policy_class and dependencies [{request_id,
 trigger: dispatch | completion, delay_ms, relation: sequence | spawn | join | replay_barrier}].
 """
 
@@ -24,7 +24,7 @@ ABOUT = "JSONL: a dynamo.agentic_mooncake header, then request_id, play_id, inpu
 SCHEMA, VERSION = "dynamo.agentic_mooncake", 2
 HOLDS = frozenset({"content", "sessions", "session", "play", "model", "class", "priority"})
 MS = 1_000_000
-FINEST = 16  # tokens per block for content without blocks: the default that engines share
+FINEST = 16  # tokens per block for content not in blocks: the common default of engines
 
 
 def detect(head: bytes) -> bool:
@@ -71,13 +71,13 @@ def _call(
     at = _calls.seconds_ns(path, line, "not_before_ms", _text.need(path, line, row, "not_before_ms"), MS)
     priority = row.get("priority") or 0
     if type(priority) is not int:
-        raise UserError(f"{path}: line {line}: priority is {shown(priority)}, must be whole")
+        raise UserError(f"{path}: line {line}: priority is {shown(priority)}, must be a whole number")
     return Call(line, at, prompt, output, runs, [], labels, name, priority)
 
 
 def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> _calls.Edge:
     if not isinstance(dependency, dict):
-        raise UserError(f"{path}: line {line}: a dependency is {shown(dependency)}, must be an object")
+        raise UserError(f"{path}: line {line}: a dependency is {shown(dependency)}, must be a JSON object")
     source, trigger = str(dependency.get("request_id")), dependency.get("trigger")
     relation = dependency.get("relation", "sequence")
     if source not in positions:
@@ -85,14 +85,16 @@ def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> 
         raise UserError(f"{path}: line {line}: depends on {shown(source)}, which is not in the file{meant}")
     for value, known in ((trigger, TRIGGERS), (relation, RELATIONS)):
         if value not in known:
-            raise UserError(f"{path}: line {line}: a dependency is {shown(value)}, must be one of {', '.join(known)}")
+            raise UserError(
+                f"{path}: line {line}: a dependency has {shown(value)}, must have one of {', '.join(known)}"
+            )
     delay = _calls.seconds_ns(path, line, "delay_ms", dependency.get("delay_ms", 0), MS)
     return positions[source], TRIGGERS.index(str(trigger)), delay, RELATIONS.index(relation)
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write a trace. Content that is already in blocks keeps them; other content is cut finely enough for engines. Ids
-    have local scope unless plays share any."""
+    """Write a trace. Content that is already in blocks keeps them; other content is split into blocks of the size that
+    engines use by default. Ids have local scope unless some are shared by several plays."""
     n = len(trace)
     plays = trace.labels.get("play") or tuple([f"play-{number}" for number in trace.plays().tolist()])
     sessions = trace.labels.get("session") or plays

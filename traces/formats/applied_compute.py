@@ -1,8 +1,8 @@
-"""Agents as turns of given lengths (applied_compute_agentic): JSON lines, one session each.
+"""Agents as turns of given lengths (applied_compute_agentic): JSON lines, one per session.
 
 {"num_turns", "input_prompt_length", "assistant_response_length": [...], "tool_call_output_length": [...],
 "tool_call_latency": [s, ...], "final_assistant_response_length"}: the prompt grows by each response and each tool's
-output; a turn follows the end of the previous one after the tool's latency. There are no times: all sessions are
+output; a turn follows the end of the previous one after the tool's latency. There are no times, so all sessions are
 present from the start (limit them with clients.max_sessions, or add arrivals with --shape).
 """
 
@@ -18,7 +18,7 @@ from . import _calls, _text
 from ._calls import Call, Runs
 
 NAME = "applied-compute"
-ABOUT = "JSONL, a session a line: num_turns, input_prompt_length, assistant_response_length[], tool_call_latency[]"
+ABOUT = "JSONL, one session per line: num_turns, input_prompt_length, assistant_response_length[], tool_call_latency[]"
 PER_TURN = ("assistant_response_length", "tool_call_output_length", "tool_call_latency")
 
 
@@ -55,5 +55,5 @@ def read(path: Path) -> Trace:
 def _per_turn(path: Path, line: int, row: dict[str, Any], key: str, turns: int) -> list[Any]:
     values = _text.need(path, line, row, key)
     if not isinstance(values, list) or len(values) != turns:
-        raise UserError(f"{path}: line {line}: {key} must be a list of num_turns = {turns}")
+        raise UserError(f"{path}: line {line}: {key} must be a list with num_turns = {turns} values")
     return values

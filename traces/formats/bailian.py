@@ -1,8 +1,8 @@
 """Bailian / Qwen usage traces (alibaba-edu/qwen-bailian-usagetraces-anon; Wang et al., ATC'25): JSON lines.
 
 chat_id, parent_chat_id (-1: first turn), timestamp (s), input_length, output_length, type, turn and hash_ids of blocks
-of 16 tokens (the last partial). The end times of answers are not recorded: a later turn is sent at its recorded time or
-when its parent has its answer, whichever is later.
+of 16 tokens (the last partial). The end times of answers are not recorded, so a later turn is sent at its recorded time
+or when its parent has its answer, whichever is later.
 """
 
 from __future__ import annotations

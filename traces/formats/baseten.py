@@ -22,7 +22,10 @@ from ._recorded import Recorded, trace_of
 from ._table import parquet_table
 
 NAME = "baseten"
-ABOUT = "Parquet of Baseten: timestamp_start_unix_ms, input_tokens, output_tokens[, provided_session_id, total_hashes]"
+ABOUT = (
+    "Parquet files of Baseten: timestamp_start_unix_ms, input_tokens, output_tokens[, provided_session_id, "
+    "total_hashes]"
+)
 FOLDERS = True
 SESSIONS = ("provided_session_id", "poor_man_session_id")
 
@@ -76,13 +79,16 @@ def recorded(path: Path) -> Recorded:
 
 
 def _contents(path: Path, lines: list[int], prompts: list[int], hashes: list[Any], sizes: list[Any]) -> list[Runs]:
-    """Return prompts as runs of their blocks, with a unique text for the part that no hash covers."""
+    """Return prompts as runs of their blocks, followed by a unique text for the part that no hash covers."""
     numbers: dict[int, int] = {}
     found: list[Runs] = []
     texts: list[tuple[int, int]] = []
     for line, prompt, blocks, size in zip(lines, prompts, hashes, sizes, strict=True):
         if blocks and (not isinstance(size, int) or size < 1 or (len(blocks) - 1) * size >= prompt):
-            raise UserError(f"{path}: row {line}: {len(blocks)} hashes of blocks of {size} for {prompt} tokens")
+            raise UserError(
+                f"{path}: row {line}: {len(blocks)} hashes do not match blocks of {size} tokens in a prompt of "
+                f"{prompt} tokens"
+            )
         runs = [(numbers.setdefault(h, len(numbers)), min(size, prompt - i * size)) for i, h in enumerate(blocks or ())]
         rest = prompt - sum(length for _, length in runs)
         if rest:

@@ -1,6 +1,6 @@
 """Recordings of Dynamo's request tracing: JSON lines of schema dynamo.request.trace.v1.
 
-It uses `request_end` events: request {request_id, request_received_ms, total_time_ms, output_tokens, replay
+The reader uses `request_end` events: request {request_id, request_received_ms, total_time_ms, output_tokens, replay
 {trace_block_size, input_length, input_sequence_hashes}} and agent_context {session_id, parent_session_id}; and
 `tool_end` events, which record which request waited for which sub-agent. Sequence hashes are prefix-chained and global.
 Requests without a session are independent and sent at their recorded times.
@@ -31,7 +31,7 @@ def detect(head: bytes) -> bool:
 def read(path: Path, *, timing: str = "think") -> Trace:
     _calls.check_timing(path, timing)
     requests: list[_Recorded] = []
-    joins: list[tuple[str, str]] = []  # (child session, request that waited for it)
+    joins: list[tuple[str, str]] = []  # (child session, request waiting for it)
     numbers: dict[object, int] = {}
     for line, row in _text.json_lines(path):
         if row.get("event_type") == "request_end":
@@ -44,7 +44,7 @@ def read(path: Path, *, timing: str = "think") -> Trace:
     if timing != "open":
         _link(requests, joins, timing)
     start = requests[0].start if requests else 0
-    for recorded in requests:  # with think time, a follower may be sent from session start
+    for recorded in requests:  # with think time, a follower may be sent from the session's start on
         follows = recorded.call.after and timing == "think"
         recorded.call.at_ns = requests[recorded.call.after[0][0]].call.at_ns if follows else recorded.start - start
     return _calls.build(path, [recorded.call for recorded in requests], (f"timing={timing}",))
@@ -75,7 +75,7 @@ class _Recorded:
 
 
 def _runs(path: Path, line: int, hashes: object, prompt: int, size: int, numbers: dict[object, int]) -> _calls.Runs:
-    """Return the runs of a prompt. Hashes identify full blocks; some recorders also hash the partial last one."""
+    """Return the runs of a prompt. Hashes identify full blocks, but some recorders also hash the partial last block."""
     full = prompt // size
     if isinstance(hashes, list) and len(hashes) == full and prompt % size:
         rest = numbers.setdefault(("tail", line), len(numbers))
@@ -85,7 +85,7 @@ def _runs(path: Path, line: int, hashes: object, prompt: int, size: int, numbers
 
 
 def _blocking(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return (child session, request that consumed its result) for a tool that was a sub-agent."""
+    """Return (child session, request that used its result) if a tool was a sub-agent that the request waited for."""
     said = [part for part in (row.get("tool") or {}).values() if isinstance(part, dict)]
     return [
         (str(part["child_session_id"]), str(part["consumer_request_id"]))
@@ -97,8 +97,8 @@ def _blocking(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _link(requests: list[_Recorded], joins: list[tuple[str, str]], timing: str) -> None:
-    """Link the sequence within each session, a parent to its child's first request, and a child's last request to the
-    request that waited for it."""
+    """Link each request to the previous one of its session, a child's first request to the parent, and a child's last
+    request to the request that waited for the child."""
     sessions: dict[str, list[_Recorded]] = {}
     by_name = {recorded.name: recorded for recorded in requests}
     for recorded in requests:
@@ -119,7 +119,7 @@ def _link(requests: list[_Recorded], joins: list[tuple[str, str]], timing: str) 
 
 
 def _follow(later: _Recorded, earlier: _Recorded, relation: int, timing: str) -> None:
-    """Make a call wait for the end of an earlier one, or for its start if both ran at the same time."""
+    """Make a call wait for the end of an earlier one, or for the start of the earlier one if the two overlapped."""
     ended = earlier.end <= later.start
     pause = later.start - (earlier.end if ended else earlier.start) if timing == "think" else 0
     later.call.after.append((earlier.position, COMPLETION if ended else DISPATCH, pause, relation))

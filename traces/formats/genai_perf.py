@@ -1,8 +1,8 @@
 """GenAI-Perf's profile_export.json (perf_analyzer's): {"experiments": [{"requests": [{"timestamp", "request_inputs",
 "response_timestamps", "response_outputs"}]}]}, times in ns.
 
-It records texts, not tokens. Prompts are counted at four characters per token, answers at one token per response;
-`columns="prompt=2000,output=300"` sets the true lengths if all requests are alike.
+The file records texts, not tokens. Prompts are counted at four characters per token, and answers at one token per
+response; `columns="prompt=2000,output=300"` sets the true lengths if all requests are alike.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
     notes = [f"output tokens counted as one per response: mean {log.output.mean():.0f}"]
     if told.constant("prompt", ()) is None:
         notes.append(
-            f"{silent:,} of {len(done):,} prompts have no text in the file and count as 1 token each; set --columns "
-            "prompt=N"
+            f"{silent:,} of {len(done):,} prompts have no text in the file and are counted as 1 token each; set "
+            "--columns prompt=N"
             if silent
             else f"prompts counted at {CHARACTERS} characters per token: mean {log.prompt.mean():.0f}"
         )
@@ -83,7 +83,7 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
 
 
 def _texts(inputs: Any) -> Iterator[str]:
-    """Yield the texts of prompts in a request's inputs: a JSON payload as text, or its parts."""
+    """Yield the texts of the prompts in a request's inputs: a JSON payload given as text, or parts of it."""
     if isinstance(inputs, str):
         try:
             value = json_value(inputs)

@@ -1,7 +1,8 @@
 """GuideLLM's benchmarks.json (0.2 to 0.8): {"benchmarks": [{"requests": {"successful": [...]}}]}, times in seconds.
 
 Each request has prompt_tokens, output_tokens, request_start_time and request_end_time (start_time and end_time before
-0.4), and time_to_first_token_ms if its answer was streamed. Several benchmarks in a file ran one after another.
+0.4), and time_to_first_token_ms if its answer was streamed. If a file has several benchmarks, they ran one after
+another.
 """
 
 from __future__ import annotations
@@ -59,5 +60,5 @@ def recorded(path: Path) -> Recorded:
 
     notes = [f"{left:,} errored or incomplete requests left out"] if left else []
     if len(runs) > 1:
-        notes.append(f"{len(runs)} benchmarks, one after another at their recorded times")
+        notes.append(f"{len(runs)} benchmarks, which ran one after another, at their recorded times")
     return recorded_of(path, rows, take, notes=tuple(notes))

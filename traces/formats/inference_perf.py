@@ -1,4 +1,4 @@
-"""inference-perf's per_request_lifecycle_metrics.json (0.7 and before): a list of requests, times in seconds.
+"""inference-perf's per_request_lifecycle_metrics.json (0.7 and earlier): a list of requests, times in seconds.
 
 [{"start_time", "end_time", "info": {"input_tokens" | "request_metrics": {"text": {"input_tokens"}}, "response_metrics":
 {"output_tokens", "output_token_times"}}, "computed_metrics": {...}, "error"}]; before 0.6, output_tokens and
@@ -40,7 +40,7 @@ def recorded(path: Path) -> Recorded:
     """Return the successful requests with their latencies."""
     document = read_json(path)
     if not isinstance(document, list):
-        raise UserError(f"{path}: {type(document).__name__}, must be a list of requests")
+        raise UserError(f"{path}: found {type(document).__name__}, must be a list of requests")
     rows = [row for row in document if isinstance(row, dict) and not row.get("error")]
 
     def take(i: int, row: Any) -> dict[str, Any]:

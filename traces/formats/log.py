@@ -2,7 +2,7 @@
 
 Columns are guessed from their names (see ._names) and reported in a note; `columns="arrival=Request
 Time,prompt=in,output=o"` sets them explicitly (`prompt=2000`: a number instead of a column, `arrival=`: no times,
-`unit=us`: of arrival). Failed requests, and those without tokens, are left out.
+`unit=us`: the unit of arrival times). Failed requests, and those without tokens, are left out.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> Non
         names = ", ".join(shown(name)[:40] for name in table.names[:MOST_NAMED])
         more = f" and {len(table.names) - MOST_NAMED} more" if len(table.names) > MOST_NAMED else ""
         raise UserError(
-            f"{table.path}: no column for {' or '.join(lacking)} found among {names}{more}; name it: {EXAMPLE}"
+            f"{table.path}: no column for {' or '.join(lacking)} found among {names}{more}; name the column: {EXAMPLE}"
         )
 
 
@@ -121,14 +121,14 @@ def _check_single(table: Table, role: dict[str, str]) -> None:
                 break
             if several:
                 raise UserError(
-                    f"{table.path}: line {line}: {name} is {shown(cell)[:80]}, so rows are sums over several requests; "
-                    "the log must have one request per row"
+                    f"{table.path}: line {line}: {name} is {shown(cell)[:80]}, so each row is the sum of several "
+                    "requests; the log must have one request per row"
                 )
 
 
 def _with_cached(table: Table, role: dict[str, str], prompt: Floats) -> tuple[Floats, list[str]]:
-    """Return prompts including the tokens that usage in Anthropic's form counts separately, and how many came from the
-    server's cache, if a column records it."""
+    """Return prompt lengths that include the tokens that Anthropic-style usage counts separately, and notes on these
+    and on how many tokens came from the server's cache, if a column records this."""
     beside = [name for name in beside_prompt(table.names) if name not in role.values()] if "prompt" in role else []
     for name in beside:
         prompt = prompt + np.nan_to_num(_counts(table, name))
@@ -138,9 +138,9 @@ def _with_cached(table: Table, role: dict[str, str], prompt: Floats) -> tuple[Fl
     total = float(np.nansum(prompt))
     if hits and total and (found := float(np.nansum(_counts(table, hits[0])))):
         notes.append(
-            f"the server found {found / total:.1%} of prompt tokens in its cache ({shown(hits[0])}); the log does not "
-            "record the content of prompts, so this run has no prefix hits: define shared tokens with --shape "
-            "share:tokens=N"
+            f"the server found {found / total:.1%} of prompt tokens in its cache ({shown(hits[0])}), but the log "
+            "does not record the content of prompts, so this run has no prefix hits: define shared tokens with "
+            "--shape share:tokens=N"
         )
     return prompt, notes
 
@@ -174,7 +174,7 @@ def _counts(table: Table, name: str) -> Floats:
 
 
 def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) -> tuple[Ints, list[str]]:
-    """Return the answered rows, and notes on the others."""
+    """Return the rows with an answer, and notes on the others."""
     without = np.isnan(prompt) | np.isnan(output) | (output == 0)
     failed = np.zeros(len(prompt), dtype=np.bool_)
     for name, test in (("status", _is_failure), ("error", _is_error)):

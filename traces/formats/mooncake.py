@@ -1,9 +1,9 @@
-"""Mooncake JSONL (Qin et al., FAST'25): the format that most tools exchange.
+"""Mooncake JSONL (Qin et al., FAST'25): the format that most tools can exchange.
 
 One object per line: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}. A hash id identifies a block
 of 512 prompt tokens (the last one partial); equal ids mean equal content. Extensions of Dynamo and AIPerf:
-`request_id`; `session_id` with `delay` (ms after the previous answer) or a timestamp before which it is not sent;
-`priority`.
+`request_id`; `session_id` with `delay` (ms after the previous answer) or a timestamp before which the request is not
+sent; `priority`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def detect(head: bytes) -> bool:
     first = _text.first_object(head)
     if first is not None:
         return "input_length" in first and "chat_id" not in first and not _text.is_delta(head)
-    # First line longer than the head: hash_ids of a very long prompt.
+    # The first line is longer than the head: the hash_ids of a very long prompt.
     start = head.lstrip()[:200]
     return start.startswith(b"{") and b'"input_length"' in start and b'"chat_id"' not in start
 
 
 def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread_ticks: str = "none") -> Trace:
-    """Read a trace. `spread_ticks="uniform"` spreads requests that share a clock tick over the tick (fixed keyed
-    draws)."""
+    """Read a trace. With `spread_ticks="uniform"`, requests that share a clock tick are spread over it by fixed keyed
+    draws."""
     if spread_ticks not in SPREADS:
         raise UserError(f"{path}: spread_ticks is {spread_ticks!r}, must be one of {', '.join(SPREADS)}")
     if block_size < 1:
@@ -74,7 +74,7 @@ def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread
 
 
 class _Turns:
-    """Rows that are later turns of a session, and their earliest send times."""
+    """Dependencies of rows that are later turns of a session, and names of sessions."""
 
     def __init__(self, path: Path) -> None:
         self.edges: list[list[tuple[int, int, int, int]]] = []
@@ -85,7 +85,7 @@ class _Turns:
         self._last: dict[str, tuple[int, Any]] = {}  # session -> row and time of its latest turn
 
     def add(self, line: int, row: dict[str, Any]) -> Any:
-        """Add a row and return its timestamp, or the previous turn's if it has a delay instead."""
+        """Add a row and return its timestamp or, if it has a delay instead, the previous turn's timestamp."""
         name = str(row["session_id"]) if row.get("session_id") is not None else ""
         before = self._last.get(name) if name else None
         at = row.get("timestamp")
@@ -122,10 +122,11 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def spread(arrival_ns: Ints) -> tuple[Ints, str]:
-    """Return arrivals spread over their clock ticks, in the same order, and a note about it.
+    """Return arrivals spread over their clock ticks, in the same order, and a note on the spreading.
 
-    The published traces are quantized to ticks of about 3 s: replayed as is, ten requests arrive at the same time. Each
-    tick's requests get fixed uniform draws within one tick length; the tick length is the median step.
+    The published traces are quantized to ticks of about 3 s, so if they are replayed as is, about ten requests arrive
+    at the same time. Each tick's requests get fixed uniform draws within one tick; the length of a tick is the median
+    step between distinct times.
     """
     distinct, counts = np.unique(arrival_ns, return_counts=True)
     steps = np.diff(distinct)
@@ -149,8 +150,8 @@ def _content(path: Path, prompt_len: Ints, hashes: list[Any], lines: list[int], 
             raise UserError(f"{path}: line {line}: hash_ids is {shown(ids)}, must be a list in all rows or none")
         if len(ids) != count:
             raise UserError(
-                f"{path}: line {line}: {len(ids)} hash_ids for input_length {length}, "
-                f"must be {count} (blocks of {size} tokens, rounded up)"
+                f"{path}: line {line}: {len(ids)} hash_ids for input_length {length}, must be {count} (one per "
+                f"started block of {size} tokens)"
             )
         if not all(type(i) is int for i in ids):
             raise UserError(f"{path}: line {line}: hash_ids must be whole numbers")

@@ -1,9 +1,9 @@
 """Mooncake JSONL of conversations whose later turns contain only their new text (Dynamo's mooncake-delta).
 
 Rows with the same session_id are turns: the first has a timestamp (ms), and each later one a `delay` (ms after the
-previous answer) and the input_length and hash_ids of its new text alone. Its prompt is the whole conversation so far,
-including answers. Files whose later turns repeat the conversation are plain Mooncake; the first hash of a later turn
-distinguishes the two.
+previous answer) and the input_length and hash_ids of its new text alone. A later turn's prompt is the whole
+conversation so far, including answers. Files whose later turns repeat the conversation are plain Mooncake; the two are
+told apart by the first hash of a later turn.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _by_name(path: Path, header: list[str], cells: list[list[str]]) -> tuple[dic
         raise UserError(f"{path}: line 1: content cannot be read from CSV; use Parquet or JSONL")
     by_name = dict(zip(header, cells, strict=True))
     if "samples" in by_name and all(cell.isdecimal() for cell in by_name["samples"]):
-        del by_name["samples"]  # exported result: the number of samples
+        del by_name["samples"]  # in an exported result, the number of samples
     notes = _native.aside(name for name in header if name not in known)
     return {name: column for name, column in by_name.items() if name in known}, notes
 

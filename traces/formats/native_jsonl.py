@@ -44,7 +44,7 @@ def stream(path: Path, chunk: int) -> TraceStream:
 
 
 def _open(path: Path, chunk: int | None) -> tuple[str, tuple[str, ...], Iterator[Part]]:
-    """Return the name, the notes, and the rows, `chunk` at a time (all together if None)."""
+    """Return the name, the notes, and the rows, in chunks of `chunk` rows (or all together if `chunk` is None)."""
     rows = _text.json_lines(path)
     number, header = next(rows, (0, {}))
     if header.get("servesim_trace") != _native.VERSION:

@@ -1,5 +1,5 @@
-"""servesim's own trace format as Parquet: one Parquet column per column of Trace. It is lossless and the fastest to
-read.
+"""servesim's own trace format as Parquet: one Parquet column per column of Trace. It is lossless, and the fastest of
+servesim's formats to read.
 
 content_ids and content_lengths are list columns (the runs of a prompt), as are after_rows, after_triggers,
 after_delays_ns and after_relations (the dependencies of a row), and samples (the output tokens of each sample). The
@@ -30,7 +30,7 @@ HOLDS = _native.HOLDS
 FOLDERS = True
 META = b"servesim_trace"
 _MOST = {0: _native.MOST, 1: _text.MAX_TOKENS}
-"""Maximum of a time and of a length, keyed by the minimum."""
+"""Maximum values of times and of lengths, keyed by their minimum values (0 and 1)."""
 EDGES = ("rows", "triggers", "delays_ns", "relations")
 LISTS = ("content_ids", "content_lengths", *(f"after_{name}" for name in EDGES))
 
@@ -105,7 +105,7 @@ def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: boo
         _native.check_caps(path, columns, rows)
         _native.check_quotes(path, columns, rows, first)
         return Trace(name=name, **_text.in_order(path, columns, rows, sort, start))
-    except UserError as error:  # shared checks report lines, and Trace reports itself; a Parquet file has rows
+    except UserError as error:  # checks name a line, or the trace; a Parquet file has rows, so name the file and row
         text = str(error).removeprefix(f"{path}: ").replace("line ", "row ", 1)
         raise UserError(f"{path}: {text}") from error
 
@@ -138,7 +138,7 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _is_listed(table: Any, name: str) -> bool:
-    """Return whether the table has this column as a list column; the records of a run have it as a column of counts."""
+    """Return whether the table has this column as a list column; in the records of a run, it is a column of counts."""
     import pyarrow as pa
 
     return name in table.column_names and not pa.types.is_integer(table[name].type)
@@ -191,7 +191,7 @@ def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
 
     for name in names:
         if name not in table.column_names:
-            raise UserError(f"{path}: column {names[0]} without {name}")
+            raise UserError(f"{path}: there is a column {names[0]} but no {name}")
     for name in names:
         kind = table[name].type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):

@@ -96,7 +96,9 @@ class _Span:
         )
         choices = attributes.get(CHOICES, 1)
         if type(choices) is not int or not 1 <= choices <= self.output:
-            raise UserError(f"{path}: line {line}: {CHOICES} is {shown(choices)}, must be from 1 to the {OUTPUT[0]}")
+            raise UserError(
+                f"{path}: line {line}: {CHOICES} is {shown(choices)}, must be from 1 to the value of {OUTPUT[0]}"
+            )
         self.output, *self.further = sorted(_share(self.output, [1] * choices), reverse=True)
         self.start, self.end = (_clock_ns(path, line, span, key) for key in ("start_time", "end_time"))
         if self.end < self.start:
@@ -107,7 +109,7 @@ class _Span:
         self.answer = _messages(path, line, attributes, "gen_ai.output.messages")
 
     def before(self, other: _Span) -> bool:
-        """Return whether this span ended before the other one, of the same trace, began."""
+        """Return whether this span ended before the other one began and both belong to the same trace."""
         return self.trace == other.trace and self.end <= other.start
 
 
@@ -119,7 +121,8 @@ class _Texts:
         self._next = 0
 
     def prompt(self, path: Path, position: int, span: _Span) -> tuple[Runs, int | None]:
-        """Return the prompt as runs, and the last call whose output it contains."""
+        """Return the prompt as runs, and the position of the last call whose output the prompt contains (None if there
+        is none)."""
         new = [m for m in dict.fromkeys(span.messages) if m not in self._known]
         old = sum(self._known[m][1] for m in span.messages if m in self._known)
         for message, tokens in zip(new, _share(span.prompt - old, [len(text) + 1 for _, text in new]), strict=True):
@@ -151,7 +154,7 @@ def _share(total: int, weights: list[int]) -> list[int]:
 
 
 def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, span); for a file that is one JSON value, yield the span's number instead of a line."""
+    """Yield (line, span); for a file that is a single JSON value, yield the number of the span instead of a line."""
     try:
         value = json_value(read_text(path))
     except ValueError:

@@ -3,8 +3,8 @@ format): it has the counted number of requests in each bucket and the recorded m
 
 The histograms are vLLM's request_prompt_tokens and request_generation_tokens, SGLang's prompt_tokens_histogram and
 generation_tokens_histogram, and TGI's request_input_length and request_generated_tokens. All series of one histogram
-are summed. Within a bucket, lengths are spread between the edges on a logarithmic scale, bent equally in all buckets
-until the mean matches the file's. A histogram has no rate, so requests arrive at random, one per second on average.
+are summed. Within a bucket, lengths are spread between the edges on a logarithmic scale, skewed equally in all buckets
+so that the mean matches the file's. A histogram has no rate, so requests arrive at random, one per second on average.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ABOUT = "Prometheus text: histograms of prompt and output tokens (vLLM, SGLang, 
 PROMPT = ("request_prompt_tokens", "prompt_tokens_histogram", "request_input_length")
 OUTPUT = ("request_generation_tokens", "generation_tokens_histogram", "request_generated_tokens")
 MOST_REQUESTS = 10_000
-"""Maximum number of requests drawn: the histogram of a busy server counts millions, and drawing more changes no
-percentile."""
+"""Maximum number of requests drawn: the histogram of a busy server counts millions, and drawing more would not change
+any percentile."""
 SECOND = 1_000_000_000
 BEYOND = 2.0
 """Upper end of the open bucket's lengths, as a multiple of the last finite edge."""
@@ -60,7 +60,7 @@ def read(path: Path) -> Trace:
     notes = [
         f"drawn independently from histograms of {counted:,} requests: prompts mean {lengths[0].mean():,.0f}, outputs "
         f"mean {lengths[1].mean():,.0f} tokens",
-        "histograms have no rate: requests arrive at random, one per second on average; give --rate",
+        "histograms have no rate: requests arrive at random, one per second on average; set a rate with --rate",
     ]
     return Trace.from_lengths(path.name.split(".")[0], arrival - arrival[0], *mixed, notes=tuple(notes))
 

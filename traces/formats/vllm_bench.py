@@ -26,7 +26,7 @@ def detect(head: bytes) -> bool:
 def read(path: Path) -> Trace:
     result = read_json(path)
     if not isinstance(result, dict):
-        raise UserError(f"{path}: {type(result).__name__}, must be a JSON object")
+        raise UserError(f"{path}: found {type(result).__name__}, must be a JSON object")
     notes: list[str] = []
     if result.get("input_lens") and result.get("output_lens"):
         prompt, output, sent = _detailed(path, result, notes)
@@ -36,7 +36,7 @@ def read(path: Path) -> Trace:
         notes.append("lengths of requests are not recorded: all have the mean length")
     if result.get("max_concurrency"):
         notes.append(
-            f"recorded with max_concurrency={result['max_concurrency']}: give --max-concurrency to replay it that way"
+            f"recorded with max_concurrency={result['max_concurrency']}: set --max-concurrency to replay it that way"
         )
         sent = np.zeros_like(sent)
     elif not sent.any():
@@ -54,7 +54,9 @@ def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Int
             raise UserError(f"{path}: {name} is {shown(values)}, must be a list")
     starts = starts or [0.0] * len(lens)
     if not len(lens) == len(outs) == len(starts):
-        raise UserError(f"{path}: {len(lens)} input_lens, {len(outs)} output_lens and {len(starts)} start_times")
+        raise UserError(
+            f"{path}: there are {len(lens)} input_lens, {len(outs)} output_lens and {len(starts)} start_times"
+        )
     kept = [i for i, tokens in enumerate(outs) if tokens != 0]
     if len(kept) < len(outs):
         notes.append(f"{len(outs) - len(kept)} failed requests without output left out")
@@ -70,7 +72,7 @@ def _even(path: Path, result: dict[str, Any], key: str) -> Ints:
     count, total = result.get("completed"), result.get(key)
     if type(count) is not int or type(total) is not int or not 1 <= count <= total:
         raise UserError(
-            f"{path}: completed is {shown(count)} and {key} {shown(total)}: there are no requests for these tokens"
+            f"{path}: completed is {shown(count)} and {key} is {shown(total)}: there are no requests for these tokens"
         )
     if count > limits().rows:
         raise too_much(path, "requests are", "rows")

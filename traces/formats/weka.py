@@ -4,7 +4,8 @@ One object per session, one per file (pass the folder) or one per line: {"id", "
 "type": "n" | "s", "model", "in", "out", "hash_ids", "think_time": s, "api_time": s}, ...]}. The ids name full blocks
 (floor(in / 64)), are prefix-chained and are comparable only within a session; runs of ids may be encoded as "h":
 [[first, count], ...]. {"type": "subagent", "t", "duration_ms", "requests"} is an agent that the previous call started,
-with times relative to its own start (t is its end time). The next call waits for it if it did so when recorded.
+with times relative to its own start (t is its end time). The next call waits for the sub-agent if it did so when
+recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ._blocks import SessionBlocks
 from ._calls import Call
 
 NAME = "weka"
-ABOUT = "JSON, a session an object: id, block_size, requests[{t, type, in, out, hash_ids, think_time}, ...]"
+ABOUT = "JSON, one object per session: id, block_size, requests[{t, type, in, out, hash_ids, think_time}, ...]"
 FOLDERS = True
 SEQUENCE, SPAWN, JOIN = (RELATIONS.index(name) for name in ("sequence", "spawn", "join"))
 CONTENTS = ("outputs", "prompts")
@@ -36,8 +37,8 @@ def detect(head: bytes) -> bool:
 
 def read(path: Path, *, timing: str = "think", content: str = "outputs", duplicates: str = "keep") -> Trace:
     """Read sessions. With `content="outputs"`, the first prompt that extends a whole earlier one is assumed to continue
-    with that call's output, as agents' prompts do, although the file hashes only prompts; with "prompts", it is not.
-    `duplicates="drop"` leaves out sessions that are marked as copies of another one."""
+    with that call's output, as agents' prompts do, although the file has hashes of prompts only; with "prompts", this
+    is not assumed. `duplicates="drop"` leaves out sessions that are marked as copies of another one."""
     _calls.check_timing(path, timing)
     if content not in CONTENTS:
         raise UserError(f"{path}: content is {content!r}, must be one of {', '.join(CONTENTS)}")
@@ -60,7 +61,7 @@ def read(path: Path, *, timing: str = "think", content: str = "outputs", duplica
     if content == "outputs":
         notes.append("a prompt that extends an entire earlier prompt is assumed to contain its output")
     if silent:
-        notes.append(f"{silent} calls without output count as one token")
+        notes.append(f"{silent} calls without output counted as having one output token")
     if dropped:
         notes.append(f"{dropped} duplicate sessions left out")
     return _calls.build(path, calls, tuple(notes))
@@ -134,8 +135,8 @@ class _Reader:
         return runs
 
     def _pause(self, entry: dict[str, Any], at: int, end: int, relation: int, joined: list[tuple[int, int]]) -> int:
-        """Return the client's wait before this call after the previous one ended; 0 while sub-agents ran, since they
-        took up the time."""
+        """Return the client's own wait between the end of the previous call and this call, or 0 if sub-agents ran in
+        between, since they took up that time."""
         if self.timing != "think" or joined:
             return 0
         if relation == SEQUENCE and entry.get("think_time") is not None:
@@ -154,7 +155,7 @@ class _Reader:
 
 def _object(path: Path, line: int, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{path}: line {line}: {shown(value)}, must be a JSON object")
+        raise UserError(f"{path}: line {line}: found {shown(value)}, must be a JSON object")
     return value
 
 

@@ -41,7 +41,8 @@ class Fit:
         return cls(data["name"], data["original"], ArrivalFit.from_json(data["arrivals"]), lengths, tree)
 
     def draw(self, requests: int | None = None, seed: int = 0) -> Trace:
-        """Draw a twin: the original's number of requests, its first `requests`, or more than one lap of it."""
+        """Draw a twin: by default with the original's number of requests, or with `requests` requests, which may be
+        fewer or take more than one lap."""
         n = self.arrivals.requests if requests is None else requests
         if n < 1:
             raise UserError(f"preset {self.name}: requests is {n}, must be at least 1")
@@ -80,14 +81,14 @@ def load_fit(name: str) -> Fit | ServeGenFit:
 
 
 def load_preset(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
-    """Draw a twin of a public trace; equal arguments give equal twins. `spec` is the trace's name; for a day of traffic
-    it may continue with `:scale=0.02,start=36000,seconds=3600`."""
+    """Draw a twin of a public trace; equal arguments give equal twins. `spec` is the name of the preset; for a day of
+    traffic, it may continue with `:scale=0.02,start=36000,seconds=3600`."""
     name, _, rest = spec.partition(":")
     fit = load_fit(name)
     if isinstance(fit, ServeGenFit):
         return fit.draw(requests, seed, **_numbers(name, rest))
     if rest:
-        raise UserError(f"preset {name} has no parameters, such as {rest.split('=')[0]!r}")
+        raise UserError(f"preset {name} has no parameters, but {rest.split('=')[0]!r} was given")
     return fit.draw(requests, seed)
 
 

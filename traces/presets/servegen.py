@@ -1,10 +1,10 @@
 """Production traffic as a sum of clients, each with its own rate, burstiness and lengths (Xiang et al., ServeGen,
 NSDI'26).
 
-A fit of one day holds the total rate of all clients for every ten minutes. For each client and quarter of the day, it
-holds the client's share of that rate, the mean coefficient of variation (cv) of its gaps, and quantiles of its lengths.
-In a twin, every client sends its share of requests in every ten-minute window. The gaps are evenly spaced quantiles of
-a Weibull distribution whose exponent gives them the fitted cv, and each seed orders them differently.
+A fit of one day holds the total rate of all clients in each ten-minute window. For each client and quarter of the day,
+it holds the client's share of that rate, the mean coefficient of variation (cv) of its gaps, and quantiles of its
+lengths. In a twin, every client sends its share of requests in every ten-minute window. The gaps are evenly spaced
+quantiles of a Weibull distribution whose exponent gives them the fitted cv, and each seed orders them differently.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .tables import GIVEN_LEVELS
 
 Floats = NDArray[np.float64]
 DAY_S, WINDOW_S, WINDOWS, QUARTERS = 86_400, 600, 144, 4
-SCALE = 0.01  # default fraction of the load: capacity of a server with one or two GPUs
+SCALE = 0.01  # default share of the load: what a server with one or two GPUs can handle
 SECOND = 1_000_000_000
 
 
 class Arrivals(NamedTuple):
-    """Requests: times (s of the day), clients, and lengths."""
+    """Requests: arrival times (seconds of the day), clients, and lengths."""
 
     at: Floats
     client: Ints
@@ -51,7 +51,7 @@ class ServeGenFit:
     original: dict[str, Any]
     rate: Floats  # requests/s of all clients, by ten-minute window
     share: Floats  # (client, quarter of the day): % of rate
-    cv: Floats  # (client, quarter): of the gaps; 0 if it sends nothing
+    cv: Floats  # (client, quarter): of the gaps; 0 if the client sends nothing
     prompt: Floats  # (client, quarter, level of GIVEN_LEVELS): quantiles, NaN if unknown
     output: Floats
 
@@ -70,8 +70,8 @@ class ServeGenFit:
         start: float = 0,
         seconds: float | None = None,
     ) -> Trace:
-        """Draw the requests from `start` on for `seconds` (by default to the end of the day), or the first `requests`
-        of them; every client's rate is multiplied by `scale`."""
+        """Draw the requests that arrive from `start` on for `seconds` (by default until the end of the day), or the
+        first `requests` of these; every client's rate is multiplied by `scale`."""
         seconds = DAY_S - start if seconds is None else seconds
         if not 0 < scale <= 100:
             raise UserError(f"preset {self.name}: scale is {scale:g}, must be above 0 and at most 100")
@@ -86,7 +86,7 @@ class ServeGenFit:
                 break
         drawn = Arrivals(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         if len(drawn.at) < (1 if requests is None else max(requests, 1)):
-            raise UserError(f"preset {self.name}: has only {len(drawn.at)} requests there (raise scale)")
+            raise UserError(f"preset {self.name}: there are only {len(drawn.at)} requests in this period (raise scale)")
         drawn = drawn.take(slice(requests))
         note = f"fitted twin of {self.original['file']} ({self.original['citation']}), seed {seed}"
         return Trace.from_lengths(
@@ -112,7 +112,7 @@ class ServeGenFit:
 
     def exponents(self, scale: float) -> Floats:
         """Return p for each client and quarter such that the gaps (-log u)^p of a window, with u evenly spaced, have
-        its coefficient of variation."""
+        the client's coefficient of variation in that quarter."""
         mean = self.rate.reshape(QUARTERS, -1).mean(axis=1) * self.share * WINDOW_S * scale
         out = np.ones_like(self.cv)
         for cell in np.argwhere(self.cv > 0):
@@ -154,7 +154,7 @@ class ServeGenFit:
 
     @staticmethod
     def _times(cell: int, count: int, exponent: float, seed: int) -> Floats:
-        """Draw `count` times within a window, with gaps that fill it."""
+        """Draw `count` times within a window, such that the gaps fill the window."""
         if count == 0:
             return np.empty(0)
         gaps = _gaps(count + 1, exponent)[np.argsort(draws.uniform(seed, "servegen gaps", cell, np.arange(count + 1)))]
@@ -168,8 +168,8 @@ def _gaps(count: int, exponent: float) -> Floats:
 
 
 def _exponent(cv: float, count: int) -> float:
-    """Return the exponent whose `count` gaps have the given coefficient of variation, or the closest that `count` gaps
-    allow."""
+    """Return the exponent for which `count` gaps have the given coefficient of variation, or come as close to it as
+    `count` gaps can."""
     from scipy.optimize import brentq
 
     def excess(exponent: float) -> float:
@@ -215,7 +215,7 @@ def _profile(path: Path) -> tuple[Floats, Floats]:
             if window < WINDOWS:
                 rate[window], cv[window] = float(row[1]), float(row[2])
         except (ValueError, IndexError, OverflowError):
-            raise UserError(f"{path}: line {line}: not window start, rate, cv, pattern and two numbers") from None
+            raise UserError(f"{path}: line {line}: must have window start, rate, cv, pattern and two numbers") from None
     return rate, cv
 
 
@@ -229,10 +229,10 @@ def _length_tables(path: Path) -> tuple[list[list[float]], list[list[float]]]:
             quarter = int(start) * QUARTERS // DAY_S
             if 0 <= quarter < QUARTERS:
                 sides = [ast.literal_eval(window[key]) for key in ("input_tokens", "output_tokens")]
-                if all(sides):  # a client without requests there has empty histograms
+                if all(sides):  # a client with no requests in a window has empty histograms
                     tables[0][quarter], tables[1][quarter] = (_quantiles(side) for side in sides)
     except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, MemoryError):
-        raise UserError(f"{beside}: not histograms of input_tokens and output_tokens by window") from None
+        raise UserError(f"{beside}: must have histograms of input_tokens and output_tokens by window") from None
     return tables[0], tables[1]
 
 

@@ -1,5 +1,5 @@
-"""Quantile tables: the marginal of prompts, and the distribution of outputs (or another column) given the prompt
-length."""
+"""Quantile tables: the marginal distribution of prompt lengths, and the distribution of output lengths (or another
+column) given the prompt length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GivenPrompt:
         return cls(np.array([np.quantile(part, GIVEN_LEVELS) for part in parts]))
 
     def draw(self, prompt_u: Floats, u: Floats) -> Ints:
-        """Draw integers by inverse transform, given the uniforms that drew the prompts."""
+        """Draw integers by inverse transform, given the uniforms from which the prompts were drawn."""
         bins = np.minimum((prompt_u * len(self.table)).astype(np.int64), len(self.table) - 1)
         values = np.empty(len(u))
         for b in np.unique(bins):

@@ -30,9 +30,9 @@ Runs = list[tuple[int, int]]
 class TreeFit:
     block_size: int
     requests: int  # rows of the original
-    turn_share: Floats  # share of later turns in each 1/24 of the original; beyond it, the last third's mean
+    turn_share: Floats  # share of later turns in each 1/24 of the original; after its end, the last third's mean
     branch_share: float  # share of later turns that branch off before the last full block
-    age_rows: Floats  # quantiles (GIVEN_LEVELS) of the row distance to the extended request
+    age_rows: Floats  # quantiles (GIVEN_LEVELS) of how many rows back the extended request is
     first: JointTable  # prompt and output of first turns
     later: JointTable  # prompt, output and new blocks of later turns
 
@@ -87,7 +87,7 @@ class TreeFit:
 
 @dataclass(slots=True)
 class _Growing:
-    """Rows so far, and the rows not yet extended, by their number of blocks."""
+    """Rows drawn so far, and those not yet extended, by their number of blocks."""
 
     size: int
     prompt: list[int] = field(default_factory=list)
@@ -101,8 +101,8 @@ class _Growing:
         self._add(row, length, [(0, head)] + ([(row + 1, length - head)] if length > head else []))
 
     def extend(self, row: int, length: int, new_blocks: int, target: int, branch: bool) -> None:
-        """Add a later turn that shares all but its last `new_blocks` blocks with the matching request nearest to
-        `target`."""
+        """Add a later turn that shares all but its last `new_blocks` blocks with an earlier request: of those that fit,
+        the one nearest to `target`."""
         blocks = -(-length // self.size)
         shared = min(blocks - max(new_blocks, 1), self.longest - 1)
         if shared < 1:
@@ -159,8 +159,8 @@ def _cut(runs: Runs, tokens: int) -> Runs:
 
 
 def fit_tree(content: Content, prompt: Ints, output: Ints, block_size: int) -> TreeFit:
-    """Fit the statistics of which request extends which. A later turn is a request that shares more than the system
-    prompt's block."""
+    """Fit statistics of which request extends which. A later turn is a request that shares more than the system
+    prompt's block with an earlier one."""
     blocks, hits, _ = prefix.block_hits(content, prompt, block_size)
     rows = np.flatnonzero(hits > 1)
     parents = _last_owners(prefix.block_ids(content, block_size), hits, rows)
@@ -179,7 +179,7 @@ def fit_tree(content: Content, prompt: Ints, output: Ints, block_size: int) -> T
 
 
 def _last_owners(ids: list[list[int]], hits: Ints, rows: Ints) -> Ints:
-    """Return, for each of `rows`, the latest earlier row that contains its deepest hit block."""
+    """Return, for each of `rows`, the latest earlier row that contains the last of its hit blocks."""
     owner: dict[int, int] = {}
     wanted = set(rows.tolist())
     found: list[int] = []

@@ -11,8 +11,8 @@
     turns     chat(turns=5,think=10): requests are turns of conversations that begin at the rate; a later prompt is the
               whole conversation so far plus `prompt` new tokens, sent a mean of `think` s after the output [none]
 
-Every draw is keyed by (seed, purpose, request, sample): request i has the same lengths and prefix for any number of
-requests, rate or arrival process, and a new rate stretches the same arrivals.
+Every draw is keyed by (seed, purpose, request, sample), so request i has the same lengths and prefix for any number of
+requests, rate or arrival process, and a new rate only stretches or compresses the same arrivals.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
 
 
 def drawn_in_chunks(spec: str) -> bool:
-    """Return whether a spec's requests can be drawn in chunks. They cannot with states or conversations that span
-    requests, nor with several samples, which streamed runs do not support."""
+    """Return whether a spec's requests can be drawn in chunks, which is impossible if states or conversations span
+    requests, and if requests have several samples, which streamed runs do not support."""
     _, calls = _parse(spec, None)
     return calls["arrivals"].name != "mmpp" and not {"n", "lengths", "turns"} & set(calls)
 
@@ -89,7 +89,7 @@ def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Sam
     further = lengths.draw(calls["n"], rows, seed) - 1
     if further.max() >= MOST_SAMPLES:
         raise UserError(f"synth: n is {further.max() + 1}, must be at most {MOST_SAMPLES}")
-    if "lengths" in calls:  # joint distribution: the value given the prompt is the first output's length
+    if "lengths" in calls:  # joint distribution: with lengths=PRESET, further outputs have the first one's length
         return Samples.of(further, np.repeat(output, further))
     again = np.repeat(rows, further)
     sample = 1 + np.arange(len(again)) - np.repeat(np.cumsum(further) - further, further)

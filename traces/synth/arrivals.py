@@ -23,7 +23,7 @@ MOST_CYCLES = 10_000_000
 
 def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     """Draw exponential gaps."""
-    with np.errstate(over="ignore"):  # infinite times are refused like others that are too late
+    with np.errstate(over="ignore"):  # infinite times are rejected later, like others that are too late
         return np.asarray(np.cumsum(poisson_gaps(call, rows, seed)) / rate)
 
 
@@ -57,11 +57,11 @@ def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
 
 
 def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Draw Poisson arrivals with a switching rate: `ratio` times higher for a mean of `on` s than for the mean of `off`
-    s after it.
+    """Draw Poisson arrivals whose rate switches: it is `ratio` times higher for a mean of `on` s than for the following
+    mean of `off` s.
 
     State durations are exponential and do not depend on the rate; the rates are set so that the mean is `rate`.
-    Arrivals are unit-rate Poisson points mapped through the cumulative rate, so a new rate keeps their draws.
+    Arrivals are unit-rate Poisson points mapped through the cumulative rate, so a new rate uses the same draws.
     """
     args = call.floats("ratio on off")
     if min(args.values()) <= 0:
@@ -70,7 +70,9 @@ def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     low = rate * (on + off) / (ratio * on + off)
     points = np.cumsum(draws.exponential(seed, "arrivals", rows))
     if points[-1] * 1.5 > MOST_CYCLES * rate * (on + off):
-        raise UserError(f"synth: arrivals=mmpp: on and off are too short: there would be over {MOST_CYCLES:,} of each")
+        raise UserError(
+            f"synth: arrivals=mmpp: on and off are too short, since there would be over {MOST_CYCLES:,} of each"
+        )
     cycles = int(points[-1] / (rate * (on + off)) * 1.5) + 20
     while True:
         stays = draws.exponential(seed, "arrival states", np.arange(cycles)[:, None], np.arange(2)) * [on, off]
@@ -88,7 +90,7 @@ PROCESSES: dict[str, Callable[[Call, Ints, float, int], Floats]] = {
     "mmpp": mmpp,
 }
 GAPS: dict[str, Callable[[Call, Ints, int], Floats]] = {"poisson": poisson_gaps, "gamma": gamma_gaps}
-"""Processes with mutually independent gaps."""
+"""Processes whose gaps are independent of each other."""
 
 
 def draw(call: Call, rows: Ints, rate: float, seed: int) -> Floats:

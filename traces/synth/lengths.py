@@ -1,4 +1,5 @@
-"""Length distributions: the tokens of request i from the inverse of the distribution at one keyed uniform."""
+"""Length distributions: the number of tokens of request i is the inverse of the distribution function at one keyed
+uniform draw."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def fixed(call: Call, u: Floats) -> Floats:
 
 
 def uniform(call: Call, u: Floats) -> Floats:
-    """Draw integers from low to high, both included."""
+    """Draw integers from low to high, inclusive."""
     args = call.floats("low high")
     low, high = args["low"], args["high"]
     if low > high:
@@ -39,11 +40,11 @@ def lognormal(call: Call, u: Floats) -> Floats:
     args = call.floats("p50 p95 max=0", "mean sigma max=0")
     if "p50" in args:
         if not 0 < args["p50"] <= args["p95"]:
-            raise UserError(f"synth: {call.key}=lognormal: need 0 < p50 <= p95")
+            raise UserError(f"synth: {call.key}=lognormal: must have 0 < p50 <= p95")
         mu, sigma = np.log(args["p50"]), np.log(args["p95"] / args["p50"]) / Z95
     else:
         if args["mean"] <= 0 or args["sigma"] < 0:
-            raise UserError(f"synth: {call.key}=lognormal: need mean > 0 and sigma >= 0")
+            raise UserError(f"synth: {call.key}=lognormal: must have mean > 0 and sigma >= 0")
         sigma = args["sigma"]
         mu = np.log(args["mean"]) - sigma**2 / 2
     values = np.exp(mu + sigma * ndtri(u))
@@ -70,15 +71,15 @@ DISTRIBUTIONS: dict[str, Callable[[Call, Floats], Floats]] = {
 
 
 def draw(call: Call, rows: Ints, seed: int, samples: Ints | int = 0) -> Ints:
-    """Draw the token counts of the rows (and of their samples with the given numbers), rounded and at least 1; the
-    purpose of the draw is the key (prompt, output)."""
+    """Draw the token counts of the rows (and of those of their samples whose numbers are given), rounded and at least
+    1; the draws are keyed by the key of the spec (prompt, output)."""
     if call.name and call.name.lstrip("+-").replace(".", "", 1).isdigit():
         call = Call(call.key, "fixed", {"0": call.name})
     if call.name not in DISTRIBUTIONS:
-        raise UserError(f"synth: {call.key}: unknown lengths {call.name!r}{suggest(call.name, DISTRIBUTIONS)}")
+        raise UserError(f"synth: {call.key}: unknown distribution {call.name!r}{suggest(call.name, DISTRIBUTIONS)}")
     values = DISTRIBUTIONS[call.name](call, draws.uniform(seed, f"{call.key} length", rows, samples))
     if call.name in ("fixed", "uniform", "empirical") and values.min() < 1:
         raise UserError(f"synth: {call.key}={call.name}: lengths must be at least 1, not {values.min():g}")
     if values.max() > MAX_TOKENS:
-        raise UserError(f"synth: {call.key}={call.name}: {values.max():g} tokens is too long")
+        raise UserError(f"synth: {call.key}={call.name}: {values.max():g} tokens are too many")
     return np.maximum(np.rint(values), 1).astype(np.int64)

@@ -14,16 +14,16 @@ from ..spec import Call
 
 SECOND = 1_000_000_000
 LONGEST_S = 10_000_000
-"""Maximum mean pause in seconds, the same as a client of a scenario may wait."""
+"""Maximum mean pause in seconds, the same as the maximum wait of a client in a scenario."""
 
 
 def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content | None, seed: int) -> dict[str, Any]:
     """Return the columns of a trace whose rows are turns, `turns` per session in order (the last session may have
     fewer).
 
-    Sessions begin at the arrivals, in order. The prompt of a later turn is everything before it, outputs included, plus
-    `new` tokens; it follows the output after an exponential pause of mean `think` s. `content` applies to first turns
-    (shared prefixes); later turns add their own texts.
+    Sessions begin at the arrivals, in order. The prompt of a later turn is the whole conversation so far, outputs
+    included, plus `new` tokens; the turn follows the previous output after an exponential pause with mean `think` s.
+    `content` applies to first turns (shared prefixes); later turns add their own texts.
     """
     if call.name != "chat":
         raise UserError(f"synth: turns={call.name}: write turns=chat(turns=5,think=10)")

@@ -1,2 +1,2 @@
-"""Fast mode: the results of the plain engine to the nanosecond, sooner. Imported by the cluster; its protocol of costs
-also by cost models."""
+"""Fast mode: the same results as the plain engine, to the nanosecond, but sooner. Imported by the cluster; its cost
+protocol is also imported by cost models."""

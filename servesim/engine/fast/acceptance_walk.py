@@ -1,5 +1,5 @@
-"""Tokens that a request has after each coming step if all steps verify the same number of drafts. Acceptance is known
-in advance."""
+"""Numbers of tokens that a request has after each coming step if all steps verify the same number of drafts. Acceptance
+is known in advance."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ DEEPEST = 254
 
 
 class Walk:
-    """Sequence of tokens that successive steps deliver from `tokens` known tokens on: `gains[index]`, `gains[index +
-    1]`, ..."""
+    """Numbers of tokens that successive steps deliver, starting from `tokens` known tokens: `gains[index]`,
+    `gains[index + 1]`, ..."""
 
     __slots__ = ("_until", "depth", "gains", "index", "tokens")
 

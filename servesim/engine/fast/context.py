@@ -1,4 +1,4 @@
-"""Planning transaction that serves requests that decode together in bulk.
+"""Planning transaction that serves, in bulk, requests that decode together.
 
 It also records what the scheduler reads. A plan depends on the queues and on the values that the scheduler reads: the
 clock, the counters of requests, and memory. If it read nothing that changes from step to step, and served nothing but
@@ -77,7 +77,7 @@ class FastContext(PlanContext):
         return self._now
 
     def _look(self) -> None:
-        """Note that the scheduler asks for something that changes from step to step."""
+        """Record that the scheduler asked for something that changes from step to step."""
         if self._memory is not None:
             self._memory.looked = True
 
@@ -88,8 +88,8 @@ class FastContext(PlanContext):
         return tokens + (self._lockstep.due if self._lockstep is not None else 0)
 
     def has_looked(self) -> bool:
-        """Whether the scheduler asked for something that changes from step to step, as far as memory can tell: a plain
-        allocator cannot, and is taken to have been asked."""
+        """Whether the scheduler asked for something that changes from step to step, as far as memory can tell. A plain
+        allocator cannot tell, so it counts as asked."""
         memory, lockstep = self._memory, self._lockstep
         if memory is None or memory.looked or self._asked is not None:
             return True

@@ -46,7 +46,7 @@ class FastCore(EngineCore):
         self.stands = False
         """Whether the last plan served all running requests and read nothing that changes from step to step."""
         self.pure = False
-        """Whether the last plan did nothing else."""
+        """Whether the last plan did nothing but serve those requests."""
         self.until = 0
         """Step id at which the scheduler must plan again."""
         self.has_state = False
@@ -68,7 +68,7 @@ class FastCore(EngineCore):
     def keep_lockstep(self, depth: int) -> None:
         """Start counting requests that decode together, if memory supports it. At most `depth` steps are in flight."""
         kv, scheduler = self.kv, self.scheduler
-        told: Any = type(scheduler).commit  # a scheduler that overrides it gets each token
+        told: Any = type(scheduler).commit  # an override must be told of each token
         if self.speculator is not None or self.lookahead or told is not Scheduler.commit:
             return
         if self.memory is not None:
@@ -151,7 +151,7 @@ class FastCore(EngineCore):
 
     def plans_known(self, past: int) -> int:
         """Return the maximum number of further steps whose plan is known to serve all requests in lockstep and nothing
-        else. One planning point may be `past`: steps were committed since the last plan."""
+        else. `past`: 1 if steps were committed since the last plan, else 0."""
         lockstep, plan, scheduler = self.lockstep, self.last_plan, self.scheduler
         assert lockstep is not None
         assert plan is not None

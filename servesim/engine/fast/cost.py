@@ -19,11 +19,11 @@ class RunCost(Protocol):
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """Price successive steps of a batch, perhaps padded, that holds only decodes of one token each. Price as many
-        as would begin within `until_ns` (by the first one's length), at least one and at most `most`."""
+        as would begin within `until_ns` (if all are as long as the first), at least one and at most `most`."""
 
     def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the GPU ns of decode steps that differ from `batch` only in their contexts, given the sums of those
-        contexts, which never fall. Return None if the sums are not enough."""
+        contexts, which never decrease. Return None if the sums do not determine the times."""
 
     def sources_over(self, batch: Batch, contexts: NDArray[np.int64], gpu: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sources of the `gpu` times that `gpu_over` returned, of shape (steps, 4)."""

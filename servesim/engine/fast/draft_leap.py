@@ -201,9 +201,9 @@ class DraftLeap(Run):
     def _pass_on(
         self, core: FastCore, recorder: Recorder, replica: int, allocated: Rows, filled: Rows, accepted: Rows
     ) -> None:
-        """Record the committed steps and put the planned ones in flight. By plan, `allocated` gives the tokens
-        allocated since the last real plan and `filled` how many of them are used. `accepted` gives the drafts by
-        commit, except the real one."""
+        """Record the committed steps and put the planned ones in flight. For each plan, `allocated` gives the tokens
+        allocated since the last real plan and `filled` how many of them are used. For each commit except the real one,
+        `accepted` gives the accepted drafts."""
         in_flight, m, real = core.in_flight, self.skip, self._stepped
         last, depth = in_flight[-1], len(in_flight)
         for i in range(min(m, depth)):  # really planned

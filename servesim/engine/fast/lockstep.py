@@ -1,15 +1,16 @@
 """Requests that get one token in every turn, counted together.
 
-A turn is a step of all of them. Every step is a turn unless they pause in it. While a request decodes, its counters
-follow from the number of turns. With `offset` = tokens computed before turn t is planned - t, which is constant,
+A turn is a step of all of them. Every step is a turn unless the requests pause in it. While a request decodes, its
+counters follow from the number of turns. With `offset` = (tokens computed before turn t is planned) - t, which is
+constant,
 
     num_computed_tokens = t + offset                  once t turns are planned,
     num_tokens          = c + offset + 1              once c turns are committed,
     num_output_placeholders = t - c.
 
 So a step costs nothing per request, and the turn in which the next request ends or needs a block is known. A request
-whose prompt is computed by the last planned step is a member already, from the next turn on; for it, t and c count from
-its prompt's step. The counters of a member are written when it leaves and when they are read.
+whose prompt is computed by the last planned step is already a member, but takes part only from the next turn on; for
+it, t and c count from its prompt's step. The counters of a member are written when it leaves and when they are read.
 """
 
 from __future__ import annotations
@@ -439,8 +440,10 @@ class Lockstep(CounterKeeper):
         assert self.context_sumsq == sum([c * c for c in contexts]), "squares of contexts in lockstep miscounted"
         caps = [r.prompt_len + r.max_tokens - offset - 1 for r, (offset, _, _) in self.members.items()]
         assert self._cap_sum == sum(caps), "length caps in lockstep miscounted"
-        assert not caps or self._cap_max >= max(caps), "a length cap in lockstep is beyond the most"
-        assert not contexts or self.longest() == max(contexts), "the longest context in lockstep is another one"
+        assert not caps or self._cap_max >= max(caps), "a length cap in lockstep exceeds the recorded maximum"
+        assert not contexts or self.longest() == max(contexts), (
+            "the longest context in lockstep is not the recorded one"
+        )
         turns = [step for step in self.in_flight if step.turn >= 0]
         assert self.committed == self.turn - len(turns), "turns committed miscounted"
         assert self.paused == len(self.in_flight) - len(turns), "pauses in flight miscounted"

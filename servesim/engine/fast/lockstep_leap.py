@@ -31,19 +31,19 @@ class LockstepLeap(Run):
     def __init__(self, ends: list[int], past: int, batch: Batch, usage: Usage) -> None:
         super().__init__(ends, 0, past)
         self._usage = usage  # before the run
-        self._copies = 1  # how often memory counts a token
+        self._copies = 1  # how many times memory counts a token
         self._given: list[tuple[int, int]] = []  # (step from 1, tokens) that were used and then freed
         self._batch = batch  # of the first step
-        self._gpu: list[int] = []  # of the steps with all; so are the next
+        self._gpu: list[int] = []  # of steps with all members; next 3 fields too
         self._ns: list[int] = []
         self._host = 0
         self._sources = RunSources()
-        self._last: FastStep | None = None  # the one without those whose last token is in flight
+        self._last: FastStep | None = None  # the step without the retiring requests
 
     @classmethod
     def prepare(cls, core: FastCore, runs: RunCost, now: int, horizon_ns: int | None, past: int) -> LockstepLeap | None:
-        """Return the longest run from here, or None if the next planning point must be real. That point is now if one
-        is `past`, else at the end of the next step. The run will be cut at `horizon_ns` from now in any case."""
+        """Return the longest run from here, or None if the next planning point must be real. That point is now if
+        `past` is 1, else at the end of the next step. The run will be cut at `horizon_ns` from now in any case."""
         lockstep, memory = core.lockstep, core.memory
         assert lockstep is not None
         assert memory is not None
@@ -70,7 +70,7 @@ class LockstepLeap(Run):
         if m:
             leap._price(runs, m if m < most else most, horizon_ns)
             if leap._ns[0] < 1:
-                return None  # a real plan raises
+                return None  # the real plan will raise
         if most > m == len(leap._gpu) and (horizon_ns is None or ends[m] < now + horizon_ns):
             leap._price_last(runs, lockstep, core.next_step_id)
         leap.skip = len(ends) - len(core.in_flight) - past
@@ -94,7 +94,7 @@ class LockstepLeap(Run):
             return
         gpu, ns, host, sources = runs.decode_run(batch, 1, 0)
         if ns[0] < 1:
-            return  # a real plan raises
+            return  # the real plan will raise
         ends.append(ends[-1] + ns[0])
         self._last = FastStep(
             first + m,
@@ -181,7 +181,7 @@ class LockstepLeap(Run):
         core.note_commit(ends[stop - 1])
 
     def _plan_last(self, core: FastCore, lockstep: Lockstep) -> list[Request]:
-        """Plan the step without the retiring requests, and return those."""
+        """Plan the step without the retiring requests, and return the retiring ones."""
         step, memory = self._last, core.memory
         assert step is not None
         assert memory is not None

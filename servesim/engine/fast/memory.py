@@ -1,8 +1,8 @@
-"""Fast mode's interface to memory. An allocator that supports it has a separate class in addition to the plain one.
+"""Fast mode's interface to memory. An allocator that supports it has a separate fast-mode class as well.
 
 Requests in lockstep grow by one token in every turn; `offset` is the number of tokens that a request has computed
-before a turn is planned, minus the number of the turn. An allocator without this interface is stepped plainly, with the
-same results.
+before a turn is planned, minus the number of the turn. An allocator without this interface is stepped one step at a
+time, with the same results.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from servesim.contracts.request import Request
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LockstepMemory:
-    """Memory of requests that grow together. Fast allocator classes have one as their attribute `turns`."""
+    """Memory of requests that grow together. Fast allocator classes hold one in their attribute `turns`."""
 
     def __init__(self) -> None:
         self.looked = False
-        """Whether any value was read from the allocator that changes as requests decode. The engine clears it."""
+        """Whether any value that changes as requests decode was read from the allocator. The engine resets this
+        flag."""
         self.look: Callable[[], None] = self.note
         """Callback invoked before such a value is read. It does the work of `note` and anything the engine adds."""
         self.copies = 1
         """Number of times `usage` counts a token: once for each group of layers that has a table."""
         self.given_back: list[tuple[int, int]] = []
-        """(turn from 1, tokens) that were used and then freed in turns of the last `extend_run` or `grow_rounds`, in
-        order."""
+        """(turn, tokens) in order, with turns numbered from 1: tokens that were used and then freed in each turn of the
+        last `extend_run` or `grow_rounds`."""
 
     def note(self) -> None:
-        """Note that a value was read from the allocator that changes as requests decode."""
+        """Record that a value that changes as requests decode was read from the allocator."""
         self.looked = True
 
     def complete(self, request: Request) -> None:
-        """Apply a member's pending allocations, which are entered only when they are read. The default does nothing."""
+        """Apply a member's pending allocations, which are deferred until they are read. The default does nothing."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Add a request to lockstep. It will have memory for at least `num_tokens` tokens at the next `extend`. Return
@@ -44,7 +45,7 @@ class LockstepMemory:
         raise NotImplementedError
 
     def leave(self, request: Request, offset: int) -> None:
-        """Remove a request from lockstep. Its counters are up to date."""
+        """Remove a request from lockstep. Its counters must already be up to date."""
         raise NotImplementedError
 
     def extend(self, turn: int, committed: int) -> bool:
@@ -63,9 +64,9 @@ class LockstepMemory:
         raise NotImplementedError
 
     def extend_run(self, turn: int, committed: int, k: int) -> list[tuple[int, int]]:
-        """Extend as `extend` does for k turns from `turn` on, with one turn committed before each. Return (turn from 1,
-        tokens allocated in it minus those freed) for turns in which any were, in order: each takes that many from
-        `usage().free`, and `external` does not change. Requires k <= steps_until_full(...)."""
+        """Extend as `extend` does for k turns from `turn` on, with one turn committed before each. Return (turn,
+        tokens) in order, with turns numbered from 1, for each turn in which `usage().free` changed: tokens allocated
+        minus tokens freed. `external` does not change. Requires k <= steps_until_full(...)."""
         raise NotImplementedError
 
     def rounds_that_fit(
@@ -79,9 +80,9 @@ class LockstepMemory:
     def grow_rounds(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
-        """Allocate that memory to each request in order, for k rounds one by one. `tokens` are known when a round
-        begins; the caller updates the requests' own counters. Return the same as `extend_run`. Requires that all k
-        rounds fit."""
+        """Allocate the memory described in `rounds_that_fit` to each request in order, one round at a time, for k
+        rounds. `tokens` are known when a round begins; the caller updates the requests' own counters. Return a list
+        like that of `extend_run`. Requires that all k rounds fit."""
         raise NotImplementedError
 
 
@@ -93,7 +94,7 @@ def lockstep_memory(kv: KVAllocator) -> LockstepMemory | None:
 
 
 stand_ins: dict[type[KVAllocator], type[KVAllocator]] = {}
-"""Classes that take the place of an allocator's in fast mode, by plain class."""
+"""Classes that replace an allocator's class in fast mode, by plain class."""
 
 
 def stands_for(plain: type[KVAllocator], fast: type[KVAllocator]) -> None:

@@ -1,4 +1,4 @@
-"""Replica on the clock that handles steps with known plans as one event."""
+"""Replica in simulated time that handles a run of steps with known plans as one event."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class FastReplica(Replica):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """End a run at this instant, for callers that need the replica's current state: the steps done so far are
-        applied, and the next plan is made for real."""
+        """End a run of steps at this instant, for callers that need the replica's current state: apply the steps done
+        so far and actually make the next plan."""
         leap, self.leap = self.leap, None
         if leap is None:
             return
@@ -130,7 +130,7 @@ class FastReplica(Replica):
     def _complete(self, event: Event) -> None:
         leap = self.leap
         if leap is None or event is not self._awaited:
-            super()._complete(event)  # or an arrival or an abort cut the run that this event was to end
+            super()._complete(event)  # also if an arrival or an abort cut short the run this event was to end
             return
         self._awaited = self.leap = None
         self._free_ns[0] = leap.end(self.fast, self.recorder, self.index)

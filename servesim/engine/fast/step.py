@@ -15,4 +15,4 @@ class FastStep(Step):
 
     together: int
     turn: int
-    """Number of the turn of those in lockstep, or PAUSE if there are some but they are not in this step."""
+    """Turn number of the requests in lockstep, or PAUSE if there are any but they are not in this step."""

@@ -1,4 +1,4 @@
-"""Results of the drafts that a step verifies, computed in bulk: the tokens of each request, and counts."""
+"""Results of verifying a step's drafts, computed in bulk: the tokens that each request gets, and counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gain(core: EngineCore, step: Step, request: Request) -> int:
 
 
 def _walks(core: EngineCore, depth: int) -> bool:
-    """Return whether drafts will probably be as deep in the next steps."""
+    """Return whether walks can be used: drafts are not too deep and will probably be as deep in the next steps."""
     assert core.speculator is not None
     return depth <= DEEPEST and core.speculator.steady()
 
@@ -52,7 +52,7 @@ def deliver_verified(core: EngineCore, step: Step, before: int, now: int) -> tup
     late: list[Late] = []
     to_fork: list[Request] = []
     verified: list[tuple[int, int]] = []
-    counted, counts = 0, bytearray()  # results of verifying `counted` drafts: token counts
+    counted, counts = 0, bytearray()  # token count of each request with `counted` drafts
     on_time = depth = of_depth = 0
     walks, ended = False, State.FINISHED
     for request in step.sampled:

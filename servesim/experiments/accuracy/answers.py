@@ -22,8 +22,8 @@ from servesim.run.simulate import simulate
 
 @dataclass(frozen=True)
 class Answer:
-    """Simulated means in ms, and the shares of GPU time by formula and by extrapolation beyond the measured range. All
-    are None if there is no answer; `reason` then explains why."""
+    """Simulated means in ms, and the shares of GPU time that were priced by formula and by extrapolation beyond the
+    measured range. All are None if there is no answer; `reason` then explains why."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -37,7 +37,7 @@ class Answer:
 NAMES = ("ttft_ns", "tpot_ns")
 
 OnAnswer = Callable[[int, int, Cell], None]
-"""Callback after each answer, called with the number answered, the total number and the cell."""
+"""Callback invoked after each answer, with the number of answered cells, the total number and the cell."""
 
 
 def answer(cell: Cell, changes: Mapping[str, Any] | None = None) -> Answer:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from servesim.experiments.accuracy.cells import Cell, Side
 
 WAVES = 3
-"""Number of client turns simulated for a cell with many: the first, a middle one and the last."""
+"""Number of client turns simulated for a cell with many clients: the first, a middle one and the last."""
 
 
 def settings_apart(cell: Cell, sides: tuple[Side, Side], table: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the scenario settings that both sides imply. Also return the number of client turns measured if only WAVES
-    of them are simulated, else 0. `table` is the entry `apart` of the recipes."""
+    """Return the scenario settings that both sides imply, and the number of client turns measured if only WAVES of them
+    are simulated, else 0. `table` is the entry `apart` of the recipes."""
     prefill, decode = (
         {"name": role, "role": role, **_pool(side)} for role, side in zip(("prefill", "decode"), sides, strict=True)
     )

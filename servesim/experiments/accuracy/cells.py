@@ -32,7 +32,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured cell. Counts are 0 and texts empty if the label is missing; times are means in ms."""
+    """One measured cell. If a label is missing, a count is 0 and a text is empty; times are means in ms."""
 
     id: str
     source: str
@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the server, or of the GPUs its experts are spread over if there are more. For disaggregated
+        """Number of GPUs of the server, or of those its experts are spread over if these are more. For disaggregated
         prefill and decode, the GPUs of both sides."""
         if self.sides is not None:
             return sum(side.gpus for side in self.sides)

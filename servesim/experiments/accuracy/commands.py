@@ -1,7 +1,7 @@
 """Runs described by the commands that made them, one line per run, with the output of the engine and of `vllm bench
 serve`.
 
-Lengths are computed from the totals, since the bench command on a page may not be the one of each of its runs.
+Lengths are computed from the totals, since the bench command on a page may not be the one used for every run on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shares of correct decisions, next to a naive rule and the ceiling set by measurement noise."""
+"""Shares of correct decisions, compared with a naive rule and with the ceiling set by measurement noise."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NOISES = 100
 
 
 def repeats(options: Sequence[Option], of: Callable[[Option], tuple[float, ...]]) -> Floats:
-    """Return the log ratios (n, figures) of the figures `of` two measurements of the same place, for all pairs that
-    state the version."""
+    """Return the log ratios (n, figures) between two measurements of the same place, for all pairs that state the
+    version. `of` returns the figures of a measurement."""
     found = [
         np.log(np.array(of(a)) / np.array(of(b)))
         for same in same_places(options).values()
@@ -39,8 +39,8 @@ def pair_ceiling(found: Sequence[Pair], noise: Floats) -> float | None:
 
 
 def choice_ceiling(found: Sequence[Choice], noise: Floats, seed: int) -> dict[str, float] | None:
-    """Return the shares of outcomes if choices were based on another measurement. Every time has the error of one of
-    two repeats (their difference over the square root of 2), by keyed draws."""
+    """Return the share of each outcome if choices were based on another measurement. Every time gets the error of one
+    of two repeats (their difference divided by the square root of 2), from keyed draws."""
     if len(noise) < REPEATS_NEEDED or not found:
         return None
     both = np.vstack([noise, -noise]) / np.sqrt(2.0)

@@ -17,11 +17,11 @@ from math import log
 import numpy as np
 
 LIMITS_MS = (10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
-"""TPOT limits for choices, from 100 down to 10 tokens/s per reader."""
+"""TPOT limits for choices, from 100 down to 10 tokens/s per user."""
 SLACK = 0.05
-"""Largest overrun of a limit that does not break it: repeats of a measurement differ by 3.4 % in the mean."""
+"""Relative overrun of a limit that is tolerated, because repeats of a measurement differ by 3.4 % on average."""
 APART = 0.05
-"""Relative difference between outputs that repeats rarely reverse."""
+"""Relative difference between outputs that is rarely reversed in repeats."""
 BITS = {"fp8": 8, "awq": 4}
 """Bits per weight by the label of its format; 16 for other formats."""
 NEAR = 0.1
@@ -36,11 +36,11 @@ DEFINITIONS = {
     "fewest GPUs that can meet the limit, at as many clients as a load test of that server allows",
     "ceiling": "the share that a predictor with the true means would get right, given the noise of measurements: "
     "repeats with the same labels and a stated version show how far two measurements differ by chance",
-    "choices": f"kept: the measured TPOT of the chosen server is within the limit and {SLACK:.0%}; near: and its "
-    f"measured output per GPU at least {1 - NEAR:.0%} of the best that meets the limit; declined: no simulated "
-    "server meets it",
-    "limits": f"TPOT of {', '.join(f'{limit:g}' for limit in LIMITS_MS)} ms, if some measured cells of a product meet "
-    "the limit, others do not, and they have at least two sizes",
+    "choices": f"kept: the measured TPOT of the chosen server exceeds the limit by at most {SLACK:.0%}; near: kept, "
+    f"and its measured output per GPU is at least {1 - NEAR:.0%} of the best that meets the limit; declined: no "
+    "simulated server meets it",
+    "limits": f"TPOT of {', '.join(f'{limit:g}' for limit in LIMITS_MS)} ms, for products of at least two sizes of "
+    "which some measured cells meet the limit and others do not",
 }
 
 
@@ -132,7 +132,7 @@ class Pair:
 
     @property
     def naive(self) -> bool | None:
-        """Whether fewest GPUs, or fewest bits, is right; None if the rule does not apply, as between engines or
+        """Whether the rule of fewest GPUs, or fewest bits, is right; None if it does not apply, as between engines or
         flags."""
         sizes = (self.first.gpus, self.second.gpus)
         if self.kind == "settings" and self.named == ("format",):
@@ -188,7 +188,7 @@ def _but_the_command(one: Option) -> object:
 
 @dataclass(frozen=True)
 class Choice:
-    """Options of a product at one pair of lengths, under a limit of TPOT (ms)."""
+    """Options of a product at one pair of lengths, under a TPOT limit in ms."""
 
     limit_ms: float
     options: tuple[Option, ...]
@@ -212,7 +212,7 @@ class Choice:
 
     @property
     def naive(self) -> Option | None:
-        """Best measured option with the fewest GPUs that can keep the limit."""
+        """Best measured option with the fewest GPUs that can meet the limit."""
         for gpus in sorted({one.gpus for one in self.options}):
             few = Choice(self.limit_ms, tuple(one for one in self.options if one.gpus == gpus))
             if (found := few.chosen([one.measured for one in few.options])) is not None:

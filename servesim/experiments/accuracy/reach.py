@@ -1,5 +1,4 @@
-"""Bounds that no server exceeds: the tokens per second of its matrix products alone, and the sequences its memory
-holds.
+"""Bounds that no server exceeds: the tokens per second of its matrix products alone, and the KV that its memory holds.
 
 The bound uses the kernels measured on a GPU for the model's own shapes, each at the number of tokens at which it is
 fastest. It ignores the host, attention, collectives and scheduling. A cell above the bound was not run as its label
@@ -22,7 +21,7 @@ from servesim.hardware.gpu import Gpu
 from servesim.hardware.model import ModelSpec
 
 TOKENS = tuple(2**i for i in range(8, 15))
-"""Numbers of tokens per step over which the fastest rate of a product is searched: 256 to 16,384."""
+"""Numbers of tokens per step that are searched for the fastest rate of a matrix product: 256 to 16,384."""
 _OTHERS = (
     ATTENTION_PREFILL,
     *("norm", "activation", "shared_activation", "embedding", "kv_write", "rotary", "router", "all_reduce"),

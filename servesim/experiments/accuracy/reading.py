@@ -126,7 +126,7 @@ def _settings(row: dict[str, str], where: str) -> tuple[tuple[str, Any], ...] | 
 
 
 def _of_run(run: RecordedRun) -> Cell:
-    """Summarize a recorded run. In an open loop, concurrency is the mean in flight by Little's law."""
+    """Summarize a recorded run. In an open loop, concurrency is the mean number in flight by Little's law."""
     figures, server = measured_figures(run), run.server
     engine, _, version = server.engine.partition(" ")
     flight = 0.0

@@ -45,7 +45,8 @@ def recipes() -> dict[str, Any]:
 
 
 def source_of(cell: Cell) -> dict[str, Any]:
-    """Return the entry of the cell's source: its author, and its ranges of lengths as shares of the nominal."""
+    """Return the entry of the cell's source: its author, and its ranges of lengths as fractions of the nominal
+    lengths."""
     return next(entry for entry in recipes()["sources"] if entry["match"] in cell.source)
 
 
@@ -68,7 +69,7 @@ def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
 
 def _recipe(cell: Cell) -> Recipe:
     if cell.mode != "agg" and cell.sides is None:
-        raise UserError("prefill and decode on separate servers, in unknown numbers")
+        raise UserError("prefill and decode on separate servers, whose numbers are unknown")
     if cell.pp > 1:
         raise UserError(f"pipeline of {cell.pp} stages")
     if cell.sides is None and cell.gpus > cell.tp * max(cell.dp, 1):
@@ -126,7 +127,8 @@ def _weights(cell: Cell) -> str:
 
 
 def _ranks(cell: Cell) -> dict[str, int]:
-    """Return the number of data-parallel ranks, and the spread of experts if it is neither one GPU nor all."""
+    """Return the number of data-parallel ranks, and the number of GPUs that share the experts if it is neither one nor
+    all."""
     found = {"dp": cell.dp} if cell.dp > 1 else {}
     return found | ({"ep": cell.ep} if cell.ep not in (0, 1, cell.tp * max(cell.dp, 1)) else {})
 
@@ -181,7 +183,7 @@ def _scripted(cell: Cell, own: dict[str, Any], source: str) -> dict[str, int]:
 
 
 def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: str) -> str | None:
-    """Return the format of keys and values: the model's by source, engine and GPU, else the engine's by weights."""
+    """Return the KV format: the model's by source, engine and GPU if stated, else the engine's by weight format."""
     by_gpu = own.get("kv_dtype", {}).get(source, {}).get(cell.engine, {})
     found: str | None = by_gpu.get(cell.gpu, engine.get("kv_dtype", {}).get(cell.weights))
     return found
@@ -200,7 +202,7 @@ def version_of(cell: Cell) -> tuple[str, bool]:
 
 
 def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
-    """Return the settings other than the policies: the version, if a comparable one is known, and more."""
+    """Return the engine settings other than policies, including the version if a comparable one is known."""
     found: dict[str, Any] = dict(source_of(cell).get("engine", {}).get(cell.engine, {}))
     version, _ = version_of(cell)
     if version and recorded_engine(f"{preset} {version}") is not None:
@@ -213,8 +215,8 @@ def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
 
 
 def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
-    """Return the recipe of a run described by its command: all requests at the start, or from the stated number of
-    clients."""
+    """Return the recipe of a run described by its command: all requests are sent at the start, or by the stated number
+    of clients."""
     table = recipes()["commands"]
 
     def lengths(mean: int) -> str:

@@ -26,7 +26,10 @@ DEFINITIONS = {
     "bias": "geometric mean of the ratios, less 1",
     "within_10": "share with |log ratio| <= log 1.1",
     "within_25": "share with |log ratio| <= log 1.25",
-    "e2e": "TTFT + (mean output length - 1) TPOT, on both sides with the mean requested output length",
+    "e2e": (
+        "TTFT + (mean output length - 1) TPOT, with the mean requested output length for both measured and simulated "
+        "times"
+    ),
     "intervals": f"percentiles {100 * (0.5 - LEVEL / 2):g} and {100 * (0.5 + LEVEL / 2):g} of {RESAMPLES} resamples of "
     "whole deployments (errors of one server's cells are correlated)",
 }
@@ -90,7 +93,7 @@ def numbered(keys: Sequence[object]) -> Ints:
 
 
 def resampled(groups: Ints, seed: int, purpose: str, resamples: int = RESAMPLES) -> Floats:
-    """Return the number of times each row is drawn (1 + resamples, rows). Row 0 counts every row once. The others are
+    """Return the number of times each row is drawn (1 + resamples, rows). Entry 0 counts every row once. The others are
     cluster bootstraps that draw as many groups as there are, with replacement. The draws depend only on seed and
     purpose."""
     count = int(groups.max()) + 1
@@ -102,8 +105,8 @@ def resampled(groups: Ints, seed: int, purpose: str, resamples: int = RESAMPLES)
 
 
 def estimate(values: Floats) -> Estimate:
-    """Return the figure (first value) with the percentile interval of the others, or no interval if fewer than 2 groups
-    make them all equal."""
+    """Return the figure (first value) with the percentile interval of the others, or without an interval if all are
+    equal because there are fewer than 2 groups."""
     value = float(values[0])
     if not np.isfinite(value):
         return Estimate(None)

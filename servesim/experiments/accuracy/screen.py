@@ -14,17 +14,17 @@ from servesim.experiments.accuracy.reach import Reach, prompt_mean, reach_of, to
 from servesim.experiments.accuracy.recipes import output_mean, recipes
 
 FALL = 0.05
-"""Relative drop of TPOT below that at fewer clients that counts as a contradiction: repeats differ by .7 % in the
-median, 3.4 % in the mean."""
+"""Relative drop in TPOT, compared with fewer clients, that counts as a contradiction. Repeats differ by .7 % in the
+median and by 3.4 % in the mean."""
 APART = 0.25
 """Relative difference at which two measurements of one place contradict each other: repeats of one version differ by
 3.4 % in the mean, two versions by 14 %."""
 IDLE = 0.5
-"""Share of the products' rate below which clients wait unnecessarily."""
+"""Share of the matrix products' maximum rate below which clients wait unnecessarily."""
 _DRAFTS = re.compile(r"\b(mtp|nextn|eagle\d?|spec(ulative)?[_-]?(dec\w*)?)\b", re.IGNORECASE)
 
 RULES = {
-    "missing label": "no lengths, concurrency, tensor parallelism (of one engine), TTFT or TPOT",
+    "missing label": "lengths, concurrency, tensor parallelism (of one engine), TTFT or TPOT is missing",
     "copy": (
         "duplicates: every label (the version may be missing) and both times equal those of another cell, which is kept"
     ),
@@ -37,8 +37,8 @@ RULES = {
     "alone allow, each at the fastest rate measured on that GPU: its prompts were cached",
     "waits without need": f"requests wait for over half of their time although less than {IDLE:.0%} of GEMM-bound "
     "throughput is used and the KV of all clients fits in memory: an unstated limit admits fewer",
-    "falls with concurrency": f"TPOT is more than {FALL:.0%} below the same server's at fewer clients: all cells "
-    "except the largest set in which TPOT does not fall",
+    "falls with concurrency": f"TPOT is more than {FALL:.0%} below the same server's at fewer clients; all cells are "
+    "excluded except the largest set in which TPOT does not fall",
 }
 """Description of each rule by its name."""
 
@@ -138,7 +138,7 @@ def _waiting(cells: Sequence[Cell]) -> Iterator[int]:
 
 
 def _reaches(cells: Sequence[Cell]) -> Iterator[tuple[int, Cell, Reach]]:
-    """Yield the lines of tables whose servers have known limits."""
+    """Yield the table lines whose servers have known limits."""
     for i, cell in enumerate(cells):
         reach = reach_of(cell) if cell.run is None and cell.flags is None else None
         if reach is not None:

@@ -29,7 +29,7 @@ BEYOND = (
     (0.25, "5 to 25 % extrapolated"),
     (1.0, "over 25 % extrapolated"),
 )
-"""Ranges of the share of GPU time beyond the measured tables, by their upper bound."""
+"""Ranges of the extrapolated share of GPU time, by their upper bound."""
 FIELDS = ("engine", "version", "gpu", "model", "precision", "mode", "tp", "concurrency")
 """Fields that `only` may select by."""
 
@@ -86,9 +86,9 @@ def accuracy(
     aiconfigurator-core.
 
     `only` gives values by field that cells must match, in full or as part of a model's name. `without` names tables
-    whose cells (those something was fitted to) and their copies are not scored. `limit` is the maximum number of cells,
-    evenly spaced. `date` is the score's date, for its readers. `changes` are dotted settings that override those of
-    every recipe. Returns the cells and the document of the score.
+    whose cells (such as those something was fitted to) and their copies are not scored. `limit` is the maximum number
+    of cells, evenly spaced. `date` is the score's date, for its readers. `changes` are dotted settings that override
+    those of every recipe. Returns the cells and the document of the score.
     """
     paths = [Path(file) for file in files] or [sample_file()]
     cells = read(paths)
@@ -174,7 +174,7 @@ def groups(scored: Sequence[Scored]) -> Iterator[tuple[str, str, list[Scored]]]:
 
 def _version(cell: Cell) -> str:
     version, inferred = version_of(cell)
-    return f"{version} (by the day)" if inferred else cell.version or "(not stated)"
+    return f"{version} (inferred from the date)" if inferred else cell.version or "(not stated)"
 
 
 def _beyond(one: Scored) -> str:
@@ -224,8 +224,8 @@ def _option(one: Scored) -> decisions.Option:
 
 def _noise(options: Sequence[decisions.Option]) -> dict[str, Any]:
     """Return the difference between repeats of one place and the error range it implies for a perfect model: from half
-    of their mean difference (one of the two is an outlier) to that difference over the square root of 2 (both have
-    equal errors)."""
+    of their mean difference (one of the two is an outlier) to that difference divided by the square root of 2 (both
+    have equal errors)."""
     found: dict[str, Any] = {}
     logs = decision_scores.repeats(options, lambda one: one.measured)
     for i, metric in enumerate(("ttft", "tpot")):

@@ -1,1 +1,1 @@
-"""Measurement of a running server: its client, its loops, the server's own statements, and the files written."""
+"""Measurement of a running server: the client, its loops, the facts the server reports, and the files written."""

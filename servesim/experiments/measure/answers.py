@@ -138,7 +138,7 @@ class _Stream:
             raise UserError(f"{self._where}: the stream continues beyond the {self._tokens} requested tokens")
 
     def _checked(self, sent: int) -> Answer:
-        """Return the answer, or raise UserError if the server's statements about it are implausible."""
+        """Return the answer, or raise UserError if the token counts reported by the server are implausible."""
         where, asked = self._where, self._tokens
         if self._usage is None:
             raise UserError(

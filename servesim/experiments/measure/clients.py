@@ -31,7 +31,7 @@ NAMES = ("own", *PROGRAMS)
 MIDDLE = (1 + SHORTEST) / 2
 """Mean of drawn lengths as a share of the nominal one."""
 AROUND = (1 - SHORTEST) / (1 + SHORTEST)
-"""Maximum deviation of drawn lengths from their mean to either side, as a share of it."""
+"""Maximum deviation of drawn lengths from their mean in either direction, as a share of the mean."""
 SPARE_S = 180.0
 """Seconds that a client may take in addition to its requests, to load and to write its files."""
 RECORDS, RESULT = "profile_export.jsonl", "result.json"
@@ -54,8 +54,7 @@ class Client:
 
     @classmethod
     def find(cls, name: str, tokenizer: str, key: str | None = None) -> Client:
-        """Return the client of a name. Raise UserError if its program is not on PATH or would expose the key to
-        others."""
+        """Return the named client. Raise UserError if its program is not on PATH or would expose the key to others."""
         program = shutil.which(PROGRAMS[name])
         if program is None:
             raise UserError(f"--client {name}: {PROGRAMS[name]} is not on PATH (--client own needs no installation)")
@@ -100,8 +99,8 @@ class Client:
         ]
 
     async def loop(self, target: Target, point: Point, seed: int, seconds: float) -> list[Answer]:
-        """Return the answers of a point in the order they were sent. Raise a one-line UserError if the client fails or
-        leaves no file of its format. No more are sent after `seconds` (supported only by AIPerf)."""
+        """Return the answers of a point in the order their requests were sent. Raise a one-line UserError if the client
+        fails or leaves no file of its format. No more requests are sent after `seconds` (supported only by AIPerf)."""
         with tempfile.TemporaryDirectory(prefix="servesim-measure-") as folder:
             command = self.command(target, point, seed, seconds, Path(folder))
             rounds = math.ceil(point.requests / point.clients)
@@ -184,8 +183,9 @@ def aiperf_answers(text: str, asked: int) -> list[Answer]:
 
 
 def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
-    """Read the JSON of `vllm bench serve --save-result --save-detailed`. `asked` is as above. Versions without
-    start_times do not record when requests were sent, so all are taken as sent at the start."""
+    """Read the JSON of `vllm bench serve --save-result --save-detailed`. `asked` is the fewest output tokens that a
+    request asked for. Versions without start_times do not record when requests were sent, so all are taken as sent at
+    the start."""
     row = _object(text, "the file")
     columns = {}
     for name in ("input_lens", "output_lens", "ttfts", "itls"):

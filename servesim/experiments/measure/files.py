@@ -26,7 +26,7 @@ COLUMNS = (
     *("gemm_quant_mode", "mode", "isl", "osl", "batch_size", "requests", "tp_size", "pp_size", "attention_dp_size"),
     *("moe_tp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms", "settings"),
 )
-"""Columns of cells.csv: aiconfigurator's, plus the requests of a cell and the server's settings (JSON)."""
+"""Columns of cells.csv: aiconfigurator's, plus the number of requests of a cell and the server's settings (JSON)."""
 RUN_COLUMNS = (
     *("send_time_us", "first_chunk_time_us", "last_chunk_time_us", "server_input_tokens", "output_tokens", "status"),
     "max_concurrency",
@@ -38,7 +38,7 @@ FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "int4": "awq"}
 def refuse(out: Path) -> None:
     """Raise UserError before the measurement if its files cannot be written."""
     if not out.name:
-        raise UserError(f'--out "{out}": is not the name of a folder')
+        raise UserError(f'--out "{out}": not the name of a folder')
     if out.exists() or out.is_symlink():
         raise UserError(f"--out {out}: exists; a measurement is written to a new folder")
     with writable(out):

@@ -20,10 +20,11 @@ step."""
 PROBES = (64, 512)
 """Numbers of words of the two prompts that determine the tokens per word."""
 TOKENS_A_WORD = (0.5, 8.0)
-"""Minimum and maximum number of tokens per word. The words below are common, with one token each in byte-pair
-vocabularies and more in bytes."""
+"""Minimum and maximum number of tokens per word. The words below are common: each is one token in byte-pair
+vocabularies, and more than one in byte vocabularies."""
 OFF = 0.25
-"""Maximum relative deviation of a prompt's tokens from the estimate of the probes, in addition to FEW tokens."""
+"""Maximum relative deviation of a prompt's token count from the estimate based on the probes, in addition to FEW
+tokens."""
 FEW = 32
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -95,15 +96,15 @@ async def probe(target: Target, tokens: int) -> Prompts:
     each = (counts[1] - counts[0]) / (PROBES[1] - PROBES[0])
     if not TOKENS_A_WORD[0] <= each <= TOKENS_A_WORD[1]:
         raise UserError(
-            f"{target.address}{target.path}: usage reports {counts[0]} tokens for {PROBES[0]} words and {counts[1]} "
-            f"for {PROBES[1]}: it does not count prompt tokens"
+            f"{target.address}{target.path}: usage reports {counts[0]} tokens for {PROBES[0]} words and "
+            f"{counts[1]} for {PROBES[1]}, so it does not count prompt tokens"
         )
     return Prompts(each, counts[0] - each * PROBES[0])
 
 
 async def closed_loop(target: Target, prompts: Prompts, point: Point, seed: int, seconds: float) -> list[Answer]:
-    """Return the answers of a point in the order they were sent. After `seconds`, clients send no more, except that
-    each sends at least one. The first UserError ends the loop."""
+    """Return the answers of a point in the order their requests were sent. After `seconds`, clients send no more,
+    except that each sends at least one. The first UserError ends the loop."""
     shares = [SHORTEST + (1 - SHORTEST) * uniform(seed, what, range(point.requests)) for what in ("prompt", "output")]
     texts = [prompts.write(round(float(share) * point.prompt)) for share in shares[0]]
     tokens = [max(round(float(share) * point.output), 1) for share in shares[1]]
@@ -129,7 +130,8 @@ async def closed_loop(target: Target, prompts: Prompts, point: Point, seed: int,
 
 
 def means(answers: Sequence[Answer]) -> tuple[float, float]:
-    """Return mean TTFT and mean TPOT in ms. TPOT is taken over answers of more than one token, or 0 without any."""
+    """Return mean TTFT and mean TPOT in ms. TPOT is taken over answers of more than one token, and is 0 if there are
+    none."""
     ttft = [answer.first_ns - answer.sent_ns for answer in answers]
     tpot = [(a.last_ns - a.first_ns) / (a.output_tokens - 1) for a in answers if a.output_tokens > 1]
     return sum(ttft) / len(ttft) / 1e6, sum(tpot) / max(len(tpot), 1) / 1e6

@@ -1,4 +1,4 @@
-"""Server's statements about itself: its start-up log, its flags, and its status pages.
+"""Facts that a server reports about itself: in its start-up log, its flags, and its status pages.
 
 Log formats are those of vLLM 0.6 to 0.29 and SGLang 0.4 to 0.5. Facts are named as in `server_config.json`.
 """

@@ -18,10 +18,10 @@ WARM_OUTPUT = 16
 BEYOND = 1.25
 """Number of clients in the saturated loop per sequence that the server runs concurrently."""
 UNTOLD_SEQS = 205
-"""Number of sequences assumed if the server's max_num_seqs is unknown: BEYOND times it is vLLM's default for most GPUs,
-256."""
+"""Number of sequences assumed if the server's max_num_seqs is unknown. BEYOND times this number is vLLM's default for
+most GPUs, 256."""
 BUNCHED = 1.1
-"""Number of tokens per piece of text from which a note states that they do not arrive one by one."""
+"""Number of tokens per piece of text above which a note states that tokens do not arrive one by one."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,10 @@ class Plan:
             points.append(Point(kind, clients, self.prompt, self.output, max(self.per_client * clients, self.at_least)))
         fits = [p for p in points if max_model_len is None or p.prompt + p.output <= max_model_len]
         notes = [
-            f"{p.name}: left out: {p.prompt} + {p.output} tokens exceed the server's max_model_len of {max_model_len}"
+            (
+                f"{p.name}: left out, because {p.prompt} + {p.output} tokens exceed the server's max_model_len of "
+                f"{max_model_len}"
+            )
             for p in points
             if p not in fits
         ]
@@ -100,7 +103,7 @@ async def measure(
     on_run: Callable[[Measured, int], None] = lambda run, total: None,
 ) -> Measurement:
     """Measure a server. `told` holds facts from the user, the flags or the log, which override the server's own.
-    `client` returns the sender of the loops for the model's Hugging Face name, in place of servesim's own. Raise
+    `client` maps the model's Hugging Face name to a client that sends the loops in place of servesim's own. Raise
     UserError at the first answer that is late, cut off, missing or implausible."""
     name, listed = await served_model(address, served_name, min(timeout_s, 30.0))
     facts = together(told or {}, await ask_server(address), listed)
@@ -144,7 +147,7 @@ def _notes(runs: Sequence[Measured]) -> list[str]:
     each = sum(a.output_tokens for a in answers) / sum(a.chunks for a in answers)
     if each > BUNCHED:
         notes.append(
-            f"each piece of text had {each:.2f} tokens (a stream interval, or drafts): TTFT is the time of the first "
-            "piece"
+            f"each piece of text had {each:.2f} tokens (a stream interval, or drafts), so TTFT is the time of the "
+            "first piece"
         )
     return notes

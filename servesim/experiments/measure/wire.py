@@ -40,7 +40,8 @@ class Address:
 
     @classmethod
     def parse(cls, url: str, key: str | None = None) -> Address:
-        """Return the address of `http://host:8000`, with or without `/v1`. Raise UserError if it is invalid."""
+        """Return the address in a URL such as `http://host:8000`, with or without `/v1`. Raise UserError if it is
+        invalid."""
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
@@ -134,7 +135,7 @@ async def connected(
     finally:
         if writer is not None:
             with suppress(OSError):
-                writer.transport.abort()  # do not wait for an answer that was given up
+                writer.transport.abort()  # do not wait for an answer we gave up on
 
 
 def request_bytes(address: Address, path: str, body: Any = None) -> bytes:

@@ -20,7 +20,7 @@ class BarOptions(Section):
     intervals: bool = True
     """Error bars of means, from measured servers."""
     propagate: bool = False
-    """Error bars of p99, goodput and price, too, from two more runs."""
+    """Error bars of p99, goodput and price as well, from two more runs."""
 
 
 @features.register("bars")

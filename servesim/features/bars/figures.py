@@ -23,8 +23,8 @@ def bars_text(bars: Mapping[str, Any]) -> str:
 
 
 def propagated_text(found: Mapping[str, Any]) -> str:
-    """Return the intervals of figures without measured counterparts. An end at which the queue grows without end is
-    unstable."""
+    """Return the intervals of figures without measured counterparts, in words. An end at which the queue grows without
+    bound is shown as unstable."""
     names = {f"{key}_p99": f"{LATENCY_LABELS[key]} p99" for key in SLO_METRICS}
     names |= {"slo_attainment": "SLO attainment", "usd_per_million_output_tokens": "price per M output tokens"}
     spans = []
@@ -49,8 +49,9 @@ BAR = or_null(an_object(mean=NUMBER, low=NUMBER, high=NUMBER, coverage=or_null(a
 
 def _bar(metric: str) -> Figure:
     doc = (
-        f"the simulated `mean` of `{metric}` in ms; `low` and `high`, between which the share `level` of measured "
-        "servers like this one lie; `coverage`: the `value` that share had on left-out cells, and its 95 % interval"
+        f"the simulated `mean` of `{metric}` in ms; `low` and `high`, between which a share `level` of measured "
+        "servers like this one lie; `coverage`: the `value` of that share on held-out cells, and its 95 % "
+        "interval"
     )
     return Figure(metric, doc, itemgetter(metric), "ms", BAR)
 
@@ -60,14 +61,15 @@ INTERVALS = Group(
     "error bars",
     (
         *map(_bar, ("ttft", "tpot", "e2el")),
-        Figure("level", "share of measured servers inside", itemgetter("level"), "share", SHARE),
-        Figure("kind", "what of the run was not measured; `null` where there are no bars", itemgetter("kind"),
+        Figure("level", "share of measured servers inside the bars", itemgetter("level"), "share", SHARE),
+        Figure("kind", "what about the run was not measured; `null` where there are no bars", itemgetter("kind"),
                schema=TEXT_OR_NULL),
         Figure("says", "what was not measured, in words, or why there are no bars", itemgetter("says"), schema=TEXT),
-        Figure("fitted", "`date`, `cells` and `deployments` the bars are from", itemgetter("fitted"),
+        Figure("fitted", "`date`, `cells` and `deployments` that the bars are based on", itemgetter("fitted"),
                schema=an_object(date=TEXT, cells=COUNT, deployments=COUNT)),
-        Figure("propagated", "`value`, `low` and `high` of p99, goodput, throughput and price, found by `runs` more "
-               "runs (`--propagate`); `says` that nothing validates them, or why there are none",
+        Figure("propagated",
+               "`value`, `low` and `high` of p99, goodput, throughput and price, found by `runs` more runs "
+               "(`--propagate`); `says` states that they are not validated, or why there are none",
                lambda bars: bars.get("propagated"), schema=an_object(says=TEXT, runs=COUNT), optional=True),
     ),
     doc="Error bars of means ([intervals.md](intervals.md)).",

@@ -1,8 +1,8 @@
-"""Error bars of figures without measured counterparts (p99, goodput, price), from reruns with other times.
+"""Error bars of figures without measured counterparts (p99, goodput, price), from reruns with stretched times.
 
 A rerun is a draw of the model's error (servesim.run.stretched). A draw is one share u for all metrics: f is the factor
 of mean E2E that a share u of servers lies below, and TTFT and TPOT have their own factors at the same u. Every figure
-is monotonic in u, so its interval of 80 % takes two reruns, at u = .1 and .9, not twenty.
+is monotonic in u, so its 80 % interval takes two reruns, at u = .1 and .9, not twenty.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def propagated(
     """Return intervals of percentiles, goodput and price of a finished run.
 
     `says` states that they are not validated, or the reason there are none; `runs` is the number of extra runs. Each
-    figure has `value` (simulated), `low` and `high`; null means that the queue grows without end at that end.
+    figure has `value` (simulated), `low` and `high`; null means that the queue grows without bound at that end.
     """
     fitted = shipped() if fitted is None else fitted
     ends = stretches(fitted, side_of(summary), scenario, waits)

@@ -16,10 +16,10 @@ def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, tim
     """Return the figures of one burst. `table` holds the request records as columns (arrival_ns, scheduled_ns,
     finished_ns, row), with times from the trace's start.
 
-    `recovery_s` is the time from the end of the burst until no more requests wait than the maximum before it (0 if
-    immediately, None if not within the run). `waited` is the number of requests that arrived from its beginning until
-    then and waited longer than any before it; `rows` are the first and the last of them. `longest_wait_before_ms` is
-    the longest wait before the burst.
+    `recovery_s` is the time from the end of the burst until no more requests wait than the maximum before the burst (0
+    if that is immediate, None if it does not happen within the run). `waited` is the number of requests that arrived
+    between the beginning of the burst and that time and waited longer than any request before the burst; `rows` are the
+    first and the last of them. `longest_wait_before_ms` is the longest wait before the burst.
     """
     arrival = table["arrival_ns"]
     start, end = at_s * SECOND, (at_s + for_s) * SECOND
@@ -53,7 +53,7 @@ def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, tim
 
 
 def burst_text(found: Mapping[str, Any]) -> str:
-    """Describe the figures, with the replicas that would have absorbed the burst if these were searched
+    """Describe the figures, with the replicas that would have absorbed the burst if a search for them was run
     (servesim.features.bursts.replicas)."""
     held = found.get("held")
     return _what_came_of_it(found) + (f"; {held['says']}" if held else "")
@@ -71,7 +71,7 @@ def _what_came_of_it(found: Mapping[str, Any]) -> str:
         else f"the queue recovered {recovery:.1f} s after the burst ended"
     )
     return (
-        f"{begun}, up to {found['most_waiting']:,} waited at once ({found['most_waiting_before']:,} before it); "
-        f"{over}; {found['waited']:,} requests (rows {first:,} to {last:,}) waited longer than any earlier request, up "
-        f"to {found['longest_wait_ms'] / 1e3:.2f} s"
+        f"{begun} and up to {found['most_waiting']:,} waited at once ({found['most_waiting_before']:,} before the "
+        f"burst); {over}; {found['waited']:,} requests (rows {first:,} to {last:,}) waited longer than any "
+        f"earlier request, up to {found['longest_wait_ms'] / 1000.0:.2f} s"
     )

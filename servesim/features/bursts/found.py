@@ -1,4 +1,4 @@
-"""The bursts that a scenario's shape makes, and their outcome in the run."""
+"""Bursts that a scenario's shape adds, and their outcome in the run."""
 
 from __future__ import annotations
 

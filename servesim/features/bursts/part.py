@@ -13,8 +13,8 @@ from servesim.features.bursts.replicas import holding
 
 
 class Bursts(Part):
-    """Figures of each burst; with `replicas`, also the number of replicas that would have held it, which takes further
-    runs."""
+    """Figures of each burst; with `replicas`, also the number of replicas that would have absorbed it, which takes
+    further runs."""
 
     def __init__(self, scenario: Any, replicas: bool) -> None:
         self._scenario, self._replicas = scenario, replicas

@@ -1,4 +1,4 @@
-"""How many replicas would have held a burst: the same requests sent to more replicas."""
+"""Search for the number of replicas that would have absorbed a burst: the same requests are sent to more replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ENOUGH = 0.99
-"""Share of a burst's requests that must fare well for the burst to be held; the same default as in `capacity`."""
+"""Share of a burst's requests that must fare well for the burst to count as absorbed; the same default as in
+`capacity`."""
 MOST = 64
 """Maximum number of replicas tried; the same default as in `capacity`."""
 NS_PER_S, NS_PER_MS = 1e9, 1e6
@@ -46,10 +47,10 @@ def held_share(requests: pd.DataFrame, found: Mapping[str, Any], slo: Mapping[st
 def holding(
     found: Mapping[str, Any], scenario: Scenario, requests: pd.DataFrame, again: Callable[[int], pd.DataFrame]
 ) -> dict[str, Any]:
-    """Return the fewest replicas that hold a burst: `replicas` (None if even MOST do not), the `share` they reach, the
-    number of `runs` it took and the answer in words (`says`). `requests`: the requests of the run that `found` is from;
-    `again`: runs the scenario with a given number of replicas. Limits of classes are ignored; if there are any, the
-    wait decides."""
+    """Return the smallest number of replicas that absorbs a burst: `replicas` (None if even MOST do not), the `share`
+    they reach, the number of `runs` it took and the answer in words (`says`). `requests`: the requests of the run that
+    `found` is from; `again`: runs the scenario with a given number of replicas. Per-class limits are not applied; if
+    there are any, requests are judged by their wait."""
     slo = {} if scenario.slo_classes else scenario.slo
     what = (
         "within " + " and ".join(f"{name.upper()} {time_text(limit)}" for name, limit in slo.items())

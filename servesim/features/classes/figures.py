@@ -28,7 +28,7 @@ class Some:
     seconds: float
     """Duration of the whole run, so that rates of classes add up."""
     rows: int = 0
-    """Requests of the trace."""
+    """Number of requests in the trace."""
 
     @cached_property
     def service(self) -> Service:
@@ -72,7 +72,7 @@ OF_TENANT = Group(
         *OF_CLASS.figures,
         Figure(
             "service",
-            "tokens answered over tokens asked for, an output token weighing two",
+            "share of the requested tokens that were served, an output token counting as two",
             lambda some: per(some.service.given, some.service.given + some.service.refused),
             "share",
         ),
@@ -109,7 +109,7 @@ class Classes:
 
     @cached_property
     def good(self) -> int:
-        """Requests within the limits of their class."""
+        """Number of requests within the limits of their class."""
         return sum(one["goodput"]["good_requests"] for one in self.each.values() if one["goodput"])
 
 
@@ -120,10 +120,11 @@ CLASSES = Group(
         Figure("classes", "figures of each class, by name", lambda c: c.each, inside=OF_CLASS),
         Figure("good_requests", "completed requests within every limit of their class", lambda c: c.good, schema=COUNT),
         Figure("request_goodput", "good requests over `duration_s`", lambda c: per(c.good, c.seconds), "requests/s"),
-        Figure("slo_attainment", "good requests over all that arrived", lambda c: per(c.good, c.whole.total("arrived")),
+        Figure("slo_attainment",
+               "good requests as a share of all that arrived", lambda c: per(c.good, c.whole.total("arrived")),
                "share"),
     ),
-    doc="If the trace labels requests by class (`slo_class`).",
+    doc="Present if the trace labels requests by class (`slo_class`).",
     rows=(),
 )  # fmt: skip
 
@@ -135,7 +136,7 @@ class Tenants:
     whole: Part
     parts: Mapping[str, Part]
     rows: int
-    """Requests of the trace."""
+    """Number of requests in the trace."""
     slo: Mapping[str, float]
 
     @cached_property
@@ -162,7 +163,7 @@ TENANTS = Group(
                "`slo_attainment`: 1 where all tenants fare alike, 1/n where one has everything", lambda t: t.jain,
                schema=a_map(FIGURE)),
     ),
-    doc="If the trace labels requests by tenant.",
+    doc="Present if the trace labels requests by tenant.",
     rows=(),
 )  # fmt: skip
 

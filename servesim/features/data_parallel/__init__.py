@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from servesim.contracts.part import Part
 
 FINISH_SYNC = {"vllm": 32}
-"""Number of steps between checks whether all ranks have finished, by preset (vllm/v1/engine/core.py, DPEngineCoreProc);
-other engines check in every step."""
+"""Number of steps between checks of whether all ranks have finished, by preset (vllm/v1/engine/core.py,
+DPEngineCoreProc); other engines check in every step."""
 BALANCERS = {"vllm": "vllm-dp", "sglang": "round-robin", "tensorrt-llm": "least-outstanding"}
 """Router that an engine uses to spread requests over its own ranks: vLLM's internal balancer; SGLang's
 --load-balance-method round_robin; TensorRT-LLM's attention DP picks the rank with the fewest active requests."""
@@ -30,7 +30,7 @@ class DataParallelFeature(Feature):
     claims = ("dp",)
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Add the router of an engine's ranks, and the age of its views, if a scenario names no router."""
+        """Add the engine's router for its ranks, and how often its view is updated, if a scenario names no router."""
         dp = settings.get("dp")
         if not isinstance(dp, int) or dp <= 1 or settings.get("router") is not None:
             return settings
@@ -39,7 +39,7 @@ class DataParallelFeature(Feature):
             return settings | {"router": {"name": name}}
         if "view_lag" not in features.names():
             raise UserError(
-                "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag: install it, or name a "
+                "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag; install it, or name a "
                 "router"
             )
         cluster = settings.get("cluster") or {}

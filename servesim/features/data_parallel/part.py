@@ -33,7 +33,7 @@ class DataParallel(NamedTuple):
 
     ranks: int
     finish_sync: int = 1
-    """Number of steps between checks whether any rank still has work to do."""
+    """Number of steps between checks of whether any rank still has work to do."""
 
 
 class Rank(Replica):
@@ -59,8 +59,8 @@ RANKS: Mapping[str, type[Replica]] = {"reference": Rank, "fast": FastRank}
 
 
 class Ranks(Part):
-    """Ties consecutive replicas of some pools together. `terms`: how they step together, by pool. Create it before the
-    cluster."""
+    """Part that ties consecutive replicas of some pools together. `terms`: how they step together, by pool. Create it
+    before the cluster."""
 
     def __init__(self, terms: Sequence[tuple[Pool, DataParallel]]) -> None:
         self._terms = terms
@@ -114,7 +114,7 @@ class Group:
                 self._run(steps, now)
             elif rounds or self._since_sync % self._finish_sync == 0:
                 break
-            else:  # no rank has found yet that all are done
+            else:  # no rank knows yet that all are done
                 self._run(steps, now)
                 break
         if rounds:

@@ -54,7 +54,8 @@ class Failures(NamedTuple):
 
 
 class Failing(Part):
-    """Breaks a cluster's replicas, and reroutes requests that were lost before they were answered."""
+    """Part that crashes or slows replicas of a cluster, and reroutes requests that were lost before they were
+    answered."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures

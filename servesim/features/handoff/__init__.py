@@ -18,8 +18,8 @@ class HandoffSettings(Section):
 
     pd: str | None = None
     """Prefill and decode on different replicas: `2x1:1x4` means 2 prefill replicas of 1 GPU and 1 decode replica of 4
-    GPUs, otherwise alike; shorthand for two pools. In `capacity`, a number of GPUs: all splits of them, and all
-    together."""
+    GPUs, otherwise alike; shorthand for two pools. In `capacity`, a number of GPUs means every split of them, plus
+    unsplit deployments of all of them."""
     handoff: PolicySettings | None = None
     """KV transfer from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: the default of the
     decode side's preset."""

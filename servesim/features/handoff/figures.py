@@ -1,6 +1,6 @@
 """Time that requests spend in each stage when prefill and decode are disaggregated: columns of requests, and figures.
 
-Stages until the first token: the prefill queue, the prefill pass(es), the handover (proxy, and the wait for memory at
+Stages until the first token: the prefill queue, the prefill pass(es), the handover (proxy, and the wait for memory on
 the decode side), the wire, and the first step there; then decode.
 """
 
@@ -97,7 +97,7 @@ def passed(handoff: Handoff, requests: RequestColumns) -> Passed:
     own = stage_columns(handoff, requests.table["row"])
     through = requests.done & (own["received_ns"] >= 0)
     table = {name: column[through] for name, column in {**requests.table, **own}.items()}
-    begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # if memory was taken earlier, as by SGLang
+    begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # if memory was taken earlier, as SGLang does
     ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns")]
     ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
     spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}
@@ -124,8 +124,9 @@ DISAGGREGATION = Group(
     "separate prefill and decode",
     (
         Figure("protocol", "how KV gets from prefill to decode", lambda p: p.handoff.name, schema=TEXT),
-        Figure("stages_ms", "where completed requests spent their time: the prefill queue, prefill, the handover "
-               "(proxy, and the wait for memory at the decode side), the wire, the first step there, and decode",
+        Figure("stages_ms",
+               "where completed requests spent their time: the prefill queue, prefill, the handover (proxy, and the "
+               "wait for memory on the decode side), the wire, the first step there, and decode",
                lambda p: p.stages_ms, "ms", an_object(**dict.fromkeys(STAGES, DISTRIBUTION))),
         Figure("transfers", "requests whose KV was sent", lambda p: len(p.sent), schema=COUNT),
         Figure("gigabytes", "KV sent, in GB", lambda p: float(p.sent.sum()) / 1e9, "GB", NUMBER),
@@ -134,6 +135,6 @@ DISAGGREGATION = Group(
         Figure("wire_busy_share", "share of the time in which anything was on the wire", lambda p: p.busy_share,
                "share"),
     ),
-    doc="Where pools compute prompts and answers apart.",
+    doc="Present if pools compute prompts and answers separately.",
     rows=_rows,
 )  # fmt: skip

@@ -3,7 +3,7 @@
 Between two steps the decode side checks for arrivals: their first token is sent to the client without a step of its
 own, and the request joins the batch of the next step.
 
-TensorRT-LLM (after the documentation of disaggregated serving, 1.0; not checked against any recording): the
+TensorRT-LLM (according to its documentation of disaggregated serving, 1.0; not checked against any recording): the
 orchestrator sends a request to a context server. When that server has answered with the first token and the location of
 the KV, the orchestrator sends the request to a generation server, which allocates memory and pulls the KV. Memory at
 the source is kept until then.
@@ -11,8 +11,8 @@ the source is kept until then.
 SGLang (0.5.23, srt/disaggregation/prefill.py and decode.py): a request goes to both sides at the same time. The decode
 side allocates memory first (its prealloc queue) and sends the location; until then, the prompt waits in the prefill
 side's bootstrap queue. The decode side thus holds memory while the prompt waits and is computed. KV is sent when the
-whole prompt is computed (SGLang sends each chunk as it is done; prompts of one chunk are sent alike). A prompt whose
-handshake takes longer than the bootstrap timeout fails.
+whole prompt is computed (SGLang sends each chunk as it is done, which makes no difference for prompts of one chunk). A
+prompt whose handshake takes longer than the bootstrap timeout fails.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from servesim.features.handoff.part import Handoff, Passage
 from servesim.features.handoff.wire import Wire
 
 MS, SECOND = 1_000_000, 1_000_000_000
-LOST = "its KV was lost with a preemption"
-NO_HANDSHAKE = "no memory at the decode side within bootstrap_timeout_s"
+LOST = "its KV was lost to a preemption"
+NO_HANDSHAKE = "no memory on the decode side within bootstrap_timeout_s"
 
 
 class FirstFromPrefill(Handoff):
-    """The common base of both protocols. A prompt that was preempted while its token was in flight has no KV: its
+    """The common base of both protocols. A prompt that was preempted while its token was in flight has no KV, so its
     request fails."""
 
     def received(self, passage: Passage) -> None:
@@ -86,7 +86,7 @@ class SglangParams:
     """Settings of both sides."""
 
     handshake_ms: float = 1.0
-    """Milliseconds from memory allocation at the decode side to the prompt's entry into the prefill side's queue.
+    """Milliseconds from memory allocation on the decode side to the prompt's entry into the prefill side's queue.
     Assumed."""
     bootstrap_timeout_s: float = 300.0
     """Seconds that a prompt waits for its handshake."""
@@ -140,7 +140,7 @@ class Sglang(FirstFromPrefill):
         self._abort(passage.request, passage.leg.reason)
 
     def _abort(self, request: Request, reason: str) -> None:
-        """End a request that waits at the decode side, or for a decode replica to be ready."""
+        """End a request that waits on the decode side, or for a decode replica to be ready."""
         passage = self.passages[request]
         if passage.sent_ns < 0:
             self.cluster.end(request, State.ABORTED, reason)
@@ -150,7 +150,7 @@ class Sglang(FirstFromPrefill):
         replica.core.abort(request, self.clock.ns, reason)
 
     def left(self, request: Request) -> None:
-        """Handle the departure of a request: cancel its prompt if it is not computed yet, and free its memory at the
+        """Handle the departure of a request: cancel its prompt if it is not computed yet, and free its memory on the
         decode side."""
         passage = self.passages.get(request)
         if passage is not None and not passage.prefilled:

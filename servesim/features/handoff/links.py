@@ -36,10 +36,10 @@ KINDS: Mapping[str, LinkKind] = {
     "rdma-200": LinkKind(
         17.4,
         415.0,
-        "fitted to six times of Mooncake's connector for vLLM between H800 servers (Qwen3-8B TP8, 20 MB to 4.5 GB over "
-        "8 NICs of 200 Gb/s): 70 % of the line, all within 4 %",
+        "fitted to six transfer times of Mooncake's connector for vLLM between H800 servers (Qwen3-8B TP8, 20 MB "
+        "to 4.5 GB over 8 NICs of 200 Gb/s): 70 % of the line rate, all within 4 %",
     ),
-    "rdma-400": LinkKind(34.8, 415.0, "not measured: twice rdma-200, same start-up"),
+    "rdma-400": LinkKind(34.8, 415.0, "not measured: twice the bandwidth of rdma-200, same start-up time"),
     "nvlink": LinkKind(350.0, 50.0, "not measured here: 300 to 400 of an H100's 450 GB/s are reported to be usable"),
     "tcp-100": LinkKind(5.0, 1000.0, "not measured here: 3 to 8 GB/s are reported to be usable"),
 }
@@ -62,7 +62,7 @@ class Flow:
 
 class Links(Wire):
     """Links of all replicas: bytes per second `out` of and `into` each, by replica index. Transfers consist of messages
-    of `message_bytes`, each of which takes the time of `overhead_bytes` more."""
+    of `message_bytes`, each of which takes as long as if it had `overhead_bytes` more."""
 
     def __init__(
         self, out: Sequence[int], into: Sequence[int], start_ns: int, overhead_bytes: int = 0, message_bytes: int = 1
@@ -100,7 +100,7 @@ class Links(Wire):
                 flow.left -= flow.rate * elapsed
 
     def _share(self) -> None:
-        """Give every flow its share, and wait for the first one that ends."""
+        """Give every flow its share, and wait for the first one to end."""
         for flow, rate in zip(self._flows, fair_shares([f.ends for f in self._flows], self._capacity), strict=True):
             flow.rate = rate
         self._awaited = None

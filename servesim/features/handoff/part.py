@@ -38,14 +38,14 @@ class Passage:
     sent_ns: int = -1
     """Time of arrival at the decode side."""
     reserved_ns: int = -1
-    """Time at which it has memory there, so that the transfer can begin."""
+    """Time at which the decode side allocates memory for it, so that the transfer can begin."""
     received_ns: int = -1
     """Time at which the transfer ends."""
     released_ns: int = -1
     """Time at which the memory at the source is freed."""
     num_bytes: int = 0
     loading: bool = field(default=False)
-    """Whether its memory at the decode side waits for KV."""
+    """Whether its memory on the decode side waits for KV."""
 
     @property
     def prefilled(self) -> bool:
@@ -76,7 +76,7 @@ class Handoff(Part, ABC):
         self._held: dict[Request, Passage] = {}  # by leg: memory kept at the source
 
     def join(self, cluster: ClusterView) -> None:
-        """Serve this cluster. The cluster calls it once."""
+        """Serve this cluster. The cluster calls this method once."""
         self.cluster, self.clock = cluster, cluster.clock
         self.wire.join(self.clock)
         self.telling: Telling | None = None
@@ -198,7 +198,7 @@ class Handoff(Part, ABC):
         return passage is not None and passage.reserved_ns < 0
 
     def reserve(self, request: Request, start: int, stop: int) -> None:
-        """Handle the allocation of memory at the decode side for a request's tokens from `start` to `stop`."""
+        """Handle the allocation of memory on the decode side for a request's tokens from `start` to `stop`."""
         passage = self.passages[request]
         passage.reserved_ns, passage.loading = self.clock.ns, True
         passage.num_bytes = self.size_of(passage.request, start, stop)

@@ -31,7 +31,7 @@ class LinkParams:
     """The links between servers."""
 
     link: str = "rdma-400"
-    """A kind of servesim.features.handoff.links."""
+    """Kind of link, from servesim.features.handoff.links."""
     gb_s: float | None = None
     """Bandwidth of a GPU in each direction, GB/s; default: the link's."""
     start_us: float | None = None
@@ -104,8 +104,8 @@ def said_of(params: LinkParams) -> str:
     start_us = kind.start_us if params.start_us is None else params.start_us
     why = "as given" if params.gb_s is not None else kind.source
     return (
-        f"KV goes from prefill to decode replicas at {gb_s:g} GB/s a GPU after {start_us:g} us ({params.link}: {why}); "
-        "the time through the proxy (handoff.http_ms, or handshake_ms) is an assumption"
+        f"KV goes from prefill to decode replicas at {gb_s:g} GB/s per GPU after {start_us:g} us ({params.link}: "
+        f"{why}); the time through the proxy (handoff.http_ms, or handshake_ms) is an assumption"
     )
 
 
@@ -126,7 +126,9 @@ def _check(pools: Sequence[PoolSetup]) -> None:
         if pool.pool.role == "decode":
             scheduler, kv = pool.server.policies.scheduler, pool.server.policies.kv
             if not can_receive(scheduler, kv):
-                raise UserError(f"pools: {pool.name} cannot wait for KV: scheduler {scheduler.name} over kv {kv.name}")
+                raise UserError(
+                    f"pools: {pool.name} cannot wait for KV with scheduler {scheduler.name} over kv {kv.name}"
+                )
 
 
 def can_receive(scheduler: type[Scheduler], kv: type[KVAllocator]) -> bool:

@@ -1,4 +1,4 @@
-"""KV offloaded from each replica's GPUs: to host memory, a disk or a store."""
+"""KV offloaded from each replica's GPUs to host memory, a disk or a store."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 and vllm/v1/kv_offload), with one host memory per replica.
 
 1. The KV that a step computes is copied to host memory when the step is done, block by block, each content once. Room
-   is made when the step is planned; if no idle blocks are left to drop, it is tried again with the next block.
-2. A waiting request that finds more blocks there than on the GPU is given memory and waits outside of the queues until
+   is made when the step is planned; if no idle blocks are left to drop, the attempt is repeated with the next block.
+2. A waiting request that finds more blocks there than on the GPU is given memory and waits outside the queues until
    they are loaded, while others run. If another request is loading the same blocks, it is retried later and finds them.
 3. Copies in one direction run one after the other, on a separate stream in parallel with the steps. A request that ends
    while it is copied keeps its memory; a preempted request delays the next step until its copies are done.
@@ -152,4 +152,4 @@ class Offload(Connector):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant is broken."""
-        assert len(self.memory) <= self.memory.num_blocks, "more blocks than host memory has"
+        assert len(self.memory) <= self.memory.num_blocks, "more blocks than host memory can hold"

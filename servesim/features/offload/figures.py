@@ -39,7 +39,7 @@ class Behind(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The duration, for each replica."""
+        """Duration of the run, summed over all replicas."""
         return self.requests.duration_ns / SECOND * len(self.found)
 
     @property
@@ -86,8 +86,8 @@ def _rows(summary: Summary) -> Rows:
     return [
         (
             "offload",
-            f"of prompt tokens {percent(rates['gpu'])} on the GPU, {percent(rates['cpu'])} in host memory "
-            f"({percent(figures['peak_share'])} full at most){slower}; {took}link busy "
+            f"prompt tokens found: {percent(rates['gpu'])} on the GPU, {percent(rates['cpu'])} in host memory (at "
+            f"most {percent(figures['peak_share'])} full){slower}; {took}link busy "
             f"{percent(figures['load_busy_share'])} loading, {percent(figures['store_busy_share'])} storing",
         )
     ]
@@ -99,31 +99,31 @@ OFFLOAD = Group(
     (
         Figure("hit_rate", "prompt tokens of admitted requests found on the GPU and in each tier, as shares of "
                "`queried_tokens`", _hit_rate, "share", a_map(FIGURE)),
-        Figure("loaded_tokens", "tokens loaded, for preempted requests too",
+        Figure("loaded_tokens", "tokens loaded, including those for preempted requests",
                lambda m: sum(m.tiers.values()) + m.sum("again_tokens"), schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
-        Figure("capacity_tokens", "tokens that host memory holds",
+        Figure("capacity_tokens", "tokens that host memory can hold",
                lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for _, one in m.found), schema=COUNT),
-        Figure("peak_share", "how full host memory was at most",
+        Figure("peak_share", "peak share of host memory in use",
                lambda m: max(host.most / host.memory.num_blocks for host in m.hosts), "share", SHARE),
         Figure("dropped_blocks", "blocks dropped to make room", lambda m: m.sum("dropped_blocks"), schema=COUNT),
         Figure("refused_stores", "stores for which no room could be made", lambda m: m.sum("refused"), schema=COUNT),
-        Figure("deferred", "times that a request waited for blocks on their way to another",
+        Figure("deferred", "times that a request waited for blocks that were being loaded for another request",
                lambda m: m.sum("deferred"), schema=COUNT),
         Figure("load_ms", "time from a load's request to its completion; for LMCache, the time it adds to a step",
                lambda m: describe(np.array([ns for each in m.counts for ns in each.load_ns], dtype=np.int64), MS),
                "ms", DISTRIBUTION),
-        Figure("load_busy_share", "share of the time in which the link to host memory loaded",
+        Figure("load_busy_share", "share of the time in which the link to host memory was loading",
                lambda m: per(sum(host.reading.busy_ns for host in m.hosts) / SECOND, m.seconds), "share"),
-        Figure("store_busy_share", "share of the time in which it stored",
+        Figure("store_busy_share", "share of the time in which that link was storing",
                lambda m: per(sum(host.writing.busy_ns for host in m.hosts) / SECOND, m.seconds), "share"),
         Figure("stalled_s", "time that steps waited for copies of preempted requests, or for chunks they load and "
                "store", lambda m: sum(core.stalled_ns for core, _ in m.found) / SECOND, "s", NUMBER, "lower",
                "difference"),
-        Figure("tiers", "of a disk or a store: how full it was at most, and how busy the way to it", _slower,
+        Figure("tiers", "for a disk or a store: its peak usage, and how busy the link to it was", _slower,
                schema=a_map(TIER), optional=True),
     ),
-    doc="With memory behind the GPUs (`offload`, [offload.md](offload.md)), over all replicas.",
+    doc="Present with memory beyond the GPUs (`offload`, [offload.md](offload.md)); over all replicas.",
     rows=_rows,
     after=("prefix cache",),
 )  # fmt: skip

@@ -25,7 +25,7 @@ LEAST_TOKENS = 10
 
 class HiCache(Offload):
     """HiCache's rules, as described above. `layers`: layers of the model. `hits`: number of times a block must be
-    computed or found to be stored."""
+    computed or found before it is stored."""
 
     in_step = True
 

@@ -53,8 +53,8 @@ class LMCache(Connector):
         return tokens if tokens > 0 and tokens >= self._least else 0
 
     def _look_up(self, request: Request) -> list[Tier]:
-        """Return the tier of each chunk that is there, from the first on, and pin them until the request is
-        admitted."""
+        """Return the tier of each chunk that is in any tier, up to the first that is in none, and pin these chunks
+        until the request is admitted."""
         now, count = self._now(), request.num_tokens // self.block_tokens
         for given_up in [each for each in self._found if each.state >= State.FINISHED]:
             self._unpin(given_up)
@@ -154,4 +154,4 @@ class LMCache(Connector):
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant is broken."""
         assert all(len(tier.memory) <= tier.memory.num_blocks for tier in self.tiers), "more chunks than fit"
-        assert not self._pinned or self._found, "chunks stay for a request that is not waiting"
+        assert not self._pinned or self._found, "chunks stay pinned for a request that is not waiting"

@@ -24,12 +24,12 @@ class Block:
     """A block in host memory."""
 
     ready_ns: int
-    """Time at which its content is there."""
+    """Time at which its content becomes available."""
     read_until: int = 0
     """Time at which the last copy from it ends."""
     writer: Request | None = None
-    """The request that must end or be preempted before the content can be found; None if it can be found once it is
-    there."""
+    """The request that must end or be preempted before the content can be found; None if it can be found as soon as it
+    is available."""
     writer_preemptions: int = 0
     """Number of preemptions of the writer at the time of the write."""
 
@@ -202,4 +202,4 @@ class Arc(HostMemory):
 
 
 POLICIES: Mapping[str, type[HostMemory]] = {"lru": Lru, "arc": Arc}
-"""Kinds of host memory, by vLLM's name of the policy."""
+"""Kinds of host memory, by vLLM's name for the eviction policy."""

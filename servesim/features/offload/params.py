@@ -96,7 +96,7 @@ class LMCacheParams(HostParams):
     remote_start_us: float = 0.0
     """Microseconds until the first byte from or to the remote store."""
     chunk_size: int = 256
-    """Tokens of a chunk; only whole chunks are stored and found."""
+    """Tokens per chunk; only whole chunks are stored and found."""
     save_decode_cache: bool = False
     """Whether generated tokens are stored, too."""
     min_retrieve_tokens: int = 0
@@ -122,7 +122,7 @@ class HiCacheParams(HostParams):
     of_engine: ClassVar[str] = "sglang"
     needs_cpu: ClassVar[bool] = False
     ratio: float = 2.0
-    """Host memory as a multiple of GPU KV memory (--hicache-ratio), if no cpu is given."""
+    """Host memory as a multiple of GPU KV memory (--hicache-ratio), used if `cpu` is not set."""
     write_policy: Literal["write_through", "write_through_selective"] = "write_through"
     """Time at which blocks are stored: when computed, or when they are computed or found for the second time."""
 

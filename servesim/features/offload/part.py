@@ -1,4 +1,4 @@
-"""The part of a run with memory beyond its GPUs: gives each core its connector, and counts the transfers."""
+"""Part of a run with memory beyond its GPUs, which gives each core its connector and counts the transfers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from servesim.features.offload.setup import OffloadSetup, check_policies
 
 
 class Offloading(Part):
-    """Connects cores to their memory. `memories`: the memory of each pool; `said`: notes on it for the reader."""
+    """Part that connects cores to their memory. `memories`: the memory of each pool; `said`: notes on it for the
+    reader."""
 
     def __init__(self, memories: Sequence[tuple[Pool, OffloadSetup]], said: Sequence[str] = ()) -> None:
         self._memories, self._said = memories, said

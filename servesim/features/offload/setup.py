@@ -79,7 +79,7 @@ class OffloadSetup:
         return params.bytes_of(tier) // whole
 
     def connector(self) -> Offload | LMCache:
-        """Return the connector of another replica."""
+        """Return a new connector, for one more replica."""
         params, link = self.params, (self.bytes_per_s, round(self.params.start_us * 1000))
         if isinstance(params, LMCacheParams):
             token_bytes = self.gpu_block_bytes / self.gpu_block_tokens
@@ -116,12 +116,17 @@ class OffloadSetup:
 
     def note(self, gpu: Gpu, gpu_tokens: int) -> str:
         """Return a note for the reader: the size of the memory, and the source of the link's bandwidth."""
-        why = "as given" if self.params.gb_s is not None else f"50/64 of {gpu.name}'s PCIe, as measured on an H100"
+        why = (
+            "as given"
+            if self.params.gb_s is not None
+            else (f"50/64 of {gpu.name}'s PCIe bandwidth, as measured on an H100")
+        )
         held = {tier: self.blocks(tier) * self.block_tokens for tier in self.tiers}
         more = "".join(f", {tier} for {tokens:,}" for tier, tokens in list(held.items())[1:])
         return (
-            f"offload: host memory for {held['cpu']:,} tokens a replica ({held['cpu'] / gpu_tokens:.2g} x the GPU's), "
-            f"copied at {self.bytes_per_s / 1e9:.3g} GB/s a GPU in each direction ({why}){more}"
+            f"offload: host memory for {held['cpu']:,} tokens per replica ({held['cpu'] / gpu_tokens:.2g} x the "
+            f"GPU's), copied at {self.bytes_per_s / 1000000000.0:.3g} GB/s per GPU in each direction ({why})"
+            f"{more}"
         )
 
 

@@ -21,7 +21,7 @@ from servesim.engine.clock import CHANGE, REPORT
 from servesim.engine.pool import Pool
 
 IDLE_TICKS = 100_000
-"""Number of queries for which waiting requests are kept although nothing else happens."""
+"""Number of queries for which waiting requests are kept even if nothing else happens."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Scaled:
 
 
 class Scaling(Part):
-    """Queries the autoscalers of a cluster's pools, and applies their decisions."""
+    """Part that queries the autoscalers of a cluster's pools and applies their decisions."""
 
     def __init__(self, scaled: list[Scaled]) -> None:
         self._of = {id(each.pool): each for each in scaled}

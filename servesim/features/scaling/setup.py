@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from servesim.run.pool import PoolSetup
 
 LEAST_S = 1e-3
-"""Minimum number of seconds between two queries to an autoscaler: with fewer, a run of hours would never end."""
+"""Minimum number of seconds between two queries to an autoscaler: with less, simulating hours would never end."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def start_of(given: Mapping[str, float]) -> Start:
         if key not in known:
             raise UserError(f"start: unknown part {shown(key)}{suggest(key, known)}")
         if not (1e-3 if key == "weights_gb_s" else 0) <= value <= 1e7:
-            raise UserError(f"start: {key} is {value:g}, must be a number up to 1e7 (a rate at least 0.001)")
+            raise UserError(f"start: {key} is {value:g}, must be a number up to 1e7 (at least 0.001 for a rate)")
     return Start(**given)
 
 
@@ -90,7 +90,7 @@ def asked_every(scaler: Scaler) -> int:
 
 
 def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Scaled]:
-    """Return the pools whose replicas come and go. Raise UserError if they cannot."""
+    """Return the pools whose replicas come and go. Raise UserError if their settings are invalid."""
     found = []
     for pool, settings in pools:
         start = start_of(settings.start)

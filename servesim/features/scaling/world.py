@@ -35,7 +35,7 @@ class Told(Scaler):
 
 
 def with_scaler(world: Any, draws: Any) -> Any:
-    """Return the world with an autoscaler of each pool."""
+    """Return the world with an autoscaler for each pool."""
     answers = draws.many("replicas wanted", draws.one("times asked", range(1, 13)), range(MOST))
     start_ns = draws.one("start of a replica", [0, 900, 30_000])
 
@@ -46,8 +46,8 @@ def with_scaler(world: Any, draws: Any) -> Any:
 
 
 def scaled_by(world: Any, draws: Any, cls: type[Scaler], params: Any) -> Any:
-    """Return the world with one pool that an autoscaler of this class scales. Its times are stretched until the
-    autoscaler is queried again and again, as in the worlds above."""
+    """Return the world with one pool that an autoscaler of this class scales. Its times are stretched so that the
+    autoscaler is queried repeatedly, as in the worlds above."""
     factor = max(round(_every_ns(world, cls, params) / EVERY_NS), 1)
     start_ns = draws.one("start of a replica", [0, 900, 30_000]) * factor
     replicas = min(max(world.replicas, params.min), params.max)
@@ -61,7 +61,8 @@ def scaled_by(world: Any, draws: Any, cls: type[Scaler], params: Any) -> Any:
 
 
 def _every_ns(world: Any, cls: type[Scaler], params: Any) -> int:
-    """Return the time between two queries; errors of an autoscaler are raised when it is made again."""
+    """Return the time between two queries, or EVERY_NS if creating the autoscaler fails: its error is raised when it is
+    created again."""
     try:
         return asked_every(make(cls, params, CostProfile(world.cost)))
     except (PolicyError, UserError):

@@ -1,4 +1,4 @@
-"""The router's view of the replicas it chose next to their true state, if views have an age."""
+"""The router's view of the replicas it chose compared with their true state, if views are delayed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from servesim.contracts.figures import Figure, Group
 from servesim.schemas import COUNT, NUMBER
 
 COLUMNS = ("load_seen", "load_there")
-"""Additional columns of requests.parquet: requests at the chosen replica by its last report, and their true number,
-when the request was last sent to a replica; -1 if it was never sent."""
+"""Additional columns of requests.parquet: the number of requests at the chosen replica according to its last report,
+and the true number, when the request was last sent to a replica; -1 if it was never sent."""
 
 
 def view_columns(sendings: Sequence[int], rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
@@ -32,16 +32,18 @@ ROUTER_VIEW = Group(
     "router's view",
     (
         Figure("sent", "how often a request was sent to a replica", len, schema=COUNT),
-        Figure("seen", "requests at the chosen replica by its last report, in the mean over those times",
+        Figure("seen", "requests at the chosen replica according to its last report, averaged over those times",
                lambda table: _mean(table[:, 1]), "requests", NUMBER),
         Figure("there", "requests actually at that replica",
                lambda table: _mean(table[:, 2]), "requests", NUMBER),
-        Figure("error", "distance between what was seen and what was there",
+        Figure("error", "mean absolute difference between the reported and the actual number",
                lambda table: _mean(np.abs(table[:, 1] - table[:, 2])), "requests", NUMBER),
     ),
-    doc="Where views have an age (`cluster.report_every_s`).",
+    doc="Present if views are delayed (`cluster.report_every_s`).",
     rows=(
-        ("router's view", "{seen} requests seen at the chosen replica, {there} there, a mean difference of {error}"),
+        ("router's view", (
+            "{seen} requests seen at the chosen replica, {there} actually there, a mean difference of {error}"
+        )),
     ),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from servesim.features.view_lag.figures import view_columns, view_figures
 
 NOTHING = Report(0, 0, 0.0, 0)
 IDLE_TICKS = 16
-"""Number of reports for which waiting requests are kept although nothing else happens."""
+"""Number of reports for which waiting requests are kept even if nothing else happens."""
 
 
 class Reported:
@@ -54,7 +54,7 @@ class Reported:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were left waiting there."""
+        """Requests that were left waiting on the replica."""
         return self._report.num_waiting
 
     @property
@@ -64,7 +64,7 @@ class Reported:
 
     @property
     def num_running(self) -> int:
-        """Requests that were running there."""
+        """Requests that were running on the replica."""
         return self._report.num_running
 
     @property
@@ -83,7 +83,8 @@ class Reported:
 
 
 class Reporting(Part):
-    """Replaces a cluster's views with reports: one of each replica every `every` ns from 0 on, seen `lag` ns later.
+    """Part that replaces a cluster's views with reports: one of each replica every `every` ns from 0 on, seen `lag` ns
+    later.
 
     A report shows the state before anything else happens at its instant. Before the first report, views show idle
     replicas.

@@ -87,7 +87,7 @@ class GroupTurns(GroupRounds):
         for member in self._new.values():
             key = member.offset % bs
             counts[key] = counts.get(key, 0) + 1
-        cycles, free = divmod(free, n * groups)  # not counting blocks windows give back
+        cycles, free = divmod(free, n * groups)  # without the blocks that windows give back
         for steps in range(bs):
             free -= groups * counts.get(-(turn + steps) % bs, 0)
             if free < 0:
@@ -304,7 +304,7 @@ class GroupTurns(GroupRounds):
         self._grow(member, turn, self._kv._slid[member.request], max(committed, member.begun) + member.offset)
 
     def _enter(self, member: Member) -> None:
-        """Enter a member whose windows have caught up in its rank."""
+        """Enter in its rank a member whose windows have caught up."""
         key = member.offset % self._size
         dealt, between = self._rotation.dealt.get(key), member.number < self._entered
         if between or (dealt is not None and not self._rotation.ripe(member, self._committed)):
@@ -319,6 +319,6 @@ class GroupTurns(GroupRounds):
             dealt.join(member.request)
 
     def _publish(self, member: Member) -> None:
-        """Publish the tokens that a member knew when the last turn was planned: they are final."""
+        """Publish the tokens that a member knew when the last turn was planned, since they are final."""
         known = self._committed + member.offset + 1
         self._kv._offer(member.request, known, known)

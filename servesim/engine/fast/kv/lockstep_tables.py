@@ -262,7 +262,8 @@ class PublishingTurns(TableTurns):
             if not self._filling[phase]:
                 del self._filling[phase]
         self._offer_known(request, offset)
-        # Turns may have ended since then: all of them, if it joined after the last one that was extended.
+        # Turns may have ended since the last one that was extended. If the member joined after that one, all of its
+        # turns have.
         done = request._num_computed_tokens - request._num_output_placeholders
         self._cache._offer(request, done, done)
 
@@ -278,7 +279,7 @@ class PublishingTurns(TableTurns):
         return grown
 
     def _offer_filled(self, committed: int) -> None:
-        """Publish the blocks filled since the last planned turn: several turns may have ended, for example if prompts
+        """Publish the blocks filled since the last planned turn. Several turns may have ended, for example if prompts
         were planned in between."""
         ended = committed - self._committed
         self._committed = committed
@@ -293,7 +294,7 @@ class PublishingTurns(TableTurns):
                     self._offer_known(request, offset)
 
     def _offer_known(self, request: Request, offset: int) -> None:
-        """Publish the tokens that a member knew when the last turn was planned: they are final."""
+        """Publish the tokens that a member knew when the last turn was planned, since they are final."""
         self.complete(request)
         known = self._committed + offset + 1
         self._cache._offer(request, known, known)

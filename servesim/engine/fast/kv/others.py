@@ -115,7 +115,7 @@ class RadixTurns(LockstepMemory):
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         if request in self._kv._prefilling:
-            return False  # a commit will enter its prompt
+            return False  # a commit will add its prompt to the tree
         self._offsets[request] = offset
         return True
 

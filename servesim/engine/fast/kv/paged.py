@@ -1,7 +1,7 @@
 """`paged` and `prefix-hash` in fast mode.
 
-A user's allocator that is derived from a plain class is stepped plainly; derived from the fast one instead it is fast.
-Then a request in lockstep has its table, and in a prefix cache its last blocks, entered only when they are read.
+A user's allocator that is derived from a plain class is stepped plainly; if derived from the fast class instead, it is
+fast. The table of a request in lockstep, and its last blocks in a prefix cache, are then entered only when read.
 """
 
 from __future__ import annotations
