@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from servesim.contracts.request import State
 from servesim.metrics.distribution import Numbers, describe
+from servesim.metrics.load import Load, load_of
 from servesim.metrics.samples import numbers_of, reasons_of, requests_of
-from servesim.metrics.stability import Load, load_of
 from servesim.records.columns import REQUEST_COLUMNS, Rows
 
 MS = 1e6

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.request import State
+from servesim.metrics.load import EARLY, TENTHS, Load, expected_present, shortest_mean
 from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats
 from servesim.metrics.sketch import Sketch
-from servesim.metrics.stability import TENTHS, Load, expected_present
 from servesim.sentinels import NEVER
 
 Times = NDArray[np.int64]
@@ -119,6 +120,8 @@ class LoadGrid:
     by between BINS / 2 and BINS of them, and the edges of tenths are accurate to one bin."""
 
     BINS = 8192
+    SLOTS = 64
+    """Groups of bins with a sketch each of the stays that begin in them."""
 
     def __init__(self, origin_ns: int) -> None:
         self._origin = origin_ns
@@ -127,17 +130,16 @@ class LoadGrid:
         # end.
         self._count = np.zeros((3, self.BINS), dtype=np.int64)
         self._since = np.zeros((3, self.BINS), dtype=np.int64)
+        self._service = np.zeros(self.BINS)  # total, of the arrivals in each bin
+        self._squares = 0.0  # of all times in service
+        self._stays = [Sketch() for _ in range(self.SLOTS)]
         self._first, self._last = NEVER, -1
-        self._service_ns = 0
-        self._stays = Sketch()
 
     def add(self, arrival: Times, waits: Times, leaves: Times) -> None:
         """Add the times at which requests arrived, stopped waiting and left."""
         if not len(arrival):
             return
         self._first, self._last = min(self._first, int(arrival.min())), max(self._last, int(arrival.max()))
-        self._service_ns += int((leaves - waits).sum())
-        self._stays.add(leaves - arrival)
         while int(leaves.max()) - self._origin >= self._width * self.BINS:
             self._double()
         for kind, times in enumerate((arrival, waits, leaves)):
@@ -145,16 +147,27 @@ class LoadGrid:
             into = at // self._width
             np.add.at(self._count[kind], into, 1)
             np.add.at(self._since[kind], into, (into + 1) * self._width - at)
+        service = (leaves - waits).astype(np.float64)
+        begun = (arrival - self._origin) // self._width
+        np.add.at(self._service, begun, service)
+        self._squares += float(np.dot(service, service))
+        slots = begun * self.SLOTS // self.BINS
+        for slot in np.unique(slots).tolist():
+            self._stays[slot].add((leaves - arrival)[slots == slot])
 
     def _double(self) -> None:
-        count, since = self._count, self._since
+        half, count, since = self.BINS // 2, self._count, self._since
         pairs = since[:, ::2] + since[:, 1::2] + count[:, ::2] * self._width
         self._since, self._count = np.zeros_like(since), np.zeros_like(count)
-        self._since[:, : self.BINS // 2], self._count[:, : self.BINS // 2] = pairs, count[:, ::2] + count[:, 1::2]
+        self._since[:, :half], self._count[:, :half] = pairs, count[:, ::2] + count[:, 1::2]
+        self._service[:half], self._service[half:] = self._service[::2] + self._service[1::2], 0.0
+        for sketch, later in zip(self._stays[::2], self._stays[1::2], strict=True):
+            sketch.add(*later.buckets())
+        self._stays = self._stays[::2] + [Sketch() for _ in range(self.SLOTS // 2)]
         self._width *= 2
 
     def load(self) -> Load | None:
-        """Return the load as `stability.load_of` does, or None if all requests arrive at the same time."""
+        """Return the load as `load.load_of` does, or None if all requests arrive at the same time."""
         span = self._last - self._first
         if span < TENTHS:
             return None
@@ -169,6 +182,21 @@ class LoadGrid:
             integral = np.interp(position, bins, np.concatenate([[0], np.cumsum(gained)]))
             means.append(np.diff(integral) / np.diff(edges))
         arrived = np.interp(position, bins, before[0]).astype(np.int64)
-        stays, counts = self._stays.buckets()
-        filling = expected_present(arrived, span / TENTHS, stays, counts)
-        return Load(means[0], means[1], arrived, filling, self._service_ns / int(counts.sum()), span)
+        total = np.concatenate([[0.0], np.cumsum(self._service)])
+        mean = total[-1] / int(before[0, -1])
+        return Load(
+            waiting=means[0],
+            in_system=means[1],
+            arrived=arrived,
+            explained=expected_present(arrived, span / TENTHS, *self._early(position[EARLY]).buckets()),
+            service_ns=shortest_mean(arrived, np.interp(position, bins, total)),
+            service_cv2=float(self._squares / int(before[0, -1]) - mean**2) / max(mean, 1.0) ** 2,
+            span_ns=span,
+        )
+
+    def _early(self, end: float) -> Sketch:
+        """Return a sketch of the stays that begin before bin `end`, to the next slot."""
+        found = Sketch()
+        for sketch in self._stays[: math.ceil(end * self.SLOTS / self.BINS)]:
+            found.add(*sketch.buckets())
+        return found
