@@ -202,7 +202,10 @@ def _anomalies(operator: Operator, gpu: Gpu) -> Iterator[tuple[str, str]]:
                     ),
                 )
     if drops:
-        yield name, f"in {drops} cases, more work takes less time, by up to {worst[0]:.0%} ({worst[1]})"
+        yield (
+            name,
+            f"in {drops} case{'s' * (drops != 1)}, more work takes less time, by up to {worst[0]:.0%} ({worst[1]})",
+        )
     if operator.op == "gemm" and COMPUTE_DTYPE.get(operator.dtype) in gpu.flops:
         roofline, sizes = Roofline(gpu), zip(rows["m"].tolist(), rows["n"].tolist(), rows["k"].tolist(), strict=True)
         least = np.array([roofline.gemm(m, n, k, operator.dtype) / 1e3 for m, n, k in sizes])

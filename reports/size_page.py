@@ -53,10 +53,11 @@ def answer(one: Footprint) -> str:
     fewest = min(row["tp"] for row in held)
     tightest = sorted((row for row in held if row["tp"] == fewest), key=lambda row: int(row["sequences"]))
     least = [f"{gpu_of(row['gpu'])} in {row['weights']} ({row['sequences']:,})" for row in tightest]
+    verb = "is" if len(least) == 1 else "are"
     more = f" and {len(least) - 6} with more room" if len(least) > 6 else ""
     return (
-        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; the fewest GPUs that do so "
-        f"are {fewest}, and the tightest of these deployments are {', '.join(least[:6])}{more}."
+        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; the smallest of them use "
+        f"{fewest} GPU{'s' * (fewest != 1)}, and the tightest of these {verb} {', '.join(least[:6])}{more}."
     )
 
 

@@ -39,8 +39,8 @@ class Scripted(Router):
             raise UserError(f"router scripted: {params.file}: {error}") from None
         if wrong := [choice for choice in self._choices if not 0 <= choice < num_replicas]:
             raise UserError(
-                f"router scripted: {params.file}: it chooses replica {wrong[0]}, but replicas must be below "
-                f"{num_replicas}"
+                f"router scripted: {params.file}: chooses replica {wrong[0]}, but replicas are numbered from 0 to "
+                f"{num_replicas - 1}"
             )
         self._next = 0
 

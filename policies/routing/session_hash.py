@@ -1,5 +1,4 @@
-"""Routing of all requests of a conversation to one replica, by a hash of the conversation's name, so that they hit that
-replica's cache."""
+"""Routing of a conversation's requests to the replica that its name hashes to, so that they hit the same cache."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 
 class Budget:
-    """Tokens left in a step, counted both as tokens to schedule and as model inputs (including drafters' extra
-    slots)."""
+    """Tokens left in a step, both as scheduled and as model inputs (which include drafters' extra slots)."""
 
     __slots__ = ("_inputs", "_tokens", "extra", "left")
 

@@ -82,7 +82,9 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
         with writing(path) as file:
             file.write(html)
     except KeyboardInterrupt:
-        raise Interrupted(f"{folder} is complete except for its page; write it with servesim report {folder}") from None
+        raise Interrupted(
+            f"{folder} is complete except for its report; write it with servesim report {folder}"
+        ) from None
     return path
 
 

@@ -151,9 +151,8 @@ class KVAllocator(ABC):
 
     @abstractmethod
     def free(self, request: Request) -> None:
-        """Release everything the request holds; cached prefixes stay findable. A preempted request (see
-        `request.state`) may find its own KV again when it resumes. Called only for a request that holds memory (else
-        KeyError)."""
+        """Release everything the request holds; cached prefixes stay findable. A preempted request may
+        find its own KV again when it resumes. Called only for a request that holds memory (else KeyError)."""
 
     @abstractmethod
     def slots(self, request: Request) -> int:
@@ -221,8 +220,7 @@ class KVAllocator(ABC):
 
     def can_swap_in(self, request: Request, num_tokens: int, reserve: int, samples: Sequence[Request] = ()) -> bool:
         """Return whether a swapped request (with the samples that were swapped out with it) can be swapped in and get
-        memory for `num_tokens` more, with `reserve` tokens left free. Changes nothing. `samples`: only if "fork" is
-        supported."""
+        `num_tokens` more, with `reserve` tokens left free. Changes nothing. `samples`: only if "fork" is supported."""
         return self.can_admit(request, MISS, request.num_computed_tokens + num_tokens, 0, reserve)
 
     def swap_in(self, request: Request, num_tokens: int, lookahead: int, samples: Sequence[Request] = ()) -> int:
@@ -232,8 +230,7 @@ class KVAllocator(ABC):
         return self.drop_swapped(request) * self.memory.block_size
 
     def drop_swapped(self, request: Request) -> int:
-        """Forget a request's KV in host memory; return the number of blocks it had there. Raise KeyError if it had
-        none."""
+        """Forget a request's KV in host memory; return how many blocks it had there. Raise KeyError if none."""
         blocks = self._host.pop(request)
         self._host_free += blocks
         return blocks
@@ -261,8 +258,7 @@ class KVAllocator(ABC):
         return request.prompt_len + request.max_tokens <= self.capacity_tokens
 
     def rollback(self, request: Request, num_tokens: int) -> None:
-        """Void the last `num_tokens` tokens (rejected drafts), which are not final yet. Default: their slots stay
-        allocated."""
+        """Void the last `num_tokens` tokens (rejected drafts), which are not final yet. Default: their slots stay."""
         return None
 
     def check_integrity(self) -> None:

@@ -145,8 +145,7 @@ class PlanContext:
 
     def due(self, request: Request) -> int:
         """Return the number of tokens of a running request that are known, or will be once the steps in flight are
-        done, but not computed yet: 1 in decode, 0 if the tokens in flight reach its length cap. Drafts are not
-        counted."""
+        done, but not computed yet: 1 in decode, 0 if the tokens in flight reach its length cap; no drafts."""
         if request._keeper is not None:
             request._keeper.settle(request)
         computed, known = request._num_computed_tokens, request._num_tokens
@@ -241,8 +240,7 @@ class PlanContext:
         """Give a waiting request memory and `num_tokens` tokens in this step. Return False (and do nothing) if the
         allocator has no room. `hit` is the result of `kv.lookup`: those tokens need no computing, nor do the `external`
         ones after them, which the step loads. `full_tokens` must fit in addition to the hit although only `num_tokens`
-        are allocated; `reserve` tokens stay free. The caller moves the request from its waiting queue to its running
-        queue."""
+        are allocated; `reserve` tokens stay free. The caller moves the request from waiting to running."""
         if type(num_tokens + full_tokens + reserve + lookahead + drafts + external) is not int:
             raise _not_ints(num_tokens, full_tokens, reserve, lookahead, drafts, external)
         hit = hit if hit is not None else self.lookup(request)
@@ -376,4 +374,6 @@ class PlanContext:
 
 
 def _not_there(tokens: Any, request: Request, hit: Hit) -> PolicyError:
-    return PolicyError(f"connector: {tokens!r} tokens of {request} are available after {hit.num_tokens} that are here")
+    return PolicyError(
+        f"connector: {tokens!r} tokens of {request} are available elsewhere, after {hit.num_tokens} that are local"
+    )

@@ -192,8 +192,7 @@ class Request:
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences it is or will become: several if samples are forked from it once its prompt is
-        computed."""
+        """Number of sequences it is or will become: several if samples are forked off its prompt."""
         return 1 + self.parent.unforked if self.parent is not None else 1
 
     def __repr__(self) -> str:

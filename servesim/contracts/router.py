@@ -213,8 +213,7 @@ class Router(ABC):
         new one has the next index, and its first reported state is starting."""
 
     def uniform(self) -> float:
-        """Return the router's next random draw, uniform between 0 and 1, both excluded, keyed by seed, name and
-        count."""
+        """Return the router's next draw, uniform between 0 and 1 (both excluded), keyed by seed, name and count."""
         self._drawn += 1
         return draws.uniform_one(self.seed, f"router {self.name}", self._drawn - 1)
 

@@ -54,8 +54,7 @@ class EngineCore:
         self.connector: Connector | None = None
         self.fetched: dict[Request, Load] = {}
         """Requests that hold memory for KV from elsewhere and do not run. In State.LOADING the KV is on its way (since
-        a plan that had them in `Plan.loading`), in WAITING or PREEMPTED it has arrived, and in any other state the
-        request has left."""
+        a plan that had them in `Plan.loading`), in WAITING or PREEMPTED it has arrived, else the request has left."""
         self.not_before_ns = 0
         """Earliest start of the next step in ns: until then, memory freed by a preemption is still being copied."""
         self.stalled_ns = 0
@@ -73,8 +72,7 @@ class EngineCore:
         """Callback for each request that receives tokens, called with their number. It is called only if steps are
         taken one by one."""
         self.on_plan: Callable[[int, Plan], None] | None = None
-        """Callback for each plan that has been verified, called with the step's id and the plan. For a run of known
-        steps, it is called only for the first."""
+        """Callback for each verified plan, with its step's id; for a run of known steps, only for the first."""
         self.committed_ns = -1
         """Time in ns at which the last step was committed."""
         self.checks = check
@@ -156,8 +154,7 @@ class EngineCore:
         self.on_leave(request)
 
     def finish(self, requests: list[Request], state: State, now: int) -> None:
-        """End requests that are at this replica. If the scheduler still keeps the memory of a request, it is freed
-        later."""
+        """End requests that are at this replica. Memory that the scheduler still keeps is freed later."""
         if not requests:
             return
         self.tokens_since_output = 0  # clients that give up make room, too

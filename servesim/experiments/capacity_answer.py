@@ -214,7 +214,7 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
         return f"Nothing carries {what}"
     best = max(known, key=lambda row: row["best_attainment"] - goals[row["goal"]].share)
     reason = f": {best['reason']}" if best["reason"] else ""
-    name = best["label"] or "it"
+    name = best["label"] or "the deployment"
     return f"Nothing carries {what}; {name} comes closest, with {100 * best['best_attainment']:.4g} % at best{reason}"
 
 

@@ -81,7 +81,7 @@ def test_a_file_without_end_and_one_that_unpacks_to_much_more_stop_at_the_limit(
         load_settings("/dev/zero")
     packed = tmp_path / "t.csv.gz"
     packed.write_bytes(gzip.compress(b"arrival_ns,prompt_len,output_len\n" + b"1,1,1\n" * 4_000_000))
-    with pytest.raises(UserError, match="unpacked bytes per packed byte are more than 100"):
+    with pytest.raises(UserError, match="uncompressed bytes per compressed byte are more than 100"):
         load_trace(packed)
     packed.write_bytes(gzip.compress(b"arrival_ns,prompt_len,output_len\n" + b"1,1,1\n" * 100))
     monkeypatch.setenv(untrusted.SETTING, "rows=10")
@@ -226,7 +226,7 @@ def test_what_once_broke_a_reader_is_one_line_for_all_of_them(reader: str, tmp_p
 def test_a_packed_file_that_says_it_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(b"\n" * (untrusted.FREELY_UNPACKED + 1)))
-    with pytest.raises(UserError, match="unpacked bytes per packed byte are more than 100"):
+    with pytest.raises(UserError, match="uncompressed bytes per compressed byte are more than 100"):
         untrusted.open_text(path)
     path.write_bytes(gzip.compress(b"\n" * untrusted.FREELY_UNPACKED))
     with untrusted.open_text(path) as file:

@@ -83,10 +83,10 @@ def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> 
     if source not in positions:
         meant = suggest(source, positions)
         raise UserError(f"{path}: line {line}: depends on {shown(source)}, which is not in the file{meant}")
-    for value, known in ((trigger, TRIGGERS), (relation, RELATIONS)):
+    for name, value, known in (("trigger", trigger, TRIGGERS), ("relation", relation, RELATIONS)):
         if value not in known:
             raise UserError(
-                f"{path}: line {line}: a dependency has {shown(value)}, must have one of {', '.join(known)}"
+                f"{path}: line {line}: the {name} of a dependency is {shown(value)}, must be one of {', '.join(known)}"
             )
     delay = _calls.seconds_ns(path, line, "delay_ms", dependency.get("delay_ms", 0), MS)
     return positions[source], TRIGGERS.index(str(trigger)), delay, RELATIONS.index(relation)

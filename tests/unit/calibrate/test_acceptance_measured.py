@@ -155,7 +155,7 @@ def test_ctrl_c_says_what_is_kept_and_the_tables_written_next_are_acceptance_mod
         ("prompts: []", "a list `prompts`"),
         ("prompts: [{name: a, domain: b}]", "prompt 1 needs name, domain and text"),
         ("prompts: [{name: a, domain: b, text: c}, {name: a, domain: b, text: c}]", "two prompts are called 'a'"),
-        ("licence: test\nprompts: {a: b?}\n", "line 2: not YAML"),
+        ("licence: test\nprompts: {a: b?}\n", "line 2: not valid YAML"),
     ],
 )
 def test_bad_prompt_files_are_refused(tmp_path: Path, text: str, says: str) -> None:

@@ -97,10 +97,10 @@ def test_steps_keep_their_exact_composition_and_the_columns_of_calibrate_host(tm
 def test_a_request_that_lost_tokens_is_no_log(tmp_path: Path) -> None:
     incomplete = log()
     incomplete.requests[0].tokens = 2
-    with pytest.raises(UserError, match="request 0 2 of 3 tokens"):
+    with pytest.raises(UserError, match="request 0 only 2 of 3 tokens"):
         incomplete.check()
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(UserError, match="holds other files and no engine log"):
+    with pytest.raises(UserError, match="holds other files but no engine log"):
         log().write(tmp_path)
 
 

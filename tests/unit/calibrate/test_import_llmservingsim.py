@@ -158,7 +158,7 @@ def test_other_heads_have_no_such_rows(tables: KernelTables) -> None:
         ("attention.csv", "0,0,1,300,12.0", "0,0,1,300,-12", r"attention.csv: row 2: time_us is -12"),
         ("attention.csv", "0,0,1,300,12.0", "0,0,x,300,12", r"attention.csv: row 2: n_decode is 'x', not a number"),
         ("attention.csv", "0,0,1,300,12.0", "0,0,1.5,300,12", r"row 2: n_decode is 1.5, must be a whole number"),
-        ("per_sequence.csv", "lm_head", "head", r"no times of lm_head"),
+        ("per_sequence.csv", "lm_head", "head", r"no times for lm_head"),
     ],
 )
 def test_bad_files_are_refused(profile: Path, tmp_path: Path, file: str, old: str, new: str, message: str) -> None:

@@ -131,7 +131,7 @@ def test_what_cannot_be_imported_is_named(profiles: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match="no such folder"):
         import_vidur(tmp_path / "nowhere", out)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no profile of Vidur"):
+    with pytest.raises(UserError, match="contains no Vidur profile"):
         import_vidur(tmp_path / "empty", out)
     _attention(model, [("", "", 4, 0, 96, False)])
     with pytest.raises(UserError, match=r"attention_tp2.csv: row 1: the time of its phase is missing"):

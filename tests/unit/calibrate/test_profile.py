@@ -207,7 +207,7 @@ def test_an_error_of_the_gpu_ends_the_run_and_the_next_one_leaves_that_point_out
 
 
 def test_too_little_gpu_memory_is_said_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has 1\.0 GiB free, the largest linear layer needs 2\.9 GiB.*--tp"):
+    with pytest.raises(UserError, match=r"has 1\.0 GiB free, but the largest linear layer needs 2\.9 GiB.*--tp"):
         run(tmp_path / "p", FormulaDevice(memory=1 << 30))
     assert not (tmp_path / "p").exists()
 
@@ -240,7 +240,7 @@ def test_a_folder_of_another_device_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "p" / "points.jsonl").read_text() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(UserError, match="holds other files and no profile"):
+    with pytest.raises(UserError, match="holds other files but no profile"):
         run(tmp_path / "mine")
 
 

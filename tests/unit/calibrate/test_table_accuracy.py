@@ -116,7 +116,7 @@ def test_the_command_prints_every_split_and_writes_json(tmp_path: Path) -> None:
 
 def test_tables_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
     linear(tmp_path, [1, 2])
-    with pytest.raises(UserError, match=r"h10 is neither a folder nor shipped tables \(did you mean"):
+    with pytest.raises(UserError, match=r"h10 is neither a folder nor the name of shipped tables \(did you mean"):
         open_tables("h10")
     with pytest.raises(UserError, match="do not name the GPU that was measured: give --gpu"):
         open_tables(str(tmp_path))

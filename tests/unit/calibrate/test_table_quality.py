@@ -38,12 +38,12 @@ def gemm(folder: Path, times: list[float], kernel: str = "k", **more: list[float
 def test_points_between_the_grids_are_looked_up_and_judged(measured: Path) -> None:
     found = quality(measured, against=[])
     errors = {h.what: h.errors for h in found.held_out}
-    gemms = errors["gemm bf16, tokens between the grid's"]
+    gemms = errors["gemm bf16, token counts between grid points"]
     assert len(gemms) == 5 * sum(m <= 1024 for m in (7, 37, 200, 300, 700))
     # the formula is two lines: exact between points on one, a little high between two that span its kink
     assert float(np.median(gemms)) == pytest.approx(0.0, abs=1e-9)
     assert -1e-9 < gemms.min() <= gemms.max() < 0.05
-    assert np.abs(errors["decodes of unequal contexts"]).max() < 0.25
+    assert np.abs(errors["decodes with unequal contexts"]).max() < 0.25
     assert len(errors) == 3
 
 
@@ -69,7 +69,8 @@ def test_less_time_for_more_work_is_named_with_its_place(tmp_path: Path) -> None
     ((name, what),) = quality(tmp_path, against=[]).anomalies
     assert name == "gemm bf16"
     assert (
-        what == "1 times, more work takes less time, by up to 29% (n 4096, k 4096: 16 to 64 takes 21.0, then 15.0 us)"
+        what == "in 1 case, more work takes less time, by up to 29% "
+        "(n 4096, k 4096: from 16 to 64, the time falls from 21.0 to 15.0 us)"
     )
 
 

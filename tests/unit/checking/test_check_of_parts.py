@@ -264,7 +264,7 @@ def test_a_run_that_does_not_end_is_one_line_too(tmp_path: Path, monkeypatch: py
     file = tmp_path / "mine.py"
     file.write_text(SCALER + more)
     error = attempt(world_of(3, Subject.of(f"{file}:Mine")), "reference").error
-    assert error.startswith("a run of a few requests does not end within 0.3 s (in wanted, mine.py line ")
+    assert error.startswith("a run of a few requests did not end within 0.3 s (in wanted, mine.py line ")
 
 
 @pytest.mark.parametrize(("number", "why"), [(2, "a client gives up during a load"), (39, "memory is held in line")])

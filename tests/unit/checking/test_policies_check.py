@@ -289,7 +289,7 @@ def test_a_run_that_does_not_end_is_one_line(tmp_path: Path, monkeypatch: pytest
     assert attempt.attempt(world, "reference").outcome is not None
     monkeypatch.setenv("SPIN", "1")
     error = attempt.attempt(world, "reference").error
-    assert error.startswith("a run of a few requests does not end within 60 s (in order, mine.py line ")
+    assert error.startswith("a run of a few requests did not end within 60 s (in order, mine.py line ")
 
 
 def test_worlds_are_the_same_whenever_they_are_drawn_and_differ_by_number() -> None:

@@ -60,7 +60,7 @@ def served(answer: bytes) -> str:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"garbage\r\n\r\n", "the answer is not HTTP"),
+        (b"garbage\r\n\r\n", "the response is not valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\nab", "."),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5_000_000, "too many bytes received: 1,000 were expected"),
     ],

@@ -40,7 +40,7 @@ def test_each_policy_shows_idea_parameters_and_needs(name: str) -> None:
 
 def test_parameters_come_with_defaults_and_what_they_mean() -> None:
     text = shown("sarathi")
-    assert "chunk_size = 512\n      Tokens per iteration" in text
+    assert "chunk_size = 512\n      Token budget per iteration, which prefills fill up" in text
     assert "\npaper: Agrawal" in text
     assert "\npaper: Kwon" in shown("vllm")
     assert "needs: predicted_output_len" in shown("srpt")

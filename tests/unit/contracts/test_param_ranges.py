@@ -56,9 +56,13 @@ SMALL = {"trace": "synth:arrivals=poisson,rate=50,prompt=200,output=4", "request
     [
         (
             {"scheduler": "sglang:chunked_prefill_size=15"},
-            "=15 is less than a page of kv prefix-hash, 16",
+            r"=15 is smaller than a page of kv prefix-hash \(16 tokens\), so no prompt longer than "
+            "chunked_prefill_size could ever run",
         ),
-        ({"scheduler": "sglang:chunked_prefill_size=63", "kv": "prefix-radix:page_size=64"}, "kv prefix-radix, 64"),
+        (
+            {"scheduler": "sglang:chunked_prefill_size=63", "kv": "prefix-radix:page_size=64"},
+            r"kv prefix-radix \(64 tokens\)",
+        ),
         ({"scheduler": "sglang:prefill_max_requests=0"}, "prefill_max_requests is 0, must be at least 1"),
         (
             {"scheduler": "vllm:max_num_batched_tokens=1", "speculation": "draft-model:model=llama-3.2-1b"},

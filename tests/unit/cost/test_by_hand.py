@@ -236,7 +236,9 @@ def test_prompts_beyond_the_tables_are_told_with_the_most_tokens_they_attend_to(
         known.cost(Batch(new, [(new, 0)], sampled=1), new)
         unknown.cost(Batch(new, [(new, past)], sampled=1), new)
     assert known.extrapolated({}) == {}
-    assert unknown.extrapolated({}) == {"attention_prefill": f"prompt pieces{over}, up to {10 + past} tokens attended"}
+    assert unknown.extrapolated({}) == {
+        "attention_prefill": f"prefill of new tokens{over}, up to {10 + past} tokens attended to"
+    }
 
 
 def test_a_prompt_chunk_that_samples_nothing_has_no_head() -> None:

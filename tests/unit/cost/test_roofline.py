@@ -159,7 +159,7 @@ def test_what_beats_its_roof_is_named() -> None:
 
 def test_a_formula_that_beats_its_roof_is_told_as_such() -> None:
     text = " ".join(shown("--model", "llama-3.1-8b", "--gpu", "h200", "--kernel-tables", "ideal").split())
-    assert "lm_head: the formula counts only weights, the roofline inputs and outputs too" in text
+    assert "lm_head, because the formula counts only weights, while the roofline also counts inputs and outputs" in text
     assert "repeated measurements" not in text
 
 

@@ -170,7 +170,7 @@ def test_steps_priced_elsewhere_count_in_what_lay_outside_the_tables() -> None:
     assert told == {
         "a": "up to 10 rows, measured up to 4",
         "head": "up to 3 rows, measured up to 2",
-        "attention_prefill": "prompt pieces over cached ones, up to 14 tokens attended",
+        "attention_prefill": "prefill of new tokens over cached ones, up to 14 tokens attended to",
         "attention_decode": "contexts up to 1,200 of 2 sequences, measured up to 1,000",
     }
     assert here.extrapolated({}) == {}

@@ -257,7 +257,7 @@ def test_convolution_and_recurrence_of_a_state_become_one_row_and_another_framew
 def test_an_unknown_system_or_package_is_named(package: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown system 'x2'"):
         import_aiconfigurator(package, "x2", "vllm", tmp_path / "out")
-    with pytest.raises(UserError, match="not the aiconfigurator-core package"):
+    with pytest.raises(UserError, match="is neither the aiconfigurator-core package nor its wheel"):
         import_aiconfigurator(tmp_path / "nothing", "x1", "vllm", tmp_path / "out")
 
 

@@ -66,7 +66,7 @@ def test_memory_that_was_not_allocated_cannot_be_used(tmp_path: Path) -> None:
         "    def mistake(self, ctx):\n"
         "        ctx.admit(self.running[-1], 4); ctx.schedule(self.running[-1], 40)\n"
     )
-    with pytest.raises(PolicyError, match="memory for 16 tokens only"):
+    with pytest.raises(PolicyError, match="which has memory for only 16 tokens"):
         World(trace, scheduler=f"{file}:Short").run()
 
 
@@ -301,7 +301,8 @@ def test_policies_that_preempt_for_ever_are_stopped_by_name_and_state(tmp_path: 
         "        return ctx.plan\n"
     )
     with pytest.raises(
-        PolicyError, match=r"Quarrel at .* on kv paged .* 1 requests run, 2 wait, .* they preempt each other forever"
+        PolicyError,
+        match=r"Quarrel at .* on kv paged .* 1 requests run, 2 wait, .* free: requests preempt each other forever",
     ):
         World(SMALL, scheduler=f"{file}:Quarrel").run()
 

@@ -118,5 +118,5 @@ def test_a_scripted_router_replays_its_file_and_ends_with_it(tmp_path: Path) -> 
     with pytest.raises(UserError, match="has only 3 choices, but there are more requests"):
         many.run()
     many.replicas = 1
-    with pytest.raises(UserError, match="it chooses replica 1, must be below 1"):
+    with pytest.raises(UserError, match="chooses replica 1, but replicas are numbered from 0 to 0"):
         many.run()

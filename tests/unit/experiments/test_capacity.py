@@ -111,8 +111,10 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     assert list(never["verdict"]) == ["never"]
     assert never["best_attainment"].tolist() == [0.0]
     assert never.attrs["document"]["points"] == []  # no load is tried that cannot change the answer
-    assert "longer than 1 ms to their first token on an idle server" in never["reason"].iloc[0]
-    assert never.attrs["document"]["answer"].startswith("Nothing carries any rate; it comes nearest with 0 %")
+    assert "wait longer than 1 ms for their first token on an idle server" in never["reason"].iloc[0]
+    assert never.attrs["document"]["answer"].startswith(
+        "Nothing carries any rate; the deployment comes closest, with 0 % at best"
+    )
     endless = capacity(**WORKLOAD | {"requests": 9, "slo": "ttft:60000"}, gpu="h200", replicates=1)
     assert list(endless["verdict"]) == ["no limit"]
     assert any("more --requests" in note for note in endless.attrs["document"]["notes"])

@@ -59,7 +59,7 @@ def test_the_header_says_which_variants_plan_synchronously_where_others_plan_ahe
     def header(*schedulers: str, **settings: Any) -> str:
         workload = {**WORKLOAD, "requests": 20, **settings}
         print_compare(compare(**workload, scheduler=list(schedulers), replicates=2).attrs["document"], None)
-        _, found, line = " ".join(capsys.readouterr().out.split()).partition("planned synchronously, ")
+        _, found, line = " ".join(capsys.readouterr().out.split()).partition("planned synchronously while ")
         return found and line.partition("; --engine.async-scheduling false")[0].replace(" ", "")
 
     file = tmp_path / "late.py"
@@ -68,7 +68,7 @@ def test_the_header_says_which_variants_plan_synchronously_where_others_plan_ahe
     )
     late = f"{file}:Late"
     said = header("vllm", late, "continuous")
-    assert said.startswith("theothersastepahead:")
+    assert said.startswith("theothersplanastepahead:")
     assert said.endswith("late.py:Late,continuous")
     assert header("vllm", SLOW) == ""
     assert header("continuous", "static") == ""
@@ -103,7 +103,7 @@ def test_a_setting_without_effect_is_identical() -> None:
     assert set(frame[frame["variant"] != "vllm"]["verdict"]) == {"identical"}
     document = frame.attrs["document"]
     assert document["drill_down"][0]["divergence"] is None
-    assert "equal in every request: no effect" in document["headline"][0]
+    assert "equal in every request, so the difference has no effect" in document["headline"][0]
 
 
 BROKEN = """
@@ -209,7 +209,7 @@ def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Pa
     # the measured run is a simulated one, so its replay differs by the rounding of the export at most
     assert {row["verdict"] for row in rows(document, "vllm").values()} <= {"equivalent", "identical"}
     assert rows(document, SLOW)["ttft_mean"]["verdict"] == "too slow"
-    with pytest.raises(UserError, match="remove it, the measured run determines the requests"):
+    with pytest.raises(UserError, match="remove it, because the measured run determines the requests"):
         compare(scenario, bench, rate=3)
     with pytest.raises(UserError, match=r"bench\.json has only ttft, tpot, e2el, ntpot"):
         compare(scenario, bench, metrics="output_throughput")

@@ -126,7 +126,7 @@ def test_the_best_by_a_mean_is_as_sure_as_its_nearest_rival_allows() -> None:
     best, rival = candidate("best", 1.0, 1000.0), candidate("rival", 1.0, 1000.0 * math.exp(0.05), tp=2)
     found = best_error(best, [rival, candidate("far", 1.0, 9000.0, tp=4)], "e2el_mean", FITTED)
     assert found["sure"] == pytest.approx(0.6)
-    assert (found["against"], best_text(found)[:20]) == ("rival", "; over rival: 60 % s")
+    assert (found["against"], best_text(found)[:27]) == ("rival", "; better than rival: 60 % s")
     assert best_error(best, [rival], "request_goodput", FITTED)["says"].startswith("none: goodput")
     assert best_error(best, [candidate("h100", 1.0, 1100.0, gpu="h100")], "e2el_mean", FITTED)["sure"] is None
     assert "not validated" in best_error(best, [rival], "e2el_p99", FITTED)["says"]

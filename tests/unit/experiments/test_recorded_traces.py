@@ -77,7 +77,7 @@ def test_a_bad_window_fails_what_the_whole_would_pass(day: str) -> None:
     row, document = strict.iloc[0], strict.attrs["document"]
     assert row["verdict"] == "never"
     assert row["window"]["share"] == row["best_attainment"] < 0.4
-    assert "in the 0.5 minutes from minute" in never_text(document["rows"][0])
+    assert "in the 0.5 minutes starting at minute" in never_text(document["rows"][0])
 
 
 @pytest.mark.medium
@@ -92,9 +92,9 @@ def test_compare_and_sweep_tell_of_a_busy_time_that_the_whole_trace_hides(tmp_pa
     for found in (compare(**asked, intervals=False), servesim.sweep(**asked, intervals=False)):
         notes = [note for note in found.attrs["document"]["notes"] if note.startswith("paged: ")]
         assert len(notes) == 2
-        assert "paged: in its worst 10 minutes, from minute" in notes[0]
+        assert "paged: in its worst 10 minutes, starting at minute" in notes[0]
         assert "99 % required)" in notes[0]
-        assert "paged: one bad minute, from minute" in notes[1]
+        assert "paged: one bad minute, starting at minute" in notes[1]
 
 
 def test_windows_are_parts_of_one_stretched_run_and_keep_their_own_rates(day: str) -> None:
@@ -140,7 +140,7 @@ def test_a_peak_is_told_where_there_is_one() -> None:
     assert most == pytest.approx(500, abs=2)
     note = peak_note(arrival)
     assert note is not None
-    assert "run at 3.7 times the mean rate" in note  # 500 of 1,600 in 5 of 60 minutes
+    assert "have 3.7 times the mean rate" in note  # 500 of 1,600 in 5 of 60 minutes
     assert peak_note((quiet * MINUTE_NS).astype(np.int64)) is None
     assert peak_note(arrival[:200]) is None  # too short for a mean
 

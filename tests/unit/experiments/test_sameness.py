@@ -39,7 +39,7 @@ def test_settings_that_change_nothing_are_one_result_in_a_sweep(capsys: pytest.C
     print_sweep(document, None)
     printed = words(capsys.readouterr().out)
     assert f"= {names[1]}" in printed
-    assert "are equal in every request: no effect: at most " in printed
+    assert "are equal in every request, so the difference has no effect: at most " in printed
 
 
 def test_equal_latencies_at_another_price_are_another_result() -> None:
@@ -50,14 +50,16 @@ def test_equal_latencies_at_another_price_are_another_result() -> None:
 def test_a_comparison_of_equals_says_why_they_are() -> None:
     document = servesim.compare(**WORKLOAD, scheduler=["vllm", "vllm:max_num_seqs=90"], replicates=2).attrs["document"]
     [sentence] = document["headline"]
-    assert sentence.startswith("vllm:max_num_seqs=90 and vllm are equal in every request: no effect: at most ")
+    assert sentence.startswith(
+        "vllm:max_num_seqs=90 and vllm are equal in every request, so the difference has no effect: at most "
+    )
 
 
 def test_budgets_and_planning_that_differ_stand_above_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     document = servesim.compare(**WORKLOAD, scheduler=["vllm", "sarathi"], replicates=2).attrs["document"]
     budget, planning = document["warnings"]
     assert budget.startswith("token budgets per step differ (vllm 8,192, sarathi 512)")
-    assert planning.startswith("planned synchronously, the others a step ahead: sarathi")
+    assert planning.startswith("planned synchronously while the others plan a step ahead: sarathi")
     print_compare(document, None)
     printed = words(capsys.readouterr().out)
     assert printed.index("warning: token budgets") < printed.index("TTFT mean")

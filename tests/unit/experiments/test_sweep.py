@@ -207,7 +207,7 @@ def test_a_run_that_was_made_again_is_named_on_the_command_line(tmp_path: Path) 
 @pytest.mark.parametrize("command", [servesim.sweep, servesim.compare, servesim.capacity])
 def test_a_folder_with_other_files_is_left_alone(command: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match=r"exists and is not an experiment of servesim \(it holds thesis.tex\)"):
+    with pytest.raises(UserError, match=r"exists and is not a servesim experiment \(it holds thesis.tex\)"):
         command(**WORKLOAD, kv="paged,prefix-hash", slo="ttft:500", out=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -315,7 +315,7 @@ def test_an_interrupt_while_the_page_is_made_says_what_is_there(
         monkeypatch.setattr(sys, "argv", ["servesim", *command, "--out", str(out)])
         assert cli._guarded() == 130
         said = capsys.readouterr().err
-        assert said == f"interrupted: {out} is complete except for its page; write it with servesim report {out}\n"
+        assert said == f"interrupted: {out} is complete except for its report; write it with servesim report {out}\n"
         assert (out / ("sweep.json" if command[0] == "sweep" else "summary.json")).is_file()
         out = tmp_path / "run"
 

@@ -119,7 +119,7 @@ def test_the_server_says_whether_it_caches_prefixes_and_what_it_found(tmp_path: 
 def test_the_error_of_the_hit_rate_is_said_beside_the_latencies(tmp_path: Path) -> None:
     got = compare(replace(bench(tmp_path, 50, "True"), prompt_id=np.array([1, 2, 3])))
     assert got.hit_rate == 0.0
-    assert "prefix cache: 25.0% of prompt tokens found, simulated 0.0% (-25.0 points)" in got.notes
+    assert "prefix cache: 25.0% of prompt tokens found, 0.0% in the simulation (-25.0 points)" in got.notes
     assert got.to_dict()["prefix_hit_rate"] == {"measured": 0.25, "simulated": 0.0}
 
 

@@ -54,21 +54,21 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
     ("of", "more", "line"),
     [
         ("fp9", {}, "of: 'fp9' is unknown (did you mean \"fp8\"?)"),
-        ([], {}, "of: name what to evaluate: prefix-caching"),
+        ([], {}, "of: name what to evaluate (prefix-caching"),
         (["tp", "tp"], {}, "of: tp is given twice"),
-        ("speculation", {}, "the scenario has no speculation; add it, such as --speculation eagle3"),
-        ("disaggregation", {}, "give the separate pools, such as --pd 1x1:1x1"),
+        ("speculation", {}, "the scenario has no speculation; add it, for example with --speculation eagle3"),
+        ("disaggregation", {}, "define separate pools, such as --pd 1x1:1x1"),
         pytest.param(
             "disaggregation",
             {"pd": "1x1:1x2", "tp": 2},
-            "the 3 GPUs of pd=1x1:1x2 do not make a whole number of replicas",
+            "the 3 GPUs of pd=1x1:1x2 do not divide into whole replicas with tp=2",
             marks=APART,
         ),
         ("tp=1", {}, "of: tp=1 has no effect: the scenario already has it"),
         (
             "tp=2",
             {"kv": ["paged", "prefix-hash"]},
-            "worth: give one deployment, to be compared with and without; kv has several",
+            "worth: give one deployment, to be compared with and without the feature; kv has several values",
         ),
         ("block_sise=2", {}, "unknown setting"),
         ("fp8", {"slo": {}}, "capacity: give an SLO to meet"),
@@ -178,7 +178,9 @@ def test_sentences_by_hand() -> None:
         "rate": [5.0, 4.0],
         "model_error": {"low": -0.1, "high": None, "level": 0.8, "says": "from pairs"},
     }
-    assert sentence(one) == ("fp8 saves 20 % [10, 25] per request: 5 requests/s at $3.00/h, 4 at $3.00/h without.")
+    assert sentence(one) == (
+        "fp8 saves 20 % [10, 25] per request: 5 requests/s at $3.00/h with it, 4 at $3.00/h without it."
+    )
     assert error_words(one).startswith("fp8: the gain is -10 to ? % (80 % interval from pairs")
     assert error_words(one | {"model_error": None}) == ""
     unknown = {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"}

@@ -209,7 +209,7 @@ def test_unknown_name_suggests_the_close_one() -> None:
     ("key", "value", "what"),
     [
         ("linear_num_key_heads", 16, "linear_num_value_heads must be a positive integer, not None"),
-        ("moe_latent_size", 1024, "experts of a latent width"),
+        ("moe_latent_size", 1024, "experts that work in a latent space"),
         ("index_topk", 2048, "sparse attention, which is not supported without kv_lora_rank"),
         ("index_topk_freq", 4, "sparse attention whose layers share an index"),
         ("layer_types", ["full_attention", "chunked_attention"], "'chunked_attention' are not supported"),
@@ -277,15 +277,16 @@ DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_head
         ),
         (
             {"moe_latent_size": 1024, "num_hidden_layers": 88, "n_routed_experts": 512},
-            r"experts of a latent width \(Nemotron 3 Super and Ultra\), which is not supported; .* is nearest in size",
+            r"experts that work in a latent space \(Nemotron 3 Super and Ultra\), which is not supported; "
+            ".* is nearest in size",
         ),
         (
             {"text_config": {"mamba_d_state": 128, "hidden_size": 5120, "num_hidden_layers": 48}},
-            r"mamba_d_state makes it a state-space model, which is not supported; .* is nearest",
+            r"mamba_d_state indicates a state-space model, which is not supported; .* is nearest",
         ),
         (  # opt-13b is as large, and its config.json leaves out that each head has keys and values
             {"mamba_d_state": 128, "num_hidden_layers": 40},
-            r"which is not supported; of the models that are, qwen3-14b is nearest",
+            r"which is not supported; of the supported models, qwen3-14b is nearest",
         ),
     ],
 )

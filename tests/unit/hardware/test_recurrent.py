@@ -109,15 +109,15 @@ def test_sizes_of_a_model_with_states_count_them_once_a_sequence() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"full_attention_interval": None}, "but does not list which"),
+        ({"full_attention_interval": None}, "but the config does not list which ones"),
         ({"linear_key_head_dim": -1}, "linear_key_head_dim must be a positive integer, not -1"),
-        ({"linear_num_value_heads": 3}, "3 heads with a state are not a multiple of 2"),
-        ({"mamba_ssm_dtype": "int8"}, "the format of states is 'int8'"),
+        ({"linear_num_value_heads": 3}, "the number of heads with a state, 3, is not a multiple of 2"),
+        ({"mamba_ssm_dtype": "int8"}, "unsupported format of states 'int8'"),
         ({"linear_num_key_heads": None, "linear_attn_config": 3}, "linear_attn_config must be an object"),
         ({"linear_num_key_heads": None, "hybrid_override_pattern": "MX*-", "n_groups": 2, "mamba_num_heads": 4,
           "ssm_state_size": 8, "mamba_head_dim": 16, "conv_kernel": 4}, "must have M, "),
         ({"linear_num_key_heads": None, "linear_attn_config": {"num_heads": 4, "head_dim": 16, "kda_layers": [1, 9],
-          "short_conv_kernel_size": 4}}, "beyond the 4 layers"),
+          "short_conv_kernel_size": 4}}, "listed as keeping a state are not among the 4 layers"),
     ],
 )  # fmt: skip
 def test_states_that_a_config_leaves_open_are_refused(changes: dict[str, Any], said: str) -> None:

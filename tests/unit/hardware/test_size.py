@@ -96,7 +96,7 @@ def test_hunyuan_large_shares_kv_between_pairs_of_layers() -> None:
 
 @pytest.mark.parametrize("key", ["altup_num_inputs", "hidden_size_per_layer_input", "global_head_dim"])
 def test_what_else_models_with_shared_kv_have_is_refused_by_name(key: str) -> None:
-    with pytest.raises(UserError, match=f"{key} makes it a model"):
+    with pytest.raises(UserError, match=f"{key} indicates a model"):
         ModelSpec.from_config({**SMALL, "num_kv_shared_layers": 2, key: 4}, "x")
 
 

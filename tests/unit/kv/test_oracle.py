@@ -55,7 +55,9 @@ def test_a_future_that_depends_on_answers_is_refused_by_name() -> None:
     trace = one_after_the_other(1, 2, 1)
     chained = replace(trace, after=After.of([[], [(0, 1, 0, 0)], [(1, 1, 0, 0)]]))
     for world in (World(chained, "prefix-oracle"), World(trace, "prefix-oracle", clients=Clients(retries=1))):
-        with pytest.raises(UserError, match="prefix-oracle needs future requests, but here their order"):
+        with pytest.raises(
+            UserError, match="prefix-oracle needs to know future requests, but in this workload their order"
+        ):
             world.cluster()
     with pytest.raises(UserError, match="which replica"):
         World(trace, "prefix-oracle", replicas=2).cluster()

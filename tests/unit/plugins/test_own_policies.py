@@ -119,7 +119,7 @@ WRONG = {
         "scheduler",
         "",
         method("__init__(self, *args)", "pass"),
-        r"Mine: has no params: its __init__ must call super\(\).__init__",
+        r"Mine: attribute params is missing: its __init__ must call super\(\).__init__",
     ),
     "__init__ raises": (
         "scheduler",
@@ -243,7 +243,7 @@ WRONG = {
         "kv",
         "super().__init__(params, memory)",
         "self.capacity_tokens = 100",
-        "Mine: has no params: its __init__",
+        "Mine: attribute params is missing: its __init__",
     ),
     "shares is a number": (
         "kv",
@@ -261,7 +261,7 @@ WRONG = {
         "kv",
         "self.held[request] = 0",
         "self.held[request] = 0; self.copied_tokens -= 1",
-        "Mine at 0 ns: copied_tokens is -3, not an int that grows",
+        "Mine at 0 ns: copied_tokens is -3, not an int that never decreases",
     ),
     "free raises": (
         "kv",
@@ -462,7 +462,7 @@ def test_a_policy_that_hands_its_base_other_parameters_may_have_any(tmp_path: Pa
         (
             "kv",
             "from servesim.policies.kv.evicting import Evicting\nclass Mine(Evicting):\n",
-            "Mine: rank returns None, not numbers or tuples",
+            "Mine: rank returned None, not a number or tuple that can be compared",
         ),
     ],
 )

@@ -97,12 +97,12 @@ def test_the_command_it_shows_makes_the_run_it_shows(client: Any, monkeypatch: p
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"rate": "-1"}, "Rate: -1 is not within"),
-        ({"rate": "nan"}, "Rate: nan is not within"),
-        ({"rate": "fast"}, "Rate: 'fast' is no number"),
-        ({"replicas": "1.5"}, "Replicas: 1.5 is no whole number"),
-        ({"gpu": "/etc/passwd"}, "GPU: '/etc/passwd' is none of its choices"),
-        ({"scheduler": "evil.py:Class"}, "Scheduler: 'evil.py:Class' is none of its choices"),
+        ({"rate": "-1"}, "Rate: -1 is not between 0.001 and 100000"),
+        ({"rate": "nan"}, "Rate: nan is not between 0.001 and 100000"),
+        ({"rate": "fast"}, "Rate: 'fast' is not a number"),
+        ({"replicas": "1.5"}, "Replicas: 1.5 is not a whole number"),
+        ({"gpu": "/etc/passwd"}, "GPU: '/etc/passwd' is not one of its choices"),
+        ({"scheduler": "evil.py:Class"}, "Scheduler: 'evil.py:Class' is not one of its choices"),
         ({"trace": "/etc/passwd"}, "no control is called 'trace'"),
         ({"model": "llama-3.1-405b"}, ""),
     ],

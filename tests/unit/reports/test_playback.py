@@ -70,10 +70,10 @@ def test_frames_come_in_the_order_of_time_from_empty_memory_to_the_end() -> None
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"engine": {"num_gpu_blocks": 4096}}, "4,095 blocks; at most 2,048"),
-        ({"replicas": 2}, "one replica is drawn, not 2"),
+        ({"engine": {"num_gpu_blocks": 4096}}, "4,095 blocks, but at most 2,048 can be drawn"),
+        ({"replicas": 2}, "can draw only one replica, not 2"),
         ({"kv": "prefix-radix", "engine": {"num_gpu_blocks": 64, "max_model_len": 256}}, "does not say which blocks"),
-        ({"requests": 500}, "500 requests; at most 400"),
+        ({"requests": 500}, "500 requests, but at most 400 can be drawn"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_it_runs(settings: dict[str, Any], words: str) -> None:
@@ -98,7 +98,7 @@ def test_the_page_holds_every_frame_and_the_same_bytes_each_time() -> None:
 
 def test_a_frame_is_told_in_words() -> None:
     html = playback_page([watched("contiguous", 8)]).html()
-    assert "1 request in memory, 0 waiting, 3 blocks filled, 1 reserved and empty, 4 free" in html
+    assert "1 request in memory, 0 waiting, 3 blocks filled, 1 reserved but empty, 4 free" in html
 
 
 def test_the_command_writes_a_grid_for_each_combination(tmp_path: Path) -> None:

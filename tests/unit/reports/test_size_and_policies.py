@@ -28,7 +28,7 @@ def test_the_page_of_sizes_says_first_where_the_load_fits_and_has_every_number_o
     assert_sound(html, 2)
     text = re.sub(r"<[^>]+>", " ", html)
     assert "llama-3.1-8b: 4 of the 4 deployments below hold 16 sequences of 4,096 tokens" in text
-    assert "fewest GPUs: 1, and the tightest of these L40S in bf16 (50)" in text
+    assert "the smallest of them use 1 GPU, and the tightest of these are L40S in bf16 (50)" in text
     for figure in ("452,768", "205,120", "131,072 B", "9.08 GB", "16.1 GB"):  # as the command prints them
         assert figure in text
     assert written(tmp_path / "size.html", *asked) == html
@@ -37,7 +37,7 @@ def test_the_page_of_sizes_says_first_where_the_load_fits_and_has_every_number_o
 def test_a_load_that_no_deployment_holds_is_said_so(tmp_path: Path) -> None:
     html = written(tmp_path / "size.html", "size", "llama-2-70b", "--gpu", "l40s", "--tp", "1", "--weights", "bf16")
     assert "none of the 1 deployments below holds 1 sequence of 4,096 tokens" in html
-    assert "GiB are usable" in html
+    assert "GiB is usable" in html
 
 
 @pytest.mark.medium
@@ -54,7 +54,7 @@ def test_the_page_of_one_policy_has_what_the_command_shows(tmp_path: Path) -> No
     html = written(tmp_path / "one.html", "policies", "sarathi")
     assert_sound(html, 0)
     assert ">chunk_size</th>" in html
-    assert "Tokens per iteration" in html
+    assert "Token budget per iteration" in html
     assert "paper: Agrawal" in html
 
 

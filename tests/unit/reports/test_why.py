@@ -109,14 +109,14 @@ def test_the_story_is_that_of_the_records(folder: Path) -> None:
     begun = mine & (frame["scheduled_ns"] <= arrival) & (frame["finished_ns"] > arrival)
     assert lines[1].endswith(f"{begun.sum()} run and {waiting} wait on its replica")
     assert waiting > 0
-    said = f"after {row['queue_time_ns'] / 1e6:.1f} ms in the queue: all 4 places in the batch were taken"
+    said = f"after {row['queue_time_ns'] / 1e6:.1f} ms in the queue: all 4 slots in the batch were taken"
     assert lines[2].endswith(said)
     assert "(over 1 ms)" in lines[-1]
     told = pd.read_parquet(folder / "step_requests.parquet")
     own = told[told["row"] == row["row"]]["step"]
     others = told[told["step"].isin(own) & (told["row"] != row["row"])]["row"].value_counts()
     computed = next(line for line in lines if line.startswith("computed in"))
-    assert computed.startswith(f"computed in {len(own)} steps, {own.min()} to {own.max()}; most often beside ")
+    assert computed.startswith(f"computed in {len(own)} steps, {own.min()} to {own.max()}; most often together with ")
     assert f"({others.max()})" in computed
     pieces = int((told[told["row"] == row["row"]]["num_scheduled_tokens"] > 1).sum())
     assert f"over {pieces} step" in lines[3]

@@ -72,7 +72,7 @@ def test_fewer_layers_take_less_time(plain: servesim.Result) -> None:
     ("change", "why"),
     [
         ("gpu.usd_per_hour=3", "the data sheet has the same value"),
-        ("gpu.nvlink_bandwidth=3e9", "each replica has one GPU, which does not communicate"),
+        ("gpu.nvlink_bandwidth=3e9", "each replica has one GPU, so nothing is communicated"),
         ("gpu.pcie_bandwidth=3e9", "this run transfers nothing over PCIe"),
         ("gpu.flops.fp8=3e12", "no operation runs in fp8"),
         ("model.num_hidden_layers=32", "the config has the same value"),
@@ -102,7 +102,7 @@ def test_a_price_that_another_one_overrules_is_named() -> None:
         ("gpu.bandwidth=fast", "gpu.bandwidth is 'fast'"),
         ("gpu.memory_bytes=nan", "gpu.memory_bytes is 'nan'"),
         ("model.num_layers=4", 'did you mean "num_hidden_layers"'),
-        ("model.rope_theta=1e6", "model.rope_theta: llama-3.1-8b does not use it"),
+        ("model.rope_theta=1e6", "model.rope_theta: not used by llama-3.1-8b"),
         ("model.num_hidden_layers=0", "num_hidden_layers must be a positive integer"),
         ("model.num_key_value_heads=5", "not a multiple of 5 KV heads"),
     ],

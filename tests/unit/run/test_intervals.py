@@ -74,7 +74,7 @@ def test_the_case_of_a_run_is_what_one_replica_serves(summary: dict[str, Any]) -
         ("scenario", {"scheduler": {"name": "srpt"}}, "scheduler srpt"),
         ("scenario", {"dtype": "int4"}, "int4 weights"),
         ("scenario", {"gpu": "a100", "model": "opt-13b"}, "model opt-13b and GPU a100"),
-        ("latency_ms", {"tpot": None}, "no request of two tokens"),
+        ("latency_ms", {"tpot": None}, "no request with two or more tokens completed"),
     ],
 )
 def test_what_nothing_was_measured_of_gets_words(

@@ -216,7 +216,7 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
     [
         ("--features nowhere.py:Energy", "feature file nowhere.py does not exist"),
         ("--features energy.py:Enrgy", "energy.py has no class 'Enrgy' (did you mean \"Energy\"?)"),
-        ("--features energy.py", "name the class of energy.py: energy.py:ClassName"),
+        ("--features energy.py", "name the class in energy.py, as energy.py:ClassName"),
         ("--features energy.py:Energy,b.py:B", "energy.py: name one class, and repeat the option for others"),
         ("--features energy.py:Power", "energy.py: Power does not derive from Feature (servesim.contracts)"),
         ("--features energy.py:Energy --energy.bsy-w 3", 'no such option: --energy.bsy-w (did you mean "--energy.bus'),
@@ -343,8 +343,8 @@ def with_figures(tmp_path: Path, value: str, rows: str = "''") -> str:
             2,
             "feature file odd.py does not load: UserError: figures of 'odd': rows must be pairs of label and words",
         ),
-        ("'{two} J'", 2, "figures of 'odd': its words name 'two', which is not a figure"),
-        ("'{engine.stepz}'", 2, "figures of 'odd': its words name 'engine.stepz', which is not a figure"),
+        ("'{two} J'", 2, "figures of 'odd': the group's texts refer to 'two', which is not a figure"),
+        ("'{engine.stepz}'", 2, "figures of 'odd': the group's texts refer to 'engine.stepz', which is not a figure"),
     ],
 )
 def test_rows_that_fail_are_told(tmp_path: Path, call: Call, rows: str, code: int, told: str) -> None:

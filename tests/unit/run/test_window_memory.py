@@ -37,7 +37,7 @@ def test_layers_get_block_tables_by_window(asked: dict[str, Any], gets: str) -> 
     assert setup.deployment.block_bytes * 2 == whole.deployment.block_bytes
     assert setup.cores[0].kv.num_blocks == pytest.approx(2 * whole.cores[0].kv.num_blocks, abs=1)
     assert not kept(setup)
-    assert "all of 12 window layers of 24 keep every token" in kept(whole)
+    assert "all 12 window layers (of 24 layers) keep every token" in kept(whole)
 
 
 def test_parameters_of_the_prefix_cache_stay() -> None:
@@ -92,4 +92,4 @@ def test_layers_that_attend_chunks_keep_every_token() -> None:
     assert setup.scenario.kv["name"] == "prefix-hash"
     assert setup.cores[0].kv.memory.windows == (None,)
     assert setup.deployment.block_bytes == 48 * 16 * 2 * 2 * 128 * 2
-    assert "all of 36 window layers of 48 keep every token" in kept(setup)
+    assert "all 36 window layers (of 48 layers) keep every token" in kept(setup)

@@ -68,7 +68,7 @@ def test_no_network_no_file_and_one_line(entry: Entry, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="404"):
         fetch(replace(entry, url=entry.url + "x"), tmp_path / "t.csv")
     (tmp_path / "t.csv").write_text("mine")
-    with pytest.raises(UserError, match="exists and is not t"):
+    with pytest.raises(UserError, match="already exists but is not t"):
         fetch(entry, tmp_path / "t.csv")
     assert (tmp_path / "t.csv").read_text() == "mine"
 
@@ -94,4 +94,4 @@ def test_every_entry_has_a_licence_a_source_and_a_checksum() -> None:
         assert known.url.startswith("https://"), name
         assert known.licence
         assert known.citation
-        assert len(known.sha256) == 64 or "known in part" in known.note
+        assert len(known.sha256) == 64 or "only part of the checksum is known" in known.note

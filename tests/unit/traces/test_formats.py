@@ -129,8 +129,8 @@ def test_defaults_of_the_native_csv_are_length_capped_requests(tmp_path: Path) -
 
 
 BAD = [
-    (AZURE.replace(",396,109", ""), "line 3: 1 fields, the header has 3"),
-    (AZURE[:-6], "line 4: 2 fields, the header has 3"),
+    (AZURE.replace(",396,109", ""), "line 3: 1 fields, but the header has 3"),
+    (AZURE[:-6], "line 4: 2 fields, but the header has 3"),
     (AZURE.replace("396", "-396"), "line 3: ContextTokens is '-396', must be a whole number of at least 1"),
     (AZURE.replace("109", "0"), "line 3: GeneratedTokens is '0', must be a whole number of at least 1"),
     (AZURE.replace("109", "1.5"), "line 3: GeneratedTokens is '1.5', must be a whole number"),
@@ -280,5 +280,5 @@ def test_open_trace_takes_files_presets_and_specs(tmp_path: Path) -> None:
         open_trace("azure-conv-2023")
     with pytest.raises(UserError, match=r'unknown preset .azure-conv.*did you mean "azure-conv-2023"'):
         open_trace("preset:azure-conv")
-    with pytest.raises(UserError, match="option 'sort' is for trace files only"):
+    with pytest.raises(UserError, match="option 'sort' applies only to trace files"):
         open_trace("synth:rate=2", sort=True)

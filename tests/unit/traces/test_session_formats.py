@@ -287,7 +287,7 @@ def test_agentic_mooncake_keeps_dependencies_scopes_and_classes(tmp_path: Path) 
     ("change", "message"),
     [
         ({"request_id": "z"}, "line 3: depends on 'z', which is not in the file"),
-        ({"trigger": "start"}, "line 3: a dependency is 'start', must be one of dispatch, completion"),
+        ({"trigger": "start"}, "line 3: the trigger of a dependency is 'start', must be one of dispatch, completion"),
         ({"delay_ms": -1}, "line 3: delay_ms is -1"),
         ({"request_id": "b"}, "waits for itself in a cycle"),
     ],

@@ -119,7 +119,7 @@ BAD = [
     ("prompt=lognormal(p50=5,p59=9)", "unknown argument 'p59' (did you mean \"p95\"?)"),
     ("prompt=uniform(9,3)", "low 9 is above high 3"),
     ("prompt=0", "lengths must be at least 1, not 0"),
-    ("prompt=normal(3)", "unknown lengths 'normal'"),
+    ("prompt=normal(3)", "unknown distribution 'normal'"),
     ("prompt=uniform(1,2", "brackets do not match"),
     ("prompt=5,lengths=azure-conv-2023", "sets both prompt and output"),
     ("prefix=shared(groups=2)", "prefix=shared: write shared(groups,length,share,zipf)"),

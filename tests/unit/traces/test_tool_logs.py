@@ -48,7 +48,7 @@ def test_aiperf_leaves_out_the_warm_up_and_failures(tmp_path: Path) -> None:
     trace = load_trace(path)
     assert (detect_format(path), trace.arrival_ns.tolist()) == ("aiperf", [0, 10**9])
     assert (trace.prompt_len.tolist(), trace.output_len.tolist()) == ([100, 50], [21, 11])
-    assert "2 requests of the warm-up, failed or cancelled left out" in trace.notes
+    assert "2 warm-up, failed or canceled requests left out" in trace.notes
     run = read_run(path, tmp_path)
     assert run is not None
     assert (run.ttft_ms.tolist(), run.e2el_ms.tolist()) == ([120.0, 120.0], [2000.0, 2000.0])
@@ -182,7 +182,7 @@ def test_prometheus_histograms_keep_the_buckets_and_the_mean(tmp_path: Path) -> 
     assert [int((trace.prompt_len <= edge).sum()) for edge in (128, 1000)] == [30, 80]
     assert trace.prompt_len.mean() == pytest.approx(600, rel=0.01)
     assert trace.output_len.mean() == pytest.approx(50, rel=0.02)
-    assert any("give --rate" in note for note in trace.notes)
+    assert any("set a rate with --rate" in note for note in trace.notes)
 
 
 def test_prometheus_series_are_summed_and_falling_counts_refused(tmp_path: Path) -> None:

@@ -126,14 +126,14 @@ def test_runs_of_a_shared_prefix_add_up_to_the_prompts(tokens: int, groups: int,
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        ("burst:at=600,for=300,times=5", "no request arrives in the 300 s from 600 s on"),
+        ("burst:at=600,for=300,times=5", "no request arrives in the 300 s that begin at 600 s"),
         ("burst:at=-1,for=3,times=5", "must be at least 0"),
         ("burst:at=0,for=0,times=5", "must be above 0"),
         ("burst:at=0,for=9,times=5000", "times is 5000, must be from 0 to 1000"),
         ("burst:at=0,times=5", "missing|required"),
         ("growth:times=-1", "times is -1"),
         ("growth:times=0,start=0", "leaves no request"),
-        ("share:tokens=0", "must be at least 1"),
+        ("share:tokens=0", "must both be at least 1"),
         ("share:tokens=5,share=2", "must be from 0 to 1"),
         ("share:token=5", "did you mean"),
     ],
@@ -168,8 +168,9 @@ def test_the_figures_of_a_burst_by_hand() -> None:
         "longest_wait_before_ms": 1000.0,
     }
     assert burst_text(found) == (
-        "burst at 10 s, 2 s long: 4 requests arrived, up to 3 waited at once (1 before it); the queue recovered 4.0 s "
-        "after the burst ended; 3 requests (rows 2 to 4) waited longer than any earlier request, up to 8.50 s"
+        "burst at 10 s, 2 s long: 4 requests arrived and up to 3 waited at once (1 before the burst); the queue "
+        "recovered 4.0 s after the burst ended; 3 requests (rows 2 to 4) waited longer than any earlier "
+        "request, up to 8.50 s"
     )
 
 

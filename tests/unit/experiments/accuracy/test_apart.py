@@ -80,7 +80,7 @@ def test_a_slower_link_is_a_later_first_token() -> None:
 
 
 def test_without_the_numbers_of_workers_there_is_no_answer() -> None:
-    with pytest.raises(UserError, match="in unknown numbers"):
+    with pytest.raises(UserError, match="whose numbers are unknown"):
         recipe(cell(mode="disagg"))
 
 

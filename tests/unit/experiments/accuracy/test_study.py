@@ -159,7 +159,7 @@ def test_the_command_writes_cells_a_summary_and_a_page(
     for name in ("one", "two"):
         done = servesim("accuracy", str(measured), "--out", str(tmp_path / name), "--date", "2026-11-22", "--jobs", "1")
         assert done.code == 0, done.err
-    assert "6 cells, 5 after the screen; 2026-11-22" in done.out
+    assert "6 cells, 5 after screening; 2026-11-22" in done.out
     assert "left out: 1: copy" in done.out
     assert re.search(r"^\[6/6\] vllm 0.18.0 .* mi300x tp1 128/32 C=4$", done.err, re.M)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -179,7 +179,7 @@ def test_the_command_writes_cells_a_summary_and_a_page(
     mean = json.loads((tmp_path / "one" / "summary.json").read_text())["scores"][0]["over_cells"]["tpot"]["mape"][
         "value"
     ]
-    assert re.search(rf"\d of \d cells are answered; in the mean TPOT is {100 * mean:.1f} % off, TTFT", page)
+    assert re.search(rf"\d of \d cells are answered; on average, TPOT is {100 * mean:.1f} % off, TTFT", page)
     again = servesim("report", str(tmp_path / "one"), "-o", str(tmp_path / "again.html"))
     assert again.code == 0
     assert (tmp_path / "again.html").read_text() == page

@@ -178,7 +178,7 @@ def test_unknown_clients_and_a_tokenizer_for_none_are_refused(
     assert servesim(monkeypatch, *where, "--client", "aiprf") == 2
     assert "aiperf" in capsys.readouterr().err
     assert servesim(monkeypatch, *where, "--tokenizer", "gpt2") == 2
-    assert "own client" in capsys.readouterr().err
+    assert "--client own uses the server's token counts" in capsys.readouterr().err
 
 
 def test_a_client_that_hangs_ends_and_so_does_what_it_started(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,8 +135,11 @@ def test_end_to_end_compares_with_the_last_stack() -> None:
 
 def test_what_is_out_of_scope_is_tried() -> None:
     _, rows = run("out-of-scope")
-    assert "state_size makes it a state-space model" in rows["Mamba and other state-space layers"].simulated
-    assert "vision_config makes it a multi-modal model" in rows["images beside text"].simulated
+    assert (
+        "state_size indicates a state-space model, which is not supported"
+        in rows["Mamba and other state-space layers"].simulated
+    )
+    assert "vision_config indicates a multi-modal model" in rows["images beside text"].simulated
     assert rows["cold start"].verdict == "out of reach"
     pruned = float(rows["a quarter of the layers pruned: speed of a token"].simulated.split()[0])
     assert 1.2 < pruned < 32 / 24, "embedding, LM head and sampler stay"
