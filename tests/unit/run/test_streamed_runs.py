@@ -67,7 +67,7 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def compare(streamed: Any, kept: Any, where: str = "") -> None:
-    """Equal but for percentiles, which are within the stated error, and for rounding in the last places."""
+    """Compare figures: percentiles and estimates are within the stated error, others differ by rounding."""
     if isinstance(kept, dict):
         assert set(streamed) == set(kept), where
         for key in kept:
@@ -79,6 +79,8 @@ def compare(streamed: Any, kept: Any, where: str = "") -> None:
     elif isinstance(kept, float) or (isinstance(kept, list) and kept and isinstance(kept[0], float)):
         by_tenth = where.endswith("_by_tenth")
         assert streamed == pytest.approx(kept, rel=0.01 if by_tenth else 1e-9, abs=0.01 if by_tenth else 0), where
+    elif where.endswith(".enough_requests") and kept is not None:
+        assert streamed == pytest.approx(kept, rel=0.05), where
     else:
         assert streamed == kept, where
 
