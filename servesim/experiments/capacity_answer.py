@@ -14,6 +14,7 @@ from servesim.experiments.capacity_scaled import SCALED, against_fixed, cost_of,
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import RateSearch
+from servesim.experiments.outcome import growing
 from servesim.experiments.ranking import pareto_front
 from servesim.experiments.replicates import Replicates
 from servesim.hardware import Gpu
@@ -22,7 +23,10 @@ from servesim.run.sections import price_of
 
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
 SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")
-WORDS = ("goal", "window", "minute", "binds", "reason", "by")
+WORDS = ("goal", "window", "minute", "binds", "reason", "by", "enough_requests")
+
+QUEUE = "a queue that keeps growing"
+"""What limits a deployment that meets its goals at the next load tried, if its queue grows there."""
 
 
 class Answer:
@@ -129,6 +133,7 @@ class Answer:
         after = self._study.outcomes.get((label, beyond)) if beyond is not None else None
         missed = self._study.judged[label, beyond].binding if after and beyond is not None else goal
         misses = (after or outcomes)[0].misses[missed]
+        enough = [outcome.enough for outcome in outcomes if outcome.enough is not None]
         minute = outcomes[0].minute
         return {
             **self._scaled(label, load),
@@ -141,8 +146,9 @@ class Answer:
             "best_at": load,
             "window": judged.window and judged.window._asdict(),
             "minute": minute._asdict() if minute and minute.share < self._goals[goal].share else None,
-            "binds": misses.which if misses is not None else None,
+            "binds": QUEUE if after and growing(after) else misses.which if misses is not None else None,
             "reason": None,
+            "enough_requests": max(enough) if 2 * len(enough) > len(outcomes) else None,
         }
 
 
@@ -250,6 +256,14 @@ def notes(
     if missing:
         found.append(
             f"no price is given for {', '.join(missing)}, only for {', '.join(prices)}, so data-sheet prices are used"
+        )
+    short = [row for row in rows if row["enough_requests"]]
+    if short:
+        where = f" ({'; '.join(row['label'] for row in short)})" if len(rows) > 1 else ""
+        found.append(
+            f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}; about "
+            f"{max(row['enough_requests'] for row in short):,} requests would"
+            + (" (a longer log)" if repeats.recorded else " (--requests)")
         )
     if any(row["verdict"] == "no limit" for row in rows):
         found.append("no limit was found: the trace ends before the deployment is full; give more --requests")

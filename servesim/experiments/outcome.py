@@ -37,6 +37,8 @@ class Outcome:
     misses: tuple[Misses | None, ...]
     """Requests that miss each goal."""
     unstable: bool
+    enough: int | None
+    """Number of requests that would tell whether the queue is stable, or None if the run does."""
     busy: float
     """Share of time that GPUs computed."""
     usd_per_hour: float = 0.0
@@ -85,6 +87,7 @@ class Measuring:
             minute,
             tuple(misses_of(run, rows, goal) for goal in self.goals),
             run.unstable,
+            run.enough_requests,
             float(run.summary["engine"]["gpu_busy_share"] or 0.0),
             usd_per_hour(run, *self.ends),
             self._usd_parts(run),
@@ -112,7 +115,7 @@ class Measuring:
             worst = [worst_window(a, g, self.minutes, self.least) for a, g in zip(arrival, good, strict=True)]
         misses = (misses_of(run, rows, goal) for goal in self.goals)
         exact = tuple(exact_length(run, m) if m is not None else None for m in misses)
-        return Outcome(len(rows), {}, shares, (), tuple(worst), None, exact, False, 0.0)
+        return Outcome(len(rows), {}, shares, (), tuple(worst), None, exact, False, None, 0.0)
 
     def _rows(self, j: int) -> tuple[int, int]:
         rows = self.repeats.rows(j)
@@ -158,6 +161,11 @@ class Judged:
         return self.margin >= 0
 
 
+def growing(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether the queue grows without end in at least half of the runs at one load."""
+    return 2 * sum(outcome.unstable for outcome in outcomes) >= len(outcomes)
+
+
 def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     """Judge the runs of all replicates at one load: one run for a recorded trace, or one per seed for a synthetic
     workload."""
@@ -181,7 +189,7 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     )
     binding = int(np.argmin(margins[:, 0]))
     margin, margin_low, margin_high = margins.min(axis=0).tolist()
-    if 2 * sum(outcome.unstable for outcome in outcomes) >= len(outcomes):
+    if growing(outcomes):
         margin = margin_low = margin_high = min(margin, -1.0)
     return Judged(
         tuple(shares.tolist()),

@@ -59,6 +59,12 @@ class Run:
         return bool(self.summary["stability"]["unstable"])
 
     @property
+    def enough_requests(self) -> int | None:
+        """Number of requests that would tell whether the queue is stable, or None if the run does."""
+        found: int | None = self.summary["stability"]["enough_requests"]
+        return found
+
+    @property
     def done(self) -> NDArray[np.bool_]:
         """Mask of the requests that completed."""
         return np.asarray(self.columns["state"] == State.FINISHED)

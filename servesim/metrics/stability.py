@@ -76,7 +76,7 @@ def judge(load: Load) -> Verdict:
     """
     near, wide = dispersion(load)
     grown = list(growths(load, load.in_system, load.explained))
-    enough = math.ceil(load.arrived[-1] * SERVICES * load.service_ns / load.span_ns)
+    enough = _rounded(load.arrived[-1] * SERVICES * load.service_ns / load.span_ns)
     if load.span_ns < SERVICES * load.service_ns:
         grown += growths(load, load.waiting, np.zeros(TENTHS))  # even where early requests wait as long as later ones
         sure = any(g.exceeds(SURE_SHORT, wide, KEPT_SHORT) for g in grown)
@@ -87,7 +87,13 @@ def judge(load: Load) -> Verdict:
     if not suspect:
         return Verdict("stable")
     times = min(wide * g.arrivals * (SURE / g.requests) ** 2 for g in suspect)
-    return Verdict("too short", math.ceil(load.arrived[-1] * max(times, 2.0)))
+    return Verdict("too short", _rounded(load.arrived[-1] * max(times, 2.0)))
+
+
+def _rounded(requests: float) -> int:
+    """Return a number of requests rounded up to two digits, since it is an estimate."""
+    unit = 10 ** max(math.floor(math.log10(requests)) - 1, 0)
+    return math.ceil(requests / unit) * unit
 
 
 def growths(load: Load, number: Floats, explained: Floats) -> Iterator[Growth]:

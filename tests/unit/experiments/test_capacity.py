@@ -234,3 +234,26 @@ def test_a_search_near_its_start_takes_steps_that_widen() -> None:
         search.tell(rate, rate <= 1.5)
     assert tried[:4] == [4.0, 3.2, 2.048, 1.024]  # down by 1.25, its square, and 2 at most
     assert search.low <= 1.5 < search.high <= 1.1 * search.low
+
+
+def test_an_answer_from_runs_too_short_to_tell_names_the_length_that_would() -> None:
+    """60 requests of some 60 ms at the rate carried span less than a second."""
+    document = capacity(**WORKLOAD, gpu="h200", replicates=2).attrs["document"]
+    (row,) = document["rows"]
+    assert row["enough_requests"] > 60
+    (note,) = [note for note in document["notes"] if "too short" in note]
+    assert f"about {row['enough_requests']:,} requests" in note
+    long = capacity(**WORKLOAD | {"requests": 3000, "slo": "ttft:400"}, gpu="h200", replicates=1, tolerance=0.2)
+    (row,) = long.attrs["document"]["rows"]
+    assert row["enough_requests"] is None
+    assert not [note for note in long.attrs["document"]["notes"] if "too short" in note]
+
+
+def test_a_queue_that_grows_is_named_as_what_limits() -> None:
+    """No request misses an hour: only the queue limits the rate."""
+    asked = WORKLOAD | {"requests": 2000, "slo": "ttft:3600000"}
+    document = capacity(**asked, gpu="h200", replicates=1, tolerance=0.2).attrs["document"]
+    (row,) = document["rows"]
+    assert row["verdict"] == "carries"
+    assert row["binds"] == "a queue that keeps growing"
+    assert document["answer"].endswith("the limiting factor is a queue that keeps growing")

@@ -76,7 +76,7 @@ def test_a_price_by_name_holds_for_fixed_ones_and_scaled_ones_have_none_before_t
 
 
 def outcome(usd: float, parts: tuple[float, ...] = ()) -> Outcome:
-    return Outcome(1, {}, (1.0,), (), (None,), None, (None,), False, 0.5, usd, parts)
+    return Outcome(1, {}, (1.0,), (), (None,), None, (None,), False, None, 0.5, usd, parts)
 
 
 def test_the_interval_of_a_price_is_over_seeds_or_around_that_of_the_whole_trace() -> None:
