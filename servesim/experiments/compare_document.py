@@ -13,8 +13,10 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.compare_error import First, model_errors
 from servesim.experiments.compare_error import words as error_words
 from servesim.experiments.drill import divergence_text, drill_down
+from servesim.experiments.goals import goals_of
+from servesim.experiments.goals_missed import Miss, missed_text, shares_of, worst_miss
 from servesim.experiments.metrics import METRICS, Metric
-from servesim.experiments.outcome import busy_notes
+from servesim.experiments.outcome import ATTAINMENT, busy_notes
 from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import Run, measure, usd_per_hour
 from servesim.experiments.runner import Runner
@@ -42,6 +44,8 @@ class Values(NamedTuple):
     """Hourly price of the GPUs that were up, averaged over the runs, or None if one failed."""
     busy: list[str]
     """Notes on busy times that the figures of the whole trace hide."""
+    miss: Miss | None
+    """Goal of the SLO that is missed by most."""
 
     @classmethod
     def of(
@@ -59,11 +63,13 @@ class Values(NamedTuple):
         unstable, whole, ends = 0, {}, (settings.warmup, settings.cooldown)
         loaded: dict[str, Run] = {}  # windows are parts of one run
         hourly: list[float] = []
+        goals, shares = goals_of(Scenario.of(v.settings), ATTAINMENT), []
         for j, cell in enumerate(cells):
             if cell.address not in runner.errors:
                 if cell.address not in loaded:
                     loaded = {cell.address: runner.load(cell)}
                     hourly.append(usd_per_hour(loaded[cell.address], *ends))
+                    shares.append(shares_of(loaded[cell.address], goals, ends))
                 run = loaded[cell.address]
                 unstable += run.unstable
                 found = measure(run, metrics, *ends, part=repeats.rows(j) if len(repeats) > 1 else None)
@@ -72,7 +78,15 @@ class Values(NamedTuple):
                     whole = measure(run, metrics, *ends)
                     busy = busy_notes(v.label, run, Scenario.of(v.settings), repeats, ends)
         error = next((runner.errors[c.address] for c in cells if c.address in runner.errors), None)
-        return cls(values, whole, unstable, error, None if error is not None else float(np.mean(hourly)), busy)
+        return cls(
+            values,
+            whole,
+            unstable,
+            error,
+            None if error is not None else float(np.mean(hourly)),
+            busy,
+            worst_miss(goals, shares),
+        )
 
 
 def _price(v: Variant, found: Values) -> dict[str, Any]:
@@ -128,6 +142,7 @@ def judged_document(
         "workload": shared_settings([v.settings for v in variants]),
         "variants": described,
         "equal": equal,
+        "missed": missed_text({v.label: m.miss for v, m in zip(variants, found, strict=True) if m.error is None}),
         "warnings": warnings_of(described, synchronous_ones(described)),
         "rows": rows,
         **errors_by_model,
@@ -182,8 +197,8 @@ def whole_document(
         },
         "metrics": [m.document() for m in metrics],
         "ranking": ranking(variants, rows, METRICS[settings.rank_by]),
-        "headline": [_headline(row, labels[0], judged["equal"]) for row in compared],
-        **judged,
+        "headline": [*judged["missed"], *(_headline(row, labels[0], judged["equal"]) for row in compared)],
+        **{name: part for name, part in judged.items() if name != "missed"},
         "values": {
             "variant": [label for label in labels for _ in range(count * len(metrics))],
             "replicate": [j for _ in labels for j in range(count) for _ in metrics],

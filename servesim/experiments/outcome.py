@@ -64,14 +64,14 @@ class Measuring:
         counted = [goal.counted(run, rows) for goal in self.goals]
         good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
         arrival = [run.columns["arrival_ns"][of] for of in counted]
-        shares = tuple(_share(g) if len(rows) else float("nan") for g in good)
+        shares = tuple(share_of(g) if len(rows) else float("nan") for g in good)
         parts: list[tuple[float, ...]] = []
         worst: list[Window | None] = [None] * len(self.goals)
         minute = None
         if self.repeats.recorded and len(rows):
             inside = [part_rows(run, self._rows(j)) for j in range(len(self.repeats))]
             parts = [
-                tuple(_share(g[part[of]]) for g, of in zip(good, counted, strict=True))
+                tuple(share_of(g[part[of]]) for g, of in zip(good, counted, strict=True))
                 for part in inside
                 if part[rows].any()
             ]
@@ -108,7 +108,7 @@ class Measuring:
         rows = np.flatnonzero(counts[: len(run.columns["row"])])
         counted = [goal.counted(run, rows) for goal in self.goals]
         good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
-        shares = tuple(_share(g) for g in good)
+        shares = tuple(share_of(g) for g in good)
         worst: list[Window | None] = [None] * len(self.goals)
         if self.repeats.recorded and paced and len(rows):
             arrival = [arrival_ns[of].astype(np.float64) for of in counted]
@@ -123,7 +123,7 @@ class Measuring:
         return rows
 
 
-def _share(good: NDArray[np.bool_]) -> float:
+def share_of(good: NDArray[np.bool_]) -> float:
     """Return the share of good requests, or 1 if there are none."""
     return float(good.mean()) if len(good) else 1.0
 

@@ -233,3 +233,19 @@ def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Pa
 def test_questions_without_an_answer_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         compare(**(WORKLOAD | {"scheduler": f"vllm,{SLOW}"} | changes))
+
+
+def test_what_misses_the_slo_is_said_before_what_is_better() -> None:
+    def headline(slo: str, **more: Any) -> list[str]:
+        found = servesim.compare(**WORKLOAD, scheduler=["vllm", SLOW], replicates=2, slo=slo, **more)
+        return list(found.attrs["document"]["headline"])
+
+    first, second = headline("ttft:1,tpot:0.01")
+    assert first == (
+        f"no variant meets the SLO (99 % of requests within TTFT 1 ms and TPOT 0.01 ms): vllm 0.0 %; {SLOW} 0.0 %"
+    )
+    assert second.startswith(f"{SLOW} has")
+    first, second = headline("ttft:p90<60ms")
+    assert first.startswith(f"{SLOW} misses the SLO (90 % of requests within TTFT 60 ms): {SLOW} ")
+    assert len(headline("ttft:1e6")) == 1
+    assert len(servesim.compare(**WORKLOAD, scheduler=["vllm", SLOW], replicates=2).attrs["document"]["headline"]) == 1

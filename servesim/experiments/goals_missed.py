@@ -1,0 +1,49 @@
+"""Which variants of a comparison miss the SLO, said before any of them is called better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from servesim.experiments.goals import Goal
+from servesim.experiments.outcome import share_of
+from servesim.experiments.run_metrics import Run, steady_rows
+
+
+class Miss(NamedTuple):
+    """The goal that a variant misses by most."""
+
+    goal: str
+    """The goal in words."""
+    share: float
+    """Share of good requests, averaged over the runs."""
+
+
+def shares_of(run: Run, goals: Sequence[Goal], ends: tuple[float, float]) -> list[float]:
+    """Return the share of good requests by goal, without the requests that arrive in the warmup or the cooldown."""
+    rows = steady_rows(run, *ends)
+    return [share_of(goal.good(run)[goal.counted(run, rows)]) for goal in goals]
+
+
+def worst_miss(goals: Sequence[Goal], shares: Sequence[Sequence[float]]) -> Miss | None:
+    """Return the goal missed by most, given the shares by run and goal, or None if all goals are met."""
+    if not goals or not shares:
+        return None
+    means = np.mean(shares, axis=0)
+    at = int(np.argmin(means - [goal.share for goal in goals]))
+    return None if means[at] >= goals[at].share else Miss(goals[at].text, float(means[at]))
+
+
+def missed_text(misses: Mapping[str, Miss | None]) -> list[str]:
+    """Return a sentence on the variants that miss the SLO, by label, or nothing if all meet it."""
+    missing = {label: miss for label, miss in misses.items() if miss is not None}
+    if not missing:
+        return []
+    goals = dict.fromkeys(miss.goal for miss in missing.values())
+    who = "no variant meets" if len(missing) == len(misses) > 1 else f"{' and '.join(missing)} misses"
+    if len(missing) > 1 and len(missing) < len(misses):
+        who = f"{' and '.join(missing)} miss"
+    shares = "; ".join(f"{label} {100 * miss.share:.1f} %" for label, miss in missing.items())
+    return [f"{who} the SLO ({'; '.join(goals)}): {shares}"]
