@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import pytest
 
 from servesim.contracts import Request
 
@@ -27,6 +29,25 @@ class Tokens:
     def prefix_key(self, stop: int) -> tuple[int, ...]:
         assert stop <= len(self.ids)
         return tuple(self.ids[:stop])
+
+
+def perform(run: object, number: int, op: Case) -> dict[str, Any]:
+    """Perform one operation of a script; return what can be expected of it. Fail in one line if it is of a kind that
+    the runner does not know."""
+    method = getattr(run, f"op_{op.get('op')}", None)
+    if method is None:
+        known = (name.removeprefix("op_") for name in dir(run) if name.startswith("op_"))
+        pytest.fail(f"op {number}: unknown kind {op.get('op')!r}, must be one of {', '.join(known)}", pytrace=False)
+    seen: dict[str, Any] = method(op)
+    return seen
+
+
+def value_of(seen: Mapping[str, Any], key: str, number: int, op: Case) -> Any:
+    """Return the value of a key that is expected. Fail in one line if the runner does not know it."""
+    if key not in seen:
+        known = ", ".join(sorted(seen))
+        pytest.fail(f"op {number} ({op['op']}): unknown key {key!r} in expect, must be one of {known}", pytrace=False)
+    return seen[key]
 
 
 def make_requests(specs: Iterable[dict[str, Any]]) -> dict[str, Request]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-LEFT_OUT = pytest.StashKey[list[str]]()  # components of the cases read that nothing here can replay
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
 
 
@@ -45,9 +44,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     files = files or [*(SHARED / name for name in names), *files_of(SHARED / "cluster")]
     runners = metafunc.module.RUNNERS
     read = [c for path in files for c in read_cases(path)]
-    cases = [c for c in read if c["component"] in runners]
-    metafunc.config.stash[LEFT_OUT] = sorted({c["component"] for c in read if c["component"] not in runners})
-    metafunc.parametrize("case", cases, ids=[c["id"] for c in cases])
+    unknown = sorted({str(c["component"]) for c in read if c["component"] not in runners})
+    if unknown:
+        raise pytest.UsageError(f"no runner for cases of {', '.join(unknown)}; there are: {', '.join(sorted(runners))}")
+    metafunc.parametrize("case", read, ids=[c["id"] for c in read])
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -61,6 +61,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         if tallies:
             decisions, faults = (sum(column) for column in zip(*tallies, strict=True))
             terminalreporter.write_line(f"  {len(tallies)} router scripts: {decisions} decisions, {faults} faults")
-        left_out = terminalreporter.config.stash.get(LEFT_OUT, [])
-        if left_out:
-            terminalreporter.write_line(f"  no runner yet for: {', '.join(left_out)}")

@@ -12,7 +12,7 @@ from servesim.hardware.layers import Latent
 from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.policies.kv._radix import Node, RadixTree
 from servesim.policies.kv.hybrid import window_hit
-from tests.conformance.cases import Case, make_requests
+from tests.conformance.cases import Case, make_requests, perform, value_of
 
 
 class Key:
@@ -35,7 +35,7 @@ class RadixRun:
 
     def run(self, case: Case) -> None:
         for number, op in enumerate(case["script"]):
-            seen = getattr(self, "op_" + op["op"])(op)
+            seen = perform(self, number, op)
             self.tree.check_integrity()
             seen |= {
                 "total": self.tree.total,
@@ -43,7 +43,8 @@ class RadixRun:
                 "protected": self.tree.protected,
             }
             for key, expected in op.get("expect", {}).items():
-                assert seen[key] == expected, f"op {number} ({op['op']}): {key} is {seen[key]}, expected {expected}"
+                got = value_of(seen, key, number, op)
+                assert got == expected, f"op {number} ({op['op']}): {key} is {got}, expected {expected}"
 
     def op_insert(self, op: Case) -> dict[str, Any]:
         key = Key(op["key"])
@@ -157,11 +158,12 @@ class HybridRun:
 
     def run(self, case: Case) -> None:
         for number, op in enumerate(case["script"]):
-            seen = getattr(self, "op_" + op["op"])(op)
+            seen = perform(self, number, op)
             self.kv.held_tokens = sum(r.num_computed_tokens for r in self.kv.tables)
             self.kv.check_integrity()
             for key, expected in op.get("expect", {}).items():
-                assert seen[key] == expected, f"op {number} ({op['op']}): {key} is {seen[key]}, expected {expected}"
+                got = value_of(seen, key, number, op)
+                assert got == expected, f"op {number} ({op['op']}): {key} is {got}, expected {expected}"
         first, *_, asked = self.requests.values()
         for row in case.get("evict_table", []):
             gone = [self.kv.tables[first][group][block] for block, group in row["evict"]]

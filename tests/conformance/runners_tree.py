@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from servesim.policies.kv._radix import Node, RadixTree
-from tests.conformance.cases import Case
+from tests.conformance.cases import Case, perform
 
 
 class Slotted:
@@ -33,7 +33,7 @@ class UnifiedTreeRun:
     def run(self, case: Case) -> None:
         for number, op in enumerate(case["ops"]):
             assert op.keys() <= self.LOOKED_AT | self.GIVEN, f"op {number}: this runner does not know all of {list(op)}"
-            seen = getattr(self, "op_" + op["op"])(op)
+            seen = perform(self, number, op)
             self.tree.check_integrity()
             seen |= {"evictable": self.tree.evictable, "protected": self.tree.protected, "nodes": self.nodes()}
             for key in sorted(op.keys() & self.LOOKED_AT, key=lambda key: key == "nodes"):

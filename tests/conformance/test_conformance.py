@@ -26,7 +26,7 @@ from tests.conformance import (
     runners_speculation,
     runners_tree,
 )
-from tests.conformance.cases import Case, Tokens, expand, make_requests
+from tests.conformance.cases import Case, Tokens, expand, make_requests, perform, value_of
 
 
 def make_kv(config: dict[str, Any]) -> KVAllocator:
@@ -70,9 +70,9 @@ class SchedulerRun:
 
     def run(self, case: Case) -> None:
         for number, op in enumerate(case["script"]):
-            seen = getattr(self, "op_" + op["op"])(op)
+            seen = perform(self, number, op)
             for key, expected in op.get("expect", {}).items():
-                got = self.look(key, op, seen, expected)
+                got = self.look(key, number, op, seen, expected)
                 if key == "preempted":  # a set in vLLM's SchedulerOutput; their order shows in "waiting"
                     got, expected = sorted(got), sorted(expected)
                 assert got == expected, f"op {number} ({op['op']}): {key} is {got}, expected {expected}"
@@ -150,7 +150,7 @@ class SchedulerRun:
     def op_check(self, op: dict[str, Any]) -> dict[str, Any]:
         return {}
 
-    def look(self, key: str, op: dict[str, Any], seen: dict[str, Any], expected: Any) -> Any:
+    def look(self, key: str, number: int, op: dict[str, Any], seen: dict[str, Any], expected: Any) -> Any:
         if key in ("hit_tokens", "new_block_ids") and op["op"] == "schedule":
             return {n: seen[key].get(n) for n in expected}
         if key in seen:
@@ -161,12 +161,15 @@ class SchedulerRun:
             "waiting": lambda: names(scheduler.waiters()),
             "free_blocks": lambda: self.kv.num_free_blocks(),  # type: ignore[attr-defined]
             "block_ids": lambda: {r.name: t for r, t in self.kv.tables.items() if r.name in expected},  # type: ignore[attr-defined]
+            "block_ids_prefix": lambda: {n: self.kv.tables[requests[n]][: len(ids)] for n, ids in expected.items()},  # type: ignore[attr-defined]
+            "num_tokens": lambda: {n: requests[n].num_tokens for n in expected},
             "computed": lambda: {n: requests[n].num_computed_tokens for n in expected},
             "finished": lambda: [n for n in self.requests if n in self.finished],
             "spec_stats": lambda: self.spec_stats(),
             "output_tokens": lambda: {n: requests[n].content.ids[requests[n].prompt_len :] for n in expected},  # type: ignore[union-attr]
         }
-        return views[key]()
+        found: Callable[[], Any] = value_of(views, key, number, op)
+        return found()
 
     def spec_stats(self) -> dict[str, Any]:
         stats = dataclasses.asdict(self.core.spec_stats)
@@ -185,9 +188,9 @@ class KVRun:
 
     def run(self, case: Case) -> None:
         for number, op in enumerate(case["script"]):
-            seen = getattr(self, "op_" + op["op"])(op)
+            seen = perform(self, number, op)
             for key, expected in op.get("expect", {}).items():
-                got = seen[key]
+                got = value_of(seen, key, number, op)
                 if isinstance(expected, dict):
                     got = {k: got(int(k)) for k in expected}
                 assert got == expected, f"op {number} ({op['op']}): {key} is {got}, expected {expected}"
