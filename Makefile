@@ -81,6 +81,7 @@ mutants: $(READY)
 
 worlds: $(READY)
 	$(VENV)/bin/python -m tests.support.many_worlds $(WORLDS)
+	$(if $(WORLDS),,$(VENV)/bin/python -m tests.support.other_worlds)
 
 hostile: $(READY)
 	$(VENV)/bin/python -m tests.support.hostile
