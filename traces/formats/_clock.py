@@ -14,6 +14,7 @@ import numpy as np
 from servesim.errors import UserError, shown
 from servesim.workload.trace import Ints
 
+from ._dates import ORDERS, as_iso
 from ._names import UNITS
 
 EPOCH = (1e9, 4.2e9)
@@ -115,16 +116,23 @@ def clock_kind(cells: Sequence[Any]) -> int:
 
 
 def clock_ns(
-    path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit: str | None, named: str | None
+    path: Path,
+    column: str,
+    cells: Sequence[Any],
+    lines: Sequence[int],
+    unit: str | None,
+    named: str | None,
+    order: str | None = None,
 ) -> tuple[Ints, str]:
     """Return times as ns since 1970 or since an arbitrary start, and a note on how they were read. `unit` is the unit
-    given by the user, and `named` is the unit in the column's name. Raise UserError naming the line of a cell that is
-    not a time."""
-    iso = [iso_ns(cell) if isinstance(cell, str) else None for cell in cells]
+    given by the user, `named` is the unit in the column's name, and `order` is that of day and month in dates that end
+    in the year. Raise UserError naming the line of a cell that is not a time."""
+    dated = cells if order is None else [as_iso(cell, order) for cell in cells]
+    iso = [iso_ns(cell) if isinstance(cell, str) else None for cell in dated]
     if any(stamp is not None for stamp in iso):
         if (bad := next((i for i, stamp in enumerate(iso) if stamp is None), None)) is not None:
             raise _no_time(path, column, cells[bad], lines[bad])
-        return np.array(iso, dtype=np.int64), f"times from {shown(column)} (ISO)"
+        return np.array(iso, dtype=np.int64), f"times from {shown(column)} ({ORDERS[order] if order else 'ISO'})"
     values: list[float | int] = []
     for cell, line in zip(cells, lines, strict=True):
         try:

@@ -317,7 +317,7 @@ def test_sums_of_several_requests_are_no_requests(tmp_path: Path, name: str) -> 
         {"start_time": 1763647200 + 3600 * i, "input_tokens": 9000, "output_tokens": 90, name: 30} for i in range(3)
     ]
     with pytest.raises(
-        UserError, match=rf"{name} is 30, so rows are sums over several requests; the log must have one request"
+        UserError, match=rf"{name} is 30, so each row is the sum of several requests; the log must have one request"
     ):
         load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))
     rows = [row | {name: 1} for row in rows]
