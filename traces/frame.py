@@ -46,7 +46,7 @@ def from_frame(
             cells = {str(each): _cells(frame[each]) for each in frame.columns}
             notes = _native.aside(each for each in cells if each not in known)
             cells = {each: values for each, values in cells.items() if each in known}
-            return _native.build(Path(NAME), name, notes, cells, lines, sort)
+            return _native.build(Path(NAME), name, notes, cells, lines, sort, unit=asked.unit)
         units = {str(each): "ns" for each in frame.columns if frame[each].dtype.kind == "M"}
         by_name: dict[str, list[Any]] = {}
         for each in frame.columns:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from servesim.untrusted import json_value
 from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Samples, Trace
 from servesim.workload.trace_stream import TraceStream
 
-from . import _native, _text
+from . import _native, _text, log
+from ._clock import declared_ns
+from ._names import UNITS
 from ._parquet import open_files, parquet_names, readable
 
 NAME = "parquet"
@@ -43,14 +45,24 @@ def confirm(path: Path) -> bool:
     return "arrival_ns" in parquet_names(path)
 
 
-def read(path: Path, *, sort: bool = False) -> Trace:
+def read(path: Path, *, sort: bool = False, columns: str | Mapping[str, Any] | None = None) -> Trace:
     import pyarrow as pa
 
+    native, unit = _native.only_unit(columns)
+    if not native:
+        return log.read(path, columns=columns)
     with readable(path):
         files = [file.read() for file in open_files(path)]
         name, notes = _meta(path, files[0].schema)
-        table = pa.concat_tables(files)
-        return _trace(path, name, _columns(path, table, notes), 0, sort)
+        table = _columns(path, pa.concat_tables(files), notes)
+        if unit is None and not set(files[0].schema.names) >= _native.WRITTEN:
+            unit, told = _native.checked_unit(path, declared_ns(table["arrival_ns"]))
+            table["notes"] = (*table["notes"], *told)
+        factor = UNITS[unit or "ns"]
+        if (latest := int(table["arrival_ns"].max())) > _native.MOST // factor:
+            raise UserError(f"{path}: arrival_ns is {latest}, must be at most {_native.MOST // factor} {unit or 'ns'}")
+        table["arrival_ns"] = table["arrival_ns"] * factor
+        return _trace(path, name, table, 0, sort)
 
 
 def stream(path: Path, chunk: int) -> TraceStream:
