@@ -24,6 +24,8 @@ whole = _text.whole_number
 REQUIRED = ("arrival_ns", "prompt_len", "output_len")
 OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "cancel_ns", "after", "n", "samples", *LABELS, "content")
 NUMBERS = (*REQUIRED, "max_tokens", "stop", "priority")
+MOST_ASIDE = 20
+"""Maximum number of unknown columns listed in a note."""
 WRITTEN = {"max_tokens", "priority"}
 """Columns of every trace and result that servesim writes."""
 HOLDS = frozenset({"content", "outputs", "priority", "max_tokens", "sessions", "cancel", "samples", *LABELS})
@@ -107,12 +109,12 @@ def only_unit(columns: str | Mapping[str, Any] | None) -> tuple[bool, str | None
 
 def aside(extra: Iterable[str]) -> tuple[str, ...]:
     """Return a note on unknown columns, which suggests the known name for a near match."""
-    known = (*REQUIRED, *OPTIONAL)
-    named = []
-    for name in extra:
+    known, unknown, told = (*REQUIRED, *OPTIONAL), list(extra), []
+    for name in unknown[:MOST_ASIDE]:
         close = difflib.get_close_matches(name[:MOST_SHOWN], known, n=1, cutoff=0.85)
-        named.append(f'{name[:MOST_SHOWN]} (did you mean "{close[0]}"?)' if close else name[:MOST_SHOWN])
-    return (f"extra columns not used: {', '.join(named)}",) if named else ()
+        told.append(f'{name[:MOST_SHOWN]} (did you mean "{close[0]}"?)' if close else name[:MOST_SHOWN])
+    more = f" and {len(unknown) - MOST_ASIDE} more" if len(unknown) > MOST_ASIDE else ""
+    return (f"extra columns not used: {', '.join(told)}{more}",) if told else ()
 
 
 def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, shown
-from servesim.untrusted import json_value, limits, read_json, read_start, too_much
+from servesim.untrusted import check_header, json_value, limits, read_json, read_start, too_much
 
 from . import _text
 from ._clock import iso_ns, number
 from ._dates import is_date
-from ._parquet import open_files, readable
+from ._parquet import cells_of, open_files, readable
 
 SEPARATORS = (",", ";", "\t", "|")
 LONGEST_OBJECT = 4000
 """Maximum length, in characters, of a JSON object in a cell that is read."""
 LONGEST_CELL = 200
 """Maximum length, in characters, of a text that is kept; the prompts and answers in a log are not needed."""
-MOST_COLUMNS = 2000
 _DEEPEST = 4
 
 
@@ -139,8 +138,8 @@ def _rows(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Table:
         for name, value in _flat(row):
             column = columns.get(name)
             if column is None:
-                if len(columns) == MOST_COLUMNS:
-                    raise UserError(f"{path}: line {line}: more than {MOST_COLUMNS} different keys")
+                if len(columns) == limits().columns:
+                    raise too_much(f"{path}: line {line}", "different keys are", "columns")
                 column = columns[name] = []
             column.extend([None] * (len(lines) - len(column)))
             if len(column) == len(lines):
@@ -178,19 +177,19 @@ def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
             paths[name] = keys
             if pa.types.is_timestamp(kind):
                 units[name] = "ns"
+    check_header(path, list(paths))
     if not count:
         raise UserError(f"{path}: there are columns but no requests")
 
     def column(name: str) -> list[Any]:
         outer, *inner = paths[name]
         with readable(path):
-            found = pa.concat_tables([file.read([outer]) for file in files])[outer]
+            found = pa.concat_tables([file.read([".".join(paths[name])]) for file in files])[outer]
             for key in inner:
                 found = pa.chunked_array([chunk.field(key) for chunk in found.chunks])
             if name in units:
                 found = found.cast(pa.timestamp("ns")).cast(pa.int64())
-            cells: list[Any] = found.to_pylist()
-            return cells
+            return cells_of(found, LONGEST_CELL)
 
     return Table(path, list(paths), list(range(1, count + 1)), column, units)
 

@@ -180,7 +180,7 @@ def _times(
     """Return the arrival times, the end times if known, and how they were read."""
     found: dict[str, Ints | None] = {"arrival": None, "end": None}
     notes = []
-    clocks = {role[name]: [table.column(role[name])[i] for i in kept] for name in found if name in role}
+    clocks = {name: _of(table.column(name), kept) for name in (role[side] for side in found if side in role)}
     order = date_order(table.path, clocks, lines, columns.dates)
     for name in found:
         if name in role:
@@ -195,6 +195,10 @@ def _times(
         notes = notes or ["no times: all requests arrive at the start (--shape arrive:process=poisson,rate=5)"]
     named_sides = [f"{side} tokens from {shown(role[side])}" for side in ("prompt", "output") if side in role]
     return found["arrival"], found["end"], [*notes, *([", ".join(named_sides)] if named_sides else [])]
+
+
+def _of(cells: list[Any], kept: Ints) -> list[Any]:
+    return [cells[i] for i in kept.tolist()]
 
 
 def _latency(table: Table, role: dict[str, str], name: str, kept: Ints, lines: list[int], output: Floats) -> Floats:
@@ -244,5 +248,4 @@ def _aside(table: Table, role: dict[str, str], columns: Columns) -> list[str]:
 
 
 def _texts(table: Table, name: str, kept: Ints) -> tuple[str, ...]:
-    cells = table.column(name)
-    return tuple(["" if cells[i] is None else str(cells[i]) for i in kept.tolist()])
+    return tuple(["" if cell is None else str(cell) for cell in _of(table.column(name), kept)])
