@@ -35,15 +35,16 @@ def readable(path: Path) -> Iterator[None]:
 
 def open_files(path: Path) -> list[Any]:
     """Open a file, or the files of a folder. Texts are read as dictionaries: each distinct one is held once."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    schema = pq.read_schema(paths[0])
-    if len(schema) > limits().columns:
-        raise too_much(path, "columns are", "columns")
-    texts = [field.name for field in schema if _is_text(pa.types, field.type)]
-    files = [pq.ParquetFile(part, page_checksum_verification=True, read_dictionary=texts) for part in paths]
+    files = []
+    for part in paths:
+        schema = pq.ParquetFile(part).schema
+        if len(schema) > limits().columns:
+            raise too_much(path, "columns are", "columns")
+        texts = [column.path for column in map(schema.column, range(len(schema))) if _is_text(column)]
+        files.append(pq.ParquetFile(part, page_checksum_verification=True, read_dictionary=texts))
     if sum(file.metadata.num_rows for file in files) > limits().rows:
         raise too_much(path, "rows are", "rows")
     groups = [file.metadata.row_group(i) for file in files for i in range(file.num_row_groups)]
@@ -52,8 +53,9 @@ def open_files(path: Path) -> list[Any]:
     return files
 
 
-def _is_text(types: Any, kind: Any) -> bool:
-    return bool(types.is_string(kind) or types.is_binary(kind))
+def _is_text(column: Any) -> bool:
+    alone = column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0
+    return alone and column.logical_type.type in ("NONE", "STRING", "ENUM", "JSON")
 
 
 def cells_of(column: Any, longest: int | None = None) -> list[Any]:
