@@ -48,15 +48,15 @@ def tokens(table: Table, role: dict[str, str], columns: Columns) -> tuple[Floats
     own, and notes on these and on how many tokens came from the server's cache, if a column records this."""
     side = {name: _side(table, role, columns, name) for name in ("prompt", "output")}
     more = {name: beside_of(table, role, name) for name in side}
+    added = {name: sum((np.nan_to_num(counts(table, one)) for one in more[name]), 0 * side[name]) for name in side}
     if "total" in role and any(more.values()):  # the total tells whether the finer counts are part of the others
-        total = counts(table, role["total"])
-        if not np.nansum(np.abs(total - side["prompt"] - side["output"])):
-            more = {"prompt": [], "output": []}
-    notes = []
-    for name, found in more.items():
-        side[name] = side[name] + sum(np.nan_to_num(counts(table, each)) for each in found)
-        notes += [f"{name} tokens include {' and '.join(map(shown, found))}"] if found else []
-    return side["prompt"], side["output"], [*notes, *_hits(table, more["prompt"], side["prompt"])]
+        rest = counts(table, role["total"]) - side["prompt"] - side["output"]
+        finer = added["prompt"] + added["output"]
+        if np.sum((rest == 0) & (finer > 0)) > np.sum((rest == finer) & (finer > 0)):
+            more, added = {"prompt": [], "output": []}, dict.fromkeys(side, np.zeros(1))
+    notes = [f"{name} tokens include {' and '.join(map(shown, found))}" for name, found in more.items() if found]
+    prompt, output = (side[name] + added[name] for name in ("prompt", "output"))
+    return prompt, output, [*notes, *_hits(table, more["prompt"], prompt)]
 
 
 def beside_of(table: Table, role: dict[str, str], side: str) -> list[str]:

@@ -63,7 +63,7 @@ def _recorded(table: Table, columns: Columns) -> tuple[Recorded, bool]:
     path = table.path
     try:
         role = roles(
-            [name for name in table.names if not is_text(table, name)],
+            [name for name in table.names if name in columns.given.values() or not is_text(table, name)],
             columns,
             lambda a, b: table.column(a) == table.column(b),
             lambda n: clock_kind(table.column(n)),

@@ -223,5 +223,14 @@ def test_tokens_beside_the_prompt_are_counted_once(tmp_path: Path) -> None:
     ]
     (tmp_path / "log").write_text(lines(*rows))
     assert load_trace(tmp_path / "log").prompt_len.tolist() == [100, 100]
-    (tmp_path / "log").write_text(lines(*[row | {"total_tokens": 145} for row in rows]))
-    assert load_trace(tmp_path / "log").prompt_len.tolist() == [140, 140]
+    for total in (145, None):
+        (tmp_path / "log").write_text(lines(*[row | {"total_tokens": total} for row in rows]))
+        assert load_trace(tmp_path / "log").prompt_len.tolist() == [140, 140]
+
+
+def test_a_column_of_texts_is_no_count_unless_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(as_csv(*each(lambda i, p, o: {"time": START[i], "input": "hi", "output_tokens": o})))
+    with pytest.raises(UserError, match="no column for prompt tokens found"):
+        load_trace(tmp_path / "log")
+    with pytest.raises(UserError, match="line 2: input is 'hi', must be a whole number of tokens"):
+        load_trace(tmp_path / "log", columns="prompt=input")
