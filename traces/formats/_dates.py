@@ -49,6 +49,8 @@ def date_order(path: Path, columns: Mapping[str, Sequence[Any]], lines: Sequence
 
 def _found(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, int, re.Match[str]]]:
     for name, cells in columns.items():
+        if not any(map(is_date, cells[:1])):
+            continue
         for row, cell in enumerate(cells):
             if isinstance(cell, str) and (date := _DATE.fullmatch(cell.strip())) is not None:
                 yield name, row, date

@@ -78,11 +78,14 @@ def _csv(path: Path, start: str) -> Table:
 def unpacked(path: Path, name: str, cells: Sequence[Any], lines: Sequence[int]) -> dict[str, list[Any]]:
     """Return the columns in a column of JSON objects, such as Langfuse's usage, with dotted names, or the column itself
     if any cell is something else or long (a text)."""
-    rows = [(line, _object(cell)) for cell, line in zip(cells, lines, strict=True)]
-    objects = [(line, {name: value} if value else {}) for line, value in rows if value is not None]
-    if len(objects) < len(rows) or not any(row for _, row in objects):
+    rows: list[tuple[int, dict[str, Any]]] = []
+    for cell, line in zip(cells, lines, strict=True):
+        if (value := _object(cell)) is None:
+            return {name: list(cells)}
+        rows.append((line, {name: value} if value else {}))
+    if not any(row for _, row in rows):
         return {name: list(cells)}
-    table = _rows(path, objects)
+    table = _rows(path, rows)
     return {key: table.column(key) for key in table.names}
 
 

@@ -2,7 +2,8 @@
 
 Columns are guessed from their names (see ._names) and reported in a note; `columns="arrival=Request
 Time,prompt=in,output=o"` sets them explicitly (`prompt=2000`: a number instead of a column, `arrival=`: no times,
-`unit=us`: the unit of arrival times). Failed requests, and those without tokens, are left out.
+`unit=us`: the unit of arrival times, `decimal=comma`, `dates=mdy`). Failed requests, and those without tokens, are left
+out.
 """
 
 from __future__ import annotations
