@@ -32,7 +32,9 @@ def from_frame(
     timing: str = "think",
 ) -> Trace:
     """Build a trace with one request per row, named by `frame.attrs` if it has a name. `columns` and `timing` are those
-    of a log. A UserError gives the number of the row, counted from 0."""
+    of a log; an index of times is a column. A UserError gives the number of the row, counted from 0."""
+    if frame.index.dtype.kind == "M":
+        frame = frame.reset_index(names=frame.index.name or "timestamp")
     if frame.empty:
         raise UserError(f"{NAME}: no rows")
     if not frame.columns.is_unique:

@@ -35,7 +35,7 @@ class Labels:
     """The requests of one kind of label."""
 
     parts: Mapping[str, Part]
-    """By label, sorted; the last one may be that of all others."""
+    """Requests of each label, sorted by label; the last entry may be all others."""
     sums: LabelSums | None = None
     """Sums of every label, if some are among the others."""
 

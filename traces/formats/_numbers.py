@@ -25,7 +25,7 @@ Place = tuple[str, int]
 
 @dataclass
 class _Seen:
-    """What the columns show about the character that groups digits: the first cell of each kind, by that character."""
+    """Evidence for the character that groups digits: the first cell of each kind, by that character."""
 
     shows: dict[str, Place]
     """Cells that are numbers with only one of the two."""

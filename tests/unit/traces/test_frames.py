@@ -62,6 +62,13 @@ def test_times_of_pandas_are_times_of_arrival(kind: str, zone: str | None) -> No
     assert load_trace(frame).arrival_ns.tolist() == [0, 3_000_000_000]
 
 
+@pytest.mark.parametrize("name", [None, "created_at"])
+def test_an_index_of_times_is_the_column_of_arrivals(name: str | None) -> None:
+    times = pd.DatetimeIndex(pd.to_datetime(LOG["timestamp"], format="ISO8601"), name=name)
+    frame = pd.DataFrame({column: LOG[column] for column in ("prompt_tokens", "completion_tokens")}, index=times)
+    assert load_trace(frame).arrival_ns.tolist() == [0, 2_337_000_000, 2_806_000_000]
+
+
 def test_columns_are_named_as_for_a_file_and_a_frame_keeps_its_name() -> None:
     frame = pd.DataFrame({"wann": [1, 3], "rein": [5, 6], "raus": [7, 8]})
     frame.attrs["name"] = "mine"
