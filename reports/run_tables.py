@@ -12,7 +12,7 @@ from servesim.reports.page import Table
 from servesim.reports.priced import Priced
 from servesim.reports.run import Run
 from servesim.reports.words import percent, seconds, shortened, time_ms
-from servesim.run.shown import MOST_GROUPS, UNNAMED, labeled
+from servesim.run.shown import UNNAMED, labeled
 
 
 def latency_table(run: Run) -> Table:
@@ -31,10 +31,12 @@ def groups_table(run: Run, kind: str) -> Table | None:
     found = labeled(run.summary, kind)
     if found is None:
         return None
-    rows = [_group_row(name, group) for name, group in found[:MOST_GROUPS]]
-    title = f"By {kind}" + (f", the {MOST_GROUPS} largest of {len(found)}" if len(found) > MOST_GROUPS else "")
+    groups, others, requests = found
     columns = (kind, "requests", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "within limits")
-    return Table(title, columns, rows)
+    rows = [_group_row(name, group) for name, group in groups]
+    if others:
+        rows.append((others, f"{requests:,}", *["–"] * (len(columns) - 2)))
+    return Table(f"By {kind}", columns, rows)
 
 
 def _group_row(name: str, group: Mapping[str, Any]) -> tuple[str, ...]:

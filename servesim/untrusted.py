@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -30,7 +30,8 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 DAMAGED = "the compressed file is damaged or cut short"
 BLOCK = 1 << 20
 FREELY_UNPACKED = 16 << 20
-"""Size in bytes up to which any compressed file may be decompressed; the ratio is ignored below it."""
+"""Number of bytes that any compressed file may be decompressed to; the ratio is checked for every further such
+part."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Limits:
     bytes: int = 64 << 30
     """Bytes of a file of rows, uncompressed."""
     ratio: int = 100
-    """Uncompressed bytes per compressed byte, above 16 MiB. Traces as CSV or JSON have 3 to 20."""
+    """Uncompressed bytes per compressed byte, of a file and of every 16 MiB within it. Traces as CSV or JSON have 3 to
+    20."""
     line: int = 64 << 20
     """Bytes of one line."""
     rows: int = 100_000_000
@@ -55,6 +57,10 @@ class Limits:
     """Values in a YAML document, with those behind an alias counted at each use."""
     depth: int = 100
     """Nesting depth of lists and objects."""
+    columns: int = 2000
+    """Columns of a table, or different keys of its rows."""
+    stdin: int = 1 << 30
+    """Bytes of standard input, which is copied to a temporary file."""
     fetch: int = 4 << 30
     """Bytes of a download of unknown size."""
 
@@ -91,36 +97,41 @@ def _most_unpacked(packed: int) -> int:
 
 
 class _Bounded(io.RawIOBase):
-    """Counted bytes of a file: in total, by line and, if compressed, relative to the compressed size."""
+    """Counted bytes of a file: in total, by line and, if compressed, relative to the compressed bytes they come from.
+    `packed` is the compressed file, whose position tells how much of it has been used."""
 
-    def __init__(self, path: Path, source: Any, packed: int | None) -> None:
-        self._path, self._source, self._limits = path, source, limits()
+    def __init__(self, path: Path, source: Any, packed: Any = None) -> None:
+        self._path, self._source, self._packed, self._limits = path, source, packed, limits()
         self._count = self._line = 0
-        self._most = self._limits.bytes
-        self._unpacked = _most_unpacked(packed) if packed is not None else self._most
+        self._checked = (0, 0)  # uncompressed and compressed bytes at the last check
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes; raise UserError if a limit is exceeded."""
-        data = self._source.read(len(buffer))
+        data = self._source.read(min(len(buffer), BLOCK))
         size = len(data)
         buffer[:size] = data
         self._count += size
         end = data.rfind(b"\n")
         self._line = size - end - 1 if end >= 0 else self._line + size
-        if self._count > self._most:
+        if self._count > self._limits.bytes:
             raise too_much(self._path, "bytes of text are", "bytes")
-        if self._count > self._unpacked:
-            raise too_much(self._path, "unpacked bytes per packed byte are", "ratio")
+        if self._packed is not None and self._count - self._checked[0] > FREELY_UNPACKED:
+            now = self._count, self._packed.tell()
+            if now[0] - self._checked[0] > (now[1] - self._checked[1]) * self._limits.ratio:
+                raise too_much(self._path, "uncompressed bytes per compressed byte are", "ratio")
+            self._checked = now
         if self._line > self._limits.line:
             raise too_much(self._path, "bytes of one line are", "line")
         return size
 
     def close(self) -> None:
-        """Close the underlying file too."""
+        """Close the underlying files too."""
         self._source.close()
+        if self._packed is not None:
+            self._packed.close()
         super().close()
 
 
@@ -145,12 +156,14 @@ def _bounded(path: Path) -> _Bounded:
             if int.from_bytes(start.read(4), "little") > _most_unpacked(size):
                 raise too_much(path, f"{DAMAGED}, or uncompressed bytes per compressed byte are", "ratio")
     if magic.startswith(GZIP):
-        return _Bounded(path, gzip.open(path), size)  # closed with text
+        packed = path.open("rb", buffering=0)
+        return _Bounded(path, gzip.open(packed), packed)  # closed with text
     if magic == ZSTD:
         import pyarrow as pa
 
-        return _Bounded(path, pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), size)
-    return _Bounded(path, path.open("rb"), None)
+        packed = pa.OSFile(str(path))
+        return _Bounded(path, pa.CompressedInputStream(packed, "zstd"), packed)
+    return _Bounded(path, path.open("rb"))
 
 
 @contextmanager
@@ -168,6 +181,17 @@ def reading(path: Path, newline: str | None = None) -> Iterator[TextIO]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def check_header(where: object, header: Sequence[str]) -> None:
+    """Raise UserError if a table has more columns than the limit, or a column appears twice."""
+    if len(header) > limits().columns:
+        raise too_much(where, "columns are", "columns")
+    seen: set[str] = set()
+    for name in header:
+        if name in seen:
+            raise UserError(f"{where}: column {shown(name)} appears twice")
+        seen.add(name)
+
+
 def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
     """Yield the rows of a CSV file as dicts by column name (like csv.DictReader) or, if not `named`, as lists; raise
     UserError if the file is not CSV or a column appears twice. If `named`, yield the header first, as a list of column
@@ -181,8 +205,7 @@ def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
                 yield from rows
                 return
             header = next(rows, [])
-            if again := [name for i, name in enumerate(header) if name in header[:i]]:
-                raise UserError(f"{path}: column {shown(again[0])} appears twice")
+            check_header(path, header)
             yield header
             for row in rows:
                 if row:

@@ -18,7 +18,7 @@ from servesim.metrics.words import number, percent
 from servesim.run.agreement import REQUESTS
 from servesim.run.result import Result
 from servesim.run.setup import Setup
-from servesim.run.shown import MOST_GROUPS, STATISTICS, UNNAMED, all_rows, labeled
+from servesim.run.shown import STATISTICS, UNNAMED, all_rows, labeled
 from servesim.run.simulate import Progress as OnProgress
 
 
@@ -56,8 +56,8 @@ def print_summary(result: Result, out: Path | None) -> None:
     console.print(_latency_table(summary["latency_ms"]))
     console.print(_figures(summary))
     for kind in ("class", "tenant"):
-        if (groups := labeled(summary, kind)) is not None:
-            console.print(_group_table(kind, groups, summary))
+        if (found := labeled(summary, kind)) is not None:
+            console.print(_group_table(kind, *found, summary))
     if summary["stability"]["unstable"]:
         console.print(f"UNSTABLE: {GROWING}.", style="bold red")
     for reason, count in summary["requests"]["rejection_reasons"].items():
@@ -87,19 +87,21 @@ def _checked(result: Result) -> str:
     return f"{told}; fast mode and reference mode agree on the first {first:,} requests"
 
 
-def _group_table(kind: str, groups: list[tuple[str, dict[str, Any]]], summary: Mapping[str, Any]) -> Table:
+def _group_table(
+    kind: str, groups: list[tuple[str, dict[str, Any]]], others: str, requests: int, summary: Mapping[str, Any]
+) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in (kind, "requests", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "within SLO"):
         table.add_column(column, justify="left" if column == kind else "right")
-    for name, group in groups[:MOST_GROUPS]:
+    for name, group in groups:
         cells = [name or UNNAMED, f"{group['arrived']:,}"]
         for metric in ("ttft", "tpot"):
             stats = group["latency_ms"][metric]
             cells += [number(stats[p]) if stats else "" for p in ("p50", "p99")]
         goodput = group["goodput"]
         table.add_row(*cells, percent(goodput["slo_attainment"]) if goodput else "")
-    if len(groups) > MOST_GROUPS:
-        table.add_row(f"and {len(groups) - MOST_GROUPS} more")
+    if others:
+        table.add_row(others, f"{requests:,}")
     if kind == "tenant":
         said = ", ".join(f"{key} {number(value)}" for key, value in summary["tenants"]["jain_index"].items())
         table.caption, table.caption_justify = f"Jain's fairness index: {said}", "left"

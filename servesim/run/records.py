@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import PolicyError
-from servesim.metrics.classes import class_limits, parts_of
+from servesim.metrics.classes import class_limits
 from servesim.metrics.distribution import describe_counted
 from servesim.metrics.replicas import ReplicaTotals
-from servesim.metrics.requests import MS, SECOND, Limits, Part, RequestColumns, Requests, Stats
+from servesim.metrics.requests import MS, SECOND, Limits, RequestColumns, Requests, Stats
 from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
 from servesim.metrics.steps import StepTotals
-from servesim.metrics.streamed import StreamedPart, StreamedRequests
+from servesim.metrics.streamed import StreamedRequests
 from servesim.plugins.user_policies import blaming
 from servesim.records.columns import Rows
 from servesim.records.recorder import Recorder
+from servesim.run.label_groups import Labels, StreamedLabels, by_label
 from servesim.run.result import request_table, sample_table
 from servesim.run.result_files import DELIVERIES, REQUESTS, STEPS, STREAMED, ResultWriter
 from servesim.run.scenario import Scenario
@@ -85,10 +86,12 @@ class Records:
             self._add_served(self.replicas)
         self.itl: Stats = describe_counted(*self.recorder.itl(), MS)
         labels, rows = self._setup.trace.labels, len(self._setup.trace)
-        self.parts: dict[str, dict[str, Part]] = {
-            kind: dict(parts_of(self._columns, labels[kind])) for kind in GROUPS if kind in labels
-        }
         scenario = self._setup.scenario
+        self.groups: dict[str, Labels] = {
+            kind: by_label(self._columns, labels[kind], scenario.slo, scenario.slo_classes if kind == "class" else ())
+            for kind in GROUPS
+            if kind in labels
+        }
         self.limits: Limits | None = None
         if "class" in labels and scenario.slo_classes:
             of = self._columns.completed("row") % rows
@@ -145,7 +148,7 @@ class StreamedRecords(Records):
     def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:
         self._all = StreamedRequests(setup.facts.first_ns)
         self._gaps = Sketch()
-        self._groups: dict[str, dict[str, StreamedPart]] = {k: {} for k in GROUPS if k in setup.facts.labels}
+        self._groups = {kind: StreamedLabels() for kind in GROUPS if kind in setup.facts.labels}
         super().__init__(setup, writer)
 
     def _sink_of(self, file: str) -> Callable[[Rows], None]:
@@ -177,10 +180,8 @@ class StreamedRecords(Records):
         if "class" in texts and own:
             limits = class_limits(texts["class"], np.flatnonzero(columns.done), slo, own)
         self._all.take(columns, limits, self.workload.settled_ns())
-        for kind, parts in self._groups.items():
-            for name, which in _by_text(texts[kind]):
-                of_part = own.get(name, slo) if kind == "class" else slo
-                parts.setdefault(name, StreamedPart()).add(columns.take(which), of_part)
+        for kind, group in self._groups.items():
+            group.add(columns, texts[kind], slo, own if kind == "class" else {})
         if self._writer is not None:
             self._writer.add_table(REQUESTS, request_table(columns, texts))
         self.workload.forget(numbers)
@@ -194,18 +195,10 @@ class StreamedRecords(Records):
     def close(self) -> None:
         self.requests = self._all
         self.itl = self._gaps.describe(MS)
-        self.parts = {kind: dict(sorted(parts.items())) for kind, parts in self._groups.items()}
-        self.limits = self._setup.scenario.slo if self._setup.scenario.slo_classes and "class" in self.parts else None
+        self.groups = {kind: group.grouped() for kind, group in self._groups.items()}
+        self.limits = self._setup.scenario.slo if self._setup.scenario.slo_classes and "class" in self.groups else None
         self.retries = 0
         self.table = self._writer.out / REQUESTS if self._writer is not None else None
-
-
-def _by_text(texts: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return each distinct string and its positions."""
-    names, code = np.unique(np.array(texts), return_inverse=True)
-    order = np.argsort(code, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
-    return list(zip(names.tolist(), parts, strict=True))
 
 
 def clients_of(scenario: Scenario) -> Clients:

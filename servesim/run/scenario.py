@@ -95,7 +95,8 @@ class _Scenario(Section):
     given as a string."""
     columns: str | None = None
     """Columns of a log with non-standard names, if they are not guessed correctly, such as arrival='Request
-    Time',prompt=in,output=out; unit=us sets the unit of its times, prompt=2000 a number instead of a column."""
+    Time',prompt=in,output=out; unit=us sets the unit of its times, decimal=comma and dates=mdy how its numbers and
+    dates are written, prompt=2000 a number instead of a column."""
     spread_ticks: Literal["none", "uniform"] = "none"
     """Spread requests that share a clock tick over its duration (Mooncake's published traces tick every 3 s)."""
     seed: int = 0

@@ -19,6 +19,7 @@ from typing import Any
 from servesim.contracts.section import Settings
 from servesim.errors import UserError, shown
 from servesim.hardware import ModelSpec, model_named
+from servesim.run.container_command import unwrapped
 from servesim.run.setting_names import override
 from servesim.untrusted import json_value, read_text, read_yaml
 
@@ -72,7 +73,7 @@ def serve_flags() -> dict[str, dict[str, Any]]:
 def parsed(command: str) -> tuple[str, str, Flags]:
     """Return (engine, model, flags) of a command; flags by name with hyphens, sorted, with their values or an empty
     string."""
-    words = [word for word in shlex.split(command.replace("\\\n", " ")) if word not in _SKIPPED]
+    words = [word for word in unwrapped(shlex.split(command.replace("\\\n", " "))) if word not in _SKIPPED]
     while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):  # environment variables
         words.pop(0)
     engine = ENGINES.get(words[0], words[0]) if words else ""

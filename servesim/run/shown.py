@@ -14,6 +14,7 @@ from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN
 from servesim.metrics.slo import SLO_METRICS
 from servesim.metrics.words import amount, number
 from servesim.plugins.user_policies import blaming
+from servesim.run.label_groups import counted_together, others
 from servesim.run.scenario import scenario_features
 
 FIRST = ("requests", "throughput", "goodput", "price", "queue")
@@ -108,15 +109,29 @@ def custom_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-MOST_GROUPS = 12
-"""Maximum number of classes or tenants in a table."""
+MOST_GROUPS, LEAST_GROUPS = 12, 3
+"""Maximum number of classes or tenants in a table, and number of tenants that are in it however few requests they
+have."""
+FEW = 10
+"""Number of requests below which figures of a tenant say little."""
 UNNAMED = "(none)"
 
 
-def labeled(summary: Mapping[str, Any], kind: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Return the name and figures of each class or tenant (`kind`), those with the most requests first; None without
-    labels."""
+def labeled(summary: Mapping[str, Any], kind: str) -> tuple[list[tuple[str, dict[str, Any]]], str, int] | None:
+    """Return the name and figures of each class or tenant (`kind`) that a table shows, those with the most requests
+    first, and the name of all others (empty if there are none) and their number of requests. None without labels."""
     key = "classes" if kind == "class" else "tenants"
     if key not in summary:
         return None
-    return sorted(summary[key][key].items(), key=lambda item: -int(item[1]["arrived"]))
+    every = sorted(summary[key][key].items(), key=lambda item: -int(item[1]["arrived"]))
+    groups = [(name, group) for name, group in every if counted_together(name) is None]
+    shown = [
+        (name, group)
+        for i, (name, group) in enumerate(groups[:MOST_GROUPS])
+        if kind == "class" or i < LEAST_GROUPS or int(group["arrived"]) >= FEW
+    ]
+    if len(groups) == len(every) == len(shown) + 1:  # one row either way
+        shown = groups
+    rest = len(groups) - len(shown) + sum(counted_together(name) or 0 for name, _ in every)
+    requests = sum(int(group["arrived"]) for _, group in every) - sum(int(group["arrived"]) for _, group in shown)
+    return shown, others(rest) if rest else "", requests

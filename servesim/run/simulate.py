@@ -72,7 +72,8 @@ def simulate(
     if trace is not None and not isinstance(trace, str | Path | Trace):
         from servesim.traces import load_trace
 
-        trace = load_trace(trace)
+        told = settings.pop("columns", None)
+        trace = load_trace(trace, **({"columns": told} if told else {}))
     asked, options = _asked(scenario, trace, settings)
     given = trace if isinstance(trace, Trace) else None
     with ResultWriter.of(out) as writer:

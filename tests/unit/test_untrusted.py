@@ -1,7 +1,11 @@
 """Readers of files from outside: a value or one line, within limits."""
 
 import gzip
+import io
 import json
+import random
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from servesim.traces import load_trace, save_trace
 from servesim.traces.acceptance.measured import Measured, MeasuredParams
 from servesim.traces.acceptance.recorded import Recorded, RecordedParams
 from servesim.traces.presets import servegen
+from servesim.traces.stdin import spooled
 from servesim.workload.trace import Content, Trace
 from servesim_lab.cells import read_cells
 from tests.support.hostile import CORPUS, SUFFIX, fault, readers
@@ -231,3 +236,103 @@ def test_a_packed_file_that_says_it_unpacks_to_too_much_is_refused_before_it_is_
     path.write_bytes(gzip.compress(b"\n" * untrusted.FREELY_UNPACKED))
     with untrusted.open_text(path) as file:
         assert file.read(1) == "\n"
+
+
+@pytest.mark.parametrize("pack", ["gzip", "zstd"])
+def test_every_member_of_a_packed_file_is_within_the_ratio(tmp_path: Path, pack: str) -> None:
+    import pyarrow as pa
+
+    path, noise = tmp_path / "t.csv", random.Random(1).randbytes(1 << 20)
+    pieces = [noise, *[bytes(1 << 20)] * 80]  # 1 MB and 80 MB: 80 for one as a whole, thousands within
+    if pack == "gzip":
+        path.write_bytes(b"".join(map(gzip.compress, pieces)))
+    else:
+        path.write_bytes(b"".join(pa.compress(piece, "zstd", asbytes=True) for piece in pieces))
+    with untrusted.open_bytes(path) as file:
+        assert len(file.read(1 << 20)) == 1 << 20
+        with pytest.raises(UserError, match="uncompressed bytes per compressed byte are more than 100"):
+            file.read(3 * untrusted.FREELY_UNPACKED)
+
+
+def test_a_header_with_a_million_columns_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    header = ",".join(f"c{i}" for i in range(1_000_000))
+    path.write_text(f"arrival_ns,prompt_len,output_len,{header}\n")
+    began = time.process_time()
+    for read in (load_trace, lambda path: list(untrusted.csv_rows(path))):
+        with pytest.raises(UserError, match=r"columns are more than 2,000 \(to allow it, set SERVESIM_LIMITS=columns"):
+            read(path)
+    assert time.process_time() - began < 20
+
+
+def test_columns_of_parquet_are_counted_and_only_known_ones_are_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, own = tmp_path / "t", {name: pa.array([1]) for name in ("arrival_ns", "prompt_len", "output_len")}
+    pq.write_table(pa.table(own | {f"c{i}": own["arrival_ns"] for i in range(2001)}), path)
+    with pytest.raises(UserError, match="columns are more than 2,000"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize("names", ["servesim's", "a log's"])
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_a_long_text_of_a_dictionary_is_not_held_once_for_each_row(tmp_path: Path, names: str, kind: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    groups, size = 50, 1000
+    own = ("time_ns", "prompt_tokens", "output_tokens")
+    if names == "servesim's":
+        own = ("arrival_ns", "prompt_len", "output_len")
+    for label in ("tenant", "prompt"):
+        path = tmp_path / label
+        schema = pa.schema([*((name, pa.int64()) for name in own), (label, kind)])
+        with pq.ParquetWriter(path, schema) as file:
+            for group in range(groups):
+                times = pa.array([(group * size + row) * 10**9 for row in range(size)])
+                columns = [times, pa.array([5] * size), pa.array([5] * size), pa.array(["x" * 10_000] * size, kind)]
+                file.write_table(pa.table(columns, schema))
+        assert path.stat().st_size < 4 << 20
+        tracemalloc.start()
+        if names == "servesim's" and label == "tenant":
+            with pytest.raises(UserError, match="tenant has 10,000 characters, must have at most 1,000"):
+                load_trace(path)
+        else:
+            assert len(load_trace(path)) == groups * size
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+        assert pa.default_memory_pool().max_memory() < 300 << 20
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_names_are_of_bounded_length_in_every_format(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "t"
+    if form == "csv":
+        path.write_text(f"arrival_ns,prompt_len,output_len,tenant\n0,1,1,{'x' * 1001}\n")
+    else:
+        path.write_text(HEAD + f'{{"arrival_ns": 0, {ROW}, "tenant": "{"x" * 1001}"}}\n')
+    with pytest.raises(UserError, match=r"line 2: tenant has 1,001 characters, must have at most 1,000"):
+        load_trace(path)
+
+
+def test_standard_input_is_bounded_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv(untrusted.SETTING, "stdin=5e6")
+    spooled.cache_clear()
+    with Path("/dev/zero").open() as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        with pytest.raises(UserError, match=r"bytes of standard input are more than 5,000,000 .* or name a file"):
+            load_trace("-")
+    assert not list(tmp_path.iterdir())
+    assert untrusted.Limits().stdin <= 1 << 30
+
+
+def test_a_full_disk_under_standard_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x" * 4096)))
+    monkeypatch.setattr("servesim.traces.stdin.PLACE", "../../../../../../../dev/full")
+    spooled.cache_clear()
+    with pytest.raises(UserError, match="trace -: cannot be copied to a temporary file: No space left on device"):
+        load_trace("-")
+    assert not list(tmp_path.iterdir())

@@ -14,6 +14,7 @@ import numpy as np
 from servesim.errors import UserError, shown
 from servesim.workload.trace import Ints
 
+from ._dates import ORDERS, as_iso
 from ._names import UNITS
 
 EPOCH = (1e9, 4.2e9)
@@ -27,7 +28,7 @@ FEW, GROWS = 4, 0.75
 """Minimum number of times needed to judge whether they grow, and the minimum share of steps that must not decrease for
 times to count as growing."""
 MANY = 100.0
-"""Rate in requests/s from which a trace whose times are declared as nanoseconds gets a warning note."""
+"""Rate in requests/s (and minimum number of requests) from which the unit of times is asked for."""
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _MOST_NS = 1 << 62
 _ISO = re.compile(
@@ -115,16 +116,23 @@ def clock_kind(cells: Sequence[Any]) -> int:
 
 
 def clock_ns(
-    path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit: str | None, named: str | None
+    path: Path,
+    column: str,
+    cells: Sequence[Any],
+    lines: Sequence[int],
+    unit: str | None,
+    named: str | None,
+    order: str | None = None,
 ) -> tuple[Ints, str]:
     """Return times as ns since 1970 or since an arbitrary start, and a note on how they were read. `unit` is the unit
-    given by the user, and `named` is the unit in the column's name. Raise UserError naming the line of a cell that is
-    not a time."""
-    iso = [iso_ns(cell) if isinstance(cell, str) else None for cell in cells]
+    given by the user, `named` is the unit in the column's name, and `order` is that of day and month in dates that end
+    in the year. Raise UserError naming the line of a cell that is not a time."""
+    dated = cells if order is None else [as_iso(cell, order) for cell in cells]
+    iso = [iso_ns(cell) if isinstance(cell, str) else None for cell in dated]
     if any(stamp is not None for stamp in iso):
         if (bad := next((i for i, stamp in enumerate(iso) if stamp is None), None)) is not None:
             raise _no_time(path, column, cells[bad], lines[bad])
-        return np.array(iso, dtype=np.int64), f"times from {shown(column)} (ISO)"
+        return np.array(iso, dtype=np.int64), f"times from {shown(column)} ({ORDERS[order] if order else 'ISO'})"
     values: list[float | int] = []
     for cell, line in zip(cells, lines, strict=True):
         try:
@@ -133,7 +141,10 @@ def clock_ns(
                 raise ValueError
         except (ValueError, OverflowError):
             raise _no_time(path, column, cell, line) from None
-    chosen, why = (unit, "as told") if unit is not None else _unit(values, named)
+    try:
+        chosen, why = (unit, "as told") if unit is not None else _unit(values, named)
+    except ValueError as error:
+        raise UserError(f"{path}: {column}: {error}") from None
     factor = UNITS[chosen]
     times = [value * factor if isinstance(value, int) else round(value * factor) for value in values]
     if max(times) > _MOST_NS:
@@ -150,7 +161,15 @@ def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
         # If the numbers look like dates only in a unit other than the named one, use that unit if the named one gives
         # implausible times: centuries, or weeks from the start of a log.
         beyond = epoch is not None and epoch != named and (UNITS[named] > UNITS[epoch] or least * UNITS[named] > 1e15)
-        return (epoch, f"by their size, although the name says {named}") if epoch and beyond else (named, "by its name")
+        if epoch and (beyond or _hurried(values, named)) and not _hurried(values, epoch):
+            return epoch, f"by their size, although the name says {named}"
+        if epoch != named and _hurried(values, named):
+            rate = (len(values) - 1) / (most - least) * 1e9 / UNITS[named]
+            raise ValueError(
+                f"in {UNIT_NAMES[named]}, as its name says, it gives {rate:,.0f} requests/s; choose with --columns "
+                f"unit=..., such as unit={_slower(values, named)}"
+            )
+        return named, "by its name"
     if epoch is not None:
         return epoch, "since 1970, by their size"
     span, gaps = most - least, len(values) - 1
@@ -165,16 +184,38 @@ def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
     return "ns", "by their size"
 
 
-def remark(arrival_ns: Ints) -> str | None:
-    """Return a note on times declared as nanoseconds if they are probably in another unit, or None otherwise."""
-    if len(arrival_ns) < MANY or not (span := int(arrival_ns.max()) - int(arrival_ns.min())):
-        return None
-    rate = (len(arrival_ns) - 1) / (span / 1e9)
-    if rate < MANY and not EPOCH[0] * 1e6 <= int(arrival_ns.min()) < EPOCH[1] * 1e6:
-        return None
+def _hurried(values: Sequence[float | int], unit: str) -> bool:
+    """Return whether the rate of times in this unit is higher than that of almost all servers."""
+    span = max(values) - min(values)
+    return len(values) >= MANY and span > 0 and (len(values) - 1) / span * 1e9 / UNITS[unit] >= MANY
+
+
+def _slower(values: Sequence[float | int], unit: str) -> str:
+    """Return the finest coarser unit in which the rate is a usual one."""
+    coarser = [each for each in UNITS if UNITS[each] > UNITS[unit] and not _hurried(values, each)]
+    return coarser[-1] if coarser else unit
+
+
+def declared_ns(arrival_ns: Ints) -> tuple[str, str | None, str | None]:
+    """Return the unit of times that are declared as nanoseconds, a note if it is another unit, and a question to the
+    user if it cannot be told: if the rate is higher than that of almost all servers, numbers that are times since 1970
+    at a usual rate in milliseconds or microseconds are in that unit. (In seconds they could be a burst.)"""
+    ends = int(arrival_ns.min()), int(arrival_ns.max())
+    span = (ends[1] - ends[0]) / 1e9
+    rate = (len(arrival_ns) - 1) / span if span else 0.0
+    if rate < MANY or len(arrival_ns) < FEW:
+        return "ns", None, None
+    for unit in ("ms", "us"):
+        factor = UNITS[unit]
+        if all(EPOCH[0] <= end * factor / 1e9 < EPOCH[1] for end in ends) and LEAST_RATE <= rate / factor < MANY:
+            return unit, f"arrival_ns read in {UNIT_NAMES[unit]} (since 1970, by their size)", None
+    if len(arrival_ns) < MANY:
+        return "ns", None, None
     return (
-        f"arrival_ns gives {rate:,.0f} requests/s; if its unit is microseconds, the rate is {rate / 1000.0:,.3g}"
-        "/s (--columns arrival=arrival_ns,unit=us)"
+        "ns",
+        None,
+        f"arrival_ns gives {rate:,.0f} requests/s; if it is in microseconds, the rate is {rate / 1000.0:,.3g}/s: "
+        "choose with --columns unit=us or unit=ns",
     )
 
 

@@ -11,7 +11,9 @@ from servesim.errors import UserError, shown, suggest
 ROLES = ("arrival", "end", "prompt", "output", "total", "latency", "ttft", "session", "tenant", "model", "class", "id",
          "status", "error")  # fmt: skip
 """Meanings of a column. `end`: time at which the answer was complete; `total`: prompt and output tokens combined."""
-SETTINGS = (*ROLES, "unit")
+CHOICES = {"unit": ("s", "ms", "us", "ns"), "decimal": ("comma", "point"), "dates": ("mdy", "dmy")}
+"""Settings of `--columns` that are not columns, with their values."""
+SETTINGS = (*ROLES, *CHOICES)
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 UNIT_WORDS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
@@ -49,11 +51,16 @@ _SUMS = {"num", "n", "number", "of", "model", "requests", "request", "count", "t
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns given by `--columns`: the column of each meaning, and the unit of times."""
+    """Columns given by `--columns`: the column of each meaning, and how times and numbers are written."""
 
     given: Mapping[str, str]
     """Column for each meaning; an empty string means that there is none."""
     unit: str | None = None
+    """Unit of times."""
+    decimal: str | None = None
+    """Mark before fractions of numbers."""
+    dates: str | None = None
+    """Order of day and month in dates that end in the year."""
 
     @classmethod
     def of(cls, text: str | Mapping[str, object] | None) -> Columns:
@@ -63,10 +70,11 @@ class Columns:
         for role in given:
             if role not in SETTINGS:
                 raise UserError(f"columns: unknown meaning {shown(role)}{suggest(role, SETTINGS)}")
-        unit = given.pop("unit", None)
-        if unit is not None and unit not in UNITS:
-            raise UserError(f"columns: unit is {shown(unit)}, must be one of {', '.join(UNITS)}")
-        return cls(given, unit)
+        chosen = {name: given.pop(name) for name in CHOICES if name in given}
+        for name, value in chosen.items():
+            if value not in CHOICES[name]:
+                raise UserError(f"columns: {name} is {shown(value)}, must be one of {', '.join(CHOICES[name])}")
+        return cls(given, **chosen)
 
     def constant(self, role: str, names: Sequence[str]) -> int | None:
         """Return the number of tokens given instead of a column: `prompt=2000`."""
@@ -131,14 +139,20 @@ def roles(
     return found
 
 
-def beside_prompt(names: Sequence[str]) -> list[str]:
-    """Return the columns that count prompt tokens read from or written to a cache, if the prompt's own column excludes
-    these tokens, as in the APIs of Anthropic and Bedrock."""
+def beside(names: Sequence[str], column: str, side: str) -> list[str]:
+    """Return the columns that count tokens of a prompt or an answer (`side`) which the side's own column may exclude:
+    prompt tokens read from or written to a cache, as in the APIs of Anthropic and Bedrock, and the finer counts of
+    Langfuse's usage details."""
+    own = words(column)
     found = []
     for name in names:
-        parts = set(words(name))
-        if "cache" in parts and parts & {"read", "creation", "write"} and {"input", "tokens"} <= parts:
-            found += [name] if "ephemeral" not in parts else []
+        parts = words(name)
+        if name == column or "ephemeral" in parts:
+            continue
+        cache = {"cache", "input"} <= set(parts) and set(parts) & {"read", "creation", "write"} and set(parts) & _TOKENS
+        finer = own[:2] == ["usage", "details"] == parts[:2] and parts[2:3] == own[2:3]
+        if finer or (cache and side == "prompt" and "input" in own):
+            found.append(name)
     return found
 
 
@@ -154,7 +168,12 @@ def _rank(role: str, name: str) -> int | None:
     if role in ("prompt", "output"):
         return _tokens_rank(found, *((_PROMPT, _OUTPUT) if role == "prompt" else (_OUTPUT, _PROMPT)))
     if role == "total":
-        return 0 if "total" in found and found & _TOKENS and not found & (_OTHER | _PROMPT | _OUTPUT) else None
+        found -= {"details"} if "usage" in found else set()
+        return (
+            0
+            if "total" in found and found & {*_TOKENS, "usage"} and not found & {*_OTHER, *_PROMPT, *_OUTPUT}
+            else None
+        )
     if role in ("arrival", "end", "latency", "ttft"):
         return _time_rank(role, found, name)
     if role in ("session", "tenant"):
@@ -172,6 +191,7 @@ def _rank(role: str, name: str) -> int | None:
 
 
 def _tokens_rank(found: set[str], own: set[str], other: set[str]) -> int | None:
+    found -= {"details"} if found <= {"usage", "details"} | own else set()
     found -= {"usage", "num", "number", "n", "llm", "native", "of", "total"} if found & own else set()
     if not found & own or found & other - own or found & _OTHER:
         return None

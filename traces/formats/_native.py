@@ -15,7 +15,8 @@ from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, 
 from servesim.workload.trace_stream import waits
 
 from . import _text
-from ._clock import remark
+from ._clock import declared_ns
+from ._names import UNITS, Columns
 
 VERSION = 1
 MOST = 1 << 62
@@ -23,6 +24,10 @@ whole = _text.whole_number
 REQUIRED = ("arrival_ns", "prompt_len", "output_len")
 OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "cancel_ns", "after", "n", "samples", *LABELS, "content")
 NUMBERS = (*REQUIRED, "max_tokens", "stop", "priority")
+MOST_ASIDE = 20
+"""Maximum number of unknown columns listed in a note."""
+WRITTEN = {"max_tokens", "priority"}
+"""Columns of every trace and result that servesim writes."""
 HOLDS = frozenset({"content", "outputs", "priority", "max_tokens", "sessions", "cancel", "samples", *LABELS})
 
 
@@ -35,11 +40,15 @@ def build(
     sort: bool,
     start: int | None = None,
     first: int = 0,
+    unit: str | None = None,
 ) -> Trace:
     """Build a Trace from cells by column (text or JSON values); absent columns get the defaults of Trace. For `start`,
-    see _text.in_order; `first` is the number of the first row."""
+    see _text.in_order; `first` is the number of the first row; `unit`: that of arrivals, found if not given."""
+    if unit is None:
+        unit, told = checked_unit(path, _unit(path, cells, lines))
+        notes = (*notes, *told)
     columns: dict[str, Any] = {
-        "arrival_ns": _text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1),
+        "arrival_ns": _text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, UNITS[unit]),
         "prompt_len": _text.token_counts(path, "prompt_len", cells["prompt_len"], lines),
         "output_len": _text.token_counts(path, "output_len", cells["output_len"], lines),
     }
@@ -74,19 +83,38 @@ def build(
         label: _text.texts(path, label, _full(path, label, cells, lines), lines) for label in LABELS if label in cells
     }
     check_quotes(path, columns, lines, first)
-    if not first and (note := remark(columns["arrival_ns"])):
-        notes = (*notes, note)
     return Trace(name=name, **_text.in_order(path, {**columns, "notes": notes}, lines, sort, start))
+
+
+def _unit(path: Path, cells: Mapping[str, list[Any]], lines: Sequence[int]) -> tuple[str, str | None, str | None]:
+    """Return the unit of arrivals, a note and a question, as declared_ns does. What servesim wrote is in ns."""
+    if cells.keys() >= WRITTEN:
+        return "ns", None, None
+    return declared_ns(_text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1))
+
+
+def checked_unit(path: Path, found: tuple[str, str | None, str | None]) -> tuple[str, tuple[str, ...]]:
+    """Return the unit of arrivals and a note, if any; raise UserError if the user has to choose the unit."""
+    unit, note, question = found
+    if question is not None:
+        raise UserError(f"{path}: {question}")
+    return unit, (note,) if note is not None else ()
+
+
+def only_unit(columns: str | Mapping[str, Any] | None) -> tuple[bool, str | None]:
+    """Return whether `--columns` names no columns, and the unit that it names."""
+    asked = Columns.of(columns)
+    return not asked.given, asked.unit
 
 
 def aside(extra: Iterable[str]) -> tuple[str, ...]:
     """Return a note on unknown columns, which suggests the known name for a near match."""
-    known = (*REQUIRED, *OPTIONAL)
-    named = []
-    for name in extra:
+    known, unknown, told = (*REQUIRED, *OPTIONAL), list(extra), []
+    for name in unknown[:MOST_ASIDE]:
         close = difflib.get_close_matches(name[:MOST_SHOWN], known, n=1, cutoff=0.85)
-        named.append(f'{name[:MOST_SHOWN]} (did you mean "{close[0]}"?)' if close else name[:MOST_SHOWN])
-    return (f"extra columns not used: {', '.join(named)}",) if named else ()
+        told.append(f'{name[:MOST_SHOWN]} (did you mean "{close[0]}"?)' if close else name[:MOST_SHOWN])
+    more = f" and {len(unknown) - MOST_ASIDE} more" if len(unknown) > MOST_ASIDE else ""
+    return (f"extra columns not used: {', '.join(told)}{more}",) if told else ()
 
 
 def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -103,13 +131,15 @@ def parts(
     path: Path, name: str, notes: tuple[str, ...], chunks: Iterable[tuple[dict[str, list[Any]], list[int]]]
 ) -> Iterator[Trace]:
     """Yield successive parts of a trace, given the cells and line numbers of each."""
-    start, first = None, 0
+    start, first, unit = None, 0, "ns"
     for cells, lines in chunks:
         if "after" in cells:
             raise waits(name)
         if start is None:
-            start = int(_text.times_ns(path, "arrival_ns", cells["arrival_ns"][:1], lines, 1)[0])
-        yield build(path, name, notes, cells, lines, False, start, first)
+            unit, *told = _unit(path, cells, lines)
+            notes = (*notes, *filter(None, told))
+            start = int(_text.times_ns(path, "arrival_ns", cells["arrival_ns"][:1], lines, UNITS[unit])[0])
+        yield build(path, name, notes, cells, lines, False, start, first, unit)
         first += len(lines)
 
 

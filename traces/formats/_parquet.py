@@ -34,16 +34,45 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def open_files(path: Path) -> list[Any]:
+    """Open a file, or the files of a folder. Texts are read as dictionaries: each distinct one is held once."""
     import pyarrow.parquet as pq
 
     paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    files = [pq.ParquetFile(part, page_checksum_verification=True) for part in paths]
+    files = []
+    for part in paths:
+        schema = pq.ParquetFile(part).schema
+        if len(schema) > limits().columns:
+            raise too_much(path, "columns are", "columns")
+        texts = [column.path for column in map(schema.column, range(len(schema))) if _is_text(column)]
+        files.append(pq.ParquetFile(part, page_checksum_verification=True, read_dictionary=texts))
     if sum(file.metadata.num_rows for file in files) > limits().rows:
         raise too_much(path, "rows are", "rows")
     groups = [file.metadata.row_group(i) for file in files for i in range(file.num_row_groups)]
     if 8 * sum(group.column(i).num_values for group in groups for i in range(group.num_columns)) > limits().bytes:
         raise too_much(path, "bytes of columns are", "bytes")
     return files
+
+
+def _is_text(column: Any) -> bool:
+    alone = column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0
+    return alone and column.logical_type.type in ("NONE", "STRING", "ENUM", "JSON")
+
+
+def cells_of(column: Any, longest: int | None = None) -> list[Any]:
+    """Return the cells of a column; equal texts of a chunk are one object, and those with more than `longest`
+    characters, such as prompts, are None."""
+    import pyarrow as pa
+
+    cells: list[Any] = []
+    for chunk in column.chunks:
+        if not pa.types.is_dictionary(chunk.type):
+            cells += chunk.to_pylist()
+            continue
+        texts = chunk.dictionary.to_pylist()
+        if longest is not None:
+            texts = [None if text is None or len(text) > longest else text for text in texts]
+        cells += [None if i is None else texts[i] for i in chunk.indices.to_pylist()]
+    return cells
 
 
 def parquet_names(path: Path) -> list[str]:

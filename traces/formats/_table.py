@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, shown
-from servesim.untrusted import limits, read_json, read_start, too_much
+from servesim.untrusted import check_header, json_value, limits, read_json, read_start, too_much
 
 from . import _text
 from ._clock import iso_ns, number
-from ._parquet import open_files, readable
+from ._dates import is_date
+from ._parquet import cells_of, open_files, readable
 
 SEPARATORS = (",", ";", "\t", "|")
+LONGEST_OBJECT = 4000
+"""Maximum length, in characters, of a JSON object in a cell that is read."""
 LONGEST_CELL = 200
 """Maximum length, in characters, of a text that is kept; the prompts and answers in a log are not needed."""
-MOST_COLUMNS = 2000
 _DEEPEST = 4
 
 
@@ -32,6 +34,8 @@ class Table:
     column: Callable[[str], list[Any]]
     units: dict[str, str] = field(default_factory=dict)
     """Units of times by column, if the file states them."""
+    separator: str = ""
+    """Character between the cells of a text file; empty for other files."""
 
 
 def is_table(head: bytes) -> bool:
@@ -65,13 +69,41 @@ def _csv(path: Path, start: str) -> Table:
             "timestamp,prompt_tokens,completion_tokens"
         )
     names, columns, lines = next(_text.csv_chunks(path, (), None, separator))
-    by_name = dict(zip(names, columns, strict=True))
-    return Table(path, names, lines, by_name.__getitem__)
+    by_name: dict[str, list[Any]] = {}
+    for name, cells in zip(names, columns, strict=True):
+        by_name |= unpacked(path, name, cells, lines)
+    return Table(path, list(by_name), lines, by_name.__getitem__, separator=separator)
+
+
+def unpacked(path: Path, name: str, cells: Sequence[Any], lines: Sequence[int]) -> dict[str, list[Any]]:
+    """Return the columns in a column of JSON objects, such as Langfuse's usage, with dotted names, or the column itself
+    if any cell is something else or long (a text)."""
+    rows: list[tuple[int, dict[str, Any]]] = []
+    for cell, line in zip(cells, lines, strict=True):
+        if (value := _object(cell)) is None:
+            return {name: list(cells)}
+        rows.append((line, {name: value} if value else {}))
+    if not any(row for _, row in rows):
+        return {name: list(cells)}
+    table = _rows(path, rows)
+    return {key: table.column(key) for key in table.names}
+
+
+def _object(cell: Any) -> dict[str, Any] | None:
+    """Return the JSON object in a cell, empty for an empty cell; None if the cell holds anything else."""
+    if cell is None or cell == "":
+        return {}
+    if isinstance(cell, str) and cell.lstrip().startswith("{") and len(cell) <= LONGEST_OBJECT:
+        try:
+            cell = json_value(cell)
+        except ValueError:
+            return None
+    return cell if isinstance(cell, dict) else None
 
 
 def _is_value(cell: str) -> bool:
     try:
-        return iso_ns(cell) is not None or number(cell) is not None
+        return iso_ns(cell) is not None or is_date(cell) or number(cell) is not None
     except ValueError:
         return False
 
@@ -109,8 +141,8 @@ def _rows(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Table:
         for name, value in _flat(row):
             column = columns.get(name)
             if column is None:
-                if len(columns) == MOST_COLUMNS:
-                    raise UserError(f"{path}: line {line}: more than {MOST_COLUMNS} different keys")
+                if len(columns) == limits().columns:
+                    raise too_much(f"{path}: line {line}", "different keys are", "columns")
                 column = columns[name] = []
             column.extend([None] * (len(lines) - len(column)))
             if len(column) == len(lines):
@@ -148,19 +180,19 @@ def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
             paths[name] = keys
             if pa.types.is_timestamp(kind):
                 units[name] = "ns"
+    check_header(path, list(paths))
     if not count:
         raise UserError(f"{path}: there are columns but no requests")
 
     def column(name: str) -> list[Any]:
         outer, *inner = paths[name]
         with readable(path):
-            found = pa.concat_tables([file.read([outer]) for file in files])[outer]
+            found = pa.concat_tables([file.read([".".join(paths[name])]) for file in files])[outer]
             for key in inner:
                 found = pa.chunked_array([chunk.field(key) for chunk in found.chunks])
             if name in units:
                 found = found.cast(pa.timestamp("ns")).cast(pa.int64())
-            cells: list[Any] = found.to_pylist()
-            return cells
+            return cells_of(found, LONGEST_CELL)
 
     return Table(path, list(paths), list(range(1, count + 1)), column, units)
 

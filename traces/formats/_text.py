@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError, shown
-from servesim.untrusted import DAMAGED, json_value, limits, open_text, row_reader, too_much
+from servesim.untrusted import DAMAGED, check_header, json_value, limits, open_text, row_reader, too_much
 from servesim.workload.trace import Ints, Trace, take_rows
 
 YEAR_NS = 365 * 86_400 * 1_000_000_000
+MOST_NAME = 1000
+"""Maximum number of characters in the name of a request, session, tenant or the like."""
 MAX_TOKENS = 1 << 40  # far above any real length, far below overflow of int64 sums
 
 
@@ -74,12 +76,10 @@ def csv_chunks(
         reader = csv.reader(file, delimiter=separator)
         try:
             header = [name.strip() for name in next(reader)]
+            check_header(f"{path}: line 1", header)
             for column in needed:
                 if column not in header:
                     raise UserError(f"{path}: line 1: no column {column!r}; needed: {','.join(needed)}")
-            for i, column in enumerate(header):
-                if column in header[:i]:
-                    raise UserError(f"{path}: line 1: column {shown(column)} appears twice")
             width = len(header)
             for row in reader:
                 if not row:
@@ -208,10 +208,14 @@ def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
 
 
 def texts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> tuple[str, ...]:
-    """Return a column of names: strings, or whole numbers converted to strings."""
+    """Return a column of names: strings of bounded length, or whole numbers converted to strings."""
     for cell, line in zip(cells, lines, strict=True):
         if type(cell) is not str and type(cell) is not int:
             raise UserError(f"{path}: line {line}: {column} is {shown(cell)}, must be a string")
+        if type(cell) is str and len(cell) > MOST_NAME:
+            raise UserError(
+                f"{path}: line {line}: {column} has {len(cell):,} characters, must have at most {MOST_NAME:,}"
+            )
     return tuple(map(str, cells))
 
 

@@ -2,7 +2,8 @@
 
 Columns are guessed from their names (see ._names) and reported in a note; `columns="arrival=Request
 Time,prompt=in,output=o"` sets them explicitly (`prompt=2000`: a number instead of a column, `arrival=`: no times,
-`unit=us`: the unit of arrival times). Failed requests, and those without tokens, are left out.
+`unit=us`: the unit of arrival times, `decimal=comma`, `dates=mdy`). Failed requests, and those without tokens, are left
+out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import numpy as np
 from servesim.errors import UserError, shown
 from servesim.workload.trace import Ints, Trace
 
-from . import _text
 from ._clock import clock_kind, clock_ns, number
-from ._names import UNITS, Columns, beside_prompt, of_several, roles, unit_of, words
+from ._counts import MISSING, beside_of, counts, is_text, numeric, proposed, tokens
+from ._dates import date_order
+from ._names import UNITS, Columns, of_several, roles, unit_of, words
+from ._numbers import plain_numbers
 from ._recorded import Floats, Recorded, trace_of
 from ._table import Table, is_table, read_table
 
@@ -26,7 +29,6 @@ NAME = "log"
 ABOUT = "CSV, JSONL, JSON or Parquet with columns of its own names: a time, prompt tokens, output tokens"
 LOOSE = True
 EXAMPLE = "--columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
-MISSING = {"", "nan", "null", "none", "na", "n/a", "-", "nat"}
 FAILED = {"error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "false", "incomplete"}
 FINE = {"", "none", "null", "false", "0", "nan", "{}"}
 MOST_NAMED = 6
@@ -43,27 +45,36 @@ def read(
     path: Path, *, columns: str | Mapping[str, Any] | None = None, timing: str = "think", sort: bool = True
 ) -> Trace:
     """Read a log; rows are sorted by time regardless of `sort`."""
-    log, named = _read(path, Columns.of(columns))
-    return trace_of(log, timing, named)
+    return of_table(read_table(path), Columns.of(columns), timing)
 
 
 def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Recorded:
     """Return the requests with their latencies."""
-    return _read(path, Columns.of(columns))[0]
+    return _recorded(read_table(path), Columns.of(columns))[0]
 
 
-def _read(path: Path, columns: Columns) -> tuple[Recorded, bool]:
-    table = read_table(path)
+def of_table(table: Table, columns: Columns, timing: str = "think") -> Trace:
+    """Return the trace in a table with columns of any names."""
+    log, named = _recorded(table, columns)
+    return trace_of(log, timing, named)
+
+
+def _recorded(table: Table, columns: Columns) -> tuple[Recorded, bool]:
+    """Return the requests, and whether the name of a column identifies sessions."""
+    path = table.path
     try:
         role = roles(
-            table.names, columns, lambda a, b: table.column(a) == table.column(b), lambda n: clock_kind(table.column(n))
+            [name for name in table.names if name in columns.given.values() or not is_text(table, name)],
+            columns,
+            lambda a, b: table.column(a) == table.column(b),
+            lambda n: clock_kind(table.column(n)),
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     _check_complete(table, role, columns)
+    table, written = plain_numbers(table, *numeric(table, role), columns.decimal)
     _check_single(table, role)
-    prompt, output = (_tokens(table, role, columns, side) for side in ("prompt", "output"))
-    prompt, cached = _with_cached(table, role, prompt)
+    prompt, output, cached = tokens(table, role, columns)
     kept, why = _kept(table, role, prompt, output)
     lines = [table.lines[i] for i in kept]
     start, ends, told = _times(table, role, columns, kept, lines)
@@ -73,7 +84,7 @@ def _read(path: Path, columns: Columns) -> tuple[Recorded, bool]:
         latency[latency < 0] = np.nan
     if start is None and ends is not None:
         start = ends - np.rint(latency * 1e6).astype(np.int64)
-    notes = [*told, *cached, *why, *_totals(table, role, kept, prompt, output), *_aside(table, role, columns)]
+    notes = [*told, *written, *cached, *why, *_totals(table, role, kept, prompt, output), *_aside(table, role, columns)]
     labels = {label: _texts(table, role[name], kept) for name, label in
               (("tenant", "tenant"), ("model", "model"), ("class", "class")) if name in role}  # fmt: skip
     sessions = role.get("session") or role.get("tenant")
@@ -96,16 +107,17 @@ def _read(path: Path, columns: Columns) -> tuple[Recorded, bool]:
 
 def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> None:
     timed = "arrival" in role or ("end" in role and "latency" in role) or columns.given.get("arrival") == ""
-    lacking = [] if timed else ["times of arrival"]
+    lacking = {} if timed else {"arrival": "times of arrival"}
     for side in ("prompt", "output"):
         other = "output" if side == "prompt" else "prompt"
         if side not in role and columns.constant(side, table.names) is None and not {"total", other} <= set(role):
-            lacking.append(f"{'prompt' if side == 'prompt' else 'output'} tokens")
+            lacking[side] = f"{side} tokens"
     if lacking:
         names = ", ".join(shown(name)[:40] for name in table.names[:MOST_NAMED])
         more = f" and {len(table.names) - MOST_NAMED} more" if len(table.names) > MOST_NAMED else ""
         raise UserError(
-            f"{table.path}: no column for {' or '.join(lacking)} found among {names}{more}; name the column: {EXAMPLE}"
+            f"{table.path}: no column for {' or '.join(lacking.values())} found among {names}{more}; name it, such as "
+            f"{proposed(table, role, tuple(lacking))}"
         )
 
 
@@ -124,53 +136,6 @@ def _check_single(table: Table, role: dict[str, str]) -> None:
                     f"{table.path}: line {line}: {name} is {shown(cell)[:80]}, so each row is the sum of several "
                     "requests; the log must have one request per row"
                 )
-
-
-def _with_cached(table: Table, role: dict[str, str], prompt: Floats) -> tuple[Floats, list[str]]:
-    """Return prompt lengths that include the tokens that Anthropic-style usage counts separately, and notes on these
-    and on how many tokens came from the server's cache, if a column records this."""
-    beside = [name for name in beside_prompt(table.names) if name not in role.values()] if "prompt" in role else []
-    for name in beside:
-        prompt = prompt + np.nan_to_num(_counts(table, name))
-    inside = [n for n in table.names if set(words(n)) >= {"cached", "tokens"} and not set(words(n)) & {"output"}]
-    hits = [name for name in beside if "read" in words(name)] or inside[:1]
-    notes = [f"prompt tokens include {' and '.join(map(shown, beside))}"] if beside else []
-    total = float(np.nansum(prompt))
-    if hits and total and (found := float(np.nansum(_counts(table, hits[0])))):
-        notes.append(
-            f"the server found {found / total:.1%} of prompt tokens in its cache ({shown(hits[0])}), but the log "
-            "does not record the content of prompts, so this run has no prefix hits: define shared tokens with "
-            "--shape share:tokens=N"
-        )
-    return prompt, notes
-
-
-def _tokens(table: Table, role: dict[str, str], columns: Columns, side: str) -> Floats:
-    """Return token counts, with NaN if a row has none."""
-    constant = columns.constant(side, table.names)
-    if constant is not None:
-        return np.full(len(table.lines), float(constant))
-    if side in role:
-        return _counts(table, role[side])
-    other = _counts(table, role["output" if side == "prompt" else "prompt"])
-    return np.where(_counts(table, role["total"]) >= other, _counts(table, role["total"]) - other, np.nan)
-
-
-def _counts(table: Table, name: str) -> Floats:
-    found = np.full(len(table.lines), np.nan)
-    for i, cell in enumerate(table.column(name)):
-        if cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING):
-            continue
-        try:
-            value = number(cell)
-            if value != int(value) or not 0 <= value <= _text.MAX_TOKENS:
-                raise ValueError
-        except (ValueError, OverflowError):
-            raise UserError(
-                f"{table.path}: line {table.lines[i]}: {name} is {shown(cell)[:80]}, must be a whole number of tokens"
-            ) from None
-        found[i] = value
-    return found
 
 
 def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) -> tuple[Ints, list[str]]:
@@ -216,13 +181,14 @@ def _times(
     """Return the arrival times, the end times if known, and how they were read."""
     found: dict[str, Ints | None] = {"arrival": None, "end": None}
     notes = []
-    for name in ("arrival", "end"):
+    clocks = {name: _of(table.column(name), kept) for name in (role[side] for side in found if side in role)}
+    order = date_order(table.path, clocks, lines, columns.dates)
+    for name in found:
         if name in role:
-            cells = table.column(role[name])
             stated = table.units.get(role[name])
             named = stated or unit_of(role[name])
             found[name], note = clock_ns(
-                table.path, role[name], [cells[i] for i in kept], lines, stated or columns.unit, named
+                table.path, role[name], clocks[role[name]], lines, stated or columns.unit, named, order
             )
             if name == "arrival" or found["arrival"] is None:
                 notes.append(note)
@@ -230,6 +196,10 @@ def _times(
         notes = notes or ["no times: all requests arrive at the start (--shape arrive:process=poisson,rate=5)"]
     named_sides = [f"{side} tokens from {shown(role[side])}" for side in ("prompt", "output") if side in role]
     return found["arrival"], found["end"], [*notes, *([", ".join(named_sides)] if named_sides else [])]
+
+
+def _of(cells: list[Any], kept: Ints) -> list[Any]:
+    return [cells[i] for i in kept.tolist()]
 
 
 def _latency(table: Table, role: dict[str, str], name: str, kept: Ints, lines: list[int], output: Floats) -> Floats:
@@ -264,21 +234,19 @@ def _unit_of_latency(per_token: Floats) -> str:
 def _totals(table: Table, role: dict[str, str], kept: Ints, prompt: Floats, output: Floats) -> list[str]:
     if not {"total", "prompt", "output"} <= set(role):
         return []
-    total = _counts(table, role["total"])[kept]
+    total = counts(table, role["total"])[kept]
     other = int(np.sum(np.isfinite(total) & (total != prompt[kept] + output[kept])))
     told = f"{shown(role['total'])} is not the sum of prompt and output tokens in {other:,} of {len(kept):,} rows"
     return [told] if other else []
 
 
 def _aside(table: Table, role: dict[str, str], columns: Columns) -> list[str]:
-    used = (
-        set(role.values()) | set(beside_prompt(table.names)) | {column for column in columns.given.values() if column}
-    )
+    used = {*role.values(), *beside_of(table, role, "prompt"), *beside_of(table, role, "output")}
+    used |= {column for column in columns.given.values() if column}
     rest = [name for name in table.names if name not in used]
     more = f" and {len(rest) - MOST_NAMED} more" if len(rest) > MOST_NAMED else ""
     return [f"extra columns not used: {', '.join(rest[:MOST_NAMED])}{more}"] if rest else []
 
 
 def _texts(table: Table, name: str, kept: Ints) -> tuple[str, ...]:
-    cells = table.column(name)
-    return tuple(["" if cells[i] is None else str(cells[i]) for i in kept.tolist()])
+    return tuple(["" if cell is None else str(cell) for cell in _of(table.column(name), kept)])

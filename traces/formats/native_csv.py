@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from servesim.errors import UserError
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
-from . import _native, _text
+from . import _native, _text, log
 
 NAME = "csv"
 ABOUT = "CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id,session,...]"
@@ -26,10 +27,13 @@ def detect(head: bytes) -> bool:
     return set(_native.REQUIRED) <= set(_text.header_fields(head))
 
 
-def read(path: Path, *, sort: bool = False) -> Trace:
+def read(path: Path, *, sort: bool = False, columns: str | Mapping[str, Any] | None = None) -> Trace:
+    native, unit = _native.only_unit(columns)
+    if not native:
+        return log.read(path, columns=columns)
     header, cells, lines = _text.csv_columns(path, _native.REQUIRED)
     by_name, notes = _by_name(path, header, cells)
-    return _native.build(path, path.stem, notes, by_name, lines, sort)
+    return _native.build(path, path.stem, notes, by_name, lines, sort, unit=unit)
 
 
 def stream(path: Path, chunk: int) -> TraceStream:

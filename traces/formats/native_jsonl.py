@@ -11,7 +11,7 @@ prompt_len; id -(row + 1) is the output of that row.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from servesim.errors import UserError, shown, suggest
 from servesim.workload.trace import Trace
 from servesim.workload.trace_stream import TraceStream
 
-from . import _native, _text
+from . import _native, _text, log
 
 NAME = "jsonl"
 ABOUT = "JSONL: a servesim_trace header line, then arrival_ns, prompt_len, output_len, ... and content runs"
@@ -33,10 +33,13 @@ def detect(head: bytes) -> bool:
     return first is not None and "servesim_trace" in first
 
 
-def read(path: Path, *, sort: bool = False) -> Trace:
+def read(path: Path, *, sort: bool = False, columns: str | Mapping[str, Any] | None = None) -> Trace:
+    native, unit = _native.only_unit(columns)
+    if not native:
+        return log.read(path, columns=columns)
     name, notes, chunks = _open(path, None)
     cells, lines = next(chunks)
-    return _native.build(path, name, notes, cells, lines, sort)
+    return _native.build(path, name, notes, cells, lines, sort, unit=unit)
 
 
 def stream(path: Path, chunk: int) -> TraceStream:

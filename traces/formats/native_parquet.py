@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from servesim.errors import UserError, shown
-from servesim.untrusted import json_value
+from servesim.untrusted import check_header, json_value
 from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Samples, Trace
 from servesim.workload.trace_stream import TraceStream
 
-from . import _native, _text
-from ._parquet import open_files, parquet_names, readable
+from . import _native, _text, log
+from ._clock import declared_ns
+from ._names import UNITS
+from ._parquet import cells_of, open_files, parquet_names, readable
 
 NAME = "parquet"
 ABOUT = "Parquet: arrival_ns, prompt_len, output_len, ... and content runs"
@@ -33,6 +35,7 @@ _MOST = {0: _native.MOST, 1: _text.MAX_TOKENS}
 """Maximum values of times and of lengths, keyed by their minimum values (0 and 1)."""
 EDGES = ("rows", "triggers", "delays_ns", "relations")
 LISTS = ("content_ids", "content_lengths", *(f"after_{name}" for name in EDGES))
+KNOWN = {*_native.REQUIRED, *_native.OPTIONAL, *LISTS} - {"after", "n", "content"}
 
 
 def detect(head: bytes) -> bool:
@@ -43,14 +46,25 @@ def confirm(path: Path) -> bool:
     return "arrival_ns" in parquet_names(path)
 
 
-def read(path: Path, *, sort: bool = False) -> Trace:
+def read(path: Path, *, sort: bool = False, columns: str | Mapping[str, Any] | None = None) -> Trace:
     import pyarrow as pa
 
+    native, unit = _native.only_unit(columns)
+    if not native:
+        return log.read(path, columns=columns)
     with readable(path):
-        files = [file.read() for file in open_files(path)]
-        name, notes = _meta(path, files[0].schema)
-        table = pa.concat_tables(files)
-        return _trace(path, name, _columns(path, table, notes), 0, sort)
+        files = open_files(path)
+        name, notes = _meta(path, files[0].schema_arrow)
+        known = [column for column in files[0].schema_arrow.names if column in KNOWN]
+        table = _columns(path, pa.concat_tables([file.read(known) for file in files]), notes)
+        if unit is None and not set(known) >= _native.WRITTEN:
+            unit, told = _native.checked_unit(path, declared_ns(table["arrival_ns"]))
+            table["notes"] = (*table["notes"], *told)
+        factor = UNITS[unit or "ns"]
+        if (latest := int(table["arrival_ns"].max())) > _native.MOST // factor:
+            raise UserError(f"{path}: arrival_ns is {latest}, must be at most {_native.MOST // factor} {unit or 'ns'}")
+        table["arrival_ns"] = table["arrival_ns"] * factor
+        return _trace(path, name, table, 0, sort)
 
 
 def stream(path: Path, chunk: int) -> TraceStream:
@@ -79,15 +93,12 @@ def stream(path: Path, chunk: int) -> TraceStream:
 
 def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
     """Return the name and notes; raise UserError if a column occurs twice."""
-    known = (*_native.REQUIRED, *(name for name in _native.OPTIONAL if name not in ("after", "n", "content")), *LISTS)
-    for i, column in enumerate(schema.names):
-        if column in schema.names[:i]:
-            raise UserError(f"{path}: column {shown(column)} appears twice")
+    check_header(path, schema.names)
     meta = json_value((schema.metadata or {}).get(META, b"{}").decode())
     if not isinstance(meta, dict):
         raise UserError(f"{path}: its servesim_trace metadata is {shown(meta)}, must be an object")
     name, notes = _native.named(path, meta)
-    return name, (*notes, *_native.aside(column for column in schema.names if column not in known))
+    return name, (*notes, *_native.aside(column for column in schema.names if column not in KNOWN))
 
 
 def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: bool, start: int | None = None) -> Trace:
@@ -181,7 +192,7 @@ def _numbers(path: Path, name: str, column: Any) -> Any:
 
 
 def _texts(path: Path, name: str, table: Any) -> tuple[str, ...]:
-    cells = table[name].to_pylist()
+    cells = cells_of(table[name])
     return _text.texts(path, name, cells, range(1, len(cells) + 1))
 
 

@@ -15,7 +15,10 @@ from servesim.metrics.measured import good_of
 from servesim.metrics.request_figures import GOODPUT
 from servesim.metrics.requests import SECOND, Part, Service, per
 from servesim.metrics.slo import SLO_METRICS
+from servesim.run.label_groups import MOST_APART, LabelSums
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
+
+TOGETHER = f"; beyond the {MOST_APART} with the most requests, of all others together, as `(N others)`"
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ CLASSES = Group(
     "classes",
     "classes",
     (
-        Figure("classes", "figures of each class, by name", lambda c: c.each, inside=OF_CLASS),
+        Figure("classes", f"figures of each class, by name{TOGETHER}", lambda c: c.each, inside=OF_CLASS),
         Figure("good_requests", "completed requests within every limit of their class", lambda c: c.good, schema=COUNT),
         Figure("request_goodput", "good requests over `duration_s`", lambda c: per(c.good, c.seconds), "requests/s"),
         Figure("slo_attainment",
@@ -138,6 +141,8 @@ class Tenants:
     rows: int
     """Number of requests in the trace."""
     slo: Mapping[str, float]
+    sums: LabelSums | None = None
+    """Sums of every tenant, if some are in a part together."""
 
     @cached_property
     def each(self) -> dict[str, Any]:
@@ -148,6 +153,10 @@ class Tenants:
     @property
     def jain(self) -> dict[str, float | None]:
         """Jain's index over tenants, for each figure that may be uneven."""
+        if self.sums is not None:
+            shares = {"service": ("given", "given", "refused"), "speed": ("answers", "seconds")}
+            shares |= {"slo_attainment": ("good", "arrived")} if self.slo else {}
+            return {key: jain_index(self.sums.share(*of).tolist()) for key, of in shares.items()}
         each = self.each.values()
         found = {key: jain_index([one[key] for one in each]) for key in ("service", "speed")}
         good = [one["goodput"]["slo_attainment"] for one in each] if self.slo else []
@@ -158,7 +167,7 @@ TENANTS = Group(
     "tenants",
     "tenants",
     (
-        Figure("tenants", "figures of each tenant, by name", lambda t: t.each, inside=OF_TENANT),
+        Figure("tenants", f"figures of each tenant, by name{TOGETHER}", lambda t: t.each, inside=OF_TENANT),
         Figure("jain_index", "Jain's index of fairness over tenants, of `service`, `speed` and, with limits, "
                "`slo_attainment`: 1 where all tenants fare alike, 1/n where one has everything", lambda t: t.jain,
                schema=a_map(FIGURE)),

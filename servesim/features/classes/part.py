@@ -21,11 +21,13 @@ class Labeled(Part):
     def figures(self, finished: Finished) -> dict[str, Any]:
         requests, records = finished.requests, finished.records
         found: dict[str, Any] = {}
-        if "class" in records.parts:
-            found["classes"] = CLASSES.of(Classes(requests, records.parts["class"], self._slo, self._slo_classes))
+        if "class" in records.groups:
+            classes = records.groups["class"].parts
+            found["classes"] = CLASSES.of(Classes(requests, classes, self._slo, self._slo_classes))
             if self._slo_classes:
                 good = good_of(requests, self._slo, records.limits)
                 found["goodput"] = GOODPUT.values(good._replace(slo_classes_ms=self._slo_classes))
-        if "tenant" in records.parts:
-            found["tenants"] = TENANTS.of(Tenants(requests, records.parts["tenant"], self._rows, self._slo))
+        if "tenant" in records.groups:
+            tenants = records.groups["tenant"]
+            found["tenants"] = TENANTS.of(Tenants(requests, tenants.parts, self._rows, self._slo, tenants.sums))
         return found

@@ -61,6 +61,27 @@ COMMANDS: dict[str, dict[str, Any]] = {
 }
 
 
+DOCKER = "docker run --runtime nvidia --gpus all -v ~/.cache/huggingface:/root/.cache/huggingface"
+WRAPPED = {
+    f"{DOCKER} --env 'HF_TOKEN=x' -p 8000:8000 --ipc=host vllm/vllm-openai:latest --model {LLAMA} -tp 2": "vllm",
+    f"sudo docker run -d --rm -it -p8000:8000 -m 64g vllm/vllm-openai {LLAMA} --tensor-parallel-size 2": "vllm",
+    f"podman run --device nvidia.com/gpu=all --rm=true vllm/vllm-openai:v0.9 vllm serve {LLAMA} -tp 2": "vllm",
+    f"docker run --gpus '\"device=0,1\"' --entrypoint vllm my/image:1 serve {LLAMA} -tp 2": "vllm",
+    f"docker run --entrypoint=bash my/image -lc 'pip list && vllm serve {LLAMA} -tp 2'": "vllm",
+    f"HF_HOME=/x docker run --shm-size 32g --gpus all lmsysorg/sglang:latest \\\n  python3 -m sglang.launch_server "
+    f"--model-path {LLAMA} --tp 2": "sglang",
+    f"docker container run nvcr.io/nvidia/tensorrt-llm/release:1.0 trtllm-serve {LLAMA} --tp_size 2": "tensorrt-llm",
+    f"bash -c 'export A=1; exec vllm serve {LLAMA} -tp 2'": "vllm",
+}
+
+
+@pytest.mark.parametrize("command", WRAPPED)
+def test_a_command_in_a_container_or_a_shell_is_read(command: str) -> None:
+    found = served(command)
+    assert found.settings.items() >= {"preset": WRAPPED[command], "model": LLAMA, "tp": 2}.items()
+    assert not found.unknown
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_become_settings(command: str) -> None:
     found = served(command)
@@ -122,6 +143,11 @@ def test_files_of_flags_go_under_the_command(tmp_path: Path) -> None:
     [
         ("ollama run llama3", "must start with one of vllm serve"),
         ("", "must start with one of"),
+        ("docker run --gpus all", "no image found; give the command that the container runs"),
+        ("docker run --gpus all my/image", "'my/image' has no command after it; give the command that its container"),
+        ("docker compose up", "only `docker run` starts a server"),
+        ("docker run ollama/ollama serve", "must start with one of vllm serve"),
+        ("bash -c ''", "must start with one of vllm serve"),
         ("vllm serve --port 3", "has no model"),
         ("vllm serve 'x", "not a command line"),
         (f"vllm serve {LLAMA} --speculative-config x", "is not JSON"),

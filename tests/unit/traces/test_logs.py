@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import open_scenario
-from servesim.traces import load_trace, open_trace
+from servesim.traces import load_trace, open_trace, save_trace
 from servesim.traces.formats._clock import iso_ns
 from servesim.traces.formats._names import Columns, roles, unit_of
 from servesim.traces.stdin import spooled
@@ -111,14 +112,69 @@ def test_a_name_states_the_unit_and_columns_overrule_it(tmp_path: Path) -> None:
     assert load_trace(put(tmp_path, text), columns="unit=ms").arrival_ns.tolist() == [0, 500_000_000]
 
 
-def test_microseconds_in_a_column_of_nanoseconds_are_remarked_on(tmp_path: Path) -> None:
-    rows = [(1_446_000 * i, 500, 50) for i in range(200)]
-    path = put(tmp_path, csv("arrival_ns,prompt_len,output_len", rows))
-    (note,) = [note for note in load_trace(path).notes if "microseconds" in note]
-    assert "692 requests/s" in note
-    assert "0.692/s" in note
-    told = load_trace(path, columns="arrival=arrival_ns,unit=us")
-    assert told.arrival_ns[1] == 1_446_000_000
+OWN = "arrival_ns,prompt_len,output_len"
+
+
+def held(text: str, form: str, folder: Path) -> Any:
+    """Return the rows of a CSV as a file of this form, or as a DataFrame."""
+    frame = pd.read_csv(io.StringIO(text))
+    if form == "frame":
+        return frame
+    path = folder / f"log.{form}"
+    if form == "csv":
+        path.write_text(text)
+    elif form == "parquet":
+        frame.to_parquet(path)
+    else:
+        rows = frame.to_dict("records")
+        path.write_text('{"servesim_trace": 1}\n' + "".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "frame"])
+def test_a_rate_that_no_server_has_asks_for_the_unit_of_nanoseconds(tmp_path: Path, form: str) -> None:
+    log = held(csv(OWN, [(1_446_000 * i, 500, 50) for i in range(200)]), form, tmp_path)
+    with pytest.raises(UserError, match=r"arrival_ns gives 692 requests/s; if it is in microseconds, the rate is 0"):
+        load_trace(log)
+    for unit, factor in (("us", 1000), ("ns", 1)):
+        trace = load_trace(log, columns=f"unit={unit}")
+        assert trace.arrival_ns[1] == 1_446_000 * factor
+        assert not any("microseconds" in note for note in trace.notes)
+    assert load_trace(log, columns="arrival=arrival_ns,unit=us").arrival_ns[1] == 1_446_000_000
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "frame"])
+@pytest.mark.parametrize(("unit", "factor"), [("milliseconds", 10**3), ("microseconds", 10**6)])
+def test_clock_times_in_another_unit_than_nanoseconds_are_read_in_it(
+    tmp_path: Path, form: str, unit: str, factor: int
+) -> None:
+    log = held(csv(OWN, [((1_763_647_201 + 2 * i) * factor, 500, 50) for i in range(20)]), form, tmp_path)
+    trace = load_trace(log)
+    assert trace.arrival_ns.tolist() == [2_000_000_000 * i for i in range(20)]
+    assert any(f"arrival_ns read in {unit}" in note for note in trace.notes)
+
+
+def test_bursts_and_what_servesim_wrote_are_in_nanoseconds(tmp_path: Path) -> None:
+    few = load_trace(put(tmp_path, csv(OWN, [(1000 * i, 500, 50) for i in range(99)])))
+    assert few.arrival_ns[1] == 1000
+    burst = load_trace(put(tmp_path, csv(OWN, [(1_763_647_201 + i, 500, 50) for i in range(20)])))
+    assert np.diff(burst.arrival_ns).tolist() == [1] * 19  # seconds since 1970 have the same numbers
+    at_once = load_trace(put(tmp_path, csv(OWN, [(7, 500, 50)] * 200)))
+    assert at_once.arrival_ns[1] == 7
+    fast = Trace.from_lengths("t", [1_446_000 * i for i in range(200)], [5] * 200, [5] * 200)
+    for form in ("csv", "jsonl", "parquet"):
+        save_trace(fast, tmp_path / form, form)
+        assert load_trace(tmp_path / form).arrival_ns.tolist() == fast.arrival_ns.tolist()
+        assert not any("microseconds" in note for note in load_trace(tmp_path / form).notes)
+
+
+def test_a_name_that_gives_a_rate_no_server_has_is_asked_about(tmp_path: Path) -> None:
+    path = put(tmp_path, csv("time_us,prompt_tokens,output_tokens", [(1446 * i, 5, 5) for i in range(200)]))
+    with pytest.raises(UserError, match=r"time_us: in microseconds, as its name says, it gives 692 requests/s; choose"):
+        load_trace(path)
+    assert load_trace(path, columns="unit=ms").arrival_ns[1] == 1_446_000_000
+    since_1970 = [((1_763_647_201 + 2 * i) * 1000, 5, 5) for i in range(200)]
+    assert load_trace(put(tmp_path, csv("time_ns,prompt_tokens,output_tokens", since_1970))).arrival_ns[1] == 2 * 10**9
 
 
 def test_columns_read_any_names_and_numbers_stand_for_columns(tmp_path: Path) -> None:
