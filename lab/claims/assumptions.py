@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
+from servesim.plugins.trust import check_code
 
 Given = Mapping[str, Any]
 """Assumptions of an experiment: the contents of its scenario file."""
@@ -30,6 +31,7 @@ def load(name: str, folder: Path | None = None) -> tuple[Given, str]:
     for key in edited:
         if key not in given:
             raise UserError(f"scenario {path}: unknown key {key!r}{suggest(str(key), given)}")
+    check_code(edited, f"scenario {path}")
     return {**given, **edited}, text
 
 

@@ -42,7 +42,7 @@ def prepared(
     saved = given.pop("save_scenario", None)
     scenarios: Sequence[Any] = files
     if "serve" in given:
-        scenarios = under_commands([load_settings(file) for file in files] or [{}], given, command)
+        scenarios = under_commands([load_settings(file, given) for file in files] or [{}], given, command)
     axes = axes_of(given)
     if saved is not None:
         save([load_grid(scenario, axes) for scenario in scenarios] or [({}, axes)], saved)
