@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
 from servesim.plugins.trust import check_code
+from servesim.untrusted import read_yaml
 
 Given = Mapping[str, Any]
 """Assumptions of an experiment: the contents of its scenario file."""
@@ -31,12 +33,12 @@ def load(name: str, folder: Path | None = None) -> tuple[Given, str]:
     for key in edited:
         if key not in given:
             raise UserError(f"scenario {path}: unknown key {key!r}{suggest(str(key), given)}")
-    check_code(edited, f"scenario {path}")
     return {**given, **edited}, text
 
 
 def check_folder(folder: Path | None, names: list[str]) -> None:
-    """Raise UserError unless the folder contains a scenario, and only scenarios of experiments that exist."""
+    """Raise UserError unless the folder contains a scenario, and only scenarios of experiments that exist, without code
+    that may not run (servesim.plugins.trust)."""
     if folder is None:
         return
     found = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
@@ -45,6 +47,10 @@ def check_folder(folder: Path | None, names: list[str]) -> None:
     for stem in found:
         if stem not in names:
             raise UserError(f"--scenarios {folder}: {stem}.yaml is of no experiment{suggest(stem, names)}")
+        given = None
+        with suppress(UserError):  # told by the experiment
+            given = read_yaml(folder / f"{stem}.yaml")
+        check_code(given, f"scenario {folder / stem}.yaml")
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:

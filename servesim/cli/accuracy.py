@@ -98,8 +98,9 @@ def accuracy(
                 store=store,
             )
     except KeyboardInterrupt:
-        kept = f"{out} has the answers so far; run it again to continue" if out is not None else "--out keeps answers"
-        raise Interrupted(f"no score was written; {kept}") from None
+        some = out is not None and (out / RUNS).exists()
+        kept = f"; {out} has the answers so far; run it again to continue" if some else ""
+        raise Interrupted(f"no score was written{kept}") from None
     if out is not None:
         from servesim.cli.report import write_report
 

@@ -59,7 +59,7 @@ def synth_keys() -> Iterator[dict[str, Any]]:
 
 
 def _policies() -> Iterator[dict[str, Any]]:
-    from servesim.cli.policies import idea
+    from servesim.cli.parameters import idea
     from servesim.contracts import REGISTRIES
     from servesim.run.scenario import Scenario
 

@@ -24,6 +24,8 @@ from servesim.run.scenario import Scenario
 SHEETS = (".yaml", ".yml")
 DRAWN = ("preset:", "synth:", "object:")
 """Prefixes of traces that are not files."""
+LONGEST = 256
+"""Minimum length of texts that name no file."""
 LARGE = 1 << 20
 """Minimum size in bytes of files that are hashed only once per modification."""
 
@@ -35,6 +37,11 @@ def input_digests(scenario: Scenario) -> dict[str, str]:
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         found.update({str(name / p.relative_to(path)): digest_of(p) for p in inside if p.is_file()})
     return dict(sorted(found.items()))
+
+
+def digests_in(value: Any) -> dict[str, str]:
+    """Return the sha256 of each file that a text in a value names, by that text."""
+    return {text: digest_of(Path(text)) for text in _texts(value) if len(text) < LONGEST and Path(text).is_file()}
 
 
 def digest_of(path: Path) -> str:
