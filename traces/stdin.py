@@ -1,4 +1,4 @@
-"""Standard input as a trace file: `--trace -`."""
+"""Standard input and named pipes as trace files: `--trace -`, `--trace <(zcat log.gz)`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from servesim.errors import UserError
 from servesim.untrusted import BLOCK, limits, too_much
@@ -18,15 +19,35 @@ STDIN = "-"
 def spooled() -> Path:
     """Copy standard input into a temporary file on the first call, and return the path of the file, which is deleted
     when the process exits."""
-    folder = tempfile.TemporaryDirectory(prefix="servesim-")
-    atexit.register(folder.cleanup)
-    path, size = Path(folder.name) / "stdin", 0
     if sys.stdin is None or sys.stdin.isatty():
         raise UserError("trace -: no data on standard input; pipe a log into it, or name a file")
+    return _copied(sys.stdin.buffer, "stdin", "trace -")
+
+
+def is_piped(trace: object) -> bool:
+    """Return whether a trace can be read only once: standard input, or a named pipe."""
+    return isinstance(trace, str | Path) and (str(trace) == STDIN or Path(trace).is_fifo())
+
+
+def settled(path: Path) -> Path:
+    """Return the path of a file that can be read several times: the path itself, or a copy of what comes through a
+    pipe."""
+    if str(path) == STDIN:
+        return spooled()
+    if not path.is_fifo():
+        return path
+    with path.open("rb") as pipe:  # waits for a writer
+        return _copied(pipe, path.name, f"trace {path}")
+
+
+def _copied(source: BinaryIO, name: str, where: str) -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="servesim-")
+    atexit.register(folder.cleanup)
+    path, size = Path(folder.name) / name, 0
     with path.open("wb") as file:
-        while block := sys.stdin.buffer.read(BLOCK):
+        while block := source.read(BLOCK):
             size += len(block)
             if size > limits().bytes:
-                raise too_much("trace -", "bytes of standard input are", "bytes")
+                raise too_much(where, "bytes are", "bytes")
             file.write(block)
     return path

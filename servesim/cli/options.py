@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand
 
 from servesim.cli.completion import values_of
-from servesim.errors import UserError, suggest
+from servesim.errors import Interrupted, UserError, suggest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -79,14 +79,22 @@ class Setting:
 
 class TrustCommand(TyperCommand):
     """Command that reads files which may name code, with the option `--trust`. The option is handled where the command
-    line begins (servesim.cli.app), before any file is read."""
+    line begins (servesim.cli.app), before any file is read. An interrupt names the policy's call during which it
+    came."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [*super().get_params(ctx), *_trust()]
 
     def invoke(self, ctx: Any) -> Any:
         ctx.params.pop("trust", None)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            from servesim.plugins.user_policies import call_during
+
+            if call := call_during(error):
+                raise Interrupted(f"during {call}; nothing was written") from None
+            raise
 
 
 class ScenarioCommand(TrustCommand):
@@ -217,7 +225,7 @@ def own_features_of_files(arguments: Sequence[str]) -> tuple[str, ...]:
         if word.endswith((".yaml", ".yml")) and not word.startswith("-"):
             named: tuple[str, ...] = ()
             with suppress(UserError, OSError):
-                if b"features" in Path(word).read_bytes():
+                if Path(word).is_file() and b"features" in Path(word).read_bytes():
                     named = own_features(read_settings(word).get("features"))
             check_code(named, f"scenario {word}")
             found |= dict.fromkeys(named)

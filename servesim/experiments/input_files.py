@@ -8,6 +8,7 @@ folder stands for all files in it, or for its config.json if it is a model's.
 from __future__ import annotations
 
 import hashlib
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +48,8 @@ def digests_in(value: Any) -> dict[str, str]:
 def digest_of(path: Path) -> str:
     """Return the sha256 (hex) of a file's bytes."""
     status = path.stat()
+    if stat.S_ISFIFO(status.st_mode):
+        raise UserError(f"{path}: is a pipe, which runs cannot read again and again: copy it into a file")
     if status.st_size < LARGE:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     return _digest(path, status.st_mtime_ns, status.st_size)
