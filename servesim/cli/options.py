@@ -90,7 +90,7 @@ class TrustCommand(TyperCommand):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            from servesim.plugins.user_policies import call_during
+            from servesim.cli.interrupted import call_during
 
             if call := call_during(error):
                 raise Interrupted(f"during {call}; nothing was written") from None

@@ -61,12 +61,13 @@ def check_served(cluster: Cluster) -> None:
     if lost := arrived - cluster.num_left - stuck:
         raise PolicyError(f"{names} {when}: {lost} requests are no longer in any queue")
     if stuck or cluster.workload.remaining():
-        come = [r for core in cores for r in core.fetched if State.WAITING <= r.state < State.FINISHED]
-        if holding := len(come):
-            least = min(core.kv.capacity_tokens for core in cores if core.fetched)
+        for core in cores:
+            holding = sum(State.WAITING <= r.state < State.FINISHED for r in core.fetched)
+            if not holding or next(iter(core.scheduler.waiters()), None) in core.fetched:
+                continue
             raise UserError(
-                f"the KV memory of a replica, {least} tokens, is too small for KV from elsewhere (handoffs, offload): "
-                f"{when}, {stuck} requests wait forever, as memory is reserved for the KV of {holding} of them and too "
+                f"the KV memory of a replica ({core.kv.capacity_tokens} tokens) is too small for a handover of KV: "
+                f"{when} {stuck} requests wait forever, as memory is reserved for the KV of {holding} of them and too "
                 "little is left for the first in the queue; increase engine.num_gpu_blocks"
             )
         raise PolicyError(f"{names} {when}: plans nothing although {stuck} requests wait")

@@ -121,16 +121,6 @@ def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError
     return PolicyError(f"{names}{when}: {type(error).__name__}: {error} ({Path(at.filename).name} line {at.lineno})")
 
 
-def call_during(error: BaseException) -> str:
-    """Return the call of a user's own policy during which an exception was raised, such as `Mine.plan (mine.py line
-    9)`; empty if there is none."""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        me, code = type(frame.f_locals.get("self")), frame.f_code
-        if is_own(me) and any(map(_is_contract, me.__mro__)) and code.co_filename != __file__:
-            return f"{_name(me)}.{code.co_name} ({Path(code.co_filename).name} line {line})"
-    return ""
-
-
 def is_own(cls: type[Any]) -> bool:
     """Return whether a class is from outside servesim and the standard library."""
     package = cls.__module__.partition(".")[0]
