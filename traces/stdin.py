@@ -7,7 +7,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 
 from servesim.errors import UserError
 from servesim.untrusted import BLOCK, limits, too_much
@@ -24,7 +24,7 @@ def spooled() -> Path:
     return _copied(sys.stdin.buffer, "stdin", "trace -")
 
 
-def is_piped(trace: object) -> bool:
+def is_piped(trace: object) -> TypeGuard[str | Path]:
     """Return whether a trace can be read only once: standard input, or a named pipe."""
     return isinstance(trace, str | Path) and (str(trace) == STDIN or Path(trace).is_fifo())
 
