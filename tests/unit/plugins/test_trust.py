@@ -147,10 +147,13 @@ def test_the_features_of_a_strangers_result_do_not_run_when_it_is_read(call: Cal
         Result.load("result")
     with pytest.raises(UserError, match="names code"):
         servesim.report("result")
+    with pytest.raises(UserError, match="names code"):
+        servesim.figure("result", "latency_cdf")
     assert call(f"{command} --trust")[0] == 0
     assert Path("ran").exists() == (file == "scenario.yaml" or command == "report result")
     assert Result.load("result", trust=True).summary["requests"]["arrived"] == 5
-    assert "<html" in servesim.report("result", trust=True)
+    assert "<html" in servesim.report("result", trust=True)  # type: ignore[call-arg]
+    assert servesim.figure("result", "latency_cdf", trust=True).to_svg()  # type: ignore[call-arg]
 
 
 def test_the_scheduler_of_ones_own_result_does_not_run_when_it_is_read_and_needs_no_trust(call: Call) -> None:
