@@ -20,6 +20,8 @@ from servesim.contracts import REGISTRIES
 from servesim.contracts.feature import features, of_user
 from servesim.errors import UserError
 from servesim.parsing import split_changes
+from servesim.plugins.trust import code_in
+from servesim.run.pools import pool_scenarios
 from servesim.run.scenario import Scenario
 
 SHEETS = (".yaml", ".yml")
@@ -34,7 +36,8 @@ LARGE = 1 << 20
 def input_digests(scenario: Scenario) -> dict[str, str]:
     """Return the sha256 of each file by its name in the scenario, sorted. Names without a file are left out."""
     found = {}
-    for name, path in _named(scenario):
+    each = dict.fromkeys(named for one in _with_pools(scenario) for named in _named(one))
+    for name, path in each:
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         found.update({str(name / p.relative_to(path)): digest_of(p) for p in inside if p.is_file()})
     return dict(sorted(found.items()))
@@ -61,6 +64,10 @@ def _digest(path: Path, written_ns: int, size: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _with_pools(scenario: Scenario) -> list[Scenario]:
+    return [scenario, *(pool.scenario for pool in pool_scenarios(scenario) if scenario.pools)]
+
+
 def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
     """Yield (name, place) of files and folders, whether or not they exist."""
     from servesim.traces.shape import parse
@@ -84,6 +91,7 @@ def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
             yield from _code(registry, policy["name"])
             parameters = _texts([value for key, value in policy.items() if key != "name"])
             yield from (_model(value) for value in parameters)
+            yield from ((path, path) for path in code_in(policy))
     for name in (*features.names(), *scenario.features):
         yield from _code(features, name)
     for feature in of_user(scenario.features):
