@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from servesim.cli.options import TrustCommand
 from servesim_lab.calibrate_intervals import INTERVALS_EXAMPLES, intervals
 from servesim_lab.reproduce import EXAMPLES, reproduce
 
@@ -14,5 +15,5 @@ if TYPE_CHECKING:
 
 def add(groups: Mapping[str, typer.Typer]) -> None:
     """Add the laboratory's commands."""
-    groups[""].command(epilog=EXAMPLES)(reproduce)
+    groups[""].command(epilog=EXAMPLES, cls=TrustCommand)(reproduce)
     groups["calibrate"].command(epilog=INTERVALS_EXAMPLES)(intervals)

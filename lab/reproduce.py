@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from servesim.cli.known import print_json
-from servesim.errors import UserError
+from servesim.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from servesim.experiments.store import Store
     from servesim_lab.claims import Experiment
     from servesim_lab.claims.worker import Done
 
@@ -37,7 +38,11 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, or all.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments and their claims.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for report.html, and JSON, scenario and figures of each experiment.")
+        Path | None,
+        typer.Option(
+            help="Folder for report.html, and JSON, scenario and figures of each experiment; a rerun computes only "
+            "what is missing."
+        ),
     ] = None,
     scenarios: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder with scenarios (NAME.yaml) instead of the shipped ones.")
@@ -68,15 +73,17 @@ def reproduce(
         raise UserError(f"jobs is {jobs}, must be at least 1")
     chosen = find(name)
     check_folder(scenarios, list(experiments()))
-    with _claimed(out) as folder:
-        done = _run(chosen, scenarios, jobs or os.cpu_count() or 1)
-        for one in done:
-            if one.document is not None and not as_json:
-                _print_rows(console, one.document)
-        if folder is not None:
+    done: list[Done] = []
+    with _kept(out) as store:
+        with closing(_run(chosen, scenarios, jobs or os.cpu_count() or 1, store)) as running:
+            for one in running:
+                done.append(one)
+                if one.document is not None and not as_json:
+                    _print_rows(console, one.document)
+        if out is not None:
             from servesim_lab.claims_page import write
 
-            write(folder, [one.document for one in done if one.document is not None], {d.name: d.error for d in done})
+            write(out, [one.document for one in done if one.document is not None], {d.name: d.error for d in done})
     if as_json:
         print_json({"documents": [one.document for one in done if one.document is not None]})
     elif out is not None:
@@ -88,54 +95,88 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _run(chosen: list[Experiment], scenarios: Path | None, jobs: int) -> list[Done]:
-    """Run a single experiment in this process, or several in other processes; print progress on stderr."""
-    from servesim_lab.claims.worker import run, run_all
+def _run(
+    chosen: list[Experiment], scenarios: Path | None, jobs: int, store: Store | None
+) -> Generator[Done, None, None]:
+    """Yield what came of the experiments, in order: those in the store as they are, a single one from this process,
+    several from others. Print progress on stderr, and add what is new to the store."""
+    from servesim.run.result_files import SUMMARY
+    from servesim_lab.claims.worker import Done, run, run_all
 
-    if len(chosen) == 1:
-        return [run(chosen[0], scenarios)]
-    count = 0
+    addresses = {one.name: _address(one, scenarios) for one in chosen} if store is not None else {}
+    known = {name: Done(name, document) for name in addresses if (document := _stored(store, addresses[name]))}
+    count = len(known)
 
     def tell(done: Done) -> None:
         nonlocal count
         count += 1
+        if store is not None and done.document is not None and (address := addresses[done.name]) is not None:
+            store.put(address, {SUMMARY: json.dumps(done.document).encode()})
         state = f"{done.cpu_s:.0f} s of CPU time" if done.document is not None else "failed"
-        typer.echo(f"[{count}/{len(chosen)}] {done.name}: {state}", err=True)
+        if several:
+            typer.echo(f"[{count}/{len(chosen)}] {done.name}: {state}", err=True)
 
-    done: list[Done] = run_all(chosen, scenarios, jobs, tell)
-    return done
+    several = len(chosen) > 1
+    if known and several:
+        typer.echo(f"[{count}/{len(chosen)}] kept from before", err=True)
+    others = run_all([one for one in chosen if one.name not in known], scenarios, jobs, tell) if several else None
+    try:
+        for one in chosen:
+            if one.name in known:
+                yield known[one.name]
+            elif others is not None:
+                yield next(others)
+            else:
+                done = run(one, scenarios)
+                tell(done)
+                yield done
+    finally:
+        if others is not None:
+            others.close()
+
+
+def _stored(store: Store | None, address: str | None) -> dict[str, Any] | None:
+    return store.document(address) if store is not None and address is not None else None
+
+
+def _address(one: Experiment, scenarios: Path | None) -> str | None:
+    """Return the address of an experiment's document in a store, or None if its scenario is invalid."""
+    from servesim.experiments.input_files import digests_in
+    from servesim.experiments.store import address_with
+    from servesim_lab.claims.assumptions import load
+
+    try:
+        given, text = load(one.name, scenarios)
+    except UserError:  # told by the run
+        return None
+    inputs = {"claim": one.name, "scenario": text, "files": digests_in(given)}
+    return address_with(inputs, "servesim.experiments", "servesim.reports", "servesim_lab")
 
 
 @contextmanager
-def _claimed(out: Path | None) -> Iterator[Path | None]:
-    """Yield the folder for the claims: the folder itself if it contains earlier claims, or else a temporary one next to
-    it, which takes its place at the end. An interrupt or an error leaves nothing new behind."""
-    from servesim.run.result_files import clear_up, writable
+def _kept(out: Path | None) -> Iterator[Store | None]:
+    """Yield the store of finished experiments in the folder for the claims. An interrupt or an error leaves what has
+    finished, and a folder that was not there only if it holds something."""
+    from servesim.experiments.store import RUNS, Store
     from servesim_lab.claims_page import INDEX
 
-    if out is None or (out / INDEX).is_file():
-        yield out
+    if out is None:
+        yield None
         return
     if not out.name:
         raise UserError(f'--out "{out}": is not the name of a folder')
-    for name in sorted(path.name for path in out.iterdir()) if out.is_dir() else ():
-        raise UserError(f"--out {out}: exists and is not a claims result of servesim (it holds {name})")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: exists and is not a folder")
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    new = [folder for folder in out.parents if not folder.exists()]
+    held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if held not in ([], [RUNS]) and INDEX not in held:
+        raise UserError(f"--out {out}: exists and is not a claims result of servesim (it holds {held[0]})")
     try:
-        with writable(out):
-            clear_up(out)
-            partial.mkdir(parents=True)
-        yield partial
-        with writable(out):
-            partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        for folder in new:
-            with suppress(OSError):  # not empty: it has the claims
-                folder.rmdir()
+        with Store(out / RUNS).open() as store:
+            yield store
+    except KeyboardInterrupt:
+        if not (out / RUNS).exists():
+            raise
+        raise Interrupted(f"{out} has the claims so far; run it again to continue") from None
 
 
 def _print_list(console: Console, known: list[Experiment]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError, suggest
 from servesim.hardware import Gpu
+from servesim.plugins.trust import takes_trust
 from servesim.reports.experiment import Experiment, Figures
 from servesim.reports.figures.fleet import fleet
 from servesim.reports.figures.gantt import gantt
@@ -63,12 +64,14 @@ def _roofline(run: Run) -> Drawing | None:
     return roofline(Gpu.load(s.gpu), s.dtype, run.priced.points) if run.priced is not None else None
 
 
+@takes_trust
 def figures(source: Source) -> list[str]:
     """Return the names that `figure` accepts for the source."""
     found = _opened(source)
     return list(RUN if isinstance(found, Result) else {**_of_experiment(found), **RUN})
 
 
+@takes_trust
 def figure(source: Source, name: str, *, variant: str | None = None, window_s: Window = None) -> Drawing:
     """Return one figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook displays it by itself.
 

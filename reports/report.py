@@ -6,14 +6,17 @@ from importlib import import_module
 from pathlib import Path
 
 from servesim.errors import UserError
+from servesim.plugins.trust import takes_trust
 from servesim.reports.page import Page, experiment_pages
 from servesim.reports.run_page import run_page
 from servesim.run.result import Result
 
 
+@takes_trust
 def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:
     """Return the HTML page of a run, or of a directory that run, compare, sweep or capacity wrote. `window_s` is the
-    number of seconds that the chart of requests shows, for a run."""
+    number of seconds that the chart of requests shows, for a run. `trust=True` lets code run that only the directory's
+    files name."""
     if not isinstance(result, Result):
         folder = Path(result)
         for name, module in experiment_pages().items():

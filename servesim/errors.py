@@ -41,10 +41,6 @@ class NotForPipelines(PolicyError):
     """Breach by a scheduler that plans a request again while its last token is still passing through a pipeline."""
 
 
-class HeldWhileWaiting(PolicyError):
-    """Deadlock: the first request in line needs memory that waiting requests hold for remote KV."""
-
-
 def one_line(text: str) -> str:
     """Return a message as one line: line breaks become spaces, control characters and lone surrogates are escaped, and
     the middle of words and quoted strings longer than MOST_SHOWN characters is left out."""

@@ -149,6 +149,8 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 
 def _bounded(path: Path) -> _Bounded:
+    if path.is_fifo():
+        return _bounded_pipe(path)
     with path.open("rb") as start:
         magic, size = start.read(4), os.fstat(start.fileno()).st_size
         if magic.startswith(GZIP) and size > 18:  # its last four bytes are the uncompressed size, unless truncated
@@ -164,6 +166,12 @@ def _bounded(path: Path) -> _Bounded:
         packed = pa.OSFile(str(path))
         return _Bounded(path, pa.CompressedInputStream(packed, "zstd"), packed)
     return _Bounded(path, path.open("rb"))
+
+
+def _bounded_pipe(path: Path) -> _Bounded:
+    source = path.open("rb")
+    packed = source.peek(2).startswith(GZIP)
+    return _Bounded(path, gzip.open(source), 0) if packed else _Bounded(path, source, None)
 
 
 @contextmanager

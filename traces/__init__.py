@@ -9,10 +9,12 @@ from .io import load_trace, save_trace
 from .open import open_stream, open_trace
 from .presets import load_preset, preset_names
 from .shape import shape
+from .stdin import is_piped
 from .synth import synthesize
 
 __all__ = [
     "TraceDigest",
+    "is_piped",
     "load_preset",
     "load_trace",
     "open_stream",

@@ -15,7 +15,7 @@ from servesim.workload.trace_stream import TraceStream
 
 from .formats import Format, call_read, detect_format, format_module, formats, read_head
 from .frame import from_frame
-from .stdin import STDIN, spooled
+from .stdin import settled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,11 +28,11 @@ def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **opt
     Formats whose rows have times take `sort=True` (order by arrival instead of raising an error), conversation formats
     take `timing` (see servesim.traces.formats._calls), and Mooncake takes `spread_ticks` ("none" or "uniform") and
     `block_size`. A log with arbitrary column names takes `columns` (see servesim.traces.formats.log). `-` is standard
-    input.
+    input; a pipe is read once.
     """
     if not isinstance(path, str | Path):
         return from_frame(path, **options)
-    path = spooled() if str(path) == STDIN else Path(path)
+    path = settled(Path(path))
     read_head(path)
     return call_read(_module(path, format, options), path, options)
 

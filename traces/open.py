@@ -27,7 +27,7 @@ def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceS
     kind, _, rest = spec.partition(":")
     if kind == "synth" and drawn_in_chunks(rest):
         return TraceStream(f"synth:{rest.strip()}", lambda: synthesize_chunks(rest, requests, seed, chunk))
-    if kind not in ("preset", "synth") and Path(spec).exists():
+    if kind not in ("preset", "synth") and Path(spec).is_file():
         stream = read_chunks(Path(spec), chunk)
         if stream is not None:
             return stream

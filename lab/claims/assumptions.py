@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, suggest
+from servesim.plugins.trust import check_code
+from servesim.untrusted import read_yaml
 
 Given = Mapping[str, Any]
 """Assumptions of an experiment: the contents of its scenario file."""
@@ -34,7 +37,8 @@ def load(name: str, folder: Path | None = None) -> tuple[Given, str]:
 
 
 def check_folder(folder: Path | None, names: list[str]) -> None:
-    """Raise UserError unless the folder contains a scenario, and only scenarios of experiments that exist."""
+    """Raise UserError unless the folder contains a scenario, and only scenarios of experiments that exist, without code
+    that may not run (servesim.plugins.trust)."""
     if folder is None:
         return
     found = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
@@ -43,6 +47,10 @@ def check_folder(folder: Path | None, names: list[str]) -> None:
     for stem in found:
         if stem not in names:
             raise UserError(f"--scenarios {folder}: {stem}.yaml is of no experiment{suggest(stem, names)}")
+        given = None
+        with suppress(UserError):  # told by the experiment
+            given = read_yaml(folder / f"{stem}.yaml")
+        check_code(given, f"scenario {folder / stem}.yaml")
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:

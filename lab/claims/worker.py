@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,20 +53,24 @@ def run(one: Experiment, folder: Path | None) -> Done:
 
 def run_all(
     chosen: Sequence[Experiment], folder: Path | None, jobs: int, on_done: Callable[[Done], None]
-) -> list[Done]:
-    """Run experiments in `jobs` concurrent processes; return all results in order, even if some experiments fail."""
+) -> Generator[Done, None, None]:
+    """Run experiments in `jobs` concurrent processes; yield all results in order, even if some experiments fail.
+    `on_done` receives each as soon as it has ended."""
     running: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(_ask, one.name, folder, running) for one in chosen]
+        shown = 0
         try:
             for future in as_completed(futures):
                 on_done(future.result())
+                while shown < len(futures) and futures[shown].done():
+                    yield futures[shown].result()
+                    shown += 1
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in running:
                 process.kill()
             raise
-        return [future.result() for future in futures]
 
 
 def _ask(name: str, folder: Path | None, running: list[subprocess.Popen[str]]) -> Done:

@@ -10,6 +10,7 @@ from typing import Any
 
 from servesim.errors import UserError
 from servesim.experiments.axes import product
+from servesim.plugins.trust import check_code
 from servesim.reports.experiment import Experiment
 from servesim.reports.explore.controls import Control, controls_of, words_of
 from servesim.reports.words import name_of
@@ -115,5 +116,6 @@ def _of_sweep(folder: Path) -> Beginning:
         raise UserError(f"{folder}: every variant of the sweep failed")
     best = next((v for v in variants if v["label"] == experiment.best), variants[0])
     axes = {key: [value] for key, value in best["axes"].items()}
+    check_code([experiment.document["workload"], axes], str(folder / SWEEP))
     settings = product(experiment.document["workload"], axes)[0].settings
     return Beginning(settings, [], axes=tuple((v["label"], v["axes"]) for v in variants))

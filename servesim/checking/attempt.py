@@ -18,7 +18,7 @@ from servesim.checking.world import World
 from servesim.contracts import KVAllocator, Request, Scheduler, State
 from servesim.engine.core import EngineCore
 from servesim.engine.fast.core import FastCore
-from servesim.errors import HeldWhileWaiting, NotForPipelines, PolicyError, UserError
+from servesim.errors import NotForPipelines, PolicyError, UserError
 from servesim.run.agreement import Outcome
 
 LOST = "are no longer in any queue"
@@ -87,7 +87,7 @@ def attempt(world: World, mode: str, *, check: bool = False, seed: int = 0) -> A
             cluster = CheckedWorld(**vars(world)).cluster(mode, check)
             cores += [core for replica in cluster.replicas if isinstance(core := replica.core, CheckedCore)]
             cluster.run()
-    except (UserError, HeldWhileWaiting) as error:
+    except UserError as error:
         return Attempt(None, str(error), unsuited=True)
     except PolicyError as error:
         ended = f"{error}".endswith((LOST, "wait"))  # run ended without some of its requests

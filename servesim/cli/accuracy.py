@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from servesim.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
+    from servesim.experiments.accuracy.answers import Answer
     from servesim.experiments.accuracy.cells import Cell
 
 ACCURACY_EXAMPLES = """
@@ -57,7 +59,10 @@ def accuracy(
             "--set", metavar="KEY=VALUE", help="A setting that overrides every recipe's, such as handoff.gb_s=17.4."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for cells.csv, summary.json and report.html.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for cells.csv, summary.json and report.html; a rerun computes only what is missing."),
+    ] = None,
     date: Annotated[str | None, typer.Option(help="Date of the score. [default: today]")] = None,
     seed: Annotated[int, typer.Option(help="Of the intervals.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes. [default: one per core]")] = None,
@@ -71,27 +76,31 @@ def accuracy(
 
     from servesim.experiments.accuracy import files as written
     from servesim.experiments.accuracy.study import accuracy as score
+    from servesim.experiments.store import RUNS, Store
     from servesim.run.setting_names import assigned
 
     if out is not None:
         written.claim(out)
     today = date if date is not None else datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     count = jobs or os.cpu_count() or 1
-    tell = Teller()
     try:
-        cells, document = score(
-            *files or (),
-            only=_fields(only or ()),
-            without=without or (),
-            limit=limit,
-            jobs=count,
-            seed=seed,
-            date=today,
-            on_answer=tell,
-            changes=dict(map(assigned, settings or ())),
-        )
+        with Store(out / RUNS).open() if out is not None else nullcontext() as store:
+            cells, document = score(
+                *files or (),
+                only=_fields(only or ()),
+                without=without or (),
+                limit=limit,
+                jobs=count,
+                seed=seed,
+                date=today,
+                on_answer=tell,
+                changes=dict(map(assigned, settings or ())),
+                store=store,
+            )
     except KeyboardInterrupt:
-        raise Interrupted("no score was written") from None
+        some = out is not None and (out / RUNS).exists()
+        kept = f"; {out} has the answers so far; run it again to continue" if some else ""
+        raise Interrupted(f"no score was written{kept}") from None
     if out is not None:
         from servesim.cli.report import write_report
 
@@ -120,17 +129,19 @@ def _fields(only: Sequence[str]) -> dict[str, list[str]]:
     return fields
 
 
-class Teller:
-    """Progress by name on stderr: about twenty lines in total."""
-
-    def __init__(self) -> None:
-        self._told = 0
-
-    def __call__(self, done: int, total: int, cell: Cell) -> None:
-        """Record that one more cell is done."""
-        if done == total or done * 20 // total > self._told:
-            self._told = done * 20 // total
-            typer.echo(f"[{done}/{total}] {cell.name}", err=True)
+def tell(number: int, total: int, cell: Cell, answer: Answer) -> None:
+    """Print the answer for a cell on stderr."""
+    if answer.tpot_ms is None or answer.ttft_ms is None:
+        told = f"not answered: {answer.reason}"
+    else:
+        told = ", ".join(
+            f"{name} {simulated:.4g} ms, measured {measured:.4g}"
+            for name, simulated, measured in (
+                ("TPOT", answer.tpot_ms, cell.tpot_ms),
+                ("TTFT", answer.ttft_ms, cell.ttft_ms),
+            )
+        )
+    typer.echo(f"[{number}/{total}] {cell.name}: {told}", err=True)
 
 
 def print_score(document: Mapping[str, Any], out: Path | None) -> None:

@@ -22,11 +22,12 @@ from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
 from servesim.cli.explore import EXPLORE_EXAMPLES, explore
 from servesim.cli.figures import FIGURES_EXAMPLES, figures
-from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, settings
+from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, print_settings, settings
 from servesim.cli.lecture import LECTURE_EXAMPLES, lecture
 from servesim.cli.measure import MEASURE_EXAMPLES, measure
-from servesim.cli.options import ListingCommand, RunCommand, ScenarioCommand
+from servesim.cli.options import ListingCommand, RunCommand, ScenarioCommand, TrustCommand
 from servesim.cli.others import add_commands
+from servesim.cli.parts import help_of
 from servesim.cli.play import PLAY_EXAMPLES, play
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
 from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
@@ -39,6 +40,7 @@ from servesim.cli.validate import validate
 from servesim.cli.why import WHY_EXAMPLES, why
 from servesim.engine import compiled
 from servesim.errors import Interrupted, PolicyError, UserError
+from servesim.plugins.trust import trusting
 
 VALIDATE_EXAMPLES = """
 \b
@@ -93,7 +95,7 @@ def _root(
 app.command(epilog=RUN_EXAMPLES, cls=RunCommand)(run)
 app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
-app.command(epilog=VALIDATE_EXAMPLES)(validate)
+app.command(epilog=VALIDATE_EXAMPLES, cls=TrustCommand)(validate)
 app.command(epilog=ACCURACY_EXAMPLES)(accuracy)
 app.command(epilog=MEASURE_EXAMPLES)(measure)
 app.command(epilog=POLICIES_EXAMPLES)(policies)
@@ -105,14 +107,14 @@ app.command(epilog=GPUS_EXAMPLES)(gpus)
 app.command(epilog=SCHEMA_EXAMPLES)(schema)
 app.command(epilog=DOCTOR_EXAMPLES)(doctor)
 app.command(epilog=SIZE_EXAMPLES)(size)
-app.command(epilog=ROOFLINE_EXAMPLES)(roofline)
+app.command(epilog=ROOFLINE_EXAMPLES, cls=TrustCommand)(roofline)
 register_experiments(app)
-app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=REPORT_EXAMPLES, cls=TrustCommand)(report)
 app.command(epilog=EXPLORE_EXAMPLES, cls=ScenarioCommand)(explore)
 app.command(epilog=PLAY_EXAMPLES, cls=ListingCommand)(play)
 app.command(epilog=LECTURE_EXAMPLES)(lecture)
-app.command(epilog=EXPORT_EXAMPLES)(export)
-app.command(epilog=WHY_EXAMPLES)(why)
+app.command(epilog=EXPORT_EXAMPLES, cls=TrustCommand)(export)
+app.command(epilog=WHY_EXAMPLES, cls=TrustCommand)(why)
 add_commands({"": app, "calibrate": calibrate_app, "trace": trace_app})
 
 
@@ -138,7 +140,12 @@ def _guarded() -> int:
     try:
         name = "servesim" if completing else None  # not argv[0]: the variable's name is derived from it
         words = completion.with_shell(sys.argv)[1:]
-        code = _command("" if completing else words[0] if words else "")(words, prog_name=name, standalone_mode=False)
+        if parts := help_of(words):
+            print_settings(parts)
+            return 0
+        with trusting("--trust" in words, words):
+            command = _command("" if completing else words[0] if words else "")
+            code = command(words, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
         _silence_stdout()  # or the exit would flush again and complain

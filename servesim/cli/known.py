@@ -6,11 +6,13 @@ import dataclasses
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from servesim.errors import UserError
+from servesim.parsing import split_changes
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -21,6 +23,8 @@ Examples:
   servesim settings
   servesim settings max_num_seqs
   servesim settings prefix cache --json
+  servesim run --shape help
+  servesim run --trace synth:help
 
 In YAML a setting is a key (engine: {block_size: 16}); on a command line an option (--engine.block-size 16).
 """
@@ -30,8 +34,9 @@ Examples:
   servesim models
   servesim models llama --json
   servesim models qwen3-32b --matrix
+  servesim models meta-llama/Llama-3.3-70B-Instruct
 
-Any other decoder: --model path/to/config.json.
+Any other decoder: path/to/config.json, here as in --model.
 """
 GPUS_EXAMPLES = """
 \b
@@ -56,13 +61,22 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def settings(words: Words = None, as_json: Json = False) -> None:
-    """List every setting of a run: its place, effect and default."""
+    """List every setting of a run: its place, effect and default. With words: also shaping steps, keys of synthetic
+    traces, policies and features that have them."""
+    from servesim.cli.parts import all_parts
+
     found = matching(list(all_settings()), words or ())
+    found += matching(list(all_parts()), words) if words else []
     if not found:
         raise UserError(f"no setting has {' and '.join(words or ())} in its name or description")
     if as_json:
         print_json({"settings": found})
-        return
+    else:
+        print_settings(found)
+
+
+def print_settings(found: Sequence[Mapping[str, Any]]) -> None:
+    """Print settings or parts: key, default, option and description."""
     for one in found:
         of = f"  ({one['section']} {', '.join(one['policies'])})" if one["policies"] else ""
         default = "" if one["default"] is None else f"  [default: {one['default']}]"
@@ -153,30 +167,27 @@ def models(
     matrix: Annotated[bool, typer.Option("--matrix", help="How much is measured, by GPU, engine and weights.")] = False,
 ) -> None:
     """List the bundled models (size, KV cache, context), or which of them can be priced."""
-    from servesim.hardware import ModelSpec, bundled_models
+    from servesim.hardware import ModelSpec, model_named
 
-    wanted = [word.lower() for word in words or ()]
+    names = _models_with(words or ())
     if matrix:
-        _support(wanted, as_json)
+        _support([named.model if (named := model_named(name)) is not None else name for name in names], as_json)
         return
     found: list[dict[str, Any]] = []
-    for name in bundled_models():
-        if not all(word in name for word in wanted):
-            continue
-        spec = ModelSpec.load(name)
+    for name in names:
+        spec, named = ModelSpec.load(name), model_named(name)
+        dtype = named.dtype if named is not None and named.dtype is not None else spec.dtype
         found.append(
             {
                 "name": name,
-                "weight_bytes": spec.weight_bytes(spec.dtype),
-                "dtype": spec.dtype,
+                "weight_bytes": spec.weight_bytes(dtype),
+                "dtype": dtype,
                 "layers": spec.num_layers,
                 "experts": spec.experts.count if spec.experts else 0,
                 "kv_bytes_per_token": spec.kv_bytes_per_token(),
                 "max_position": spec.max_position,
             }
         )
-    if not found:
-        raise UserError(f"no bundled model has {' and '.join(wanted)} in its name; --model takes a config.json as well")
     if as_json:
         print_json({"models": found})
         return
@@ -190,14 +201,25 @@ def models(
     _table(("model", "weights", "layers", "experts", "KV KiB/token (bf16)", "context"), rows)
 
 
-def _support(wanted: Sequence[str], as_json: bool) -> None:
-    """Print the support matrix of the bundled models with these words in their names."""
-    from servesim.cost.support import LEGEND, as_tables, matrix
-    from servesim.hardware import bundled_models
+def _models_with(words: Sequence[str]) -> list[str]:
+    """Return the bundled models with these words in their names, or else the one model that `--model` takes by that
+    word: a Hugging Face id, or a file. Raise UserError if there is none."""
+    from servesim.hardware import bundled_models, model_named
 
-    names = [name for name in bundled_models() if all(word in name for word in wanted)]
+    names = [name for name in bundled_models() if all(word.lower() in name for word in words)]
+    if not names and len(words) == 1:
+        base, _ = split_changes(words[0])
+        if model_named(base) is not None or Path(base).exists():
+            return [words[0]]
     if not names:
-        raise UserError(f"no bundled model has {' and '.join(wanted)} in its name")
+        raise UserError(f"no bundled model has {' and '.join(words)} in its name; --model takes a config.json as well")
+    return names
+
+
+def _support(names: Sequence[str], as_json: bool) -> None:
+    """Print the support matrix of models."""
+    from servesim.cost.support import LEGEND, as_tables, matrix
+
     found = list(matrix(names))
     if as_json:
         print_json({"matrix": [dataclasses.asdict(one) for one in found]})

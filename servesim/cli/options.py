@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand
 
 from servesim.cli.completion import values_of
-from servesim.errors import UserError, suggest
+from servesim.errors import Interrupted, UserError, suggest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -43,6 +43,7 @@ SERVE = (
     "Take settings from a command that starts a server, in quotes: 'vllm serve MODEL --tensor-parallel-size 4', "
     "sglang.launch_server, trtllm-serve, or @FILE; flags that have no effect here are listed. compare takes several."
 )
+TRUST = "Run code (FILE.py:CLASS) that only a file names, such as the scenario or result; read it first."
 SAVE = "Write the scenario as YAML, every key spelled out, and continue."
 OPTIONS = "options"
 """Key under which a command finds the options of features."""
@@ -76,7 +77,27 @@ class Setting:
         return OTHER_NAMES.get(self.key, (f"--{outer.replace('_', '-')}{dot}{inner}",))
 
 
-class ScenarioCommand(TyperCommand):
+class TrustCommand(TyperCommand):
+    """Command that reads files which may name code, with the option `--trust`. The option is handled where the command
+    line begins (servesim.cli.app), before any file is read. An interrupt names the policy's call during which it
+    came."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [*super().get_params(ctx), *_trust()]
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.params.pop("trust", None)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            from servesim.cli.interrupted import call_during
+
+            if call := call_during(error):
+                raise Interrupted(f"during {call}; nothing was written") from None
+            raise
+
+
+class ScenarioCommand(TrustCommand):
     """Command with every option of a scenario. `context.obj` holds the given settings: values by key, in the order
     typed, and the texts of `--set` under `set`. The options are created on first use, since they require pydantic."""
 
@@ -194,17 +215,21 @@ def own_features_in(arguments: Sequence[str]) -> tuple[str, ...]:
 
 def own_features_of_files(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the user's own features named in the scenario files on a command line. Unreadable files are skipped, since
-    the command itself reports them."""
+    the command itself reports them. Raise UserError if the features may not run (servesim.plugins.trust)."""
+    from servesim.plugins.trust import check_code
     from servesim.run.scenario import own_features
-    from servesim.run.setting_names import load_settings
+    from servesim.run.setting_names import read_settings
 
-    found: list[str] = []
+    found: dict[str, None] = {}
     for word in arguments:
         if word.endswith((".yaml", ".yml")) and not word.startswith("-"):
+            named: tuple[str, ...] = ()
             with suppress(UserError, OSError):
-                if b"features" in Path(word).read_bytes():
-                    found += own_features(load_settings(word).get("features"))
-    return tuple(dict.fromkeys(found))
+                if Path(word).is_file() and b"features" in Path(word).read_bytes():
+                    named = own_features(read_settings(word).get("features"))
+            check_code(named, f"scenario {word}")
+            found |= dict.fromkeys(named)
+    return tuple(found)
 
 
 def _of(model: type[BaseModel], section: str = "Scenario", prefix: str = "") -> Iterator[Setting]:
@@ -254,6 +279,13 @@ def _default(value: Any) -> tuple[str, ...]:
     if value is True:
         return ("[default: true]",)
     return (f"[default: {value}]",) if isinstance(value, int | float | str) and value is not False else ()
+
+
+@cache
+def _trust() -> list[Any]:
+    option = typer.Option("--trust", help=TRUST)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return _made([inspect.Parameter("trust", kind, default=False, annotation=Annotated[bool, option])])
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Parameters of a policy, and settings of a feature, with their docstrings."""
+"""Docstrings of a policy or feature, and its parameters or settings with theirs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -54,3 +55,20 @@ def field_docs(params: type[Any]) -> dict[str, str]:
             if told and isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                 docs[line.target.id] = str(after.value.value)  # type: ignore[attr-defined]
     return docs
+
+
+def idea(cls: type[Any]) -> str:
+    """Return the docstrings of a policy's module and class."""
+    module = inspect.getmodule(cls)
+    told = (module.__doc__ if module else None, cls.__doc__)
+    if module is not None and not any(told) and module.__file__:
+        told = _source_docs(Path(module.__file__), cls.__name__)
+    return "\n\n".join(inspect.cleandoc(text) for text in told if text)
+
+
+def _source_docs(extension: Path, name: str) -> tuple[str | None, str | None]:
+    """Return the docstrings of a compiled module and a class in it, read from the source file next to it."""
+    source = extension.with_name(f"{extension.name.partition('.')[0]}.py")
+    tree = ast.parse(source.read_text(encoding="utf-8")) if source.is_file() else ast.Module([], [])
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return ast.get_docstring(tree), next((ast.get_docstring(node) for node in classes), None)

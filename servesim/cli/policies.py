@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from servesim.cli.known import print_json
-from servesim.cli.parameters import parameters
+from servesim.cli.parameters import idea, parameters
 from servesim.errors import UserError
 
 POLICIES_EXAMPLES = """
@@ -169,25 +168,6 @@ def _show(kind: str, name: str, cls: type[Any]) -> None:
         typer.echo(f"  {one.name} = {_default(one.default)}")
         for line in one.doc.splitlines():
             typer.echo(f"      {line.strip()}")
-
-
-def idea(cls: type[Any]) -> str:
-    """Return the docstrings of a policy's module and class."""
-    module = inspect.getmodule(cls)
-    told = (module.__doc__ if module else None, cls.__doc__)
-    if module is not None and not any(told) and module.__file__:
-        told = _source_docs(Path(module.__file__), cls.__name__)
-    return "\n\n".join(inspect.cleandoc(text) for text in told if text)
-
-
-def _source_docs(extension: Path, name: str) -> tuple[str | None, str | None]:
-    """Return the docstrings of a compiled module and a class in it, read from the source file next to it."""
-    import ast
-
-    source = extension.with_name(f"{extension.name.partition('.')[0]}.py")
-    tree = ast.parse(source.read_text(encoding="utf-8")) if source.is_file() else ast.Module([], [])
-    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    return ast.get_docstring(tree), next((ast.get_docstring(node) for node in classes), None)
 
 
 def _default(default: Any) -> str:

@@ -60,7 +60,7 @@ def run(
     from servesim.run.simulate import simulate
 
     saved, options = context.obj.pop("save_scenario", None), context.obj.pop(OPTIONS)
-    base = under_commands([load_settings(scenario) if scenario is not None else {}], context.obj, "run")
+    base = under_commands([load_settings(scenario, context.obj) if scenario is not None else {}], context.obj, "run")
     settings = settings_over(base[0], context.obj)
     units = {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)}
     required = requirements(require, units, [settings])

@@ -37,18 +37,20 @@ def prepared(
     and standard input is read once, here, since the runs are separate processes."""
     from servesim.experiments.axes import load_grid
     from servesim.run.setting_names import load_settings
-    from servesim.traces import load_trace
+    from servesim.traces import is_piped, load_trace
 
     saved = given.pop("save_scenario", None)
     scenarios: Sequence[Any] = files
     if "serve" in given:
-        scenarios = under_commands([load_settings(file) for file in files] or [{}], given, command)
+        scenarios = under_commands([load_settings(file, given) for file in files] or [{}], given, command)
+    elif any(Path(file).is_fifo() for file in files):
+        scenarios = [load_settings(file, given) if Path(file).is_fifo() else file for file in files]
     axes = axes_of(given)
     if saved is not None:
         save([load_grid(scenario, axes) for scenario in scenarios] or [({}, axes)], saved)
-    if axes.get("trace") == "-":
+    if is_piped(trace := axes.get("trace")):
         told = axes.pop("columns", None)
-        axes["trace"] = load_trace("-", **({"columns": told} if told else {}))
+        axes["trace"] = load_trace(trace, **({"columns": told} if told else {}))
     return scenarios, axes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servesim.contracts.request import State
-from servesim.errors import HeldWhileWaiting, PolicyError
+from servesim.errors import PolicyError, UserError
 
 if TYPE_CHECKING:
     from servesim.engine.cluster import Cluster
@@ -50,7 +50,8 @@ def check_progress(core: EngineCore, now: int) -> None:
 
 
 def check_served(cluster: Cluster) -> None:
-    """Raise PolicyError if requests are left when a run has ended."""
+    """Raise PolicyError if requests are left when a run has ended, or UserError if they are left because the memory is
+    too small: the first request in the queue needs what is reserved for remote KV of requests behind it."""
     when, cores = f"at {cluster.now_ns} ns", [replica.core for replica in cluster.replicas]
     if held := cluster.num_waiting:
         raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in it forever")
@@ -60,10 +61,13 @@ def check_served(cluster: Cluster) -> None:
     if lost := arrived - cluster.num_left - stuck:
         raise PolicyError(f"{names} {when}: {lost} requests are no longer in any queue")
     if stuck or cluster.workload.remaining():
-        come = [r for core in cores for r in core.fetched if State.WAITING <= r.state < State.FINISHED]
-        if holding := len(come):
-            raise HeldWhileWaiting(
-                f"{names} {when}: plans nothing although {stuck} requests wait: memory is reserved for the remote KV "
-                f"of {holding} of them, and too little is left for the first in the queue"
+        for core in cores:
+            holding = sum(State.WAITING <= r.state < State.FINISHED for r in core.fetched)
+            if not holding or next(iter(core.scheduler.waiters()), None) in core.fetched:
+                continue
+            raise UserError(
+                f"the KV memory of a replica ({core.kv.capacity_tokens} tokens) is too small for a handover of KV: "
+                f"{when} {stuck} requests wait forever, as memory is reserved for the KV of {holding} of them and too "
+                "little is left for the first in the queue; increase engine.num_gpu_blocks"
             )
         raise PolicyError(f"{names} {when}: plans nothing although {stuck} requests wait")

@@ -105,7 +105,7 @@ def load_grid(
     scenario: str | Path | Mapping[str, Any] | None, axes: Mapping[str, Any]
 ) -> tuple[Settings, dict[str, Any]]:
     """Return settings and axes of a scenario that may have a key `axes`, overridden by the given axes."""
-    settings = dict(load_settings(scenario) if isinstance(scenario, str | Path) else scenario or {})
+    settings = dict(load_settings(scenario, axes) if isinstance(scenario, str | Path) else scenario or {})
     own = settings.pop("axes", None) or {}
     if not isinstance(own, Mapping):
         raise UserError(f"axes must be a mapping of settings to lists of values, not {own!r}")

@@ -78,6 +78,7 @@ from servesim.experiments.splits import split
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings
 from servesim.hardware.gpu import Gpu, gpu_names
+from servesim.plugins.trust import takes_trust
 from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -148,14 +149,15 @@ class Terms(NamedTuple):
             raise UserError(f"window_requests is {self.window_requests}, must be at least 1")
 
 
+@takes_trust
 def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: Any) -> pd.DataFrame:
     """Find the highest rate that each variant carries within its SLO or, given `rate`, the replicas each needs and the
     cheapest variant.
 
     Keywords are the fields of `Terms` and settings of the scenario. Each setting may be a list; every combination is a
-    variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs without a split. The
-    document is in `.attrs["document"]`. Raises UserError for GPUs without kernel tables unless `by_formula` is set, and
-    if the question is invalid.
+    variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs without a split. `trust`
+    lets code run that only the scenario's file names. The document is in `.attrs["document"]`. Raises UserError for
+    GPUs without kernel tables unless `by_formula` is set, and if the question is invalid.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()

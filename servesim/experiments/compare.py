@@ -85,6 +85,7 @@ from servesim.experiments.variants import (
     variants_of,
 )
 from servesim.experiments.verdicts import Settings
+from servesim.plugins.trust import takes_trust
 from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ COMPARISON, VALUES = "comparison.json", "comparison.parquet"
 REPLICATES = 10
 
 
+@takes_trust
 def compare(
     *scenarios: str | Path | Mapping[str, Any],
     replicates: int | None = None,
@@ -125,8 +127,8 @@ def compare(
     percentage points for shares) do not matter. A scenario may be a measured run (JSON of `vllm bench serve
     --save-detailed`): its requests are then replayed, and it is the baseline. `overwrite` lets `out` replace another
     experiment's document. `intervals` adds the model's error; for p99, goodput and price this takes two more runs of
-    each variant that is like a measured pair. The whole document is in `.attrs["document"]`. Raises UserError if the
-    question is invalid.
+    each variant that is like a measured pair. `trust` lets code run that only scenario files name. The whole document
+    is in `.attrs["document"]`. Raises UserError if the question is invalid.
     """
     import pandas as pd
 

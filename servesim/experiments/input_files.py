@@ -8,6 +8,7 @@ folder stands for all files in it, or for its config.json if it is a model's.
 from __future__ import annotations
 
 import hashlib
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,11 +20,15 @@ from servesim.contracts import REGISTRIES
 from servesim.contracts.feature import features, of_user
 from servesim.errors import UserError
 from servesim.parsing import split_changes
+from servesim.plugins.trust import code_in
+from servesim.run.pools import pool_scenarios
 from servesim.run.scenario import Scenario
 
 SHEETS = (".yaml", ".yml")
 DRAWN = ("preset:", "synth:", "object:")
 """Prefixes of traces that are not files."""
+LONGEST = 256
+"""Minimum length of texts that name no file."""
 LARGE = 1 << 20
 """Minimum size in bytes of files that are hashed only once per modification."""
 
@@ -31,15 +36,23 @@ LARGE = 1 << 20
 def input_digests(scenario: Scenario) -> dict[str, str]:
     """Return the sha256 of each file by its name in the scenario, sorted. Names without a file are left out."""
     found = {}
-    for name, path in _named(scenario):
+    each = dict.fromkeys(named for one in _with_pools(scenario) for named in _named(one))
+    for name, path in each:
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         found.update({str(name / p.relative_to(path)): digest_of(p) for p in inside if p.is_file()})
     return dict(sorted(found.items()))
 
 
+def digests_in(value: Any) -> dict[str, str]:
+    """Return the sha256 of each file that a text in a value names, by that text."""
+    return {text: digest_of(Path(text)) for text in _texts(value) if len(text) < LONGEST and Path(text).is_file()}
+
+
 def digest_of(path: Path) -> str:
     """Return the sha256 (hex) of a file's bytes."""
     status = path.stat()
+    if stat.S_ISFIFO(status.st_mode):
+        raise UserError(f"{path}: is a pipe, which runs cannot read again and again: copy it into a file")
     if status.st_size < LARGE:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     return _digest(path, status.st_mtime_ns, status.st_size)
@@ -49,6 +62,10 @@ def digest_of(path: Path) -> str:
 def _digest(path: Path, written_ns: int, size: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _with_pools(scenario: Scenario) -> list[Scenario]:
+    return [scenario, *(pool.scenario for pool in pool_scenarios(scenario) if scenario.pools)]
 
 
 def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
@@ -74,6 +91,7 @@ def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
             yield from _code(registry, policy["name"])
             parameters = _texts([value for key, value in policy.items() if key != "name"])
             yield from (_model(value) for value in parameters)
+            yield from ((path, path) for path in code_in(policy))
     for name in (*features.names(), *scenario.features):
         yield from _code(features, name)
     for feature in of_user(scenario.features):

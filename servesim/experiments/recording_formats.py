@@ -29,6 +29,7 @@ from servesim.experiments.recording import (
 from servesim.experiments.recording_loops import tell_loop
 from servesim.experiments.recording_tools import read_tool
 from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
+from servesim.plugins.trust import check_code
 from servesim.untrusted import json_value
 
 CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
@@ -105,7 +106,8 @@ def _json_keys(text: str) -> set[str]:
 
 
 def _ordered(run: RecordedRun) -> RecordedRun:
-    """Sort rows by sending time and check their times."""
+    """Sort rows by sending time and check their times, and the policies of the server."""
+    check_code([run.server.scheduler, run.server.speculation, run.server.acceptance], str(run.path))
     for name in ("prompt_len", "output_len"):
         bad = np.flatnonzero(getattr(run, name) < 1)
         if len(bad):

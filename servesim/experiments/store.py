@@ -33,8 +33,11 @@ from servesim.run.result_files import REPORT, REQUESTS, STREAMED, SUMMARY, TIMIN
 from servesim.run.scenario import Scenario
 from servesim.run.simulate import simulate
 from servesim.run.summary import versions
+from servesim.untrusted import read_json
 
 CELLS = "cells"
+RUNS = "runs"
+"""Folder of a store inside the --out of a command that writes other files too."""
 DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
 """Documents that experiments write next to their runs, each with a table of the same name."""
 
@@ -68,12 +71,12 @@ class Cell:
 def address_of(settings: Mapping[str, Any]) -> str:
     """Return 20 hexadecimal digits that name the result of these settings with this code."""
     scenario = Scenario.of(settings)
-    made_of = {
-        "scenario": scenario.model_dump(mode="json"),
-        "files": input_digests(scenario),
-        "code": code_digest(),
-        "versions": versions(),
-    }
+    return address_with({"scenario": scenario.model_dump(mode="json"), "files": input_digests(scenario)})
+
+
+def address_with(inputs: Mapping[str, Any], *packages: str) -> str:
+    """Return 20 hexadecimal digits that name what this code, and that of further packages, makes of these inputs."""
+    made_of = {**inputs, "code": code_digest(*packages), "versions": versions()}
     text = json.dumps(made_of, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -109,6 +112,15 @@ class Store:
     def __contains__(self, address: str) -> bool:
         return (self.folder(address) / SUMMARY).is_file()
 
+    def document(self, address: str) -> dict[str, Any] | None:
+        """Return the summary stored at an address, or None if there is none. Raise UserError if it is damaged."""
+        if address not in self:
+            return None
+        found = read_json(self.folder(address) / SUMMARY)
+        if not isinstance(found, dict):
+            raise UserError(f"{self.folder(address) / SUMMARY}: damaged: must hold a JSON object")
+        return found
+
     def damage(self, address: str) -> str | None:
         """Return one line that describes the damage to a stored result, or None if all of its files are readable and
         unchanged."""
@@ -133,7 +145,7 @@ class Store:
         shutil.rmtree(self.folder(address))
 
     def put(self, address: str, files: Mapping[str, bytes]) -> None:
-        """Store a remotely computed result completely or not at all."""
+        """Store the files of a result computed elsewhere, completely or not at all."""
         partial = self.cells / f"{address}.{os.getpid()}.partial"
         partial.mkdir()
         for name, data in files.items():
@@ -189,13 +201,13 @@ class Store:
 
 
 @cache
-def code_digest() -> str:
+def code_digest(*packages: str) -> str:
     """Return a hash of the code and tables that a result depends on, which excludes experiments, reports and command
-    line."""
+    line unless they are among these packages."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parents[1]
     files = [(f"servesim/{p.name}", p) for p in sorted(here.glob("*.py"))]
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *packages):
         spec = find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec is not None else []:
             found = sorted(p for pattern in _CODE for p in Path(folder).rglob(pattern))

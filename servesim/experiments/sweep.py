@@ -70,6 +70,7 @@ from servesim.experiments.store import Cell
 from servesim.experiments.sweep_bars import SweepBars
 from servesim.experiments.variants import own_features_of, shared_settings
 from servesim.experiments.verdicts import is_unstable
+from servesim.plugins.trust import takes_trust
 from servesim.run.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ SCHEMA = "servesim.sweep/1"
 SWEEP, RUNS = "sweep.json", "sweep.parquet"
 
 
+@takes_trust
 def sweep(
     scenario: str | Path | Mapping[str, Any] | None = None,
     *,
@@ -104,7 +106,8 @@ def sweep(
     (goodput with an SLO, else mean end-to-end latency). `trials` makes Optuna (extra `search`) choose that many
     combinations instead of trying all; it optimizes best_by, which may then be several metrics separated by commas.
     `overwrite` lets `out` replace another experiment's document. `intervals` adds error bars for means, the front and
-    the best, which take no extra runs. Raises UserError if the question is invalid.
+    the best, which take no extra runs. `trust` lets code run that only the scenario's file names. Raises UserError if
+    the question is invalid.
     """
     import pandas as pd
 

@@ -33,6 +33,7 @@ from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
 from servesim.parsing import listed
+from servesim.plugins.trust import takes_trust
 from servesim.run.scenario import Scenario, spelled_out
 from servesim.run.setting_names import assigned, full_name, override
 from servesim.run.trace_source import open_scenario
@@ -65,6 +66,7 @@ class Feature(NamedTuple):
     """Assignments that remove the feature."""
 
 
+@takes_trust
 def worth(
     scenario: str | Path | Mapping[str, Any] | None = None, *, of: str | Sequence[str], **asked: Any
 ) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import numpy as np
 
 from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
+from servesim.plugins.trust import check_code, trusting
 from servesim.records.columns import Rows
 from servesim.run.provenance import DIGESTS
 from servesim.run.result_files import (
@@ -28,7 +29,7 @@ from servesim.run.result_files import (
     reading,
 )
 from servesim.run.scenario import Scenario, features_of
-from servesim.run.setting_names import load_settings
+from servesim.run.setting_names import read_settings
 from servesim.run.shown import as_html, as_text
 from servesim.untrusted import read_json
 
@@ -46,6 +47,8 @@ switched off."""
 
 
 _NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix_cache", "cost_shares"))
+_RUN_AGAIN = ("features", "speculation", "acceptance", "pools")
+"""Settings of a scenario whose code runs when its result is read: figures of features, and prices of steps."""
 _SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list}
 """Types of the parts of a summary that are not mappings."""
 
@@ -148,8 +151,8 @@ class Result:
         return writer.out
 
     @classmethod
-    def load(cls, path: str | Path) -> Result:
-        """Load a saved result."""
+    def load(cls, path: str | Path, trust: bool = False) -> Result:
+        """Load a saved result. `trust`: let its own features and speculators run (servesim.plugins.trust)."""
         import pyarrow.parquet as pq
 
         folder = Path(path)
@@ -163,7 +166,11 @@ class Result:
             _complete(SUMMARY_KEYS, summary)
             _whole(summary)
         with reading(folder):
-            scenario = Scenario.of(load_settings(folder / SCENARIO), str(folder / SCENARIO))
+            settings = read_settings(folder / SCENARIO)
+            with trusting(trust):
+                for file, given in {SCENARIO: settings, SUMMARY: summary["scenario"]}.items():
+                    check_code([given.get(key) for key in _RUN_AGAIN], str(folder / file))
+            scenario = Scenario.of(settings, str(folder / SCENARIO))
             return cls(
                 summary,
                 scenario,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from servesim import untrusted
 from servesim.contracts.section import Settings
 from servesim.errors import UserError
+from servesim.plugins.trust import check_code
 from servesim.run import part_names
 from servesim.run.beside import beside
 from servesim.run.scenario import Scenario, own_features, scenario_class
@@ -21,8 +22,17 @@ def full_name(key: str, own: tuple[str, ...] = ()) -> str:
     return part_names.full_name(key, Scenario, scenario_class(own))
 
 
-def load_settings(path: str | Path) -> Settings:
-    """Read the settings in a YAML file, not yet validated; paths in it are relative to it (servesim.run.beside)."""
+def load_settings(path: str | Path, but: Collection[str] = ()) -> Settings:
+    """Read the settings in a YAML file, as `read_settings` does. Raise UserError if they name code that may not run
+    (servesim.plugins.trust). `but`: settings that are replaced, whose code does not run."""
+    settings = read_settings(path)
+    check_code({key: value for key, value in settings.items() if key not in but}, f"scenario {path}")
+    return settings
+
+
+def read_settings(path: str | Path) -> Settings:
+    """Read the settings in a YAML file, not yet validated, whatever code they name; paths in it are relative to it
+    (servesim.run.beside)."""
     loaded = untrusted.read_yaml(Path(path), "scenario")
     if not isinstance(loaded, dict):
         raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")

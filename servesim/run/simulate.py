@@ -13,6 +13,7 @@ from servesim.engine import compiled
 from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
 from servesim.metrics.custom import Function, custom_values, load_metrics
+from servesim.plugins.trust import takes_trust
 from servesim.plugins.user_policies import is_own
 from servesim.run.agreement import check_beginning
 from servesim.run.part_names import with_parts
@@ -36,6 +37,7 @@ Progress = Callable[[int, int], None]
 """Callback for progress, called periodically with (simulated ns, requests that have left)."""
 
 
+@takes_trust
 def simulate(
     scenario: Scenario | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -63,7 +65,8 @@ def simulate(
     (servesim.run.step_requests). `metrics`: your own functions, or `file.py:function` (servesim.metrics.custom), whose
     values are `summary["custom_metrics"]`. Options of features are keywords too: `propagate=True` adds error bars of
     percentiles, goodput and price, by two more runs; `burst_replicas=True` finds how many replicas would have held the
-    bursts of the scenario's shape; `intervals=False` leaves out all error bars.
+    bursts of the scenario's shape; `intervals=False` leaves out all error bars. `trust=True` lets code run that only
+    the scenario's file names (servesim.plugins.trust).
 
     Raises UserError for invalid input, and PolicyError if a policy breaks its contract.
     """
@@ -142,7 +145,7 @@ def _asked(
     if isinstance(scenario, Scenario):
         base = scenario.model_dump()
     elif isinstance(scenario, str | Path):
-        base, source = load_settings(scenario), f"scenario {scenario}"
+        base, source = load_settings(scenario, settings), f"scenario {scenario}"
     else:
         base = scenario or {}
     if isinstance(trace, Trace):

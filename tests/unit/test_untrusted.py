@@ -322,7 +322,7 @@ def test_standard_input_is_bounded_and_leaves_nothing_behind(tmp_path: Path, mon
     spooled.cache_clear()
     with Path("/dev/zero").open() as endless:
         monkeypatch.setattr("sys.stdin", endless)
-        with pytest.raises(UserError, match=r"bytes of standard input are more than 5,000,000 .* or name a file"):
+        with pytest.raises(UserError, match=r"bytes of a pipe are more than 5,000,000 .* or name a file"):
             load_trace("-")
     assert not list(tmp_path.iterdir())
     assert untrusted.Limits().stdin <= 1 << 30

@@ -3,8 +3,8 @@
     arrivals  poisson | constant | gamma(cv=2) or gamma(burstiness=0.25) | mmpp(ratio=10,on=5,off=20)   [poisson]
     rate      mean requests/s                                                                              [1]
     prompt    N | fixed(N) | uniform(low,high) | lognormal(mean,sigma) or lognormal(p50,p95) | empirical(1|5|9) [512]
-    output    the same                                                                                     [128]
-    n         the same: samples per prompt, each with a length drawn like the first's                        [1]
+    output    like prompt                                                                                  [128]
+    n         like prompt: samples per prompt, each with a length drawn like the first's                     [1]
     lengths   a preset's name: prompt and output drawn jointly from its tables, instead of prompt and output
     prefix    shared(groups=10,length=256,share=1,zipf=1): the first `length` tokens of a `share` of the prompts
               are one of `groups` prefixes, chosen with Zipf popularity (zipf=0: uniform)                [none]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import multiprocessing
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,8 @@ from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.accuracy.recipes import recipe
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_replay import replay
+from servesim.experiments.store import Store, address_of, address_with
+from servesim.run.result_files import SUMMARY
 from servesim.run.simulate import simulate
 
 
@@ -35,9 +40,11 @@ class Answer:
 
 
 NAMES = ("ttft_ns", "tpot_ns")
+_PACKAGE = "servesim.experiments"
+"""Package whose code an answer depends on, besides the simulator's."""
 
-OnAnswer = Callable[[int, int, Cell], None]
-"""Callback invoked after each answer, with the number of answered cells, the total number and the cell."""
+OnAnswer = Callable[[int, int, Cell, "Answer"], None]
+"""Callback invoked for each cell, in their order, with its number, the total number, the cell and the answer."""
 
 
 def answer(cell: Cell, changes: Mapping[str, Any] | None = None) -> Answer:
@@ -79,27 +86,55 @@ def _of_run(run: RecordedRun) -> Answer:
     return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"])
 
 
+def address(cell: Cell, changes: Mapping[str, Any] | None = None) -> str | None:
+    """Return the address of a cell's answer in a store, or None if it cannot be simulated, which is known at once."""
+    if cell.run is not None:
+        content = hashlib.sha256(pickle.dumps(cell.run)).hexdigest()
+        return address_with({"recorded run": content}, _PACKAGE)
+    try:
+        found = recipe(cell, changes)
+        inputs = {"settings": address_of(found.settings), "waves": found.waves, "clients": cell.concurrency}
+    except (UserError, ArithmeticError, LookupError, TypeError, ValueError):  # as in `answer`, which gives the reason
+        return None
+    return address_with(inputs, _PACKAGE)
+
+
 def answers(
     cells: Sequence[Cell],
     jobs: int,
-    on_answer: OnAnswer = lambda done, total, cell: None,
+    on_answer: OnAnswer = lambda number, total, cell, answer: None,
     changes: Mapping[str, Any] | None = None,
+    store: Store | None = None,
 ) -> list[Answer]:
     """Replay all cells in `jobs` processes, with `changes` to their settings, and return their answers in the order of
-    the cells."""
-    found: list[Answer | None] = [None] * len(cells)
-    if min(jobs, len(cells)) <= 1:
-        for i, cell in enumerate(cells):
-            found[i] = answer(cell, changes)
-            on_answer(i + 1, len(cells), cell)
+    the cells. Answers in the store are not computed again, and new ones are added to it."""
+    found: dict[int, Answer] = {}
+    places = [None if store is None else address(cell, changes) for cell in cells]
+    shown = 0
+
+    def add(i: int, one: Answer) -> None:
+        nonlocal shown
+        found[i] = one
+        if store is not None and (place := places[i]) is not None and place not in store:
+            store.put(place, {SUMMARY: json.dumps(asdict(one)).encode()})
+        while shown in found:
+            shown += 1
+            on_answer(shown, len(cells), cells[shown - 1], found[shown - 1])
+
+    for i, place in enumerate(places):
+        if store is not None and place is not None and (known := store.document(place)) is not None:
+            add(i, Answer(**known))
+    missing = [i for i in range(len(cells)) if i not in found]
+    if min(jobs, len(missing)) <= 1:
+        for i in missing:
+            add(i, answer(cells[i], changes))
     else:
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            places = {pool.submit(answer, cell, changes): i for i, cell in enumerate(cells)}
+            futures = {pool.submit(answer, cells[i], changes): i for i in missing}
             try:
-                for done, future in enumerate(as_completed(places), 1):
-                    found[places[future]] = future.result()
-                    on_answer(done, len(cells), cells[places[future]])
+                for future in as_completed(futures):
+                    add(futures[future], future.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-    return [one for one in found if one is not None]
+    return [found[i] for i in range(len(cells))]

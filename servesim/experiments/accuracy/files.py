@@ -13,6 +13,7 @@ from servesim.errors import UserError
 from servesim.experiments.accuracy.scores import METRICS
 from servesim.experiments.accuracy.study import Scored
 from servesim.experiments.documents import plain
+from servesim.experiments.store import RUNS
 from servesim.run.result_files import REPORT, SUMMARY, to_json, write_text
 
 CELLS = "cells.csv"
@@ -23,7 +24,9 @@ def claim(out: Path) -> None:
     """Raise UserError if a score cannot be written, before any work is done."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: exists and is not a folder")
-    others = sorted(p.name for p in out.iterdir() if p.name not in (CELLS, SUMMARY, REPORT)) if out.is_dir() else []
+    others = (
+        sorted(p.name for p in out.iterdir() if p.name not in (CELLS, SUMMARY, REPORT, RUNS)) if out.is_dir() else []
+    )
     if others:
         raise UserError(f"--out {out}: exists and is not a score of servesim (it holds {others[0]})")
     try:

@@ -20,6 +20,7 @@ from servesim.experiments.accuracy.cells import Cell, sample_file
 from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.recipes import nominal, output_mean, recipes, version_of
 from servesim.experiments.accuracy.screen import RULES, screen
+from servesim.experiments.store import Store
 
 BANDS = ((8, "C 1 to 8"), (32, "C 9 to 32"), (128, "C 33 to 128"), (math.inf, "C 129 and more"))
 """Ranges of the number of clients, by their upper bound."""
@@ -79,8 +80,9 @@ def accuracy(
     jobs: int = 1,
     seed: int = 0,
     date: str = "",
-    on_answer: OnAnswer = lambda done, total, cell: None,
+    on_answer: OnAnswer = lambda number, total, cell, answer: None,
     changes: Mapping[str, Any] | None = None,
+    store: Store | None = None,
 ) -> tuple[list[Scored], dict[str, Any]]:
     """Replay the cells of tables and recorded runs and score them. Without any, use those of an installed
     aiconfigurator-core.
@@ -88,7 +90,8 @@ def accuracy(
     `only` gives values by field that cells must match, in full or as part of a model's name. `without` names tables
     whose cells (such as those something was fitted to) and their copies are not scored. `limit` is the maximum number
     of cells, evenly spaced. `date` is the score's date, for its readers. `changes` are dotted settings that override
-    those of every recipe. Returns the cells and the document of the score.
+    those of every recipe. `store` keeps answers: those in it are not computed again. Returns the cells and the
+    document of the score.
     """
     paths = [Path(file) for file in files] or [sample_file()]
     cells = read(paths)
@@ -104,7 +107,7 @@ def accuracy(
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
     if not chosen:
         raise UserError(f"the filters match none of {len(cells)} cells")
-    found = answers([cell for cell, _ in chosen], jobs, on_answer, changes)
+    found = answers([cell for cell, _ in chosen], jobs, on_answer, changes, store)
     scored = [Scored(cell, rule, one) for (cell, rule), one in zip(chosen, found, strict=True)]
     told = document(scored, paths, seed, date, [Path(path) for path in without])
     return scored, told | ({"changes": dict(changes)} if changes else {})

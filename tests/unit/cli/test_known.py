@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from servesim.cli import app as cli
 from servesim.cli import doctor
 from servesim.cli.known import all_settings, matching
-from servesim.hardware import bundled_models, gpu_names
+from servesim.hardware import ModelSpec, bundled_models, gpu_names
+from servesim.hardware.model import read_config
 
 Caught = pytest.CaptureFixture[str]
 
@@ -59,6 +61,25 @@ def test_a_setting_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "argv", ["servesim", "settings", "no_such_thing"])
     assert cli._guarded() == 2
     assert capsys.readouterr().err == "error: no setting has no_such_thing in its name or description\n"
+
+
+def test_models_takes_every_name_that_run_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: Caught, tmp_path: Path
+) -> None:
+    def row(name: str) -> dict[str, Any]:
+        (found,) = json.loads(out_of(monkeypatch, capsys, "models", name, "--json"))["models"]
+        return dict(found)
+
+    (whole,) = json.loads(out_of(monkeypatch, capsys, "models", "llama-3.1-70b", "--json"))["models"]
+    assert row("meta-llama/Llama-3.3-70B-Instruct") == {**whole, "name": "meta-llama/Llama-3.3-70B-Instruct"}
+    eighth = row("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8")
+    assert eighth["dtype"] == "fp8"
+    assert eighth["weight_bytes"] == ModelSpec.load("llama-3.1-70b").weight_bytes("fp8")
+    assert row("llama-3.1-8b:num_hidden_layers=4")["layers"] == 4
+    (tmp_path / "config.json").write_text(json.dumps(read_config("llama-3.1-8b")[0]))
+    assert row(str(tmp_path))["layers"] == row(str(tmp_path / "config.json"))["layers"] == 32
+    matrix = json.loads(out_of(monkeypatch, capsys, "models", "Qwen/Qwen3-32B", "--matrix", "--json"))["matrix"]
+    assert {one["model"] for one in matrix} == {"qwen3-32b"}
 
 
 def test_models_and_gpus_are_all_listed(monkeypatch: pytest.MonkeyPatch, capsys: Caught) -> None:

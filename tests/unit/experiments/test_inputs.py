@@ -158,3 +158,24 @@ def test_a_folder_that_happens_to_be_called_like_a_policy_changes_nothing(
         (tmp_path / name / "file").write_text(name)
     assert address_of(asked) == before
     assert json.dumps(input_digests(Scenario.of(asked))) == "{}"
+
+
+def test_the_files_of_each_pool_and_the_code_in_a_policys_parameters_are_inputs(tmp_path: Path) -> None:
+    inner, outer, terms = (tmp_path / name for name in ("inner.py", "outer.py", "terms.yaml"))
+    for path in (inner, outer):
+        path.write_text(POLICY.format(package="scheduling", module="vllm", name="Vllm"))
+    shutil.copy(next(iter(sorted((TABLES / "host").glob("*.yaml")))), terms)
+    settings = {
+        "trace": "synth:",
+        "model": "llama-3.2-1b",
+        "gpu": "h200",
+        "router": f"circuit-breaker:router={inner}:Mine",
+        "pools": ["a:replicas=1", f"b:replicas=1,scheduler={outer}:Mine,host={terms}"],
+    }
+    assert {inner, outer, terms} <= {Path(name) for name in input_digests(Scenario.of(settings))}
+    before = address_of(settings)
+    for path in (inner, outer, terms):
+        path.write_text(path.read_text() + "\n# changed\n")
+        changed = address_of(settings)
+        assert changed != before, path.name
+        before = changed

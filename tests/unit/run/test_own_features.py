@@ -124,10 +124,10 @@ def test_its_figures_are_in_json_in_the_terminal_and_on_the_page_and_the_run_can
     written = yaml.safe_load(Path("first/scenario.yaml").read_text())
     assert written["features"] == ["energy.py:Energy"]
     assert written["energy"] == {"busy_w": 500, "idle_w": 100}
-    assert call("run first/scenario.yaml --out second -q")[0] == 0
+    assert call("run first/scenario.yaml --trust --out second -q")[0] == 0
     for name in ("summary.json", "scenario.yaml", "requests.parquet", "report.html"):
         assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
-    changed = json.loads(call("run first/scenario.yaml --energy.busy-w 501 --json")[1])
+    changed = json.loads(call("run first/scenario.yaml --trust --energy.busy-w 501 --json")[1])
     assert changed["energy"]["joules"] > summary["energy"]["joules"]
 
 
@@ -174,7 +174,7 @@ def test_paths_in_a_scenario_file_are_relative_to_it(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     for features in (["energy.py:Energy"], "energy.py:Energy"):
         scenario.write_text(yaml.safe_dump({**SHARED, "features": features, "energy": {"busy_w": 500}}))
-        found = servesim.simulate("inner/scenario.yaml")
+        found = servesim.simulate("inner/scenario.yaml", trust=True)
         assert found.summary["energy"] == simulate(**{"energy.busy_w": 500}).summary["energy"]
         assert found.summary["scenario"]["features"] == [str(Path("inner/energy.py:Energy"))]
 

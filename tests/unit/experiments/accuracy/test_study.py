@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from servesim.cli.app import main
+from servesim.cli.app import _guarded, main
 from servesim.cli.schema import schema_of
 from servesim.errors import UserError
-from servesim.experiments.accuracy import study
+from servesim.experiments.accuracy import answers, study
 from servesim.experiments.accuracy.answers import Answer
+from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.study import Scored, accuracy, groups
 from servesim.experiments.documents import plain
@@ -161,8 +162,9 @@ def test_the_command_writes_cells_a_summary_and_a_page(
         assert done.code == 0, done.err
     assert "6 cells, 5 after screening; 2026-11-22" in done.out
     assert "left out: 1: copy" in done.out
-    assert re.search(r"^\[6/6\] vllm 0.18.0 .* mi300x tp1 128/32 C=4$", done.err, re.M)
-    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert re.search(r"^\[6/6\] vllm 0.18.0 .* mi300x tp1 128/32 C=4: not answered: GPU mi300x$", done.err, re.M)
+    assert [line[:6] for line in done.err.splitlines()] == [f"[{i}/6] " for i in range(1, 7)]
+    files = sorted(path.name for path in (tmp_path / "one").iterdir() if path.is_file())
     assert files == ["cells.csv", "report.html", "summary.json"]
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
@@ -183,6 +185,51 @@ def test_the_command_writes_cells_a_summary_and_a_page(
     again = servesim("report", str(tmp_path / "one"), "-o", str(tmp_path / "again.html"))
     assert again.code == 0
     assert (tmp_path / "again.html").read_text() == page
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupted_score_keeps_its_answers_and_the_same_command_continues(
+    jobs: str,
+    measured: Path,
+    tmp_path: Path,
+    servesim: Callable[..., Done],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    score, ends = tmp_path / "score", ("--date", "2026-11-22", "--jobs")
+    whole = servesim("accuracy", str(measured), "--out", str(tmp_path / "whole"), *ends, "1")
+    line = ("accuracy", str(measured), "--out", str(score), *ends)
+    shown: list[int] = []
+
+    def cut_off(number: int, *_: object) -> None:
+        shown.append(number)
+        if number == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("servesim.cli.accuracy.tell", cut_off)
+        patch.setattr("sys.argv", ["servesim", *line, jobs])
+        assert (_guarded(), shown) == (130, [1, 2, 3])
+    said = capsys.readouterr().err
+    assert said == f"interrupted: no score was written; {score} has the answers so far; run it again to continue\n"
+    kept = len(list((score / "runs" / "cells").iterdir()))
+    assert kept >= 3
+    computed: list[str] = []
+    real = answers.answer
+
+    def counted(cell: Cell, changes: Any) -> Answer:
+        computed.append(cell.id)
+        return real(cell, changes)
+
+    monkeypatch.setattr(answers, "answer", counted)
+    again = servesim(*line, "1")
+    assert (again.code, again.err) == (0, whole.err)
+    assert len(computed) <= 6 - kept
+    for name in ("cells.csv", "summary.json", "report.html"):
+        assert (score / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    computed.clear()
+    assert servesim(*line, "1", "--set", "engine.num_gpu_blocks=4000").code == 0
+    assert len(computed) == 6, "other settings have other answers"
 
 
 def test_a_folder_of_something_else_is_not_written_into(

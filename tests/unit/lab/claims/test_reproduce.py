@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import servesim
 from servesim.cli.app import app
-from servesim.errors import UserError
+from servesim.errors import Interrupted, UserError
+from servesim.plugins.trust import trusting
 from servesim.reports.figures.kinds import from_dict, to_dict
 from servesim_lab import claims
 from servesim_lab import reproduce as cli_reproduce
@@ -175,7 +176,7 @@ def test_one_that_fails_or_dies_does_not_lose_the_others(monkeypatch: pytest.Mon
     script = f"import sys; sys.exit('died') if sys.argv[-1] == {chosen[0].name!r} else print({answer!r})"
     monkeypatch.setattr(worker, "COMMAND", (sys.executable, "-c", script))
     heard: list[str] = []
-    done = worker.run_all(chosen, None, 2, lambda one: heard.append(one.name))
+    done = list(worker.run_all(chosen, None, 2, lambda one: heard.append(one.name)))
     assert [(one.name, one.document, one.error) for one in done] == [
         ("no-such-experiment", None, "died"),
         (real.name, {"name": real.name}, ""),
@@ -194,7 +195,7 @@ def test_a_worker_answers_with_a_document_or_one_line(capsys: pytest.CaptureFixt
 def test_the_command_names_what_failed_and_writes_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     document = _documents()[0]
     done = [worker.Done(document["name"], document), worker.Done("pagedattention", None, "too hot")]
-    monkeypatch.setattr(cli_reproduce, "_run", lambda *_: done)
+    monkeypatch.setattr(cli_reproduce, "_run", lambda *_: (one for one in done))
     result = CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path / "out")])
     assert result.exit_code == 1
     assert "error: pagedattention: too hot" in result.stderr
@@ -205,7 +206,7 @@ def test_the_command_names_what_failed_and_writes_the_rest(monkeypatch: pytest.M
 
 def test_a_folder_with_other_files_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     document = _documents()[0]
-    monkeypatch.setattr(cli_reproduce, "_run", lambda *_: [worker.Done(document["name"], document)])
+    monkeypatch.setattr(cli_reproduce, "_run", lambda *_: (worker.Done(document["name"], document) for _ in range(1)))
     arguments = ["reproduce", "all", "--out", str(tmp_path / "out")]
     page = tmp_path / "out" / "report.html"
     page.parent.mkdir()
@@ -226,15 +227,78 @@ def test_one_that_is_cut_off_leaves_no_folder_that_was_not_there(
     claimed: list[list[str]] = []
 
     def cut_off(*_: object) -> list[worker.Done]:
-        claimed.append(sorted(path.name.rpartition(".")[2] for path in tmp_path.rglob("*")))
+        claimed.append(sorted(path.name for path in tmp_path.rglob("*")))
         raise error
 
     monkeypatch.setattr(cli_reproduce, "_run", cut_off)
     (tmp_path / "empty").mkdir()
     for out in ("new/deep/claims", "empty"):
         CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path / out)])
-    assert claimed == [["deep", "empty", "new", "partial"], ["empty", "partial"]]
+    assert claimed == [["cells", "claims", "deep", "empty", "new", "runs"], ["cells", "empty", "runs"]]
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_an_interrupted_rerun_prints_what_has_ended_in_order_and_continues(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = [*experiments()][:3]
+    chosen = [Experiment(name, "memory", f"claim of {name}", "", _good) for name in names]
+    monkeypatch.setattr(claims, "find", lambda name: chosen)
+    ran = tmp_path / "ran"
+    ran.mkdir()
+    script = f"""if True:
+        import json, pathlib, sys, time
+        name = sys.argv[-1]
+        pathlib.Path({str(ran)!r}, name).touch()
+        time.sleep(600 if name == {names[2]!r} and not pathlib.Path({str(ran)!r}, "quick").exists() else 0)
+        row = dict(what="w", published="1", simulated="1", verdict="reproduced", note="", group="memory", cause="")
+        document = dict(name=name, claim="claim of " + name, source="", group="memory", scenario="a: 1", rows=[row],
+                        notes=[], figures=[])
+        print({worker.ANSWER!r} + json.dumps(dict(document=document, error="", cpu_s=1.0)))
+    """
+    monkeypatch.setattr(worker, "COMMAND", (sys.executable, "-c", script))
+    shown: list[str] = []
+    real = cli_reproduce._print_rows
+
+    def until_the_second(console: Any, document: dict[str, Any]) -> None:
+        real(console, document)
+        shown.append(document["name"])
+        if shown == names[:2]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_reproduce, "_print_rows", until_the_second)
+    arguments = ["reproduce", "all", "--jobs", "3", "--out", str(tmp_path / "out")]
+    stopped = CliRunner().invoke(app, arguments)
+    assert isinstance(stopped.exception, Interrupted)
+    assert str(stopped.exception) == f"{tmp_path / 'out'} has the claims so far; run it again to continue"
+    assert stopped.stdout.index(f"claim of {names[0]}") < stopped.stdout.index(f"claim of {names[1]}")
+    for file in ran.iterdir():
+        file.unlink()
+    (ran / "quick").touch()
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0, again.output
+    assert shown == [*names[:2], *names]
+    assert sorted(file.name for file in ran.iterdir()) == sorted([names[2], "quick"])
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert json.loads((tmp_path / "out" / "reproduced.json").read_text())["experiments"] == names
+
+
+def test_the_scenario_of_a_claim_is_part_of_what_is_kept(tmp_path: Path) -> None:
+    (one,) = find("pagedattention")
+    (tmp_path / "pagedattention.yaml").write_text(load(one.name)[1])
+    same = cli_reproduce._address(one, None)
+    assert same == cli_reproduce._address(one, tmp_path)
+    (tmp_path / "pagedattention.yaml").write_text(load(one.name)[1] + "\n# edited\n")
+    assert same != cli_reproduce._address(one, tmp_path)
+
+
+def test_code_that_only_a_scenario_of_claims_names_does_not_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "pagedattention.yaml").write_text(f"model: '{tmp_path}/mine.py:Mine'\n")
+    with pytest.raises(UserError, match=r"pagedattention\.yaml names code"):
+        check_folder(tmp_path, [*experiments()])
+    with trusting(trust=True):
+        check_folder(tmp_path, [*experiments()])
 
 
 def test_workers_end_with_the_one_who_asked_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +311,7 @@ def test_workers_end_with_the_one_who_asked_them(monkeypatch: pytest.MonkeyPatch
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):  # and not after ten minutes
-        worker.run_all(chosen, None, 2, interrupted)
+        list(worker.run_all(chosen, None, 2, interrupted))
 
 
 def test_bad_options_are_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Shaping steps, keys of synthetic traces, policies and features can be found like settings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from servesim.cli import app as cli
+from servesim.cli.parts import all_parts, shapes, synth_keys
+from servesim.traces.shape import STEPS
+from servesim.traces.synth import DEFAULTS
+
+Call = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command; return exit code, output and errors."""
+
+    def run(line: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["servesim", *line.split()])
+        code = cli._guarded()
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.mark.parametrize("line", ["run --shape help", "run --shape=help", "sweep --gpu h200 --shape help"])
+def test_shape_help_prints_each_step_with_its_parameters(call: Call, line: str) -> None:
+    code, said, errors = call(line)
+    assert (code, errors) == (0, "")
+    assert "--shape burst:at=...,for=...,times=..." in said
+    assert "content [default: fresh]" in said
+    assert [one["key"] for one in shapes()] == [f"shape {name}" for name in STEPS]
+
+
+@pytest.mark.parametrize("line", ["run --trace synth:help", "compare --trace=synth:help", "trace inspect synth:help"])
+def test_synth_help_prints_every_key_and_its_default(call: Call, line: str) -> None:
+    code, said, errors = call(line)
+    assert (code, errors) == (0, "")
+    assert "synth prompt  [default: 512]" in said
+    assert "lognormal(p50,p95)" in said
+    found = {one["key"].removeprefix("synth "): one["default"] for one in synth_keys()}
+    assert found == {key: default or {"n": "1", "lengths": None}.get(key, "none") for key, default in DEFAULTS.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("burst", "shape burst"),
+        ("burst", "feature bursts"),
+        ("burst", "router.burst"),
+        ("lognormal", "synth prompt"),
+        ("zipf", "synth prefix"),
+        ("sarathi", "scheduler sarathi"),
+        ("max_num_seqs", "scheduler.max_num_seqs"),
+    ],
+)
+def test_any_word_finds_what_has_it(call: Call, words: str, key: str) -> None:
+    code, said, _ = call(f"settings {words} --json")
+    assert code == 0
+    assert key in [one["key"] for one in json.loads(said)["settings"]]
+
+
+def test_a_word_that_nothing_has_is_refused_and_no_word_lists_settings_alone(call: Call) -> None:
+    code, _, errors = call("settings xylophone")
+    assert code == 2
+    assert "no setting has xylophone" in errors
+    parts = {one["key"] for one in all_parts()}
+    assert not parts & {one["key"] for one in json.loads(call("settings --json")[1])["settings"]}
