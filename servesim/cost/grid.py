@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
-from servesim.cost.curves import blend, rise
+from servesim.cost.curves import blend, rise, without_spikes
 from servesim.cost.gaps import Lines, missing
 from servesim.cost.tables import KernelTables
 
@@ -146,7 +146,9 @@ def _curves(rows: dict[str, NDArray[Any]], axis: str, source: int, window: int) 
 
 
 def completed(lines: Lines, source: int = MEASURED) -> Entries:
-    """Return the curves by line, in ascending order, with points missing inside the grid filled in."""
+    """Return the curves by line, in ascending order, without spikes and with points missing inside the grid filled
+    in."""
+    lines = {y: without_spikes(points) for y, points in lines.items()}
     gaps = missing(lines)
     entries: Entries = []
     for y in sorted(lines):

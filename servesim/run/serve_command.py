@@ -50,7 +50,7 @@ HINTS = {
         "weights leave"
     ),
 }
-"""What is said about flags that change more, or something else, than their setting."""
+"""Hints on flags that change more, or something else, than their setting."""
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 _SKIPPED = ("python3", "python", "-m", "exec", "sudo", "nohup", "env")
 EXAMPLE = "such as: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2"
@@ -67,7 +67,7 @@ class Served:
     unknown: list[str] = field(default_factory=list)
     """Flags that are not modeled."""
     hints: list[str] = field(default_factory=list)
-    """What the flags that are modeled in part, or not at all, leave out."""
+    """Hints on flags that are modeled in part or not at all."""
 
     def notes(self) -> list[str]:
         """Return notes on the flags without a meaning here."""
