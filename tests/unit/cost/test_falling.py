@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from servesim import simulate
-from servesim.cost.curve import Curve
+from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve
 from servesim.cost.curves import without_spikes
 from servesim.cost.falling import worst_fall
 from servesim.cost.formula import Roofline
+from servesim.cost.grid import in_window
 from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.stage import Operator, Stage
 from servesim.cost.tables import KernelTables
@@ -63,6 +64,17 @@ def test_a_pause_in_a_collective_is_not_priced() -> None:
     assert curve.at(1) < 7000  # 14.8 us measured at 4 KiB, 5.6 and 6.3 us at 2 and 8
 
 
+@pytest.mark.parametrize(("last", "expected"), [(1600.0, 3200.0), (9000.0, 9000.0)])
+def test_a_batch_measured_only_short_of_the_window_goes_on_to_it(last: float, expected: float) -> None:
+    """Four sequences took 200 ns at 512 tokens, the best rate: 3,000 ns for 7,680 more of each, but no less than one
+    sequence takes at the window's 8,192."""
+    grid = [(1.0, Curve([512, 8192], [100.0, last])), (4.0, Curve([512], [200.0]))]
+    one, four = (curve for _, curve in in_window(grid, 8192, True))
+    assert four.at(8192) == four.at(100_000) == expected
+    assert one.at(8192) == one.at(100_000) == last
+    assert (four.source(512), four.source(8192)) == (MEASURED, EXTRAPOLATED)
+
+
 def test_a_gemm_past_its_last_row_never_takes_less() -> None:
     """4,096 tokens take 400 us, ten times what the rate of 2,048 tokens allows: 8,192 take no less."""
     columns = {"m": [1024, 2048, 4096], "n": [512] * 3, "k": [512] * 3, "time_us": [10.0, 20.0, 400.0]}
@@ -98,7 +110,7 @@ def test_one_client_of_a_checkpoint_in_fp8_blocks_is_no_slower_than_two() -> Non
     assert tpot(1) <= tpot(2)
 
 
-FEW = (["qwen3-30b-a3b", "llama-3.1-8b"], ["h200", "b200"])
+FEW = (["qwen3-30b-a3b", "llama-4-scout"], ["l40s", "b200"])
 
 
 def test_no_step_of_a_few_deployments_takes_longer_than_a_larger_one_without_a_note() -> None:
