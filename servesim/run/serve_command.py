@@ -166,7 +166,10 @@ def served(command: str) -> Served:
     found = Served({"preset": PRESETS[engine], "model": _model(model)})
     dotted: dict[str, Any] = {}
     for name, value in variables:
-        dotted |= _known("environment", name, value, f"{name}={value}", found)
+        if engine == "vllm" or not name.startswith("VLLM_"):
+            dotted |= _known("environment", name, value, f"{name}={value}", found)
+        else:
+            found.nothing.append(f"{name}={value}")
     found.settings["preset"] = dotted.pop("preset", None) or found.settings["preset"]
     for name, value in every.items():
         dotted |= _settings(engine, name, str(value), found)
@@ -183,6 +186,9 @@ def _of_files(flags: Flags) -> dict[str, Any]:
             loaded = read_yaml(Path(value), f"--serve: --{name}")
             if not isinstance(loaded, Mapping):
                 raise UserError(f"--serve: --{name} {value}: not a mapping of flags to values")
+            if isinstance(cache := loaded.get("kv_cache_config"), Mapping):  # TensorRT-LLM's
+                loaded = {key: inner for key, inner in loaded.items() if key != "kv_cache_config"}
+                loaded |= {f"kv_cache_{key}": inner for key, inner in cache.items()}
             found |= {str(key).replace("_", "-"): _text(inner) for key, inner in loaded.items()}
     return found
 

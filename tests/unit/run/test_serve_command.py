@@ -92,12 +92,25 @@ def test_the_memory_fraction_of_tensorrt_llm_is_read_and_its_meaning_said() -> N
     assert "the share of what the weights leave" in found.notes()[0]
 
 
+def test_the_cache_of_tensorrt_llm_s_options_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(
+        "kv_cache_config: {free_gpu_memory_fraction: 0.7, enable_block_reuse: false, dtype: fp8, host_cache_size: 1}"
+    )
+    found = served(f"trtllm-serve {LLAMA} --extra_llm_api_options {file}")
+    assert found.settings["engine"] == {"gpu_memory_utilization": 0.7}
+    assert (found.settings["kv"], found.settings["kv_dtype"]) == ("paged", "fp8")
+    assert found.unknown == ["--kv-cache-host-cache-size 1"]
+
+
 def test_variables_in_front_of_a_command_are_settings_or_named() -> None:
     found = served(f"env VLLM_USE_V1=0 CUDA_VISIBLE_DEVICES=0,1 VLLM_ATTENTION_BACKEND='A B' vllm serve {LLAMA} -tp 2")
     assert found.settings == {"preset": "vllm-v0", "model": LLAMA, "tp": 2}
     assert found.nothing == ["CUDA_VISIBLE_DEVICES=0,1"]
     assert found.unknown == ["VLLM_ATTENTION_BACKEND=A B"]
     assert Scenario.of({**found.settings, "trace": "synth:rate=1", "gpu": "h100"}).scheduler["name"] == "continuous"
+    other = served(f"VLLM_USE_V1=0 python -m sglang.launch_server --model-path {LLAMA}")
+    assert (other.settings["preset"], other.nothing) == ("sglang", ["VLLM_USE_V1=0"])
     marlin = served("VLLM_MXFP4_USE_MARLIN=1 vllm serve openai/gpt-oss-120b")
     assert marlin.settings["engine"] == {"moe_backend": "marlin"}
 
