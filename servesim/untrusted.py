@@ -389,6 +389,8 @@ def _check_yaml(value: Any) -> None:
         each = level.pop()
         if isinstance(each, str):
             check_text(each)
+            if "\0" in each:
+                raise ValueError(f"{shown(each)} has a NUL character, which no name or path may contain")
         elif isinstance(each, list | dict) and id(each) not in seen:
             seen.add(id(each))
             level += [*each, *each.values()] if isinstance(each, dict) else each

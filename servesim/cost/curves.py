@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import median
 
@@ -16,6 +16,23 @@ def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
     places = sorted({next(i for i, size in enumerate(sizes) if size * part >= last) for part in (1, 2, 4)})
     slopes = [(times[j] - times[i]) / (sizes[j] - sizes[i]) for i, j in combinations(places, 2)]
     return max(median(slopes), 0.0) if slopes else times[-1] / last
+
+
+_SPIKE = 2.0
+"""Ratio to both neighbors from which a measured time is a pause of the machine and not the kernel's."""
+
+
+def without_spikes(points: Mapping[float, float]) -> dict[float, float]:
+    """Return times by size without those that take over `_SPIKE` times as long as the next smaller and the next larger
+    size (the first: as the next). More work never takes half the time on both sides; such rows are 1 in 1,000 at
+    most."""
+    xs = sorted(points)
+    kept = {}
+    for i, x in enumerate(xs):
+        beside = [points[other] for other in (*xs[max(i - 1, 0) : i], *xs[i + 1 : i + 2])]
+        if i + 1 == len(xs) or points[x] <= _SPIKE * max(beside):
+            kept[x] = points[x]
+    return kept
 
 
 def monotone(curve: Curve) -> Curve:

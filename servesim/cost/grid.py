@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
-from servesim.cost.curves import blend, rise
+from servesim.cost.curves import blend, rise, without_spikes
 from servesim.cost.gaps import Lines, missing
 from servesim.cost.tables import KernelTables
 
@@ -146,7 +146,9 @@ def _curves(rows: dict[str, NDArray[Any]], axis: str, source: int, window: int) 
 
 
 def completed(lines: Lines, source: int = MEASURED) -> Entries:
-    """Return the curves by line, in ascending order, with points missing inside the grid filled in."""
+    """Return the curves by line, in ascending order, without spikes and with points missing inside the grid filled
+    in."""
+    lines = {y: without_spikes(points) for y, points in lines.items()}
     gaps = missing(lines)
     entries: Entries = []
     for y in sorted(lines):
@@ -201,7 +203,7 @@ def window_rows(
 def in_window(grid: Entries, window: int, measured: bool) -> Entries:
     """Return decode curves that do not rise for contexts beyond the window."""
     if measured:
-        return [(n, Curve(c.xs, c.ys, c.knot_source, last_slope=0.0, beyond=c.segment_source[-2])) for n, c in grid]
+        return _up_to_window(grid, window)
     cut = []
     for n, c in grid:
         xs = [x for x in c.xs if x < window]
@@ -210,6 +212,25 @@ def in_window(grid: Entries, window: int, measured: bool) -> Entries:
         ys = [*c.ys[: len(xs)], c.at(window)]
         cut.append((n, Curve([*xs, window], ys, sources, last_slope=0.0, beyond=max(INTERPOLATED, edge))))
     return cut
+
+
+def _up_to_window(grid: Entries, window: int) -> Entries:
+    """Return curves measured with the window, constant beyond it. One that was measured only on contexts short of it
+    goes on to it at the best rate that any batch reached, and never below a smaller batch."""
+    ends = [(n, c, min(c.xs[-1], float(window))) for n, c in grid]
+    best = min(c.at(end) / (n * end) for n, c, end in ends)
+    whole: Entries = []
+    for n, c, end in ends:
+        xs, ys, sources = list(c.xs), list(c.ys), list(c.knot_source)
+        fewer = whole[-1][1] if whole else None
+        for x in sorted({*(fewer.xs if fewer is not None else ()), float(window)}) if end < window else ():
+            if end < x <= window:
+                ys.append(max(c.ys[-1] + n * best * (x - end), fewer.at(x) if fewer is not None else 0.0))
+                xs.append(x)
+                sources.append(EXTRAPOLATED)
+        beyond = EXTRAPOLATED if end < window else c.segment_source[-2]
+        whole.append((n, Curve(xs, ys, sources, last_slope=0.0, beyond=beyond)))
+    return whole
 
 
 def _nearest_above(column: NDArray[Any], value: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
-from servesim.cost.curves import rise
+from servesim.cost.curves import rise, without_spikes
 from servesim.cost.formula import Roofline
 from servesim.cost.suspect import ROUNDS
 from servesim.cost.tables import KernelTables
@@ -80,7 +80,7 @@ class GemmTables:
         tokens and more by up to 8 %.)"""
         shares = sorted(self.roofline.gemm(m, n, k, dtype) / t for m, t in zip(tokens[-3:], times[-3:], strict=True))
         far = 2 * tokens[-1]
-        beyond = self.roofline.gemm(far, n, k, dtype) / shares[len(shares) // 2]
+        beyond = max(times[-1], self.roofline.gemm(far, n, k, dtype) / shares[len(shares) // 2])
         return Curve([*tokens, far], [*times, beyond], [source] * len(tokens) + [EXTRAPOLATED])
 
 
@@ -128,8 +128,9 @@ def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtyp
 
 def _by_size(sizes: NDArray[Any], us: NDArray[np.float64]) -> Curve:
     """Return the curve of an operator with a constant time and a time proportional to its size, at least at the end."""
-    order = np.argsort(sizes)
-    xs, times = sizes[order].tolist(), (us[order] * 1e3).tolist()
+    points = without_spikes(dict(zip(sizes.tolist(), (us * 1e3).tolist(), strict=True)))
+    xs = sorted(points)
+    times = [points[x] for x in xs]
     return Curve(xs, times, last_slope=rise(xs, times))
 
 

@@ -12,7 +12,8 @@ from servesim.cost.build import build_cost_model
 from servesim.cost.formula import COMPUTE_DTYPE
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, bundled_models, gpu_names
-from servesim.versions import engine_facts
+from servesim.hardware.blocks import check_blocks
+from servesim.versions import EngineFacts, engine_facts
 
 State = Literal["measured", "partly", "by formula", "refused"]
 ENGINES = ("vllm", "sglang", "tensorrt-llm")
@@ -71,7 +72,7 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
         return Support(model, gpu, engine, dtype, "refused", reason="weights do not fit on 8 GPUs")
     facts = engine_facts(engine, None, gpu)
     try:
-        cost = build_cost_model(spec, sheet, tp, dtype, engine=facts)
+        cost = build_cost_model(spec, sheet, tp, dtype, engine=facts, ep=_experts_over(spec, dtype, tp, facts))
     except UserError as error:
         return Support(model, gpu, engine, dtype, "refused", reason=str(error))
     shares = [cost.price(batch).shares for batch in _PROBES]
@@ -84,6 +85,20 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
         reason = "" if own else "vLLM's kernels stand in for the engine's"
         return Support(model, gpu, engine, dtype, "partly", tp, known, reason)
     return Support(model, gpu, engine, dtype, "measured", tp, known)
+
+
+def _experts_over(spec: ModelSpec, dtype: str, tp: int, facts: EngineFacts) -> int:
+    """Return over how many GPUs whole experts are distributed: 1, or all where the engine refuses to split them by
+    width. Raise UserError if it refuses both."""
+    block = facts.get("fp8_block_columns")
+    if block is None:
+        return 1
+    try:
+        check_blocks(spec, dtype, block, facts.engine, tp=tp)
+    except UserError:
+        check_blocks(spec, dtype, block, facts.engine, tp=tp, ep=tp)
+        return tp
+    return 1
 
 
 @cache

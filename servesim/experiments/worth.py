@@ -10,7 +10,9 @@ The document is the one of servesim.experiments.capacity with one more key:
                   price_ratio, gain: 1 - price_ratio; null: one of the two carries nothing,
                   low, high: of the gain, a 95 % t interval over replicates, each with and without X under the same
                   requests, null if there is none (`says`); model_error: {low, high: of the gain, level, says} or
-                  null; usd_per_hour, rate, verdicts: of the two rows; says_worth, says_error: both in a sentence}]
+                  null; usd_per_hour, rate, verdicts: of the two rows; usd_range: of the two rows, [low, high] of $/h
+                  per request/s by the model's error, or null; needs: sentences on quality to check and parts to be
+                  had; says_worth, says_error: all of it in sentences}]
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from servesim.experiments.capacity_study import Study
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
+from servesim.experiments.worth_words import error_words, needs, sentence, usd_range
 from servesim.parsing import listed
 from servesim.plugins.trust import takes_trust
 from servesim.run.scenario import Scenario, spelled_out
@@ -93,7 +96,7 @@ def worth(
     _check_told(features, variants, objects)
 
     def finish(found: Found) -> None:
-        found.document["worth"] = _worth(found, features)
+        found.document["worth"] = _worth(found, features, variants)
         found.document["answer"] = " ".join(one["says_worth"] for one in found.document["worth"])
 
     return answer(variants, objects, terms, finish)
@@ -197,7 +200,8 @@ def _check_told(features: Sequence[Feature], variants: Sequence[Variant], object
         )
 
 
-def _worth(found: Found, features: Sequence[Feature]) -> list[dict[str, Any]]:
+def _worth(found: Found, features: Sequence[Feature], variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    scenarios = {variant.label: Scenario.of(variant.settings) for variant in variants}
     rows = {row["label"]: row for row in found.rows}
     without, carried = rows[WITHOUT], [row for row in found.rows if row["verdict"] == "carries"]
     pairs = [(row, without) for row in carried if row is not without] if without in carried else []
@@ -222,6 +226,8 @@ def _worth(found: Found, features: Sequence[Feature]) -> list[dict[str, Any]]:
                 "usd_per_hour": [rows[label]["usd_per_hour"], without["usd_per_hour"]],
                 "rate": [rows[label]["rate"], without["rate"]],
                 "verdicts": [rows[label]["verdict"], without["verdict"]],
+                "usd_range": [usd_range(rows[label]), usd_range(without)],
+                "needs": [*needs(scenarios[label], scenarios[WITHOUT])],
             }
         )
     return [one | {"says_worth": sentence(one), "says_error": error_words(one)} for one in told]
@@ -276,38 +282,3 @@ def _crossing(loads: Sequence[float], margins: Sequence[float]) -> float | None:
             share = margins[i - 1] / (margins[i - 1] - margin)
             return float(loads[i - 1] * (loads[i] / loads[i - 1]) ** share)
     return None
-
-
-def sentence(one: Mapping[str, Any]) -> str:
-    """Return a sentence on the worth of a feature."""
-    ours, theirs = one["verdicts"]
-    if one["price_ratio"] is None:
-        if ours == "carries":
-            return f"{one['of']}: without it no load is carried ({theirs})."
-        return f"{one['of']}: with it no load is carried ({ours})."
-    gain = one["gain"]
-    saved = f"{one['of']} saves {100 * gain:.0f} %" if gain >= 0 else f"{one['of']} costs {-100 * gain:.0f} % more"
-    if abs(gain) < 0.005:
-        saved = f"{one['of']} changes the price by less than half a percent"
-    bars = f" [{100 * one['low']:.0f}, {100 * one['high']:.0f}]" if one["low"] is not None else ""
-    (hour, other), (rate, without) = one["usd_per_hour"], one["rate"]
-    if rate == without:
-        return f"{saved}: ${hour:,.2f}/h instead of ${other:,.2f}/h for {rate:.4g} requests/s."
-    return (
-        f"{saved}{bars} per request: {rate:.4g} requests/s at ${hour:,.2f}/h with it, {without:.4g} at $"
-        f"{other:,.2f}/h without it."
-    )
-
-
-def error_words(one: Mapping[str, Any]) -> str:
-    """Return a sentence on the extent of the model's error, or an empty string if error bars were left out."""
-    bars = one["model_error"]
-    if bars is None:
-        return ""
-    if bars["low"] is None and bars["high"] is None:
-        return f"{one['of']}: the model's error is not known: {bars['says'].removeprefix('none: ')}"
-    low, high = ("?" if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
-    return (
-        f"{one['of']}: the gain is {low} to {high} % ({100 * bars['level']:.0f} % interval {bars['says']}; propagated, "
-        "not validated)"
-    )

@@ -11,7 +11,7 @@ from servesim.errors import UserError, suggest
 from servesim.hardware.bundled import bundled_config, bundled_models, config_of
 from servesim.hardware.config import changed_config, model_fields
 from servesim.hardware.layers import DTYPE_BYTES, Experts, Latent, Layer, dtype_bytes, wide_bytes
-from servesim.hardware.names import Named, named
+from servesim.hardware.names import Named, blocks_of, named
 from servesim.hardware.recurrent import Recurrent
 from servesim.parsing import split_changes
 from servesim.untrusted import read_text
@@ -76,8 +76,7 @@ class ModelSpec:
     dtype: str = "bf16"
     """The precision in which the checkpoint is published."""
     block_scaled: bool = False
-    """Whether it is published in fp8 with one scale per block of weights, which uses other kernels than one scale per
-    tensor."""
+    """Whether its fp8 weights have one scale per block, which uses other kernels than one scale per tensor."""
 
     @classmethod
     def load(cls, name_or_path: str) -> ModelSpec:
@@ -243,6 +242,9 @@ def check_tp(model: ModelSpec, tp: int) -> None:
             f"tp = {tp} does not divide the {model.num_heads} attention and {model.num_kv_heads} KV heads "
             f"of {model.name} (choose from: {fits})"
         )
+    dense = any(layer.mlp and not layer.experts for layer in model.layers)
+    if dense and model.intermediate_size % tp:
+        raise UserError(f"tp = {tp} does not divide the {model.intermediate_size} columns of the MLP of {model.name}")
 
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
@@ -265,7 +267,7 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
     if found is None:
         near = suggest(name_or_path.rpartition("/")[2].lower(), bundled_models())
         raise UserError(f"unknown model {name_or_path!r}{near}; for any other decoder, give its config.json")
-    return bundled_config(found.model) | found.changes, found.model
+    return bundled_config(found.model) | blocks_of(found.model) | found.changes, found.model
 
 
 def model_named(name: str) -> Named | None:

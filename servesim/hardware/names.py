@@ -7,7 +7,7 @@ the shape of another with weights in fp8. names.yaml lists the names that share 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -27,6 +27,10 @@ _FORMATS = (
 _FORMAT = re.compile("|".join(f"(?P<f{i}>{text})" for i, (text, _) in enumerate(_FORMATS)))
 _ENDS = ("dynamic", "static", "pertensor", "kv", "quantized", "g128", "marlin", "sym", "ct")
 """Words that qualify a format: `-FP8-dynamic`, `-quantized.w4a16`."""
+_PER_CHANNEL = ("dynamic", "static", "pertensor")
+"""Words that say that FP8 weights have one scale per channel or tensor."""
+BLOCKS: dict[str, Any] = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+"""Keys of the config.json of a checkpoint in FP8 blocks."""
 _TUNED = ("instruct", "chat", "hf", "it", "base", "meta", "v0.1", "neuralmagic", "redhatai")
 """Words that do not change the shape."""
 
@@ -62,8 +66,23 @@ def named(name: str, bundled: tuple[str, ...]) -> Named | None:
     if found is not None:
         dtype = next(_FORMATS[i][1] for i in range(len(_FORMATS)) if found[f"f{i}"])
         text = text[: found.start()] + text[found.end() :]
-    words = [word for word in text.split("-") if word and word not in _TUNED and word not in (_ENDS if found else ())]
-    return _entry("-".join(words), dtype, bundled)
+    spelled = text.split("-")
+    words = [word for word in spelled if word and word not in _TUNED and word not in (_ENDS if found else ())]
+    entry = _entry("-".join(words), dtype, bundled)
+    if entry is None or dtype != "fp8":
+        return entry
+    publisher, slash, _ = name.lower().partition("/")
+    if publisher in _table()["fp8_blocks_of"]:
+        return replace(entry, changes=entry.changes | BLOCKS)
+    if blocks_of(entry.model) and (slash or any(word in _PER_CHANNEL for word in spelled)):
+        return replace(entry, changes=entry.changes | dict.fromkeys(BLOCKS))
+    return entry
+
+
+def blocks_of(model: str) -> dict[str, Any]:
+    """Return the keys of config.json that say that the FP8 checkpoint of a bundled model has one scale per block, or
+    nothing if it has not."""
+    return BLOCKS if model in _table()["fp8_blocks"] else {}
 
 
 def _entry(key: str, dtype: str | None, bundled: tuple[str, ...]) -> Named | None:

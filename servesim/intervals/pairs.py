@@ -87,7 +87,7 @@ def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
     if why:
         return why
     if not kind:
-        return "both are the same deployment, and what differs between them affects no measured kernel"
+        return "no two measured servers differ in this alone, so measurements cannot say how far off the ratio is"
     for one in (a, b):
         for name in ("engine", "precision", "gpu"):
             if label(one, name) not in fitted.known[name]:

@@ -94,9 +94,9 @@ def blaming(classes: Iterable[type[Any]], when: Callable[[], str] = str) -> Iter
     the user's own. `when`: returns the text after the name."""
     try:
         yield
-    except (UserError, PolicyError, Interrupted):
+    except (UserError, PolicyError, Interrupted, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a policy may raise anything, or exit
         own = [cls for cls in classes if is_own(cls)]
         if own and (blamed := _blame(error, own, when())):
             raise blamed from error
@@ -114,7 +114,7 @@ def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError
                 f"{_name(me if me in here else here[0])}{when}: {code.co_name} raises {type(error).__name__}: {error} "
                 f"({Path(code.co_filename).name} line {line})"
             )
-    if isinstance(error, OSError | MemoryError | SystemExit):
+    if isinstance(error, OSError | MemoryError) or not isinstance(error, Exception):
         return None
     at = traceback.extract_tb(error.__traceback__)[-1]
     names = ", ".join(sorted(map(_name, {*own})))

@@ -48,8 +48,9 @@ def _last_command(script: str) -> list[str]:
 
 
 def _in_container(words: Sequence[str]) -> list[str]:
-    """Return the command after the image of `docker run`, with the image's own entry point if it is known."""
-    rest, entry = list(words), []
+    """Return the command after the image of `docker run`, with the image's own entry point if it is known, behind the
+    variables set for it."""
+    rest, entry, variables = list(words), [], []
     if "run" not in rest:
         raise UserError(f"--serve: {shown(' '.join(words[:3]))}: only `{words[0]} run` starts a server")
     rest = rest[rest.index("run") + 1 :]
@@ -61,16 +62,18 @@ def _in_container(words: Sequence[str]) -> list[str]:
             value = rest.pop(0)
         if name == "--entrypoint":
             entry = shlex.split(value)
+        if name in ("-e", "--env") and "=" in value:
+            variables.append(value)
     if not rest:
         raise UserError(f"--serve: {words[0]} run: no image found; give the command that the container runs instead")
     image, *command = rest
     if entry or (command and not command[0].startswith("-") and "/" not in command[0]):
-        return [*entry, *command]
+        return [*variables, *entry, *command]
     for word, start in ENTRYPOINTS.items():
         if word in image:
-            return [*start, *command]
+            return [*variables, *start, *command]
     if not command:
         raise UserError(
             f"--serve: image {shown(image)[:80]} has no command after it; give the command that its container runs"
         )
-    return command
+    return [*variables, *command]

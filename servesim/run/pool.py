@@ -20,6 +20,7 @@ from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec
 from servesim.hardware.kv import longest
 from servesim.metrics.measured import Deployment
 from servesim.run.changes import on_changes
+from servesim.run.formats import on_format
 from servesim.run.notes import before_run, on_version, on_windows
 from servesim.run.scenario import Scenario, features_of
 from servesim.run.sections import price_of
@@ -90,6 +91,7 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
         *on_changes(scenario, gpu, model, cost, fitting),
         *on_version(scenario, server.engine, server.terms),
         *on_windows(scenario, model, one.kv),
+        *on_format(server),
         *on_ranks(scenario, model),
         *(speculation.notes(facts) if speculation is not None else ()),
     ]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ FILES = ("config", "extra-llm-api-options")
 DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", "medusa": "medusa",
           "deepseek_mtp": "mtp"}  # fmt: skip
 """Speculators by vLLM's `method`."""
+_EAGER = (
+    "steps are priced as CUDA graphs; host=pytorch-eager prices the launches of PyTorch's eager mode instead (set from "
+    "one model on one H100, elsewhere an order of magnitude)"
+)
+HINTS = {
+    "enforce-eager": _EAGER,
+    "disable-cuda-graph": _EAGER,
+    "kv-cache-free-gpu-memory-fraction": (
+        "taken as the share of all memory that weights and KV cache may use; TensorRT-LLM means the share of what the "
+        "weights leave"
+    ),
+}
+"""Hints on flags that change more, or something else, than their setting."""
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 _SKIPPED = ("python3", "python", "-m", "exec", "sudo", "nohup", "env")
 EXAMPLE = "such as: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2"
@@ -53,11 +67,14 @@ class Served:
     """Flags without effect here."""
     unknown: list[str] = field(default_factory=list)
     """Flags that are not modeled."""
+    hints: list[str] = field(default_factory=list)
+    """Hints on flags that are modeled in part or not at all."""
 
     def notes(self) -> list[str]:
         """Return notes on the flags without a meaning here."""
         said = (("flags that have no effect here", self.nothing), ("flags that are NOT MODELED", self.unknown))
-        return [f"--serve: {what}: {' '.join(flags)}" for what, flags in said if flags]
+        notes = [f"--serve: {what}: {' '.join(flags)}" for what, flags in said if flags]
+        return notes + [f"--serve: {hint}" for hint in self.hints]
 
 
 @cache
@@ -73,9 +90,8 @@ def serve_flags() -> dict[str, dict[str, Any]]:
 def parsed(command: str) -> tuple[str, str, Flags]:
     """Return (engine, model, flags) of a command; flags by name with hyphens, sorted, with their values or an empty
     string."""
-    words = [word for word in unwrapped(shlex.split(command.replace("\\\n", " "))) if word not in _SKIPPED]
-    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):  # environment variables
-        words.pop(0)
+    words = _words(command)
+    words = words[len(environment(command)) :]
     engine = ENGINES.get(words[0], words[0]) if words else ""
     switches = {name for name, meaning in serve_flags().get(engine, {}).items() if _is_switch(meaning)}
     model, flags, rest = "", {}, words[1:]
@@ -91,6 +107,16 @@ def parsed(command: str) -> tuple[str, str, Flags]:
             model = model or word
     named = [flags.pop(name) for name in ("model-path", "model") if name in flags]
     return engine, (model or (named[0] if named else "")).removeprefix("/workspace/"), tuple(sorted(flags.items()))
+
+
+def environment(command: str) -> list[tuple[str, str]]:
+    """Return the environment variables that are set in front of a command, with their values."""
+    assigned = takewhile(lambda word: re.fullmatch(r"[A-Za-z_]\w*=.*", word, re.DOTALL), _words(command))
+    return [(name, value) for name, _, value in (word.partition("=") for word in assigned)]
+
+
+def _words(command: str) -> list[str]:
+    return [word for word in unwrapped(shlex.split(command.replace("\\\n", " "))) if word not in _SKIPPED]
 
 
 def _is_flag(word: str) -> bool:
@@ -125,6 +151,7 @@ def served(command: str) -> Served:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     try:
         engine, model, flags = parsed("\n".join(lines))
+        variables = environment("\n".join(lines))
     except ValueError as error:
         raise UserError(f"--serve {shown(text)[:120]}: not a command line: {error}") from error
     if engine not in PRESETS:
@@ -139,6 +166,12 @@ def served(command: str) -> Served:
         raise UserError(f"--serve {shown(text)[:120]}: has no model; {EXAMPLE}")
     found = Served({"preset": PRESETS[engine], "model": _model(model)})
     dotted: dict[str, Any] = {}
+    for name, value in variables:
+        if engine == "vllm" or not name.startswith("VLLM_"):
+            dotted |= _known("environment", name, value, f"{name}={value}", found)
+        else:
+            found.nothing.append(f"{name}={value}")
+    found.settings["preset"] = dotted.pop("preset", None) or found.settings["preset"]
     for name, value in every.items():
         dotted |= _settings(engine, name, str(value), found)
     _experts(engine, every, dotted, found)
@@ -154,6 +187,9 @@ def _of_files(flags: Flags) -> dict[str, Any]:
             loaded = read_yaml(Path(value), f"--serve: --{name}")
             if not isinstance(loaded, Mapping):
                 raise UserError(f"--serve: --{name} {value}: not a mapping of flags to values")
+            if isinstance(cache := loaded.get("kv_cache_config"), Mapping):  # TensorRT-LLM's
+                loaded = {key: inner for key, inner in loaded.items() if key != "kv_cache_config"}
+                loaded |= {f"kv_cache_{key}": inner for key, inner in cache.items()}
             found |= {str(key).replace("_", "-"): _text(inner) for key, inner in loaded.items()}
     return found
 
@@ -182,8 +218,15 @@ def _settings(engine: str, name: str, value: str, found: Served) -> dict[str, An
         return {"speculation": drafts} if drafts is not None else {}
     if SIZES.get(name) == "ep":
         return {}
-    table = serve_flags()[engine]
-    settings = settings_of_flag(table[name], _number(value)) if name in table else None
+    if name in HINTS:
+        found.hints.append(f"--{name}: {HINTS[name]}")
+    return _known(engine, name, _number(value), written, found)
+
+
+def _known(table: str, name: str, value: str, written: str, found: Served) -> dict[str, Any]:
+    """Return the settings of an entry of serve_flags.yaml, and record it as `written` if it has none."""
+    meanings = serve_flags()[table]
+    settings = settings_of_flag(meanings[name], value) if name in meanings else None
     if settings is None:
         found.unknown.append(written)
     elif not settings:

@@ -9,10 +9,13 @@ from typing import Any
 
 from servesim.contracts import Defaults, KVAllocator, Scheduler, kv_allocators, schedulers
 from servesim.cost import TableCostModel, build_cost_model
+from servesim.cost.data_parallel import check_ranks
 from servesim.cost.expert_load import MEASURED_OVER, MEASURED_SKEW, most_loaded
 from servesim.cost.host import HostTerms, host_terms
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, vllm_defaults
+from servesim.hardware.blocks import check_blocks
+from servesim.hardware.model import check_tp
 from servesim.plugins.user_policies import blaming
 from servesim.run.presets import facts_of
 from servesim.run.scenario import Scenario
@@ -64,6 +67,8 @@ class Server:
                 kv_params=speculation.tune(policies.kv_params),
             )
         engine = facts_of(scenario.preset, scenario.engine.version, gpu.name)
+        check_width(scenario, model, engine)
+        check_version(scenario, engine)
         cost = _cost_model(scenario, model, gpu, engine, speculation)
         terms = _host_terms(scenario, engine)
         return cls(scenario, model, gpu, defaults, policies, speculation, engine, terms, cost)
@@ -147,6 +152,26 @@ def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
     skew = engine.expert_skew if engine.expert_skew is not None else MEASURED_SKEW
     moe = model.experts
     return most_loaded(moe.count, moe.per_token, ep, skew, engine.num_redundant_experts, engine.enable_eplb)
+
+
+def check_width(scenario: Scenario, model: ModelSpec, engine: EngineFacts) -> None:
+    """Raise UserError for weights in blocks that the scenario's engine refuses to split as asked."""
+    block = engine.get("fp8_block_columns")
+    if block is None or scenario.preset not in (None, engine.engine):
+        return
+    check_tp(model, scenario.tp)
+    check_ranks(model, scenario.tp, scenario.pp, scenario.dp, experts_over(scenario))
+    ranks = {"tp": scenario.tp, "dp": scenario.dp, "ep": experts_over(scenario)}
+    check_blocks(model, scenario.dtype, block, engine.engine, **ranks)
+
+
+def check_version(scenario: Scenario, engine: EngineFacts) -> None:
+    """Raise UserError for vLLM's V1 scheduler in a version whose engine is V0."""
+    if scenario.scheduler["name"] == "vllm" and engine.get("v1_engine") is False:
+        raise UserError(
+            f"engine.version={engine.version} is vLLM's V0 engine (V1 is the default since 0.8.0), which has another "
+            "scheduler: set scheduler=continuous and kv=paged too, or use preset=vllm-v0 without a version"
+        )
 
 
 def check_copies(scenario: Scenario) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from servesim.contracts.feature import of_user
 from servesim.contracts.figures import Group
 from servesim.contracts.part import Finished, Part
+from servesim.cost.falling import falling
 from servesim.engine.cluster import Cluster
 from servesim.metrics.figures import plain_sections, summarize
 from servesim.metrics.measured import Deployment, Measured
@@ -21,6 +22,9 @@ from servesim.run.notes import after_run, on_costs
 from servesim.run.pools import of_each
 from servesim.run.records import Records
 from servesim.run.setup import Setup
+
+USUAL = ("p10", "p25", "p50", "p75", "p90")
+"""Quantiles of the tokens of a step at which costs are compared with those of larger steps."""
 
 
 def summary_of(
@@ -50,7 +54,15 @@ def summary_of(
     with blaming(kinds):
         for part in setup.parts:
             figures |= _checked(part, part.figures(finished), own)
-    reached = [[*on_costs(pool.cost, totals.decode_reach)] for pool in setup.pools]
+    steps = figures["engine"]["tokens_per_step"] or {}
+    usual = [int(steps[quantile]) for quantile in USUAL if steps.get(quantile)]
+    reached = [
+        [
+            *on_costs(pool.cost, totals.decode_reach),
+            *(f"kernel tables: {fall}" for fall in falling(pool.cost, usual, pool.scenario.dp)),
+        ]
+        for pool in setup.pools
+    ]
     with blaming(kinds):
         said = [note for part in setup.parts for note in part.notes(figures)]
     notes = [

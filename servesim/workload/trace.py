@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.request import LAST
 from servesim.errors import UserError
 
 Ints = NDArray[np.int64]
@@ -185,6 +186,7 @@ class Trace:
                 )
         if self.after is not None:
             check_after(self.name, self.after, n)
+            check_pauses(self.name, self.arrival_ns, self.after)
         if self.samples is not None:
             check_samples(self.name, self.samples, self.max_tokens)
 
@@ -350,3 +352,16 @@ def check_after(name: str, after: After, n: int) -> None:
                 count += 1
     if count < n:
         raise UserError(f"trace {name}: row {int(np.flatnonzero(blocked)[0])}: waits for itself in a cycle")
+
+
+def check_pauses(name: str, arrival_ns: Ints, after: After) -> None:
+    """Raise UserError if requests wait for one another beyond the range of times, with two years left to serve them."""
+    latest = LAST - (1 << 56)
+    if not len(after.rows) or float(arrival_ns[-1]) + float(after.delays_ns.sum(dtype=np.float64)) < latest:
+        return
+    ready: list[int] = []
+    for row, arrival in enumerate(arrival_ns.tolist()):
+        edges = [(source, delay) for source, _, delay, _ in after.edges(row)]
+        ready.append(max([arrival, *(delay + (ready[source] if source < row else 0) for source, delay in edges)]))
+        if ready[-1] >= latest:
+            raise UserError(f"trace {name}: row {row} waits for over 140 years, longer than a run can be")

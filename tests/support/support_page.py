@@ -17,7 +17,8 @@ smaller of two percentages: a decode step of 32 sequences at 2,048 tokens, and a
 activations and sampling are by formula everywhere. A GPU without kernel tables (`servesim gpus`) is by formula
 alone; where an engine has no tables of its own on a GPU, vLLM's stand in, and the cell is `p`. Formats: the one a
 model is published in, fp8, int4 (weights alone) and nvfp4; models whose experts have a format of their own (gpt-oss:
-mxfp4) keep it. Refused: no such arithmetic on the GPU, or weights that 8 GPUs do not hold.
+mxfp4) keep it. Experts are whole where the engine refuses to split them by width (FP8 blocks). Refused: no such
+arithmetic on the GPU, or weights that 8 GPUs do not hold.
 
 Measured is about kernels, not about servers: how far simulated servers are from measured ones is in
 [how-true.md](how-true.md).

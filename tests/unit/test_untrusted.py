@@ -43,6 +43,8 @@ def laughs(levels: int) -> str:
         ("a: 1\nb: 2\na: 3", "line 3: key 'a' appears twice"),
         ("a: 2020-13-45", "month"),
         ('a: "\\ud800"', "an incomplete character"),
+        ('trace: "a\\0b"', "has a NUL character"),
+        ('engine: [{"a\\0b": 1}]', "has a NUL character"),
         ("!!python/object/apply:os.getpid []", "constructor"),
     ],
 )

@@ -171,8 +171,9 @@ def test_experts_with_scales_of_blocks_never_take_the_kernel_of_one_scale_where_
 
 
 def test_a_checkpoint_of_block_scales_is_priced_in_their_kernels() -> None:
-    model, gpu = ModelSpec.load("qwen3-30b-a3b"), Gpu.load("h200")
-    blocks = replace(model, block_scaled=True)
+    blocks, gpu = ModelSpec.load("qwen3-30b-a3b"), Gpu.load("h200")
+    model = replace(blocks, block_scaled=False)
+    assert blocks.block_scaled
     step = Batch.decodes(1, 1000)
     parts = [breakdown(build_cost_model(spec, gpu, dtype="fp8"), step) for spec in (model, blocks)]
     assert parts[0]["qkv"] != parts[1]["qkv"]

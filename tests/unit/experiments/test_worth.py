@@ -10,7 +10,9 @@ import pytest
 
 import servesim
 from servesim import UserError
-from servesim.experiments.worth import Feature, _crossing, error_words, feature, sentence, worth
+from servesim.experiments.worth import Feature, _crossing, feature, worth
+from servesim.experiments.worth_words import error_words, needs, sentence, usd_range
+from servesim.run.scenario import Scenario
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=1,prompt=600,output=20",
@@ -177,6 +179,8 @@ def test_sentences_by_hand() -> None:
         "usd_per_hour": [3.0, 3.0],
         "rate": [5.0, 4.0],
         "model_error": {"low": -0.1, "high": None, "level": 0.8, "says": "from pairs"},
+        "usd_range": [None, None],
+        "needs": [],
     }
     assert sentence(one) == (
         "fp8 saves 20 % [10, 25] per request: 5 requests/s at $3.00/h with it, 4 at $3.00/h without it."
@@ -185,6 +189,80 @@ def test_sentences_by_hand() -> None:
     assert error_words(one | {"model_error": None}) == ""
     unknown = {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"}
     assert error_words(one | {"model_error": unknown}).endswith("is not known: no pairs")
+
+
+GAIN: dict[str, Any] = {
+    "of": "x",
+    "price_ratio": 0.8,
+    "gain": 0.2,
+    "low": 0.1,
+    "high": 0.25,
+    "verdicts": ["carries", "carries"],
+    "usd_per_hour": [3.0, 3.0],
+    "rate": [5.0, 4.0],
+    "model_error": {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"},
+    "usd_range": [(0.5, 0.7), (0.72, 0.9)],
+    "needs": ["It needs a head."],
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"low": -0.03}, "over replicates the gain is -3 to 25 %"),
+        ({"model_error": {"low": -0.1, "high": 0.3}}, "with the model's error the gain is -10 to 30 %"),
+        ({"usd_range": [(0.5, 0.8), (0.72, 0.9)]}, "their price intervals overlap"),
+    ],
+)
+def test_a_gain_within_an_interval_is_undecided(other: dict[str, Any], why: str) -> None:
+    said = sentence(GAIN | other)
+    assert said.startswith("x: undecided (")
+    assert why in said
+    assert "; as simulated it saves 20 %" in said
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"model_error": None, "usd_range": [(0.5, 0.8), (0.72, 0.9)]},
+        {"model_error": {"low": 0.1, "high": 0.3}, "usd_range": [(0.5, 0.8), (0.72, 0.9)]},  # measured pairs decide
+        {"usd_range": [None, (0.1, 9.0)]},
+    ],
+)
+def test_a_gain_outside_its_intervals_is_told_with_what_it_needs(other: dict[str, Any]) -> None:
+    said = sentence(GAIN | other)
+    assert said.startswith("x saves 20 %")
+    assert said.endswith(" It needs a head.")
+
+
+def test_what_costs_more_needs_nothing() -> None:
+    assert "head" not in sentence(GAIN | {"gain": -0.2, "low": -0.3, "high": -0.1})
+
+
+def test_the_range_of_a_price_is_that_of_its_rate_or_gpus() -> None:
+    bars = {"low": 2.0, "high": 8.0}
+    row = {"usd_per_hour": 12.0, "rate": 4.0, "by": "rate", "model_error": bars}
+    assert usd_range(row) == (1.5, 6.0)
+    assert usd_range(row | {"by": "replicas", "gpus": 4}) == (1.5, 6.0)  # $3/h a GPU: $6/h and $24/h for 4/s
+    assert usd_range(row | {"model_error": {"low": None, "high": 8.0}}) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kv_dtype": "fp8"}, ["Keys and values in FP8 change the model's answers"]),
+        ({"dtype": "fp8"}, ["Weights in fp8 change the model's answers"]),
+        ({"speculation": "eagle3"}, ["eagle3 needs a draft head that was trained for this model"]),
+        ({"speculation": "ngram"}, []),
+        ({"tp": 2}, []),
+    ],
+)
+def test_what_no_simulation_sees_is_said(settings: dict[str, Any], says: list[str]) -> None:
+    base = {"trace": "synth:n=1", "model": "llama-3.1-8b", "gpu": "h100"}
+    found = [*needs(Scenario.of({**base, **settings}), Scenario.of(base))]
+    assert len(found) == len(says)
+    assert all(text in sentence for text, sentence in zip(says, found, strict=True))
 
 
 @pytest.mark.slow

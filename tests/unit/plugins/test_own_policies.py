@@ -211,6 +211,18 @@ WRONG = {
         method("on_arrival(self, request)", "1 / 0"),
         r"Mine at 0 ns: on_arrival raises ZeroDivisionError: division by zero \(mine.py line 20\)",
     ),
+    "an arrival raises what is no Exception": (
+        "scheduler",
+        "",
+        method("on_arrival(self, request)", "raise BaseException('gone')"),
+        r"Mine at 0 ns: on_arrival raises BaseException: gone \(mine.py line 20\)",
+    ),
+    "an arrival ends the process": (
+        "scheduler",
+        "",
+        method("on_arrival(self, request)", "raise GeneratorExit"),
+        r"Mine at 0 ns: on_arrival raises GeneratorExit",
+    ),
     "on_finish returns no sequence": (
         "scheduler",
         "",

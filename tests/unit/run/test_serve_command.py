@@ -13,7 +13,7 @@ from servesim.cli.app import main
 from servesim.errors import UserError
 from servesim.experiments.axes import product
 from servesim.run.scenario import Scenario
-from servesim.run.serve_command import serve_flags, served
+from servesim.run.serve_command import environment, parsed, serve_flags, served
 from servesim.run.server import experts_over
 from servesim.run.setting_names import full_name, override
 
@@ -94,7 +94,56 @@ def test_flags_without_a_meaning_are_named_by_what_they_lack() -> None:
     found = served(f"vllm serve {LLAMA} --port 8000 --enforce-eager --served-model-name x --kv-cache-dtype nvfp4")
     assert found.nothing == ["--port 8000", "--served-model-name x"]
     assert found.unknown == ["--enforce-eager", "--kv-cache-dtype nvfp4"]
-    assert [note.partition(":")[0] for note in found.notes()] == ["--serve", "--serve"]
+    assert [note.partition(":")[0] for note in found.notes()] == ["--serve", "--serve", "--serve"]
+
+
+def test_eager_mode_is_named_with_the_host_terms_there_are_for_it() -> None:
+    for command in (
+        f"vllm serve {LLAMA} --enforce-eager",
+        f"sglang.launch_server --model-path {LLAMA} --disable-cuda-graph",
+    ):
+        assert "host=pytorch-eager" in served(command).notes()[-1]
+    assert not served(f"vllm serve {LLAMA} --port 1").hints
+
+
+def test_the_memory_fraction_of_tensorrt_llm_is_read_and_its_meaning_said() -> None:
+    found = served(f"trtllm-serve {LLAMA} --kv_cache_free_gpu_memory_fraction 0.8")
+    assert found.settings["engine"] == {"gpu_memory_utilization": 0.8}
+    assert not found.unknown
+    assert "the share of what the weights leave" in found.notes()[0]
+
+
+def test_the_cache_of_tensorrt_llm_s_options_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(
+        "kv_cache_config: {free_gpu_memory_fraction: 0.7, enable_block_reuse: false, dtype: fp8, host_cache_size: 1}"
+    )
+    found = served(f"trtllm-serve {LLAMA} --extra_llm_api_options {file}")
+    assert found.settings["engine"] == {"gpu_memory_utilization": 0.7}
+    assert (found.settings["kv"], found.settings["kv_dtype"]) == ("paged", "fp8")
+    assert found.unknown == ["--kv-cache-host-cache-size 1"]
+
+
+def test_variables_in_front_of_a_command_are_settings_or_named() -> None:
+    found = served(f"env VLLM_USE_V1=0 CUDA_VISIBLE_DEVICES=0,1 VLLM_ATTENTION_BACKEND='A B' vllm serve {LLAMA} -tp 2")
+    assert found.settings == {"preset": "vllm-v0", "model": LLAMA, "tp": 2}
+    assert found.nothing == ["CUDA_VISIBLE_DEVICES=0,1"]
+    assert found.unknown == ["VLLM_ATTENTION_BACKEND=A B"]
+    assert Scenario.of({**found.settings, "trace": "synth:rate=1", "gpu": "h100"}).scheduler["name"] == "continuous"
+    other = served(f"VLLM_USE_V1=0 python -m sglang.launch_server --model-path {LLAMA}")
+    assert (other.settings["preset"], other.nothing) == ("sglang", ["VLLM_USE_V1=0"])
+    marlin = served("VLLM_MXFP4_USE_MARLIN=1 vllm serve openai/gpt-oss-120b")
+    assert marlin.settings["engine"] == {"moe_backend": "marlin"}
+
+
+def test_versions_before_v1_are_not_given_its_scheduler() -> None:
+    base = {**SMALL, "engine": {"version": "0.3.1"}}
+    for preset in (None, "vllm"):
+        with pytest.raises(UserError, match=r"0\.3\.1 is vLLM's V0 engine.*scheduler=continuous"):
+            servesim.simulate(**base, preset=preset)
+    older = servesim.simulate(**base, scheduler="continuous", kv="paged")
+    assert older.summary["requests"]["completed"] == 3
+    assert servesim.simulate(**{**base, "engine": {"version": "0.8.0"}}).summary["requests"]["completed"] == 3
 
 
 GLM = "zai-org/GLM-4.5-Air"
@@ -238,3 +287,9 @@ def test_several_commands_are_compared(
     assert "scenario 2: vllm serve" in capsys.readouterr().err
     assert run(monkeypatch, "sweep", *workload[:6], "--jobs", "1", "--serve", one, "--max-num-seqs", "2,4") == 0
     assert run(monkeypatch, "sweep", *workload[:6], "--serve", one, "--serve", one) == 2
+
+
+def test_variables_of_a_container_are_those_of_its_command() -> None:
+    command = "docker run --gpus all -e VLLM_USE_V1=0 --env HF_TOKEN=x -p 8000:8000 vllm/vllm-openai:v0.8.5 --model m/Q"
+    assert environment(command) == [("VLLM_USE_V1", "0"), ("HF_TOKEN", "x")]
+    assert parsed(command)[:2] == ("vllm", "m/Q")

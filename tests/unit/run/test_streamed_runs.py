@@ -202,7 +202,7 @@ def test_a_folder_of_parquet_files_out_of_order_names_the_row(tmp_path: Path) ->
     trace = synthesize("rate=9", 100)
     for i, rows in enumerate(np.split(np.arange(100), [50])):
         save_trace(trace.take(rows), tmp_path / f"{1 - i}.parquet", "parquet")
-    with pytest.raises(UserError, match="row 50: arrives before the row above it"):
+    with pytest.raises(UserError, match="row 51: arrives before the request above it"):
         servesim.simulate(**BASE, trace=str(tmp_path), stream=True)
 
 

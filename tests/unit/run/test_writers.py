@@ -12,7 +12,6 @@ import pytest
 from servesim.errors import UserError
 from servesim.reports.files import writing
 from servesim.run.result_files import SUMMARY, ResultWriter
-from servesim_lab.reproduce import _claimed
 
 WRITE = """
 import sys
@@ -48,17 +47,13 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_what_lives_is_not(tmp
     assert left == {f"r.{os.getppid()}.partial", f"other.{dead.pid}.partial"}
 
 
-def test_so_are_half_written_pages_and_claims(tmp_path: Path) -> None:
+def test_so_are_half_written_pages(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     (tmp_path / f"p.html.{dead.pid}.partial").write_text("half")
-    (tmp_path / f"claims.{dead.pid}.partial").mkdir()
     with writing(tmp_path / "p.html") as file:
         file.write("whole")
-    with _claimed(tmp_path / "claims") as folder:
-        assert folder is not None
-        (folder / "x").touch()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims", "p.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
 
 
 def test_an_earlier_result_that_a_killed_run_had_moved_away_comes_back(tmp_path: Path) -> None:

@@ -196,6 +196,28 @@ def test_requests_that_wait_in_a_ring_are_refused() -> None:
         toy_trace([0, 0], [1, 1], [1, 1], after={0: [(1, COMPLETION, 0)], 1: [(0, COMPLETION, 0)]})
 
 
+MOST = (1 << 62) - 1
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "after"),
+    [
+        ([0, 0], {1: [(0, COMPLETION, MOST)]}),
+        ([0, MOST], {1: [(0, COMPLETION, MOST)]}),
+        ([0, 0, 0], {1: [(0, COMPLETION, MOST // 2)], 2: [(1, COMPLETION, MOST // 2)]}),
+        ([0, 0], {0: [(1, COMPLETION, MOST)]}),
+    ],
+)
+def test_pauses_of_longer_than_times_reach_are_refused(arrivals: list[int], after: Any) -> None:
+    with pytest.raises(UserError, match=r"waits for over 140 years"):
+        toy_trace(arrivals, [1] * len(arrivals), [1] * len(arrivals), after=after)
+
+
+def test_pauses_side_by_side_do_not_add_up() -> None:
+    long = {row: [(0, COMPLETION, MOST // 2)] for row in (1, 2, 3)}
+    assert len(toy_trace([0] * 4, [1] * 4, [1] * 4, after=long)) == 4
+
+
 def test_taking_rows_keeps_what_they_say_of_each_other() -> None:
     runs = [[(7, 4)], [(8, 4)], [(7, 4), (-1, 2)], [(8, 4), (-2, 1), (9, 3)]]
     after = {2: [(0, COMPLETION, 5)], 3: [(1, COMPLETION, 6)]}

@@ -1,0 +1,96 @@
+"""Sentences on the worth of a feature: what it saves, whether that is decided, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from servesim.run.scenario import Scenario
+
+_TRAINED = {
+    "eagle": "a draft head that was trained for this model",
+    "eagle3": "a draft head that was trained for this model",
+    "medusa": "draft heads that were trained for this model",
+    "early-exit": "a model that was trained to exit early",
+    "draft-model": "a small model with the same vocabulary",
+}
+"""Things that a speculator needs beside the model, by its name."""
+
+
+def sentence(one: Mapping[str, Any]) -> str:
+    """Return a sentence on the worth of a feature, and those on what it needs if it saves anything."""
+    ours, theirs = one["verdicts"]
+    if one["price_ratio"] is None:
+        if ours == "carries":
+            return f"{one['of']}: without it no load is carried ({theirs})."
+        return f"{one['of']}: with it no load is carried ({ours})."
+    gain, why = one["gain"], doubt(one)
+    begins = f"{one['of']}: undecided ({why}); as simulated it" if why else one["of"]
+    saved = f"{begins} saves {100 * gain:.0f} %" if gain >= 0 else f"{begins} costs {-100 * gain:.0f} % more"
+    if abs(gain) < 0.005:
+        saved = f"{begins} changes the price by less than half a percent"
+    bars = f" [{100 * one['low']:.0f}, {100 * one['high']:.0f}]" if one["low"] is not None else ""
+    (hour, other), (rate, without) = one["usd_per_hour"], one["rate"]
+    if rate == without:
+        said = f"{saved}: ${hour:,.2f}/h instead of ${other:,.2f}/h for {rate:.4g} requests/s."
+    else:
+        said = (
+            f"{saved}{bars} per request: {rate:.4g} requests/s at ${hour:,.2f}/h with it, {without:.4g} at $"
+            f"{other:,.2f}/h without it."
+        )
+    return " ".join([said, *(one["needs"] if gain > 0 else ())])
+
+
+def doubt(one: Mapping[str, Any]) -> str:
+    """Return the reason why it is undecided whether a feature saves or costs anything, or an empty string."""
+    if one["low"] is not None and one["low"] <= 0.0 <= one["high"]:
+        return f"over replicates the gain is {100 * one['low']:.0f} to {100 * one['high']:.0f} %"
+    bars = one["model_error"]
+    if bars is None:
+        return ""
+    if None not in (bars["low"], bars["high"]):
+        if bars["low"] <= 0.0 <= bars["high"]:
+            return f"with the model's error the gain is {100 * bars['low']:.0f} to {100 * bars['high']:.0f} %"
+        return ""
+    ours, theirs = one["usd_range"]
+    if ours is None or theirs is None or ours[0] > theirs[1] or theirs[0] > ours[1]:
+        return ""
+    return "with the model's error either may be the cheaper one: their price intervals overlap"
+
+
+def usd_range(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the range of a deployment's price that its model error allows, in dollars an hour per request/s, or None
+    if it has no such interval."""
+    bars = row.get("model_error")
+    if bars is None or not bars["low"] or not bars["high"]:
+        return None
+    hour, rate = row["usd_per_hour"], row["rate"]
+    if row["by"] == "replicas":
+        return hour * bars["low"] / row["gpus"] / rate, hour * bars["high"] / row["gpus"] / rate
+    return hour / bars["high"], hour / bars["low"]
+
+
+def needs(known: Scenario, without: Scenario) -> Iterator[str]:
+    """Yield sentences on what a deployment asks for in comparison with another and no simulation sees: quality to be
+    checked, and parts to be had."""
+    if known.dtype != without.dtype:
+        yield f"Weights in {known.dtype} change the model's answers a little: check them on tasks of your own."
+    if known.kv_dtype == "fp8" != without.kv_dtype:
+        yield "Keys and values in FP8 change the model's answers a little: check them on tasks of your own."
+    name = known.speculation["name"]
+    if name in _TRAINED and name != without.speculation["name"]:
+        yield f"Speculation by {name} needs {_TRAINED[name]}."
+
+
+def error_words(one: Mapping[str, Any]) -> str:
+    """Return a sentence on the extent of the model's error, or an empty string if error bars were left out."""
+    bars = one["model_error"]
+    if bars is None:
+        return ""
+    if bars["low"] is None and bars["high"] is None:
+        return f"{one['of']}: the model's error is not known: {bars['says'].removeprefix('none: ')}"
+    low, high = ("?" if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
+    return (
+        f"{one['of']}: the gain is {low} to {high} % ({100 * bars['level']:.0f} % interval {bars['says']}; propagated, "
+        "not validated)"
+    )

@@ -1,0 +1,34 @@
+"""A note on a format of weights that is slower than bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from servesim.contracts.cost import Batch
+from servesim.cost.breakdown import breakdown
+from servesim.run.server import Server, cost_model_of
+
+SLOWER = 2.0
+"""Ratio to the GPU time with bf16 weights from which a format is reported."""
+_PROBE = Batch.decodes(32, 32 * 2048, 32 * 2048**2, 2048)
+"""Priced step: 32 sequences that decode at 2,048 tokens each."""
+
+
+def on_format(server: Server) -> Iterator[str]:
+    """Yield a note if the kernel tables make the scenario's weights several times slower than bf16 weights on the same
+    GPUs."""
+    scenario, cost = server.scenario, server.cost
+    if scenario.dtype in ("bf16", "fp16", "fp32") or cost.tables is None or "bf16" not in server.gpu.flops:
+        return
+    plain = cost_model_of(scenario.model_copy(update={"dtype": "bf16"}))
+    ranks = [_PROBE] * scenario.dp
+    times = cost.prices(ranks)[0].gpu_ns / plain.prices(ranks)[0].gpu_ns
+    if times < SLOWER:
+        return
+    mine, its = breakdown(cost, _PROBE), breakdown(plain, _PROBE)
+    most = max(mine, key=lambda name: mine[name] - its.get(name, 0.0))
+    yield (
+        f"dtype={scenario.dtype}: a step of 32 sequences takes {times:.1f} times as long as with bf16 weights on the "
+        f"same GPUs, most of it in {most} ({mine[most] / 1e6:.2f} instead of {its.get(most, 0.0) / 1e6:.2f} ms): the "
+        "kernel that was measured for this format is slow at this width, so compare bf16, another tp or whole experts"
+    )
