@@ -92,7 +92,7 @@ def judge(load: Load) -> Verdict:
 
 def _rounded(requests: float) -> int:
     """Return a number of requests rounded up to two digits, since it is an estimate."""
-    unit = 10 ** max(math.floor(math.log10(requests)) - 1, 0)
+    unit: int = 10 ** max(math.floor(math.log10(requests)) - 1, 0)
     return math.ceil(requests / unit) * unit
 
 
