@@ -119,5 +119,6 @@ def test_no_step_of_a_few_deployments_takes_longer_than_a_larger_one_without_a_n
 
 
 @pytest.mark.slow
-def test_no_step_of_any_deployment_takes_longer_than_a_larger_one_without_a_note() -> None:
-    assert [line for each in deployments() for line in found(each)] == []
+def test_no_step_of_one_deployment_in_eleven_takes_longer_than_a_larger_one_without_a_note() -> None:
+    """All of them take the better part of an hour: `python -m tests.support.falls`."""
+    assert [line for each in [*deployments()][::11] for line in found(each)] == []
