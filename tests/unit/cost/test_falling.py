@@ -45,17 +45,15 @@ def test_falls_below_a_tenth_are_noise() -> None:
 @pytest.mark.parametrize(
     ("points", "left"),
     [
-        ({1: 5.0, 2: 14.0, 4: 6.0}, [1, 4]),  # over twice both neighbors
-        ({1: 5.0, 2: 11.0, 4: 6.0}, [1, 2, 4]),  # not twice 6
+        ({1: 5.0, 2: 14.0, 4: 6.0}, [1, 4]),  # over 1.7 times both neighbors
+        ({1: 5.0, 2: 10.0, 4: 6.0}, [1, 2, 4]),  # not 1.7 times 6
         ({1: 14.0, 2: 5.0, 4: 6.0}, [2, 4]),  # the first has one neighbor
         ({1: 5.0, 2: 6.0, 4: 60.0}, [1, 2, 4]),  # the last may rise
         ({1: 5.0, 2: 14.0, 4: 14.0, 8: 6.0}, [1, 2, 4, 8]),  # two alike are a kernel
         ({1: 5.0}, [1]),
     ],
 )
-def test_a_time_over_twice_both_neighbors_is_a_pause_of_the_machine(
-    points: dict[float, float], left: list[int]
-) -> None:
+def test_a_time_far_over_both_neighbors_is_a_pause_of_the_machine(points: dict[float, float], left: list[int]) -> None:
     assert list(without_spikes(points)) == left
 
 
@@ -119,5 +117,6 @@ def test_no_step_of_a_few_deployments_takes_longer_than_a_larger_one_without_a_n
 
 
 @pytest.mark.slow
-def test_no_step_of_any_deployment_takes_longer_than_a_larger_one_without_a_note() -> None:
-    assert [line for each in deployments() for line in found(each)] == []
+def test_no_step_of_one_deployment_in_eleven_takes_longer_than_a_larger_one_without_a_note() -> None:
+    """All of them take the better part of an hour: `python -m tests.support.falls`."""
+    assert [line for each in [*deployments()][::11] for line in found(each)] == []
