@@ -78,7 +78,7 @@ def load_and_latency() -> Rows:
     """
     rows = []
     for rate in (1, 4, 10, 40):
-        summary = servesim.simulate(SERVER, trace="preset:azure-conv-2023", requests=500, rate=rate).summary
+        summary = servesim.simulate(SERVER, trace="preset:azure-conv-2023", requests=2000, rate=rate).summary
         latency, engine = summary["latency_ms"], summary["engine"]
         verdict = "unstable" if summary["stability"]["unstable"] else "stable"
         rows.append((rate, engine["batch_size"]["mean"], latency["ttft"]["p99"], latency["tpot"]["mean"], verdict))

@@ -26,7 +26,7 @@ SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", 
 WORDS = ("goal", "window", "minute", "binds", "reason", "by", "enough_requests")
 
 QUEUE = "a queue that keeps growing"
-"""What limits a deployment that meets its goals at the next load tried, if its queue grows there."""
+"""Limiting factor of a deployment whose queue grows at the next load tried."""
 
 
 class Answer:

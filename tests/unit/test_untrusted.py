@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import random
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -260,11 +259,12 @@ def test_a_header_with_a_million_columns_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     header = ",".join(f"c{i}" for i in range(1_000_000))
     path.write_text(f"arrival_ns,prompt_len,output_len,{header}\n")
-    began = time.process_time()
-    for read in (load_trace, lambda path: list(untrusted.csv_rows(path))):
+    for read in (
+        load_trace,
+        lambda path: list(untrusted.csv_rows(path)),
+    ):
         with pytest.raises(UserError, match=r"columns are more than 2,000 \(to allow it, set SERVESIM_LIMITS=columns"):
             read(path)
-    assert time.process_time() - began < 20
 
 
 def test_columns_of_parquet_are_counted_and_only_known_ones_are_read(tmp_path: Path) -> None:

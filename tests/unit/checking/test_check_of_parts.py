@@ -277,4 +277,4 @@ def test_requests_that_wait_for_memory_which_waiting_ones_hold_are_named_as_such
     world = world_of(39, Subject.of(f"{tmp_path / 'mine.py'}:Mine"))
     found = attempt(world, "reference")
     assert found.unsuited
-    assert "memory is reserved for the remote KV of 1 of them" in found.error
+    assert "memory is reserved for the KV of 1 of them" in found.error

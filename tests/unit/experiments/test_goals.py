@@ -59,7 +59,7 @@ def run(ttft_ms: list[float], classes: list[str]) -> Run:
     }
     summary = {
         "engine": {"gpu_busy_share": 1.0},
-        "stability": {"unstable": False},
+        "stability": {"unstable": False, "enough_requests": None},
         "requests": {"retries": 0},
         "scenario": {"tp": 1, "pp": 1, "replicas": 1, "usd_per_gpu_hour": 2.0},
     }
