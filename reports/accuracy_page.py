@@ -28,7 +28,7 @@ MISSES = 20
 """Maximum number of misordered pairs listed, those with the largest measured difference first."""
 WORDS = {
     "mape": "MAPE",
-    "median": "median error",
+    "median": "median factor",
     "bias": "bias",
     "within_10": "within 10 %",
     "within_25": "within 25 %",
@@ -137,7 +137,7 @@ def _whole(document: Mapping[str, Any]) -> Table:
         if row["answered"]:
             for metric, name in METRICS:
                 figures = row[over][metric]
-                texts = [_with_interval(figures[key], key == "bias") for key in FIGURES]
+                texts = [_with_interval(figures[key], key == "bias", key == "median") for key in FIGURES]
                 lines.append((f"{name}, {words}", f"{row['answered']:,}", *texts))
     return Table("Over all", ("", "answered", *(WORDS[key] for key in FIGURES)), lines)
 
@@ -145,10 +145,12 @@ def _whole(document: Mapping[str, Any]) -> Table:
 FIGURES = ("mape", "median", "bias", "within_10", "within_25")
 
 
-def _with_interval(found: Mapping[str, float | None], signed: bool) -> str:
+def _with_interval(found: Mapping[str, float | None], signed: bool, factor: bool = False) -> str:
     value, low, high = found["value"], found["low"], found["high"]
     if value is None:
         return "–"
+    if factor:
+        return f"x{1 + value:.2f}" + ("" if low is None or high is None else f" [{1 + low:.2f}, {1 + high:.2f}]")
     form = "+.1f" if signed else ".1f"
     if low is None or high is None:
         return f"{100 * value:{form}} %"
@@ -158,7 +160,7 @@ def _with_interval(found: Mapping[str, float | None], signed: bool) -> str:
 def _parts(dimension: str, parts: Sequence[Mapping[str, Any]]) -> Table:
     columns = [_head(dimension), _head("answered"), _head("servers")]
     for _, name in METRICS:
-        columns += [_head("MAPE", name), _head("median"), _head("bias"), _head("≤10, ≤25")]
+        columns += [_head("MAPE", name), _head("median factor"), _head("bias"), _head("≤10, ≤25")]
     columns += [_head("MAPE", "TPOT, servers")]
 
     def line(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -186,9 +188,11 @@ def _short(what: str) -> str:
 
 
 def _plain(found: Mapping[str, float | None], key: str) -> str:
-    """Return a figure in percent, with its sign if it has one."""
+    """Return a figure in percent, with its sign if it has one, or as a factor, which has no sign."""
     if found["value"] is None:
         return "–"
+    if key == "median":
+        return f"x{1 + found['value']:.2f}"
     digits = {"bias": "+.1f", "within_10": ".0f", "within_25": ".0f"}.get(key, ".1f")
     return f"{100 * found['value']:{digits}}"
 
