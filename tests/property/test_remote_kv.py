@@ -8,7 +8,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from servesim.engine.cluster import Cluster
-from servesim.errors import PolicyError
+from servesim.errors import PolicyError, UserError
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.elsewhere import Elsewhere, connected
 from tests.support.examples import examples
@@ -29,7 +29,7 @@ def run_connected(
     seen = watch(cluster) if check else {}
     try:
         cluster.run()
-    except PolicyError as error:
+    except (PolicyError, UserError) as error:
         return str(error)
     return cluster, seen
 
