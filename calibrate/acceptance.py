@@ -1,4 +1,4 @@
-"""Recording of a real model's greedy outputs for prompts, on which draft acceptance can then be counted."""
+"""Recording of a real model's greedy outputs for a set of prompts, used later to count draft acceptance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Prompts:
-    """A file of prompts: YAML with `licence` and `prompts`, a list of entries with a name, domain and text each."""
+    """A file of prompts: YAML with `licence` and `prompts`, a list of entries, each with a name, domain and text."""
 
     prompts: list[Prompt]
     file: str

@@ -23,17 +23,17 @@ right."""
 
 @dataclass
 class Counts:
-    """Counts over decode steps of up to `k` drafts each, taken along the outputs as an engine would take them. Lists
-    are indexed by draft position."""
+    """Counts over decode steps of up to `k` drafts each, which follow the outputs as an engine's steps would. Lists are
+    indexed by draft position."""
 
     k: int
     prompts: int = 0
     steps: int = 0
     """Number of decode steps, including those with nothing to verify."""
     proposed: list[int] = field(default_factory=list)
-    """Number of steps that had a draft at the position; the first entry is the number of verifications."""
+    """Number of steps that had a draft at each position; the first entry is the number of verifications."""
     reached: list[int] = field(default_factory=list)
-    """Number of those steps in which all earlier drafts were accepted."""
+    """Number of steps, of those that had a draft at the position, in which all earlier drafts were accepted."""
     accepted: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ def wilson(hits: int, tries: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def lookup(answer: Answer, k: int, min_n: int, max_n: int) -> Right:
-    """Return a function that tells which drafts of prompt lookup are right."""
+    """Return a function that tells which prompt-lookup drafts are right."""
     output = answer.output_tokens
 
     def right(position: int) -> list[bool]:
@@ -102,8 +102,8 @@ def lookup(answer: Answer, k: int, min_n: int, max_n: int) -> Right:
 
 
 def early_exit(answer: Answer, k: int, layers: int) -> Right:
-    """Return a function that tells which drafts of the first layers are right; there are always k drafts. Drafts after
-    a wrong one are judged as if they followed the true tokens; no result depends on them."""
+    """Return a function that tells which drafts from the model's first layers are right; there are always k drafts.
+    Drafts after a wrong one are judged as if they followed the true tokens; no result depends on these drafts."""
     bits = answer.exits[layers - 1]
     return lambda position: [bit == "1" for bit in bits[position : position + k]]
 

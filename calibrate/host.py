@@ -1,4 +1,4 @@
-"""Fit of host terms, the time of a served step beyond its kernels, to recorded steps.
+"""Fit of host terms (the time that a served step takes beyond its kernels) to recorded steps.
 
 There are two sources of steps: engine step logs (composition and duration), and the gaps between events of a client's
 log (first or last token of any request), which span an integer number of steps of known composition. Front-end time is
@@ -38,10 +38,10 @@ from servesim.hardware.model import kv_heads_per_gpu
 
 STEP_COLUMNS = {"dt_us", "contiguous", "n_tokens_out", "n_prefill_done", "prefill_tokens_done", "sum_ctx"}
 TOGETHER_NS, LAG_NS = 3_000_000, 25_000
-"""Maximum time between events of one step: the first value, plus the second for each streaming request (one process
-sends them all)."""
+"""Maximum time between events of one step: the first value, plus the second for each streaming request (one
+    process sends all events)."""
 FEW = 15
-"""Minimum number of steps that a composition must have to count."""
+"""Minimum number of recorded steps for a composition to be used in the fit."""
 FITTED = (
     "exposed",
     "sampling_per_logit",
@@ -51,7 +51,7 @@ FITTED = (
     "sustained_after",
 )
 SHARES = (0.0, 0.8, 0.85, 0.9, 0.95)
-"""Candidates for `kv_bandwidth_share`; no kernel reads faster than the last one."""
+"""Candidates for `kv_bandwidth_share`; no kernel reads at a higher share than the last one."""
 FLOPS_SHARES = np.arange(0.5, 0.9001, 0.01)
 """Fractions of the data sheet's FLOPS that are candidates for `sustained_flops_share`."""
 
@@ -90,9 +90,9 @@ def read_steps(path: Path, root: Path) -> list[Observed]:
 
 
 def read_gaps(run: RecordedRun) -> list[Observed]:
-    """Read steps between the events of a client's log, from the first event of one step to the first event of another.
-    A gap that ends with first tokens contains some decode steps and then the step of their prompts; a gap between last
-    tokens contains decode steps only."""
+    """Read the gaps between the events of a client's log, each from the first event of one step to the first event of
+    another. A gap that ends with first tokens contains some decode steps and then the step of their prompts; a gap
+    between last tokens contains decode steps only."""
     first = run.arrival_ns + run.ttft_ms * 1e6
     last = run.arrival_ns + run.e2el_ms * 1e6
     per_token = (last - first) / np.maximum(run.output_len - 1, 1)
@@ -189,10 +189,10 @@ def _deployment(folder: Path, settings: dict[str, Any], runs: list[RecordedRun])
 
 
 def _solve(table: _Steps) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Fit the terms `FITTED` (the second one for a whole row of logits) by robust least squares over compositions;
-    return them and the residuals in percent. The first two apply to every step and are fitted to decode-only steps; the
-    others apply to steps with prompts and are fitted to those. The terms determine the number of decode steps in a gap
-    between last tokens, so the fit is repeated a few times."""
+    """Fit the terms `FITTED` (the second is per row of logits) by robust least squares over compositions; return them
+    and the residuals in percent. The first two apply to every step and are fitted to decode-only steps; the others
+    apply to steps with prompts and are fitted to those. The terms determine the number of decode steps in a gap between
+    last tokens, so the fit is repeated a few times."""
     from scipy.optimize import least_squares
 
     x = np.array([200e3, 5e3, 30e3, 0.3, 0.75, 20e6])
@@ -215,7 +215,7 @@ def _solve(table: _Steps) -> tuple[NDArray[Any], NDArray[Any]]:
 def _residuals(
     y: NDArray[Any], x: NDArray[Any], of: slice, groups: _Steps, times: NDArray[Any], weights: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return the weighted residuals in percent, with the elements `of` of the vector x replaced by y."""
+    """Return the weighted residuals in percent for the vector x, with its elements `of` replaced by y."""
     x[of] = y
     return np.asarray((groups.model(x) / times - 1) * 100 * weights)
 
@@ -286,7 +286,7 @@ def _beside(batch: Batch, attention: Sequence[tuple[BesidePrompt, int]]) -> floa
 
 def _longer(model: ModelSpec, gpu: Gpu, terms: HostTerms, batches: Sequence[Batch]) -> NDArray[Any]:
     """Return, for each step and each of `FLOPS_SHARES`, the extra time of the step if it is limited to that share of
-    the FLOPS from its start."""
+    the FLOPS from the moment the step starts."""
     known: dict[int, list[float]] = {}
     costs = [build_cost_model(model, gpu, host=replace(terms, sustained_flops_share=share)) for share in FLOPS_SHARES]
     for batch in batches:

@@ -35,8 +35,8 @@ _COLLECTIVES = ("all_reduce", "all_reduce_nccl", "all_gather")
 
 
 def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> NDArray[np.float64]:
-    """Return the nanoseconds of the calls in `rows` (calls of `op`; their `time_us` is ignored) on the GPU of the
-    tables."""
+    """Return the times, in nanoseconds, of the calls in `rows` (calls of `op`; their `time_us` is ignored) on the GPU
+    of the tables."""
     if op in _EXPERTS:  # times of one kernel; the cost model uses the fastest one
         for name in _EXPERTS:
             for other in tables.dtypes(name):

@@ -14,13 +14,14 @@ from servesim.errors import UserError
 from servesim.hardware.model import ModelSpec, check_tp, kv_heads_per_gpu
 
 COARSE, FINE, HELD_OUT = range(3)
-"""Passes over the sets: first a usable table, then the points in between, then the points that test the table."""
+"""Passes over the sets of points: first a usable table, then the points in between, then the points that
+    test the table."""
 
 TOKENS = (
     1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 65, 96, 128, 129, 160, 192, 224, 256, 257, 320, 384, 448, 512, 513, 640, 768,
     896, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
-"""Token counts: closely spaced, since times jump at tile boundaries; some include the first token of the next tile."""
+"""Token counts: closely spaced, since times jump at tile boundaries; some are one token past a boundary."""
 _FEW_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _OFF_GRID = (7, 37, 200, 300, 700, 1100, 2500, 5000)
 _SAMPLED = 1024
@@ -30,7 +31,7 @@ _CONTEXTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _PASTS = (0, 128, 512, 2048, 8192, 32768)
 _TOGETHER = tuple(product((2, 4, 8), (32, 128, 512, 1024)))
-"""Prompts in one call, as pairs of their number and the tokens of each."""
+"""Prompts in one call, as pairs of the number of prompts and the tokens of each."""
 _MIXED = tuple(product((32, 128, 512, 2048), (2, 8, 32, 128), (64, 256, 1024, 4096)))
 """Tokens of a prompt, number of decodes next to it, and context of each decode."""
 _UNEVEN = 40

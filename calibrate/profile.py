@@ -1,4 +1,5 @@
-"""Profiling of a device, which measures the points of a model within a time budget and can be stopped at any time."""
+"""Profiling of a device: the points of a model are measured within a time budget, and a run can be stopped at any
+time."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ CHECK_S = 30.0
 """Seconds between clock checks."""
 _REPEATED = 0.1
 _FOR_REPEATS = 0.06
-"""Share of the points measured again at the end, and of the budget reserved for them."""
+"""Share of the points that are measured again at the end, and share of the budget reserved for this."""
 _MEMORY = 0.6
 """Maximum share of the free memory for one point."""
 _GPU_LIMITS = {"tokens": 8192, "context": 32768, "batch": 256}
@@ -203,7 +204,7 @@ def _work(kernels: KernelSet, point: Point) -> Any:
 
 
 def _check_memory(device: Device, kernels: KernelSet, found: Sequence[Point]) -> None:
-    """Check that enough copies of the largest linear layer's weights to overflow the cache fit in memory."""
+    """Check that memory can hold enough copies of the largest linear layer's weights to overflow the cache."""
     sizes = [(p.n or 0) * (p.k or 0) * kernels.bytes_of(p.dtype) for p in found if p.op == "gemm"]
     need = max(size * device.copies(int(size)) + 2 * size for size in sizes)
     free = device.free_bytes()

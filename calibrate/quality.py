@@ -31,7 +31,7 @@ _UNITS = {
     "batch": "sequences",
 }
 _DROP = 0.1
-"""Relative decrease in time for more work that counts as an anomaly."""
+"""Relative decrease in time above which an increase in work that takes less time counts as an anomaly."""
 _SPREAD = 1.3
 _MOST = 400
 """Maximum number of rows compared with another table, evenly spaced."""
@@ -64,7 +64,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class HeldOutError:
-    """Errors of points that are held out of the table and looked up in it."""
+    """Errors of points that are held out of the table and looked up in the rest of it."""
 
     what: str
     errors: NDArray[np.float64]

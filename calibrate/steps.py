@@ -1,7 +1,7 @@
 """Held-out whole steps: compositions of real traffic run through a whole model, compared with the sum of its kernels.
 
-The model is timed as a whole (`whole_model`), separately from the timers of single kernels. A prediction is the cost
-model's price on the profile's tables. One parameter is fitted, on every other composition: the host time of a step.
+The model is timed as a whole (`whole_model`), separately from the timing of single kernels. A prediction is the cost
+model's price with the profile's tables. One parameter is fitted, on every other composition: the host time of a step.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def steps_csv(path: Path, steps: Sequence[Step]) -> None:
 
 
 def scatter(path: Path, steps: Sequence[Step], title: str) -> None:
-    """Plot the relative error of predicted times over measured times, by kind, with a band of 3 percent, as SVG or PNG
+    """Plot the error of predicted times relative to measured times, by kind, with a band of 3 percent, as SVG or PNG
     depending on the file suffix."""
     import matplotlib
 

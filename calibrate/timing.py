@@ -23,7 +23,7 @@ Call = Callable[[], object]
 MOST_CALLS = 20
 _WARM_REPLAYS, _REPLAYS = 3, 10
 _WINDOW_S = {"cuda": 0.02, "cpu": 0.004}
-"""Minimum seconds of a replay or loop; calls are repeated to reach it."""
+"""Minimum duration of a replay or loop in seconds; calls are repeated to reach it."""
 _CPU_TURNS = 4
 """Number of buffers used in turn on a CPU, like the layers of a small model whose weights and KV share the last-level
 cache."""
@@ -169,7 +169,7 @@ class CpuDevice(_TorchDevice):
 
 
 class CudaDevice(_TorchDevice):
-    """CUDA GPU, whose settings stay unchanged."""
+    """CUDA GPU; its settings are left unchanged."""
 
     kind = "cuda"
     _copied, _square = 256 << 20, (4096, "bfloat16")
@@ -215,7 +215,8 @@ class CudaDevice(_TorchDevice):
         return error
 
     def _warm(self, calls: Sequence[Call]) -> float:
-        """Load and tune the kernels on a separate stream, as capturing requires, and return the seconds of a call."""
+        """Load and tune the kernels on a separate stream, as capturing requires, and return the seconds that one
+        call takes."""
         cuda = self._cuda
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())

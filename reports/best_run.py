@@ -1,4 +1,4 @@
-"""First run of the best variant on an experiment's page, shown as on its own page."""
+"""First run of the best variant, shown on an experiment's page as it is on its own page."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
 | panel | title of the panel, or the label of its y axis |
 | series | legend entry of the color; if there is none, the panel's name |
 | mark | line, point, bar or area |
-| row | name at the y axis, if it has names instead of numbers; otherwise missing |
-| x, y | in the axis's unit: ms for latencies, shares of 1, the clock's unit of time; for an area, y is its thickness |
+| row | name on the y axis, if it has names instead of numbers; otherwise missing |
+| x, y | in the axis's unit: ms for latencies, fractions for shares, the clock's unit of time; an area's y: thickness |
 | x_end | end of a horizontal bar; otherwise missing |
 | x_label | label of x, or its unit |
 
@@ -72,7 +72,7 @@ def _marks(axes: Any, names: Mapping[str, str]) -> Iterator[Mark]:
         if len(xs) > 1 and line.get_linestyle() != "None":
             covered.add(colour)
             yield from ((colour, "line", float(x), float(y), math.nan) for x, y in zip(xs, ys, strict=True))
-        elif colour not in covered:  # others mark points of their line
+        elif colour not in covered:  # other points only mark a drawn line
             yield from ((colour, "point", float(x), float(y), math.nan) for x, y in zip(xs, ys, strict=True))
     for patch in axes.patches:
         if (colour := name(patch.get_facecolor())) is not None and hasattr(patch, "get_width"):

@@ -55,7 +55,7 @@ RUN: dict[str, Callable[[Run, Window], Drawing | None]] = {
     "acceptance": lambda run, _: by_position(drafts) if (drafts := run.summary["speculation"]) else None,
     "drafts": lambda run, _: over_time(run) if run.summary["speculation"] else None,
 }
-"""Functions that draw each figure of a run, given the run and the window of the chart of requests; they return None if
+"""Functions that draw each figure of a run, given the run and the time window of the request chart; they return None if
 there is nothing to draw."""
 
 
@@ -73,7 +73,7 @@ def figures(source: Source) -> list[str]:
 
 @takes_trust
 def figure(source: Source, name: str, *, variant: str | None = None, window_s: Window = None) -> Drawing:
-    """Return one figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook displays it by itself.
+    """Return one figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook displays it automatically.
 
     For an experiment, the figures of a run show a variant's first run: the best variant's, unless one is named.
     `window_s` is the number of seconds that `gantt` shows. Raise UserError for other names, or if there is nothing to

@@ -26,7 +26,7 @@ from servesim.run.sections import rate_words
 from servesim.untrusted import read_json
 
 BARE = ("ms", "$", "share")
-"""Units that are written with each value."""
+"""Units written next to each value rather than in the label."""
 TONES = {
     "undecided": "open",
     "better": "up",
@@ -135,7 +135,7 @@ def amount(value: float | None, unit: str) -> str:
 
 
 def change(value: float | None, scale: str, unit: str) -> str:
-    """Return a change with its sign: relative, or in points or units."""
+    """Format a change with its sign: as a percentage, in percentage points, or in the metric's unit."""
     if value is None:
         return "–"
     if scale == "ratio" or unit == "share":
@@ -147,7 +147,7 @@ def change(value: float | None, scale: str, unit: str) -> str:
 
 
 def interval(row: Mapping[str, Any]) -> str:
-    """Return a change's interval."""
+    """Return the interval of a change as text."""
     if row["change_low"] is None:
         return "–"
     low, high = (change(row[key], row["scale"], row["unit"]) for key in ("change_low", "change_high"))
@@ -208,7 +208,7 @@ def setting_chips(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def limits_of(document: Mapping[str, Any]) -> dict[str, float]:
-    """Return the per-request limits that all variants share, in ms by latency."""
+    """Return the per-request limits that all variants share, in ms, by latency metric."""
     slo = document["workload"].get("slo") or {}
     return split_slo(parse_slo(slo))[0] if isinstance(slo, str) else dict(slo)
 

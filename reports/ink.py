@@ -24,7 +24,7 @@ WIDE, NARROW, HALF = 1040, 350, 500
 """Widths in CSS pixels: full page, phone, one of two columns."""
 
 STYLE: dict[str, Any] = {
-    "pdf.fonttype": 42,  # several venues reject the default, Type 3
+    "pdf.fonttype": 42,  # several venues reject the default, Type 3 fonts
     "ps.fonttype": 42,
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -81,7 +81,7 @@ def painted(drawing: Drawing, width: int, height: int, narrow: bool) -> Any:
 
 @contextmanager
 def light_ink() -> Iterator[dict[str, str]]:
-    """Apply the light page's colors, which are yielded by name, and the figures' style to painters."""
+    """Apply the light page's colors and the figures' style while painters draw; yield the colors by name."""
     import matplotlib
 
     light, stand_ins = light_colours(), dict(INK)

@@ -121,7 +121,7 @@ def shrunk(figure: Any) -> None:
 
 
 def in_grey(figure: Any, series: Mapping[str, int]) -> None:
-    """Give series that share a panel distinct markers and dashes, or hatches; `series` maps colors to places in
+    """Give series that share a panel distinct markers and dashes, or hatches; `series` maps colors to indices in
     SERIES."""
     lines, areas = [list(_lines(axes, series)) for axes in figure.axes], [list(_areas(a, series)) for a in figure.axes]
     if any(len({place for _, place in found}) > 1 for found in lines):
@@ -144,7 +144,8 @@ def in_grey(figure: Any, series: Mapping[str, int]) -> None:
 
 
 def _lines(axes: Any, series: Mapping[str, int]) -> Iterator[tuple[Any, int]]:
-    """Yield the lines and dots of series with their places; a line across the panel is a limit, not a series."""
+    """Yield the lines and dots of series with their indices in SERIES; a line across the panel is a limit, not a
+    series."""
     for line in axes.lines:
         own = line.get_transform() == axes.transData
         found = [_hex(c) for c in (line.get_color(), line.get_markeredgecolor()) if _hex(c) in series]
@@ -153,8 +154,8 @@ def _lines(axes: Any, series: Mapping[str, int]) -> Iterator[tuple[Any, int]]:
 
 
 def _areas(axes: Any, series: Mapping[str, int]) -> Iterator[tuple[Any, int]]:
-    """Yield the bars and filled areas of series with their places, except for the tint below a line of the same
-    color."""
+    """Yield the bars and filled areas of series with their indices in SERIES, except for the tint below a line of the
+    same color."""
     from matplotlib.collections import PathCollection
 
     tints = {place for _, place in _lines(axes, series)}
@@ -207,8 +208,8 @@ def _legend(figure: Any, entries: Sequence[tuple[str, str]], width: float) -> fl
 
 
 def _drawn_in(figure: Any, colour: str) -> tuple[Any, Any]:
-    """Return the line, and the bar or area, with a given color; of several lines, the longest, since dots may lie on
-    it."""
+    """Return the line, and the bar or area, with a given color; if there are several such lines, return the longest,
+    since the others may be dots on it."""
     lines = [line for axes in figure.axes for line, _ in _lines(axes, {colour: 0})]
     areas = [area for axes in figure.axes for area, _ in _areas(axes, {colour: 0})]
     return max(lines, key=lambda line: len(line.get_xdata()), default=None), next(iter(areas), None)

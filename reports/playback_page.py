@@ -18,7 +18,7 @@ from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import count, gpu_of, name_of, percent, seconds
 
 COLOURS = tuple(name for name in SERIES if name != "slate")
-"""Colors of requests, in turn; slate is for blocks that no request holds but that a later one can reuse."""
+"""Colors of requests, used in rotation; slate is for blocks that no request holds but that a later one can reuse."""
 COLUMNS, SIDE = 32, 26
 """Number of cells in a row, and the side of a cell in CSS pixels."""
 GUTTER = 8
@@ -140,7 +140,8 @@ def grid(name: str, play: Playback, at: int) -> Markup:
 
 
 def branches(name: str, play: Playback, at: int, tree: Tree) -> Markup:
-    """Return one frame as SVG: the same cells, each after the previous block in its sequence."""
+    """Return one frame as an SVG tree: the cells of `grid`, each placed after the cell of the previous block in its
+    sequence."""
     width = max(tree.columns * (SIDE + GUTTER), COLUMNS * SIDE)
     places = tree.at(at, play.frames[at].cells)
     parts = [

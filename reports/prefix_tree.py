@@ -36,7 +36,7 @@ class Tree(NamedTuple):
     columns: int
 
     def at(self, k: int, cells: Cells) -> dict[int, Place]:
-        """Return the positions of the cells in a frame that holds these values."""
+        """Return the positions of the cells in frame `k`, whose values are `cells`."""
         links: dict[int, Link] = {}
         for changes in self.links[: k + 1]:
             _change(links, changes)

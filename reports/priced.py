@@ -30,7 +30,7 @@ FAMILIES = (
     ("other", "slate", "norms and the rest", ()),
     ("host", "rose", "host time the GPU waits for", ("host",)),
 )
-"""Operator families: key, color, words, prefixes of operator names."""
+"""Operator families: key, color, displayed name, prefixes of operator names."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Priced:
     recorded: float
     """Ratio of the total operator time to the sample's recorded GPU time."""
     points: list[tuple[str, float, float]]
-    """Tuples (kind, FLOP/byte, FLOP/s of a GPU) of sampled steps."""
+    """Tuples (kind, FLOP/byte, FLOP/s per GPU) of sampled steps."""
 
     @property
     def kinds(self) -> list[str]:

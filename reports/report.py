@@ -14,9 +14,9 @@ from servesim.run.result import Result
 
 @takes_trust
 def report(result: Result | str | Path, window_s: tuple[float, float] | None = None) -> str:
-    """Return the HTML page of a run, or of a directory that run, compare, sweep or capacity wrote. `window_s` is the
-    number of seconds that the chart of requests shows, for a run. `trust=True` lets code run that only the directory's
-    files name."""
+    """Return the HTML page of a run, or of a directory that run, compare, sweep or capacity wrote. For a run,
+    `window_s` is the number of seconds that the request chart shows. `trust=True` allows running code that is named
+    only by the directory's files."""
     if not isinstance(result, Result):
         folder = Path(result)
         for name, module in experiment_pages().items():

@@ -143,8 +143,8 @@ class Run:
 
     @cached_property
     def priced(self) -> Priced | None:
-        """Sample of the run's steps, repriced operator by operator, or None without steps. Raise UserError if they can
-        no longer be priced."""
+        """Sample of the run's steps, repriced operator by operator, or None if there are no steps. Raise UserError if
+        they can no longer be priced."""
         from servesim.reports.priced import price_steps
 
         return price_steps(self) if len(self.steps["k"]) else None

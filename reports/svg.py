@@ -66,8 +66,8 @@ class Drawing:
     _repr_svg_ = to_svg  # for notebooks
 
     def to_matplotlib(self, width: float | None = None) -> Any:
-        """Return the figure as a matplotlib Figure, in light colors, for changes or other output formats. With `width`
-        in inches, it is laid out for a paper (servesim.reports.paper)."""
+        """Return the figure as a matplotlib Figure, in light colors, to be modified or saved in other formats. With
+        `width` in inches, it is laid out for a paper (servesim.reports.paper)."""
         from servesim.reports.paper import as_matplotlib, on_paper
 
         return as_matplotlib(self) if width is None else on_paper(self, width)
@@ -133,8 +133,8 @@ def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: in
 
 
 def _axes(figure: Any, height: int) -> list[dict[str, Any]]:
-    """Return the meaning of each axes' pixels, for the page's script: the box as [left, top, right, bottom], x and
-    y."""
+    """Return, for the page's script, how to map the pixels of each axes to values: the box as [left, top, right,
+    bottom], and the x and y axes."""
     found = []
     for axes in figure.axes:
         x0, y0, x1, y1 = (72 * float(v) / figure.dpi for v in axes.get_window_extent().extents)
@@ -164,8 +164,8 @@ def _axis(axis: Any, words: str) -> dict[str, Any] | None:
 
 
 def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], meaning: str) -> str:
-    """Return the SVG element alone, without the parts that only a file needs, with its text alternative and meaning
-    added."""
+    """Return the SVG element alone, without the parts that only a file needs, and with its text alternative and the
+    meaning of its axes added."""
     width, height = size
     body = text[text.index("<svg") :]
     body = body[body.index(">") + 1 :].strip()
@@ -210,5 +210,5 @@ def standalone(drawing: Drawing) -> str:
 
 
 def _shorter(tag: str) -> str:
-    """Shorten an SVG tag: round to tenths of a pixel, and put the tag on one line."""
+    """Shorten an SVG tag: round numbers to tenths of a pixel, and put the tag on one line."""
     return re.sub(r"(\d\.\d)\d+", r"\1", " ".join(tag.split()))

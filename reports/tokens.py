@@ -96,8 +96,8 @@ class Tokens:
         return {int(r): self.steps.end_ns[replica == r] for r in np.unique(replica)}
 
     def of(self, i: int) -> Column:
-        """Return the times (ns) when each output token of the i-th request (all its samples) reached the client; empty
-        if none did."""
+        """Return the times (ns) at which the output tokens of the i-th request (all its samples) reached the client;
+        empty if none did."""
         parts = [self._sequence(j) for j in self._of.get(self._rows[i], ())]
         if len(parts) == 1:
             return parts[0]

@@ -62,7 +62,7 @@ class Story:
         return {name: column[mine][order] for name, column in self.run.steps.items()}
 
     def during(self, begin: int, end: int) -> Mask:
-        """Return which rows of `steps` overlap a time span, in ns."""
+        """Return which rows of `steps` overlap a time span given in ns."""
         found: Mask = (self.steps["start_ns"] < end) & (self.steps["end_ns"] > begin)
         return found
 
@@ -119,7 +119,7 @@ class Story:
         return f"{until} is scheduled, after {time_ms(waited)} in the queue: {self._queue_cause(inside)}"
 
     def _queue_cause(self, inside: Mask) -> str:
-        """Return the reason for the request's wait, taken from the fullest step during it."""
+        """Return the reason for the request's wait, taken from the fullest step during the wait."""
         s, scenario = self.steps, self.run.scenario
         sequences = int((s["decode_count"] + s["prefill_pieces"])[inside].max())
         slots = next((scenario.scheduler[name] for name in SLOTS if scenario.scheduler.get(name)), None)

@@ -26,7 +26,7 @@ def gpu_of(file_or_name: str) -> str:
 
 
 def time_ms(ms: float | None) -> str:
-    """Format a time in milliseconds below one second, and in seconds above it."""
+    """Format a time in milliseconds if it is below one second, and in seconds otherwise."""
     if ms is None:
         return "–"
     if ms < 1000:
@@ -35,7 +35,7 @@ def time_ms(ms: float | None) -> str:
 
 
 def seconds(s: float) -> str:
-    """Format a time in seconds, in minutes from ten minutes on, and in hours from two hours on."""
+    """Format a time in seconds, in minutes from ten minutes up, and in hours from two hours up."""
     if s >= 7200:
         return f"{s / 3600:,.1f} h"
     if s >= 600:
@@ -44,7 +44,7 @@ def seconds(s: float) -> str:
 
 
 def count(value: float) -> str:
-    """Format a count with separators, or in millions from ten million on."""
+    """Format a count with thousands separators, or in millions from ten million up."""
     return f"{value / 1e6:,.1f} M" if abs(value) >= 1e7 else f"{value:,.0f}"
 
 

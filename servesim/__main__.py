@@ -25,8 +25,8 @@ def main() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt: `timeout` and batch systems end a command with SIGTERM, which must clean up just as
-    well.
+    """Raise KeyboardInterrupt: `timeout` and batch systems end a command with SIGTERM, and this must clean up just as
+    an interrupt does.
 
     The initialization of a C extension may swallow an exception (Cython's clears any that occurs in it), and the
     command would keep running. In that case the signal is sent again a little later, until the import is over.

@@ -19,19 +19,20 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: the golden ratio in 64 bits
+_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: the golden ratio as a 64-bit integer
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's finalizer (Steele et al., OOPSLA 2014)
 
 
 @lru_cache(maxsize=256)
 def key(seed: int, purpose: str) -> int:
-    """Return the 64-bit key of one stream of draws. Purposes that differ in any letter give unrelated streams."""
+    """Return the 64-bit key of a stream of draws. Purposes that differ in any letter give unrelated streams."""
     digest = hashlib.blake2b(f"{int(seed)}\x00{purpose}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def bits(seed: int, purpose: str, rows: ArrayLike, positions: ArrayLike = 0) -> NDArray[np.uint64]:
-    """Return 64 hashed bits as non-negative integers for each (row, position), broadcast against each other."""
+    """Return 64 hashed bits as a non-negative integer for each (row, position), with rows and positions broadcast
+    against each other."""
     row = np.asarray(rows).astype(np.uint64)
     position = np.asarray(positions).astype(np.uint64)
     start = np.array(key(seed, purpose), dtype=np.uint64)
@@ -47,9 +48,9 @@ def uniform(seed: int, purpose: str, rows: ArrayLike, positions: ArrayLike = 0) 
 
 
 def stratified(seed: int, purpose: str, count: int, strata: int = 256) -> Floats:
-    """Return stratified uniform draws for rows 0..count-1: of every `strata` consecutive draws, one falls in each equal
-    part of (0, 1), in a keyed order. Sums over many rows vary far less than with `uniform`, while each single draw
-    looks the same. A row's draw does not depend on `count`."""
+    """Return stratified uniform draws for rows 0..count-1: of every `strata` consecutive draws, one falls in each of
+    `strata` equal parts of (0, 1), in a keyed order. Sums over many rows vary far less than with `uniform`, while each
+    single draw has the same distribution. A row's draw does not depend on `count`."""
     rows = np.arange(-(-count // strata) * strata)
     order = np.argsort(uniform(seed, f"{purpose} order", rows).reshape(-1, strata), axis=1, kind="stable")
     within = uniform(seed, purpose, rows).reshape(-1, strata)

@@ -1,6 +1,7 @@
-"""Errors that the user has to fix, with one clear line each and exit code 2 on the command line.
+"""Errors that the user has to fix, each with a clear one-line message and exit code 2 on the command line.
 
-Values they quote come from files and options and are escaped and shortened here, wherever the message is written.
+The values that messages quote come from files and options. They are escaped and shortened here, wherever the message is
+written.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 MOST_SHOWN = 200
-"""Maximum number of characters of one value in a message."""
+"""Maximum number of characters of one quoted value in a message."""
 MOST_LINE = 4000
-"""Maximum number of characters of a message. The one that lists all known formats has 1,500."""
+"""Maximum number of characters in a message. The message that lists all known formats has 1,500."""
 _LONG = re.compile(rf"\S{{{MOST_SHOWN + 1},}}|'[^']{{{MOST_SHOWN},}}'|\"[^\"]{{{MOST_SHOWN},}}\"")
 
 
@@ -30,15 +31,15 @@ class UserError(_OneLine):
 
 
 class Interrupted(_OneLine):
-    """Interruption by the user of a command that keeps its results so far; the message names what is kept."""
+    """Interruption by the user of a command that keeps the results obtained so far; the message says what is kept."""
 
 
 class PolicyError(_OneLine):
-    """Breach of a policy's contract: the message names the policy, the simulated time and the reason."""
+    """Violation of a policy's contract; the message names the policy, the simulated time and the reason."""
 
 
 class NotForPipelines(PolicyError):
-    """Breach by a scheduler that plans a request again while its last token is still passing through a pipeline."""
+    """Contract violation by a scheduler that plans a request again while its last token is still in the pipeline."""
 
 
 def one_line(text: str) -> str:
@@ -58,7 +59,7 @@ def shown(value: Any) -> str:
         value = value[:MOST_SHOWN] + value[-MOST_SHOWN:]  # most of the omitted part need not be escaped
     try:
         return _shortened(one_line(repr(value)))
-    except (ValueError, RecursionError):  # a number with thousands of digits; deep lists
+    except (ValueError, RecursionError):  # a number with thousands of digits; deeply nested lists
         return f"a {type(value).__name__} too large to show"
 
 
@@ -84,6 +85,6 @@ def suggest(word: str, choices: Iterable[str], most: int = MOST_SHOWN) -> str:
 
 
 def _shorter(names: Sequence[str], most: int) -> Sequence[str]:
-    """Return the first names that fit in `most` characters, commas included, but at least one."""
+    """Return as many of the first names as fit in `most` characters, commas included, but at least one."""
     ends = itertools.accumulate(len(name) + 2 for name in names)
     return names[: max(sum(end <= most for end in ends), 1)]

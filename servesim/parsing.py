@@ -1,4 +1,4 @@
-"""Lists as written on a command line: comma-separated, non-empty values. Values as written in YAML."""
+"""Lists as written on a command line (comma-separated, non-empty values), and values as written in YAML."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def whole_numbers(what: str, text: str) -> list[int]:
 
 
 def pairs(what: str, text: str) -> dict[str, str]:
-    """Return `a=1,b=x` as strings by key; empty if the text is empty."""
+    """Return the values of `a=1,b=x` as strings, by key; return an empty mapping if the text is empty."""
     found: dict[str, str] = {}
     for part in listed(what, text) if text.strip() else ():
         key, equals, value = part.partition("=")
@@ -94,7 +94,8 @@ def split_changes(text: str) -> tuple[str, dict[str, str]]:
 
 
 def with_changes(base: Any, changes: Mapping[str, Any]) -> str:
-    """Return a name, which may already have changes, with further changes appended; a mapping becomes `a.b=value`."""
+    """Return a name, which may already have changes, with further changes appended; a mapping of changes is written as
+    `a.b=value`."""
     name, known = split_changes(str(base))
     merged = known | {key: text for top, value in changes.items() for key, text in _flat(top, value)}
     return f"{name}:{','.join(f'{key}={text}' for key, text in merged.items())}" if merged else name

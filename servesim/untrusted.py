@@ -30,8 +30,8 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 DAMAGED = "the compressed file is damaged or cut short"
 BLOCK = 1 << 20
 FREELY_UNPACKED = 16 << 20
-"""Number of bytes that any compressed file may be decompressed to; the ratio is checked for every further such
-part."""
+"""Number of bytes to which any compressed file may expand; beyond it, the ratio is checked for each further part of
+this size."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Limits:
     bytes: int = 64 << 30
     """Bytes of a file of rows, uncompressed."""
     ratio: int = 100
-    """Uncompressed bytes per compressed byte, of a file and of every 16 MiB within it. Traces as CSV or JSON have 3 to
-    20."""
+    """Uncompressed bytes per compressed byte, of a file and of every 16 MiB within it. Traces in CSV or JSON have
+    ratios of 3 to 20."""
     line: int = 64 << 20
     """Bytes of one line."""
     rows: int = 100_000_000
@@ -58,11 +58,11 @@ class Limits:
     depth: int = 100
     """Nesting depth of lists and objects."""
     columns: int = 2000
-    """Columns of a table, or different keys of its rows."""
+    """Maximum number of columns in a table, or of distinct keys in its rows."""
     stdin: int = 1 << 30
-    """Bytes of standard input, which is copied to a temporary file."""
+    """Maximum size in bytes of standard input, which is copied to a temporary file."""
     fetch: int = 4 << 30
-    """Bytes of a download of unknown size."""
+    """Maximum size in bytes of a download of unknown size."""
 
 
 def limits() -> Limits:
@@ -97,8 +97,8 @@ def _most_unpacked(packed: int) -> int:
 
 
 class _Bounded(io.RawIOBase):
-    """Counted bytes of a file: in total, by line and, if compressed, relative to the compressed bytes they come from.
-    `packed` is the compressed file, whose position tells how much of it has been used."""
+    """Reader that counts the bytes of a file: in total, per line and, if the file is compressed, relative to the
+    compressed bytes read. `packed` is the compressed file, whose position tells how much of it has been read."""
 
     def __init__(self, path: Path, source: Any, packed: Any = None) -> None:
         self._path, self._source, self._packed, self._limits = path, source, packed, limits()
@@ -136,7 +136,7 @@ class _Bounded(io.RawIOBase):
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Open a text file, uncompressed or compressed with gzip or zstd; reading raises UserError beyond the limits. Raise
+    """Open a text file, uncompressed or compressed with gzip or zstd; reading past a limit raises UserError. Raise
     OSError if it cannot be opened."""
     text = io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
     text._CHUNK_SIZE = BLOCK >> 2  # type: ignore[attr-defined]  # bytes decoded at once: fewer calls of readinto
@@ -153,7 +153,7 @@ def _bounded(path: Path) -> _Bounded:
         return _bounded_pipe(path)
     with path.open("rb") as start:
         magic, size = start.read(4), os.fstat(start.fileno()).st_size
-        if magic.startswith(GZIP) and size > 18:  # its last four bytes are the uncompressed size, unless truncated
+        if magic.startswith(GZIP) and size > 18:  # ends with its uncompressed size (4 bytes) unless truncated
             start.seek(-4, os.SEEK_END)
             if int.from_bytes(start.read(4), "little") > _most_unpacked(size):
                 raise too_much(path, f"{DAMAGED}, or uncompressed bytes per compressed byte are", "ratio")
@@ -201,9 +201,9 @@ def check_header(where: object, header: Sequence[str]) -> None:
 
 
 def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
-    """Yield the rows of a CSV file as dicts by column name (like csv.DictReader) or, if not `named`, as lists; raise
-    UserError if the file is not CSV or a column appears twice. If `named`, yield the header first, as a list of column
-    names."""
+    """Yield the rows of a CSV file as dicts keyed by column name (like csv.DictReader) or, if not `named`, as lists;
+    raise UserError if the file is not CSV or a column appears twice. If `named`, yield the header first, as a list of
+    column names."""
     import csv
 
     with reading(path, newline="") as file:
@@ -223,8 +223,8 @@ def csv_rows(path: Path, named: bool = True) -> Iterator[Any]:
 
 
 def read_text(path: Path, most: str = "document") -> str:
-    """Return the text of a file, gzipped or not; raise UserError if it cannot be read or exceeds the limit named by
-    `most`."""
+    """Return the text of a file, gzipped or not; raise UserError if it cannot be read or exceeds the limit that `most`
+    names."""
     bound: int = getattr(limits(), most)
     with reading(path) as file:
         text = file.read(bound + 1)
@@ -257,7 +257,7 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_u
 
 
 def json_value(text: str) -> Any:
-    """Parse JSON; raise ValueError for duplicate keys, non-finite numbers, invalid text, or nesting deeper than the
+    """Parse JSON; raise ValueError for duplicate keys, non-finite numbers, invalid text, or nesting beyond the
     limit."""
     try:
         value = _STRICT.decode(text)
@@ -268,9 +268,9 @@ def json_value(text: str) -> Any:
 
 
 def row_reader() -> Callable[[str], Any]:
-    """Return a parser for single lines of a file that behaves like `json_value`, with a fast path for plain lines: an
-    object with as many keys as the line has colons contains no other object and no duplicate key, and few brackets mean
-    little nesting."""
+    """Return a parser for single lines of a file that behaves like `json_value`, with a fast path for simple lines: an
+    object with as many keys as the line has colons contains no nested object and no duplicate key, and a line with few
+    brackets cannot be deeply nested."""
     plain, shallow = _PLAIN.decode, limits().depth - 1
 
     def read(line: str) -> Any:
@@ -334,7 +334,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, where: object) -> Any:
-    """Return the JSON document in a text; on failure, raise a UserError whose message begins with `where`."""
+    """Return the JSON document in a string; on failure, raise a UserError whose message begins with `where`."""
     try:
         return json_value(text)
     except json.JSONDecodeError as error:
@@ -344,7 +344,8 @@ def parse_json(text: str, where: object) -> Any:
 
 
 def read_yaml(path: Path, what: str = "") -> Any:
-    """Return the YAML document in a file; on failure, raise a UserError that begins with `what` and names the file."""
+    """Return the YAML document in a file; on failure, raise a UserError whose message begins with `what` and names the
+    file."""
     where = f"{what} {path}".strip()
     try:
         text = read_text(path, "yaml")
@@ -354,8 +355,8 @@ def read_yaml(path: Path, what: str = "") -> Any:
 
 
 def parse_yaml(text: str, where: object) -> Any:
-    """Return the YAML document in a text, without duplicate keys and with aliases expanded within the limits; on
-    failure, raise a UserError whose message begins with `where`."""
+    """Return the YAML document in a string, rejecting duplicate keys and limiting the expansion of aliases; on failure,
+    raise a UserError whose message begins with `where`."""
     import yaml
 
     from servesim.yaml_limits import LimitedLoader
@@ -383,7 +384,7 @@ def _constructed(make: Callable[[], LimitedLoader], where: object, faults: type[
 
 
 def _check_yaml(value: Any) -> None:
-    """Check only text: depth and aliases were counted during parsing, and `.inf` is allowed."""
+    """Check only the strings: depth and aliases were counted during parsing, and `.inf` is allowed."""
     level, seen = [value], set()
     while level:
         each = level.pop()

@@ -1,4 +1,4 @@
-"""YAML loader that enforces limits: it counts values (with aliases expanded), measures nesting depth, and rejects
+"""YAML loader that enforces limits: it counts values (with aliases expanded), limits nesting depth, and rejects
 duplicate keys."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RefusedYamlError(yaml.MarkedYAMLError):
-    """A document that exceeds the limits or has a duplicate key."""
+    """Error for a document that exceeds the limits or has a duplicate key."""
 
 
 class LimitedLoader(yaml.SafeLoader):
@@ -24,7 +24,7 @@ class LimitedLoader(yaml.SafeLoader):
         super().__init__(text)
         self._limits = limits
         self._count = self._depth = self._deepest = 0
-        self._known: dict[int, tuple[int, int]] = {}  # number of values and depth of each completed node
+        self._known: dict[int, tuple[int, int]] = {}  # number of values and depth of each composed node
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Compose a node and count it; count an aliased node as if it were written out at the alias."""
@@ -56,8 +56,8 @@ class LimitedLoader(yaml.SafeLoader):
             raise RefusedYamlError(None, None, f"more than {self._limits.nodes:,} values, with aliases expanded", mark)
 
     def flatten_mapping(self, node: Any) -> None:
-        """Reject duplicate keys before merging `<<` keys, which any key may override."""
-        if self._known.pop(id(node), None) is not None:  # only once: it holds merged keys later
+        """Reject duplicate keys before `<<` keys are merged, which any key may override."""
+        if self._known.pop(id(node), None) is not None:  # only once: merged keys are added later
             seen: set[tuple[str, str]] = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):

@@ -1,6 +1,7 @@
 """Public traces: their URL, license, and the checksum that identifies the published file.
 
-Checksums were computed from the file unless a note names another source. A checksum with "..." is known only in part.
+Checksums were computed from the file unless a note names another source. A checksum that contains "..." is known only
+in part.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class Entry:
 
     @property
     def file(self) -> str:
-        """Name of the file at its source."""
+        """File name at the source."""
         return self.url.rsplit("/", 1)[-1]
 
     def matches(self, digest: str) -> bool:
-        """Return whether a file's checksum matches the known part of this one."""
+        """Return whether a file's checksum matches the known part of this trace's checksum."""
         start, _, end = self.sha256.partition("...")
         return digest.startswith(start) and digest.endswith(end)
 
@@ -161,12 +162,12 @@ _ENTRIES = (
 
 
 def catalogue() -> dict[str, Entry]:
-    """Return every known public trace by its name."""
+    """Return all known public traces by name."""
     return {entry.name: entry for entry in _ENTRIES}
 
 
 def entry_of(name: str) -> Entry:
-    """Return a public trace by name; raise UserError with a suggestion if there is none of that name."""
+    """Return a public trace by name; raise UserError with a suggestion if there is no trace of that name."""
     known = catalogue()
     if name not in known:
         raise UserError(f"unknown public trace {name!r}{suggest(name, known)} (servesim trace list)")
@@ -175,7 +176,7 @@ def entry_of(name: str) -> Entry:
 
 def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda count: None) -> Path:
     """Download a trace under a temporary name and rename it to `target` once its size and checksum are verified. An
-    existing correct file is left alone."""
+    existing file with the right checksum is left alone."""
     if target.exists():
         if target.is_file() and entry.matches(_digest_of(target)):
             return target

@@ -1,5 +1,5 @@
-"""DataFrames as traces: with the columns of servesim's own format (formats/native_csv.py), and `content` and `after` as
-lists, or with columns of any names, which are found as in a CSV (formats/log.py).
+"""DataFrames as traces: with the columns of servesim's own format (formats/native_csv.py), with `content` and `after`
+as lists, or with columns of any names, which are recognized as in a CSV (formats/log.py).
 
 pd.DataFrame({"arrival_ns": [0, 5_000_000], "prompt_len": [300, 900], "output_len": [40, 10]})
 """
@@ -31,8 +31,9 @@ def from_frame(
     columns: str | Mapping[str, Any] | None = None,
     timing: str = "think",
 ) -> Trace:
-    """Build a trace with one request per row, named by `frame.attrs` if it has a name. `columns` and `timing` are those
-    of a log; an index of times is a column. A UserError gives the number of the row, counted from 0."""
+    """Build a trace with one request per row; its name is taken from `frame.attrs` if given there. `columns` and
+    `timing` are as for a log; an index of times is treated as a column. A UserError gives the number of the row,
+    counted from 0."""
     if frame.index.dtype.kind == "M":
         frame = frame.reset_index(names=frame.index.name or "timestamp")
     if frame.empty:
@@ -55,12 +56,12 @@ def from_frame(
             by_name |= unpacked(Path(NAME), str(each), _cells(frame[each]), lines)
         table = Table(Path(NAME), list(by_name), lines, by_name.__getitem__, units)
         return replace(log.of_table(table, asked, timing), name=name)
-    except UserError as error:  # the shared checks report lines
+    except UserError as error:  # the shared checks report line numbers
         raise UserError(str(error).replace("line ", "row ", 1)) from error
 
 
 def _cells(column: pd.Series[Any]) -> list[Any]:
-    """Return the cells of a column: times in ns since 1970, None for what is missing."""
+    """Return the cells of a column: times as ns since 1970, and None for missing values."""
     missing = column.isna().tolist()
     if column.dtype.kind == "M":
         column = column.dt.tz_convert(None) if column.dt.tz is not None else column

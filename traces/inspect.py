@@ -1,4 +1,4 @@
-"""Statistics of a trace: load, burstiness, lengths and the share that a prefix cache could save."""
+"""Statistics of a trace: load, burstiness, lengths, and the share of prompts that a prefix cache could save."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class TraceSummary:
 
     name: str
     requests: int
-    sequences: int  # outputs requested; more than requests if some request several samples (n > 1)
+    sequences: int  # outputs requested; exceeds requests if some ask for several samples (n > 1)
     span_s: float  # first to last arrival
-    mean_rate: float | None  # requests/s: number of gaps over span
+    mean_rate: float | None  # requests/s: number of gaps / span
     cv: float | None  # standard deviation over mean of the gaps between arrivals (Poisson: 1)
-    dispersion: dict[int, float | None]  # seconds -> variance/mean of counts per whole window (Poisson: 1)
-    peak_rate: dict[int, float]  # seconds -> requests/s of the fullest window
+    dispersion: dict[int, float | None]  # seconds -> variance / mean of counts per whole window (Poisson: 1)
+    peak_rate: dict[int, float]  # seconds -> requests/s in the fullest window
     prompt: Lengths
     output: Lengths
     prefix: PrefixHits | None
@@ -67,13 +67,13 @@ class TraceSummary:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the statistics as plain dicts, numbers and strings."""
+        """Return the statistics as plain dicts, numbers, and strings."""
         return asdict(self)
 
 
 def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
-    """Return all statistics of a trace, with prefix hits at blocks of `block_size` tokens (16 is vLLM's default, 512
-    Mooncake's)."""
+    """Return all statistics of a trace, with prefix hits counted in blocks of `block_size` tokens (the default is 16 in
+    vLLM and 512 in Mooncake)."""
     if block_size < 1:
         raise UserError(f"block_size is {block_size}, must be at least 1")
     gaps = np.diff(trace.arrival_ns)
@@ -100,7 +100,8 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
 
 
 def peak(arrival_ns: Ints, window_s: float) -> int:
-    """Return the maximum number of arrivals in any of the windows of `window_counts`, for a trace of any length."""
+    """Return the maximum number of arrivals in any of the windows that `window_counts` uses, for a trace of any
+    length."""
     return int(np.unique(_windows(arrival_ns, window_s)[0], return_counts=True)[1].max())
 
 
@@ -111,8 +112,8 @@ def _windows(arrival_ns: Ints, window_s: float) -> tuple[Ints, int]:
 
 
 def window_counts(arrival_ns: Ints, window_s: float, *, whole: bool = True) -> Ints:
-    """Return the number of arrivals in successive windows from the first arrival; `whole` leaves out the last,
-    unfinished window."""
+    """Return the numbers of arrivals in successive windows from the first arrival; `whole` leaves out the unfinished
+    last window."""
     index, windows = _windows(arrival_ns, window_s)
     counts = np.bincount(index, minlength=windows + 1).astype(np.int64)
     return counts[:windows] if whole else counts
@@ -122,7 +123,7 @@ def dispersion(arrival_ns: Ints, window_s: float) -> float | None:
     """Return the index of dispersion of counts (the variance of the counts per whole window over their mean), or None
     if there are fewer than two windows."""
     index, windows = _windows(arrival_ns, window_s)
-    if windows > MOST_WINDOWS:  # almost all of them empty
+    if windows > MOST_WINDOWS:  # almost all windows are empty
         filled = np.unique(index[index < windows], return_counts=True)[1].astype(np.float64)
         mean = filled.sum() / windows
         return float((filled @ filled / windows - mean * mean) / mean)

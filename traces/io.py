@@ -1,4 +1,4 @@
-"""Reading and writing of traces in any format."""
+"""Reading and writing traces in any format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_trace(path: str | Path | pd.DataFrame, format: str | None = None, **opt
 
 
 def _module(path: Path, format: str | None, options: dict[str, Any]) -> Format:
-    """Return the format of a file: the named one, or else the detected one. If `columns` are given, a file of
+    """Return the format of a file: the named one, or else the detected one. If `columns` is given, a file of
     unrecognized format is read as a log."""
     if format is not None or not options.get("columns"):
         return format_module(format or detect_format(path))

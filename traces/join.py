@@ -11,7 +11,7 @@ from servesim.workload.trace import After, Content, Ints, Samples, Trace
 
 
 def join(name: str, parts: Sequence[Trace], fresh: bool, suffixes: Sequence[str]) -> Trace:
-    """Join traces into one, in time order. With `fresh`, different parts have different texts. The names of requests,
+    """Join traces into one, in time order. With `fresh`, no text is shared between parts. The names of requests,
     sessions and plays get the suffix of their part."""
     starts = np.cumsum([0] + [len(part) for part in parts])
 
@@ -76,7 +76,7 @@ def _names(ids: Sequence[tuple[str, ...] | None], suffixes: Sequence[str]) -> tu
 
 
 def _labels(parts: Sequence[Trace], suffixes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Join labels. Sessions and plays of different parts are kept distinct; classes, tenants and models of the same
+    """Join labels. Sessions and plays of different parts are kept distinct; classes, tenants and models with the same
     name are taken to be the same in all parts."""
     labels = {}
     for name in dict.fromkeys(name for part in parts for name in part.labels):

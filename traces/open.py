@@ -17,12 +17,12 @@ from .presets import load_preset, preset_names
 from .synth import drawn_in_chunks, synthesize, synthesize_chunks
 
 MOST_REQUESTS = 100_000_000
-"""Maximum number of requests in a trace, the same as in a scenario."""
+"""Maximum number of requests in a trace, which is the same as in a scenario."""
 
 
 def open_stream(spec: str, requests: int | None = None, seed: int = 0) -> TraceStream:
-    """Open a trace in chunks. They are drawn or read on demand if the kind of trace allows that; otherwise the trace is
-    split in memory (which then holds about 50 bytes per request)."""
+    """Open a trace in chunks. The chunks are drawn or read on demand if the kind of trace allows that; otherwise the
+    trace is split in memory (which then holds about 50 bytes per request)."""
     chunk = trace_stream.CHUNK
     kind, _, rest = spec.partition(":")
     if kind == "synth" and drawn_in_chunks(rest):

@@ -14,8 +14,8 @@ from servesim.workload.trace import Content, Ints
 
 
 def shared_prefix_tokens(content: Content) -> Ints:
-    """Return the number of leading tokens of each row's prompt that also begin some earlier row's prompt (int64, one
-    per row).
+    """Return, for each row, the number of leading tokens of its prompt that also begin some earlier row's prompt
+    (int64).
 
     This builds a trie of runs: a node is a prefix of whole runs, and an edge is (content id, run length). If no edge
     matches, the longest run of the same id at that node still shares its first tokens.
@@ -43,7 +43,7 @@ def shared_prefix_tokens(content: Content) -> Ints:
 
 
 def block_hits(content: Content, prompt_len: Ints, block_size: int) -> tuple[Ints, Ints, Ints]:
-    """Return (blocks, hit blocks, hit tokens) of each row, given an infinite cache that matches leading blocks.
+    """Return the blocks, hit blocks, and hit tokens of each row, given an infinite cache that matches leading blocks.
 
     Blocks are counted as in the Mooncake traces: ceil(prompt / block_size), and the partial last block is a hit if the
     whole prompt is a prefix of an earlier one. Engines hash only full blocks and recompute the last token, so they have

@@ -44,7 +44,7 @@ class Sessions:
     """Requests per session."""
     pause_s: Spread | None
     """Pause between turns: from the end of an output to the next request if `pauses` is "after answers", or from one
-    arrival to the next if it is "between arrivals". None if all turns are sent together."""
+    arrival to the next if `pauses` is "between arrivals". None if all turns are sent together."""
     pauses: str
     first_shared: float | None
     """Share of the prompt tokens of first turns that also begin an earlier prompt, or None without content."""
@@ -53,8 +53,8 @@ class Sessions:
 
 
 def sessions(trace: Trace) -> Sessions | None:
-    """Return the conversations of a trace, grouped by the label `session` or else by dependencies; None if every
-    request stands alone."""
+    """Return statistics of the conversations of a trace, grouped by the label `session` or else by dependencies; None
+    if every request stands alone."""
     session = _numbers(trace)
     if session is None:
         return None
@@ -86,8 +86,8 @@ def sessions(trace: Trace) -> Sessions | None:
 
 
 def _numbers(trace: Trace) -> Ints | None:
-    """Return the session of each row, numbered from 0 in order of first rows; a row without a label is its own
-    session."""
+    """Return the session of each row, numbered from 0 in order of first rows; a row without a label is a session of its
+    own."""
     names = trace.labels.get("session")
     if names is None:
         return trace.plays() if trace.after is not None else None

@@ -1,8 +1,8 @@
-"""Shaping: transforming a trace step by step. Each step is written `step:key=value,...` and recorded in the result's
+"""Shaping transforms a trace step by step. Each step is written `step:key=value,...` and recorded in the result's
 notes.
 
-A play (a conversation, or an agent with its sub-agents; otherwise a single request) stays whole in every step: it is
-moved, kept, dropped or labeled by its first request. Draws are keyed by the seed and the play's number.
+A play (a conversation, or an agent with its sub-agents; otherwise a single request) stays whole in every step: its
+first request decides how it is moved, kept, dropped or labeled. Draws are keyed by the seed and the play's number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .what_if import Burst, Growth, Share, begins_of
 
 SECOND = 1_000_000_000
 LONGEST = 1 << 62
-"""Maximum time in nanoseconds, such that times plus anything added to them fit into 64 bits."""
+"""Maximum time in nanoseconds, chosen so that sums of times fit into 64 bits."""
 
 
 class Step(Protocol):
@@ -65,7 +65,7 @@ def parse(text: str) -> Step:
 
 @dataclass(frozen=True)
 class Window:
-    """Selection of the plays that begin between `start` and `end` seconds; their times become relative to `start`."""
+    """Selection of the plays that begin between `start` and `end` seconds, with times made relative to `start`."""
 
     start: float = 0.0
     end: float = float("inf")
@@ -94,7 +94,7 @@ class First:
 
 @dataclass(frozen=True)
 class Where:
-    """Plays whose first request has these labels, such as `where:model=llama-3.1-8b`."""
+    """Plays whose first request has these labels, as in `where:model=llama-3.1-8b`."""
 
     model: str = ""
     tenant: str = ""
@@ -143,7 +143,8 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Ramp:
-    """Rate multiplied by `start` at the beginning of the trace, by `end` at its end, and linearly in between."""
+    """Rate multiplied by a factor that changes linearly from `start` at the beginning of the trace to `end` at its
+    end."""
 
     start: float
     end: float
@@ -161,8 +162,8 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Arrive:
-    """New start times of plays, drawn from an arrival process: poisson, constant, gamma(cv=2), mmpp(...) as in
-    synth:."""
+    """New start times of plays, drawn from an arrival process: poisson, constant, gamma(cv=2), or mmpp(...), written as
+    in synth:."""
 
     rate: float
     process: str = "poisson"
@@ -203,7 +204,7 @@ class Think:
 @dataclass(frozen=True)
 class Repeat:
     """The trace repeated `times` times, with one repetition starting every `period` seconds (by default when the
-    previous one ends). Each repetition has its own texts, or the same ones with content=shared."""
+    previous one ends). Each repetition has its own texts, or the same texts with content=shared."""
 
     times: int
     period: float = 0.0
@@ -250,8 +251,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Label:
-    """Class, tenant or priority (lower is served first) given to a `share` of the plays, or n samples requested for
-    each output, all of the same length."""
+    """Class, tenant or priority (lower is served first) given to a `share` of the plays, or n samples of equal length
+    requested for each of their prompts."""
 
     share: float = 1.0
     slo_class: str = ""
@@ -279,8 +280,8 @@ class Label:
 
 @dataclass(frozen=True)
 class Cap:
-    """max_tokens=`tokens` declared for every request (or its true length if that is greater); a request that ends
-    earlier ends with a stop token."""
+    """max_tokens=`tokens` declared for every request (or its true output length if that is greater); a request that
+    ends before the cap ends with a stop token."""
 
     tokens: int
 
@@ -331,11 +332,11 @@ STEPS: dict[str, Any] = {
     "share": Share,
 }
 WRITTEN = {"for": "lasting"}
-"""Parameters whose written names are Python keywords, so that their fields have other names."""
+"""Parameters whose names in a spec are Python keywords, mapped to the names of their fields."""
 
 
 def _ns(times: NDArray[Any], scale: float = 1.0) -> Ints:
-    """Return times multiplied by the scale, rounded; raise UserError if they do not fit into 64 bits."""
+    """Return times multiplied by `scale`, rounded; raise UserError if they do not fit into 64 bits."""
     with np.errstate(over="ignore"):
         scaled = times * scale
     if not np.all(np.abs(scaled) < LONGEST):
@@ -365,7 +366,7 @@ def _with_tenant(trace: Trace) -> Trace:
 
 
 def _moved(trace: Trace, begins: Ints, play: Ints, to: Ints) -> Trace:
-    """Move each play to another start time, keeping the offsets of its requests from the start."""
+    """Move each play to another start time, keeping the offsets of its requests from its start."""
     return trace.at(trace.arrival_ns + (to - begins)[play])
 
 

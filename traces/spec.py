@@ -37,9 +37,10 @@ class Call:
         return to_float(f"synth: {self.key}", self.name)
 
     def floats(self, *forms: str) -> dict[str, float]:
-        """Return the arguments of the form whose names match; a form is "mean sigma" or, with a default, "share=1".
+        """Return the arguments by name, as in the first form that they match; a form is "mean sigma" or, with a
+        default, "share=1".
 
-        Positional arguments fill the first form in order.
+        Positional arguments get the names of the first form, in order.
         """
         parsed = [dict(word.partition("=")[::2] for word in form.split()) for form in forms]
         order = list(parsed[0])
@@ -60,7 +61,7 @@ class Call:
 
 
 def parse_spec(text: str) -> dict[str, str]:
-    """Split a spec into keys and value texts; commas inside parentheses belong to the value."""
+    """Split a spec into keys and the text of their values; commas inside parentheses belong to the value."""
     values = pairs("synth", text)
     for key, value in values.items():
         if not key or not value:

@@ -17,7 +17,7 @@ STDIN, PLACE = "-", "stdin"
 
 @cache
 def spooled() -> Path:
-    """Copy standard input into a temporary file on the first call, and return the path of the file, which is deleted
+    """Copy standard input into a temporary file on the first call, and return the path of the file. The file is deleted
     when the process exits."""
     if sys.stdin is None or sys.stdin.isatty():
         raise UserError("trace -: no data on standard input; pipe a log into it, or name a file")
@@ -30,8 +30,8 @@ def is_piped(trace: object) -> TypeGuard[str | Path]:
 
 
 def settled(path: Path) -> Path:
-    """Return the path of a file that can be read several times: the path itself, or a copy of what comes through a
-    pipe."""
+    """Return the path of a file that can be read several times: the path itself, or that of a copy of what a pipe
+    delivers."""
     if str(path) == STDIN:
         return spooled()
     if not path.is_fifo():

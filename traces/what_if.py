@@ -1,4 +1,4 @@
-"""Shaping steps for what-if questions: a burst, growth, or a prefix that prompts share (servesim.traces.shape)."""
+"""Shaping steps for what-if questions: a burst, growth, or a prefix shared by prompts (servesim.traces.shape)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .synth.lengths import MAX_TOKENS
 SECOND = 1_000_000_000
 MOST_TIMES = 1000.0
 NEIGHBOURHOOD = 0.05
-"""Share of the span over which the copies of a play are spread by growth, so that they do not coincide: small relative
-to the growth, large relative to the gaps."""
+"""Share of the span over which growth spreads the copies of a play so that they do not coincide; it is small relative
+to the growth and large relative to the gaps."""
 Sharing = Literal["fresh", "shared"]
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Burst of `times` as many requests from `at` seconds on, lasting `for` seconds: the trace's own requests, plus
-    copies of its plays moved at random within the burst. Copies have their own texts, or the same ones with
+    """Burst of `times` times as many requests from `at` seconds on, lasting `for` seconds: the trace's own requests,
+    plus copies of its plays moved at random within the burst. Copies have their own texts, or the same texts with
     content=shared. If `times` is below 1, the burst is a lull."""
 
     at: float
@@ -58,8 +58,8 @@ class Burst:
 @dataclass(frozen=True)
 class Growth:
     """Growth in the number of requests, from `start` times the trace's own number at its beginning (1: unchanged) to
-    `times` that number at its end, linearly in between. Plays are left out, or copied to times within a twentieth of
-    the span around them."""
+    `times` that number at its end, linearly in between. Plays are left out, or copied to nearby times within a
+    twentieth of the span."""
 
     times: float
     start: float = 1.0
@@ -83,8 +83,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Share:
-    """Prompts of a `share` of the plays, changed to begin with `tokens` tokens (or their whole length) of one of
-    `groups` common texts. These replace the original tokens; lengths stay unchanged."""
+    """Prompts of a `share` of the plays, changed to begin with `tokens` tokens of one of `groups` common texts (a
+    shorter prompt consists of it entirely). These tokens replace the original ones; lengths stay unchanged."""
 
     tokens: int
     groups: int = 1
@@ -110,8 +110,8 @@ class Share:
 
 
 def _behind(content: Content, common: Ints, ids: Ints) -> Content:
-    """Return the content with the first `common` tokens of each row replaced by the text whose id is given for the
-    row."""
+    """Return the content with the first `common` tokens of each row replaced by tokens of the text whose id is given
+    for the row."""
     offsets, lengths = content.offsets, content.lengths
     row = np.repeat(np.arange(len(common)), np.diff(offsets))
     sums = np.concatenate(([0], np.cumsum(lengths)))

@@ -1,7 +1,7 @@
 """Real engines, driven open loop by a trace, and their logs, which `servesim validate` reads.
 
 A log is a folder. `requests.jsonl` has one line per request: `input_toks`, `output_toks`, and the times `queued_ts`,
-`scheduled_ts`, `first_token_ts` and `last_token_ts` in seconds of one clock. `steps.csv` has one row per engine step:
+`scheduled_ts`, `first_token_ts` and `last_token_ts` in seconds on one clock. `steps.csv` has one row per engine step:
 the columns of `servesim calibrate host`, the processor time of the step, and `pieces`, its exact composition.
 `meta.json` has the model, the engine and its version, and the settings, under the names that `servesim validate` reads.
 `warmup_steps.csv` has the steps of the warm-up requests that precede the log, and `host.yaml` the host times fitted to
@@ -43,8 +43,8 @@ class Piece:
 
     @property
     def decodes(self) -> bool:
-        """Whether this is a single token on top of earlier ones: a decode, or the last token of a split prompt, which
-        counts as a decode since its cost is the same."""
+        """Whether this is a single token after earlier ones: a decode, or the last token of a split prompt, which
+        counts as a decode because it costs the same."""
         return self.new == 1 and self.past > 0 and self.sampled
 
 
@@ -194,8 +194,8 @@ def _pieces(text: str) -> tuple[Piece, ...]:
 
 
 def fit_step_host(steps: Sequence[EngineStep], cost: TableCostModel, engine: str) -> HostTerms:
-    """Fit the time of a step beyond its kernels by robust least squares: a constant plus a constant per sequence, both
-    at least 0."""
+    """Fit the time that a step takes beyond its kernels by robust least squares: a constant plus a constant per
+    sequence, both at least 0."""
     from scipy.optimize import least_squares
 
     if len(steps) < 8:

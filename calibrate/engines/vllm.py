@@ -27,8 +27,8 @@ _ENVIRONMENT = {
     "VLLM_USE_DEEP_GEMM": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-"""Environment for a machine without network access or optional kernels; a single process, so that the engine can be
-observed."""
+"""Environment variables for a machine without network access or optional kernels; the engine runs in this
+    process, so that it can be observed."""
 
 
 @dataclass(frozen=True)

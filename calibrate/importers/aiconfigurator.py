@@ -1,8 +1,8 @@
 """Kernel timings of the `aiconfigurator-core` package (NVIDIA, Apache-2.0) as kernel tables.
 
 The package holds its measurements as Parquet at
-`<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`. Latencies are milliseconds of one
-call, timed under a CUDA graph with 3 warm-up and 6 timed runs. The importer keeps these, for all shapes:
+`<package>/systems/data/<system>/<family>/<framework>/<version>/<table>.parquet`. Latencies are in milliseconds per
+call, timed under a CUDA graph with 3 warm-up and 6 timed runs. The importer keeps the following, for all shapes:
 
 - GEMMs;
 - attention, with sliding windows separate from full attention;
@@ -19,7 +19,7 @@ frameworks' tables have integer GEMMs, so these come from the newest of those ta
 TensorRT-LLM, since vLLM's timings include kernel launches (55 us and more for the smallest, while a whole
 latent-attention module with four of them takes 90 us). For experts of gpt-oss in mxfp4 with mxfp8 activations, SGLang's
 timings are used if the framework's own were taken only with bf16 activations: both call FlashInfer's kernel. Repeated
-measurements of one shape become their median.
+measurements of one shape are replaced by their median.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _INTEGER = ("int4_wo", "int8_wo", "sq")
 _BLOCK = "fp8_block"
 _MXFP8 = "w4a8_mxfp4_mxfp8"
 _GPT_OSS = 2880
-"""Hidden size of gpt-oss, whose mxfp4 experts with mxfp8 activations were measured by two frameworks."""
+"""Hidden size of gpt-oss, whose mxfp4 experts with mxfp8 activations were measured with two frameworks."""
 _NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
-"""NCCL operators that are kept, by NCCL's name."""
+"""NCCL operators that are kept, keyed by NCCL's own names."""
 _ROUTING = "power_law_1.2"
 """Routing distribution that is kept: expert loads follow a power law. It is the package's own assumption for engines on
 real text and is available for every GPU."""
 _LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
 _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
-"""Systems whose latent attention is taken from another system with the same chip in a different server. Their own
-timings include kernel launches (a module over 16 sequences of 511 tokens takes 93 and 99 us there, 41 and 42 us on the
-other two)."""
+"""Systems whose latent attention is taken from another system with the same chip in a different server.
+    Their own timings include kernel launches (a module over 16 sequences of 511 tokens takes 93 and 99 us on
+    them, but 41 and 42 us on the systems used instead)."""
 _LATENT_KERNEL, _BF16 = "generation_mla_perf", "_bf16"
 _STATES = ("gdn_perf", "kda_perf")
 _SPARSE = {"deepseek-ai/DeepSeek-V3.2": 7168, "zai-org/GLM-5": 6144, "zai-org/GLM-5-FP8": 6144}
@@ -84,11 +84,11 @@ SGLang's rows time the kernel alone. vLLM's own rows for these systems time a wh
 launched one by one, "the never-in-serving native chain" (the package's collection_meta.yaml for B200, which has since
 been remeasured): 83 us for one token on an H200, 34 on a B200."""
 _DEALT = (2, 4, 8)
-"""Numbers of GPUs in one server over which experts are distributed. Rows with more GPUs put the most loaded experts on
-one GPU (with 64, it has 18 times the mean load), which no known server does."""
+"""Numbers of GPUs over which experts are distributed within one server. Rows with more GPUs put the most
+    loaded experts on one GPU (with 64, it has 18 times the mean load), which no known server does."""
 _DEEPEP = {"all_to_all_ll": "wideep_deepep_ll_perf", "all_to_all_ht": "wideep_deepep_normal_perf"}
 _DEEPEP_SMS = 20
-"""Multiprocessors that DeepEP's normal kernels use for communication: DeepEP's default."""
+"""Number of multiprocessors that DeepEP's normal kernels use for communication (DeepEP's default)."""
 _BOX = 8
 """GPUs per node in the DeepEP tables."""
 _NOT_MEASURED = (
@@ -131,9 +131,9 @@ def import_aiconfigurator(
 
 
 def _deepep_of(files: Files, system: str) -> Found:
-    """Return SGLang's measurements of DeepEP for any framework: the library is the same, and vLLM's timings include
-    kernel launches (32 tokens over 8 H200: 103 us instead of 45). `+` marks the older measurements, which cover several
-    nodes."""
+    """Return SGLang's measurements of DeepEP, which stand for any framework: the library is the same, and vLLM's
+    timings include kernel launches (32 tokens on 8 H200s: 103 us instead of 45). `+` marks the older measurements,
+    which cover several nodes."""
     found: Found = {}
     for stem in _DEEPEP.values():
         paths = [path for path in files if path.parts[2:5] == (system, "comm", "sglang") and path.stem == stem]
@@ -144,9 +144,9 @@ def _deepep_of(files: Files, system: str) -> Found:
 
 
 def _states_of(files: Files, system: str, framework: str, tables: Found) -> Found:
-    """Return SGLang's measurements of layers with a state and of sparse attention if the framework has none. Some of
-    vLLM's timings include kernel launches: the convolution of Kimi delta attention (783 us for one token on an H200)
-    and sparse attention (191 us, compared with SGLang's 66)."""
+    """Return SGLang's measurements of layers with a state and of sparse attention where the framework has none, or
+    where vLLM's timings include kernel launches: the convolution of Kimi delta attention (783 us for one token on an
+    H200) and sparse attention (191 us, compared with SGLang's 66)."""
     theirs = newest(files, system, _ONE_KERNEL[1:])
     launched = (_STATES[1], *_SPARSE_TABLES) if framework == _ONE_KERNEL[0] else (_STATES[1],)
     wanted = (*_STATES, *_SPARSE_TABLES)
@@ -158,7 +158,8 @@ def _has_system(files: Files, system: str) -> bool:
 
 
 def _mxfp8_of(others: Found, tables: Found) -> Found:
-    """Return another framework's experts under the name of their mxfp8 rows, unless `tables` already has such rows."""
+    """Return another framework's expert measurements under the key for mxfp8 rows, unless `tables` already has such
+    rows."""
     own, theirs = (found.get("moe_perf") for found in (tables, others))
     return {} if theirs is None or own is None or len(_moe_mxfp8(read_parquet(own[1]()))) else {_MXFP8: theirs}
 
@@ -325,7 +326,8 @@ def _sparse(raw: Any, op: str) -> Any:
 
 
 def _four_digits(latency: Any) -> Any:
-    """Return times rounded to four digits, a hundredth of the variation between repeats."""
+    """Return times rounded to four significant digits, that is, to within a hundredth of the variation between
+    repeats."""
     digits = 10.0 ** (3 - np.floor(np.log10(latency)))
     return np.round(latency * digits) / digits
 

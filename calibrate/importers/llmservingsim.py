@@ -1,18 +1,18 @@
 """LLMServingSim's profiles (CASYS Lab at KAIST, MIT) as kernel tables.
 
-A profile is a folder `<GPU>/<model>/tp<N>` of CSV files with microseconds of one layer on one GPU:
+A profile is a folder `<GPU>/<model>/tp<N>` of CSV files with the times of one layer on one GPU, in microseconds:
 
 - `dense.csv` (layer, tokens): projections and small operators. Widths are the model's, sharded over N GPUs.
 - `per_sequence.csv` (layer, sequences): LM head and sampler.
 - `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode): one call over a prompt chunk and decodes. The
   importer keeps decodes alone, prompts alone over any cached context, and both together if nothing is cached before the
-  prompt (the schema has no place for other calls; on RTX PRO 6000, pricing the omitted calls from these is off by 3 %
-  in the median and 10 % in the mean, mostly too slow).
+  prompt (the schema has no place for other calls; on RTX PRO 6000, pricing the omitted calls from the kept ones is off
+  by 3 % in the median and 10 % in the mean, mostly too slow).
 
-- `skew.csv`, if present (n, pc, kp, kv_mean, kv_big, t_mean_us, t_skew_us): n decodes of mean context kv_mean, either
-  all equal or with a longest context of kv_big, next to a prompt of pc tokens. Its times cover several calls (three on
-  RTX PRO 6000); the number is found by comparison with `attention.csv`. Rows without cached context before the prompt
-  are kept.
+- `skew.csv`, if present (n, pc, kp, kv_mean, kv_big, t_mean_us, t_skew_us): n decodes of mean context kv_mean, with
+  either equal contexts or a longest context of kv_big, next to a prompt of pc tokens. Its times cover several calls
+  (three on RTX PRO 6000); the number is found by comparison with `attention.csv`. Rows without cached context before
+  the prompt are kept.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def _attention(model: ModelSpec, tp: int, columns: Columns) -> Columns:
 
 
 def _skew(path: Path, model: ModelSpec, tp: int, columns: Columns, attention: Columns) -> Columns:
-    """Return rows with unequal contexts, and rows with equal contexts of the same mean for comparison; repeats become
-    their median."""
+    """Return rows with unequal contexts, and rows with equal contexts of the same mean for comparison; repeats are
+    replaced by their median."""
     heads = (model.num_heads // tp, kv_heads_per_gpu(model, tp), model.head_dim)
     names = ("batch", "new_tokens", "past_tokens", "longest", "heads", "kv_heads", "head_dim")
     calls, repeats = _calls(path, columns, attention), dict[tuple[int, ...], list[float]]()

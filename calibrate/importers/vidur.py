@@ -1,13 +1,14 @@
 """Vidur's profiles (Microsoft Research, MIT) as kernel tables.
 
-A profile is a folder of CSV files with milliseconds of one call, medians in columns `time_stats.<operator>.median`:
+A profile is a folder of CSV files with the times of one call in milliseconds; medians are in the columns
+`time_stats.<operator>.median`:
 
 - `compute/<gpu>/<organisation>/<model>/mlp.csv` by num_tokens and tensor-parallel degree: projections of a layer and
   small operators. Its columns include the widths of the model. The residual addition (`add`), which is included in the
   norms here, is timed separately.
 - `compute/<gpu>/<organisation>/<model>/attention*.csv`: decodes by batch_size and kv_cache_size; one prompt chunk by
   prefill_chunk_size and kv_cache_size. Times of the other phase are empty.
-- `network/<gpu>_<server>/all_reduce.csv` by GPUs and bytes. Rows over several servers are left out.
+- `network/<gpu>_<server>/all_reduce.csv` by GPUs and bytes. Rows that span several servers are left out.
 
 Measurements of the same call from several models, tensor-parallel degrees or sessions are replaced by their median;
 their spread is the stated repeat error. `send_recv.csv` and the CPU overheads are not used.
@@ -48,7 +49,7 @@ _NOT_MEASURED = (
 )
 
 _Row = tuple[tuple[Any, ...], str, float]
-"""Key, kernel and microseconds."""
+"""Key, kernel name, and time in microseconds."""
 _Reader = Callable[[Path], Iterator[_Row]]
 
 
@@ -85,8 +86,8 @@ def import_vidur(
 
 
 def _below(root: Path, kind: str, *patterns: str) -> dict[str, list[Path]]:
-    """Return the files under `root`, grouped by the name of their folder below `compute` or `network`; "" if there is
-    no such folder."""
+    """Return the files under `root`, grouped by the name of their folder below `compute` or `network`, or under "" if
+    they are not in such a folder."""
     found: dict[str, list[Path]] = {}
     for path in sorted({path for pattern in patterns for path in root.resolve().rglob(pattern)}):
         parts = path.parts
@@ -107,7 +108,8 @@ def _chosen(what: str, found: dict[str, list[Path]], asked: str | None, root: Pa
 
 
 def _network(root: Path, gpu: str, asked: str | None) -> list[Path]:
-    """Return the all-reduce files of the requested server, by default of the one with every GPU on one switch."""
+    """Return the all-reduce files of the requested server, by default those of the server with every GPU on one
+    switch."""
     found = _below(root, "network", "all_reduce.csv")
     mine = {name: paths for name, paths in found.items() if name.partition("_")[0] == gpu or not gpu}
     if asked is None and f"{gpu}_dgx" in mine:

@@ -13,8 +13,8 @@ from .torch_ops import EPS, Attend, PagedBatch, TorchOps
 
 class CpuTorch(TorchOps):
     """Kernel set for a CPU. Attention gathers the KV of all sequences and masks out other sequences' KV for each query,
-    so the cost of a call is queries times keys of the whole batch (transformers 5.17, integrations/sdpa_paged.py). The
-    norm is transformers' chain of plain operations."""
+    so the cost of a call is proportional to queries times keys of the whole batch (transformers 5.17,
+    integrations/sdpa_paged.py). The norm is transformers' chain of plain operations."""
 
     name, device = "cpu_torch", "cpu"
     dtypes = ("fp32", "bf16", "int8", "int4")

@@ -97,8 +97,9 @@ class Stretches(AddressSpace):
 
 
 class Buddies(AddressSpace):
-    """Chunks of powers of two, halved until one fits and merged again with their buddy. A space whose size is not a
-    power of two begins as one chunk per set bit of its size, the largest first."""
+    """Chunks whose sizes are powers of two: free chunks are halved until one fits, and merged with their buddies again
+    when freed. A space whose size is not a power of two begins as one chunk per set bit of its size, the largest
+    first."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -129,7 +130,7 @@ class Buddies(AddressSpace):
         start = self._free[order].pop(0)
         while 1 << order > chunk:
             order -= 1
-            self._free[order].insert(0, start + (1 << order))  # empty until now: all smaller chunks were too small
+            self._free[order].insert(0, start + (1 << order))  # was empty: every smaller chunk was too small
         return start
 
     def give(self, start: int, chunk: int) -> None:
@@ -152,5 +153,5 @@ class Buddies(AddressSpace):
         return space, {key: space.take(chunks[key][1]) for key in order}
 
     def _order(self, chunk: int) -> int | None:
-        """Return the smallest order with a free chunk of at least that size."""
+        """Return the smallest order, large enough for the chunk, that has a free chunk."""
         return next((o for o in range(chunk.bit_length() - 1, len(self._free)) if self._free[o]), None)

@@ -13,11 +13,11 @@ from servesim.contracts.request import Request
 
 
 def ids(blocks: Any = ()) -> array[int]:
-    """Return blocks in order, four bytes each: a block table, part of one, or part of the free list."""
+    """Return block ids in order as four-byte integers: a block table, part of one, or part of the free list."""
     return array("i", blocks)
 
 
-MANY = 512  # numpy is faster from here up
+MANY = 512  # numpy is faster from this size up
 WIDTH = ids().itemsize
 
 
@@ -29,7 +29,7 @@ class FreeStack:
     def __init__(self, num_blocks: int) -> None:
         """Start with blocks 1 to `num_blocks` - 1."""
         self._given = ids()  # returned blocks; not truncated on take, since that would move the rest
-        self._top = 0  # how many of them are still free
+        self._top = 0  # how many returned blocks are still free
         self._next = 1  # first never-used block
         self.num_blocks = num_blocks - 1
         """Number of free blocks."""
@@ -79,8 +79,8 @@ class FreeStack:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockTables(KVAllocator):
-    """Blocks and the requests that hold them. Never-used and returned blocks are handed out first, starting with the
-    most recently returned one."""
+    """Blocks and the requests that hold them. Never-used and returned blocks are handed out before any cached ones,
+    starting with the most recently returned block."""
 
     def __init__(self, params: Any, memory: KVMemory) -> None:
         super().__init__(params, memory)
@@ -103,7 +103,7 @@ class BlockTables(KVAllocator):
 
     def check_free(self, held: list[int]) -> None:
         """Raise AssertionError if a block is not either free or held. Never-used blocks are checked by number range
-        only, so the cost grows with the memory used, not its size."""
+        only, so the cost grows with the memory in use, not with the total."""
         free, unused = self._returned(), self._fresh.unused
         used = [*free, *held]
         assert len(free) == len(set(free)), "a block is free twice"

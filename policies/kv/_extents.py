@@ -128,8 +128,8 @@ class ContentIndex:
                 yield from layer
 
     def find(self, key: Hashable, block: int, stop: int) -> tuple[Extent, int] | None:
-        """Return the extent that was the first to hold a given block of a content, and the block (at most `stop`) up to
-        which this is true, or None if there is none."""
+        """Return the first extent entered that holds a given block of a content, and the block (at most `stop`) up to
+        which this is true, or None if there is no such extent."""
         for layer in self._layers.get(key, ()):
             at = bisect_right(layer, block, key=_START)
             if at and layer[at - 1].stop > block:
@@ -156,7 +156,7 @@ class ContentIndex:
             insort(layers[depth], extent, key=_START)
 
     def alone(self, extent: Extent) -> bool:
-        """Return whether the extent is the only one of its content."""
+        """Return whether the extent is the only one with its content."""
         layers = self._layers[extent.key]
         return len(layers) == 1 and len(layers[0]) == 1
 

@@ -29,9 +29,9 @@ class Node:
         self.start = start
         self.end = end
         self.key: Hashable = None
-        """Key under which its parent stores it: the prefix up to the end of its first page."""
+        """Key under which the parent stores this node: the prefix up to the end of the node's first page."""
         self.end_key: Hashable = None
-        """Key of the prefix up to its end."""
+        """Key of the prefix up to the node's end."""
         self.locks = 0
         """Number of requests that hold the node or one below it."""
         self.created = self.last_access = now
@@ -40,7 +40,7 @@ class Node:
         """Length in tokens of the longest prefix that ever passed through the node, evicted or not: the history of a
         conversation."""
         self.priority = 0
-        """Highest priority of the requests that entered it."""
+        """Highest priority among the requests that inserted tokens at or below the node."""
         self.salt = ""
         """Salt of the requests that share it."""
 
@@ -58,8 +58,8 @@ Rank = Callable[[Node], tuple[int, int]]
 def tail_optimized(threshold: int, next_prompt_estimate: int) -> Rank:
     """Return a function that ranks leaves by T-LRU (Zhang et al., Tail-Optimized Caching for LLM Inference, NeurIPS
     2025, arXiv 2510.15152; SGLang's TLRUStrategy). In a conversation of L tokens whose next prompt adds Q, L + Q -
-    threshold tokens must stay for that prompt to compute no more than `threshold` tokens. Tokens beyond those are
-    evicted first, then the least recently used."""
+    threshold tokens must stay cached so that no more than `threshold` tokens of that prompt are computed. Tokens beyond
+    those are evicted first, then the least recently used."""
 
     def rank(node: Node) -> tuple[int, int]:
         spare = node.start >= max(node.history + next_prompt_estimate - threshold, 0)
@@ -89,7 +89,7 @@ class RadixTree:
     """Tree of prefixes in whole pages. Only leaves that no request holds are evicted, each as a whole; sizes are in
     tokens.
 
-    Time is a counter, since SGLang's clock never returns the same time twice either.
+    Time is a counter; like SGLang's clock, it never returns the same time twice.
     """
 
     def __init__(self, page_size: int = 1, eviction_policy: str | Rank = "lru") -> None:
@@ -246,7 +246,7 @@ class RadixTree:
         return (salt, key) if salt and not start else key
 
     def _common(self, node: Node, content: PrefixIdentity, most: int) -> int:
-        """Return how many tokens a content shares with a node that has the same first page."""
+        """Return how many tokens some content shares with a node that has the same first page."""
         page = self.page_size
         low, high = node.start // page + 1, most // page
         while low < high:

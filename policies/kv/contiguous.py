@@ -1,7 +1,7 @@
 """Contiguous KV memory, reserved at admission for the maximum length of a request.
 
-This models engines before PagedAttention: its baselines Orca (Max), (Pow2), and (Oracle), SOSP'23 section 6.1; Orca,
-OSDI'22.
+This models engines before PagedAttention: the baselines Orca (Max), Orca (Pow2), and Orca (Oracle) of the
+PagedAttention paper (SOSP'23, section 6.1). Orca itself is from OSDI'22.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class ContiguousParams:
 
     reservation: Literal["max", "pow2", "oracle"] = "max"
     """Size reserved for each request: max_model_len tokens; its prompt plus its true output length rounded up to a
-    power of two; or exactly its prompt and output. The latter two are oracles (and leave room for drafts that overrun
-    the end)."""
+    power of two; or exactly its prompt and output. The last two are oracles (and leave room for drafts that overrun the
+    end)."""
     fit: Literal["buddy", "first", "best"] = "buddy"
     """Chunk placement: powers of two (buddy system), or chunks of the exact size in the first or smallest hole that
     fits."""
     compaction: bool = False
-    """Whether to compact held memory if no single hole fits but all of them together would; the copy is charged to the
-    step."""
+    """Whether to compact held memory if no single hole is large enough but all holes together are; the copy is charged
+    to the step."""
 
 
 @kv_allocators.register("contiguous")
 class Contiguous(KVAllocator):
     """Contiguous reservations. Growth within a reservation never fails; growth beyond it fails for lack of memory. Free
-    memory in holes too small for the mean chunk allocated so far is external waste. (Under "max" all chunks are the
-    same size, so this is exactly the memory that no request can ever use.)"""
+    memory in holes too small for the mean chunk allocated so far counts as external waste. (Under "max" all chunks are
+    the same size, so this is exactly the memory that no request can ever use.)"""
 
     Params = ContiguousParams
     params: ContiguousParams

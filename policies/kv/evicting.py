@@ -36,7 +36,7 @@ class CachedBlock:
     depth: int
     """Number of blocks before it in its prompt."""
     hits: int = 0
-    """Number of requests admitted with it as part of their hit."""
+    """Number of admitted requests whose hit included this block."""
     last_used: int = 0
     """Sequence number, from 1, of the admission or release that last used it."""
 

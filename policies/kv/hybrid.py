@@ -1,6 +1,6 @@
 """Prefix caching for models with sliding windows or states in some layers: a block table per group of layers.
 
-All groups draw on one pool of blocks of equal bytes (vLLM 0.33: vllm/v1/core/kv_cache_coordinator.py,
+All groups draw on one pool of blocks of equal size in bytes (vLLM 0.33: vllm/v1/core/kv_cache_coordinator.py,
 single_type_kv_cache_manager.py). A state is a window of `STATE_WINDOW` tokens, held by the block that contains the last
 computed token. Of the blocks that a step passes, only the last two are taken; a prefix is found at the end of the first
 of these (mamba_cache_mode align; vLLM ends a step there, which is not modeled). With prefix caching off, only the last
@@ -271,9 +271,9 @@ class Hybrid(BlockwisePrefix):
         return max(processed - window + 1, 0) // self.block_size if window is not None else 0
 
     def _needed(self, tokens: int, hit: Hit, capped: bool, processed: int | None = None) -> int:
-        """Return the free blocks needed to hold `tokens` tokens beyond a hit, `processed` of which need no step (None:
-        only the hit's tokens). If `capped`, a window's need is limited, since the window slides on before more tokens
-        are computed than may be in flight."""
+        """Return how many free blocks are needed, in addition to a hit, to hold `tokens` tokens, of which `processed`
+        need no step (None: only the hit's tokens). If `capped`, a window's need is limited, since the window slides on
+        before more tokens are computed than may be in flight."""
         needed = 0
         found = (hit.blocks[0] if hit.blocks else ()) or ((),) * len(self.windows)
         tokens = min(tokens, self.max_model_len)
@@ -366,7 +366,7 @@ def nulls(n: int) -> array[int]:
 
 def window_hit(cached: Callable[[int], bool], num_blocks: int, contiguous: int) -> int:
     """Return the number of blocks of the longest prefix, at most `num_blocks`, from which a sliding window can
-    continue: its last `contiguous` blocks are cached, or all of them if it is shorter."""
+    continue: one whose last `contiguous` blocks are cached, or all blocks if it has fewer."""
     run = 0
     for i in reversed(range(num_blocks)):
         run = run + 1 if cached(i) else 0

@@ -21,7 +21,7 @@ from ._block_tables import BlockTables, ids
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Paged(BlockTables):
     """Paged memory whose blocks come from a LIFO free list. Block 0 is vLLM's null block, which is never allocated, so
-    `num_blocks - 1` are usable; fresh ones go out in the order 1, 2, 3, ...
+    `num_blocks - 1` are usable; fresh blocks go out in the order 1, 2, 3, ...
 
     Samples forked from a request share its blocks, with holders counted per block. If others hold the last, partly
     filled block, the first request that writes to it copies it (vLLM V0: core/block_manager_v1.py).
@@ -35,7 +35,7 @@ class Paged(BlockTables):
         self._extra: dict[int, int] = {}  # block -> holders beyond the first
         self._partial: dict[int, int] = {}  # partly filled block shared by samples -> its unused slots
         self._overlap = 0  # how many of those slots `held_tokens` and `_table_blocks` count more than once
-        self._layouts: dict[Request, list[int]] = {}  # swapped out with samples: the number of each block
+        self._layouts: dict[Request, list[int]] = {}  # request swapped out with samples -> numbers of its blocks
 
     def fits(self, request: Request) -> bool:
         """Return whether a request can be held. If several samples are to be forked, each needs blocks beyond the
@@ -180,8 +180,7 @@ class Paged(BlockTables):
         return others > 0
 
     def _copy_on_write(self, table: array[int], end: int) -> bool:
-        """Grow a table to token `end`, replacing its last block with a private copy; return False if there are too few
-        blocks."""
+        """Grow a table to token `end`, with a private copy of its last block; return False if blocks are too few."""
         short = max(self._blocks(min(end, self.max_model_len)) - len(table), 0) + 1
         if short > self.num_free_blocks():
             return False

@@ -39,7 +39,7 @@ class PrefixHash(PrefixCaching):
         # The extents each request holds, up to its last published block: an extent reaches to the start of the next,
         # however many parts it has been split into since.
         self._held: dict[Request, list[Extent]] = {}
-        self._shared = 0  # blocks in extents, once per holder beyond the first
+        self._shared = 0  # blocks in extents, counted once per holder after the first
 
     def num_free_blocks(self) -> int:
         return self._fresh.num_blocks + self._queue.num_blocks
@@ -207,7 +207,7 @@ class PrefixHash(PrefixCaching):
         return self._published[request]
 
     def _restored(self, together: Sequence[Request]) -> None:
-        """Publish full blocks held by several samples immediately, one by one."""
+        """Immediately publish full blocks that several samples hold, one by one."""
         super()._restored(together)
         shared: dict[int, Extent] = {}
         for request in together:

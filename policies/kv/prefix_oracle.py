@@ -20,9 +20,9 @@ from .evicting import CachedBlock, Evicting
 
 @kv_allocators.register("prefix-oracle")
 class PrefixOracle(Evicting):
-    """`prefix-hash` except for the choice of victims. A block's next use is by the first request not yet admitted whose
-    prompt begins with everything up to that block's end; among equals, the block deepest in its prompt is evicted
-    first."""
+    """Prefix cache like `prefix-hash` except for the choice of victims. A block's next use is by the first request not
+    yet admitted whose prompt begins with everything up to that block's end; among equals, the block deepest in its
+    prompt is evicted first."""
 
     needs = frozenset({"future"})
 

@@ -114,7 +114,7 @@ class PrefixRadix(KVAllocator):
         return True
 
     def free(self, request: Request) -> None:
-        """Free a request's memory. Also enter the output of a finished request in the tree, but not the output of one
+        """Free a request's memory. Also enter the output of a finished request in the tree, but not that of a request
         that will come back."""
         held = self._held[request]
         self._prefilling.pop(request, None)
@@ -195,7 +195,7 @@ class PrefixRadix(KVAllocator):
     def _enter(self, request: Request, held: _Holding, upto: int) -> None:
         """Enter a request's tokens before `upto` in the tree and lock them. Free its own copy of tokens that other
         requests have entered in the meantime. A request counts as a hit on a node only once, however often it enters
-        tokens below."""
+        tokens below that node."""
         before = held.node
         priority = -request.priority  # here low is urgent; in SGLang, high is
         found, node = self.tree.insert(_content(request), upto, request.salt, priority, inserted_len=held.entered)

@@ -13,7 +13,7 @@ from servesim.plugins.registry import build_params
 
 
 class InFront(Router):
-    """Router in front of the one that `params.router` names, which uses its default parameters."""
+    """Router in front of another one, which `params.router` names and which runs with its default parameters."""
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
@@ -30,7 +30,7 @@ class InFront(Router):
 
     @abstractmethod
     def admit(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
-        """Return a decision like that of `route`; it may hold a request back or reject it."""
+        """Return a decision as `route` does; it may also hold the request back or reject it."""
 
     def ask(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         """Return the decision of the inner router."""

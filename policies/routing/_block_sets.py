@@ -25,7 +25,7 @@ class BlockSets:
 
     def __init__(self) -> None:
         self._holders: dict[Hashable, int] = {}  # one bit per replica that has the block
-        self._copies: dict[tuple[int, Hashable], int] = {}  # if there is more than one
+        self._copies: dict[tuple[int, Hashable], int] = {}  # number of copies, if more than one
         self.sizes: dict[int, int] = {}
         """Number of distinct blocks at each replica."""
 

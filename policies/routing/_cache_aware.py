@@ -22,7 +22,7 @@ class CacheAwareParams:
     cache_threshold: float = 0.3
     """Known share of a prompt above which it goes to a replica that has that prefix."""
     balance_abs_threshold: int = 64
-    """Requests in flight by which the most loaded replica may exceed the least loaded."""
+    """Number of requests in flight by which the most loaded replica may exceed the least loaded."""
     balance_rel_threshold: float = 1.5
     """Multiple of the least loaded replica's requests in flight that the most loaded may have. Replicas are out of
     balance if they exceed both thresholds."""

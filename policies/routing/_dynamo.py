@@ -87,7 +87,7 @@ class DynamoRouter(InFlightRouter):
         self.active = BlockSets()
         """Blocks of live prompts."""
         self.prefill_tokens = [0] * num_replicas
-        """Prompt tokens booked and not finished."""
+        """Booked prompt tokens whose prefill has not finished."""
         self.output_blocks = [0] * num_replicas
         self.prompt_blocks = [0] * num_replicas
         """Blocks of live prompts, counting shared blocks once per prompt."""

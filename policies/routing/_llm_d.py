@@ -67,7 +67,7 @@ class LlmDRouter(InFlightRouter):
         super().__init__(params, num_replicas)
         self.tokens = [0] * num_replicas
         """Prompt tokens in flight, by replica."""
-        self._cold: dict[int, None] = {}  # replicas in order of the last prompt that no replica had
+        self._cold: dict[int, None] = {}  # replicas by when they last got a prompt that no replica had
         self._homes: dict[str, int] = {}
         self._hit = False
 

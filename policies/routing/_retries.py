@@ -42,8 +42,8 @@ class RetryParams:
         check_least(self, 0, "initial_backoff_ms", "max_backoff_ms", "jitter_factor", "timeout_s")
 
     def wait_ns(self, attempt: int, uniform: float) -> int | None:
-        """Return the wait after attempt number `attempt` (from 0) failed, given a draw between 0 and 1, or None if it
-        was the last attempt."""
+        """Return the wait after the failure of attempt number `attempt` (from 0), given a draw between 0 and 1, or None
+        if it was the last attempt."""
         if attempt + 1 >= self.max_retries:
             return None
         wait = min(self.initial_backoff_ms * self.backoff_multiplier**attempt, self.max_backoff_ms)

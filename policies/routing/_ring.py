@@ -12,8 +12,8 @@ VIRTUAL_NODES = 150
 
 
 class HashRing:
-    """Ring of replicas, by index. The original hashes URLs with BLAKE3; indices and BLAKE2b give other positions with
-    the same statistics."""
+    """Ring of replicas, by index. The original hashes URLs with BLAKE3; hashing indices with BLAKE2b gives other
+    positions with the same statistics."""
 
     def __init__(self, num_replicas: int) -> None:
         self._places: list[tuple[int, int]] = []

@@ -30,11 +30,11 @@ class Node:
         self.origin = origin
         """Request for which it was first inserted."""
         self.key: Hashable = _prefix(origin, start + 1) if origin is not None else None
-        """Key under which its parent stores it: the prefix up to its first token."""
+        """Key under which the parent stores this node: the prefix up to the node's first token."""
         self.end_key: Hashable = _prefix(origin, end) if origin is not None else None
-        """Key of the prefix up to its end."""
+        """Key of the prefix up to the node's end."""
         self.creator = creator
-        """Tenant that owns it: its creator, as long as the creator is one of its tenants."""
+        """Tenant that owns the node: its creator, as long as the creator is among its tenants."""
         self.children: dict[Hashable, Node] = {}
         self.tenants: dict[int, int] = {}
         """Tenants with the epoch of their last use."""

@@ -17,7 +17,7 @@ from servesim.policies.routing._retries import Breaker, RetryParams
 
 @dataclass(frozen=True)
 class CircuitBreakerParams(RetryParams):
-    """Router behind the breakers, and settings of retries and breakers, with the command-line defaults."""
+    """Name of the router behind the breakers, and settings of retries and breakers, with the command-line defaults."""
 
     router: str = "round-robin"
     """Name of the router behind this one; it uses its default parameters."""
@@ -45,8 +45,8 @@ class CircuitBreaker(InFront):
         return self.ask(request, passed)
 
     def retry_ns(self, attempt: int) -> int | None:
-        """Return the wait after attempt number `attempt` (from 0) of a request failed, or None if its client gets the
-        error."""
+        """Return the wait after the failure of a request's attempt number `attempt` (from 0), or None if its client
+        gets the error."""
         wait: int | None = self.params.wait_ns(attempt, self.uniform())
         return wait
 

@@ -22,7 +22,7 @@ class DynamoKVParams(DynamoParams):
     """Cost weights, with the defaults of ai-dynamo-runtime 1.6.1."""
 
     router_track_output_blocks: bool = False
-    """Whether to book answer blocks as they grow, one per block of tokens."""
+    """Whether to also book the blocks of an answer as it grows, one at a time."""
 
 
 @routers.register("dynamo-kv")

@@ -2,7 +2,7 @@
 
 Source: pkg/epp/flowcontrol. While replicas are saturated, requests wait in the endpoint picker, in priority bands, the
 most urgent first. While the saturation, as reported by engines, is below 1, one request leaves per millisecond. A
-request is refused with 429 if its band is full or its time in the queue is over. Priorities are those of the traces,
+request is refused with 429 if its band is full or its time in the queue is up. Priorities are those of the traces,
 lowest first; llm-d counts in the opposite direction. Not modeled: limits in bytes, per-band limits, forgetting of idle
 flows, saturation by requests in flight, and stale metrics.
 """

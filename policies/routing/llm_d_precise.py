@@ -1,4 +1,4 @@
-"""The llm-d router with precise prefixes: engines' cache reports, weighted with queue length and KV usage.
+"""The llm-d router with precise prefixes: engines' cache reports, weighted together with queue length and KV usage.
 
 Scorers are in `_llm_d`. Blocks are the engine's own; a prompt just sent counts as cached for 2 s, so that a burst of
 identical prompts does not scatter.

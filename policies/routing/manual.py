@@ -104,8 +104,8 @@ class StickyParams(ManualParams):
     """Placement of keys in vllm-router 0.1.17."""
 
     counts_in_flight: bool = False
-    """Whether new keys go to the least loaded replica. Over HTTP the real router counts nothing for this policy, so
-    they may go to any replica."""
+    """Whether new keys go to the least loaded replica. Over HTTP the real router counts nothing for this policy, so new
+    keys may go to any replica."""
 
 
 @routers.register("sticky-least-loaded")

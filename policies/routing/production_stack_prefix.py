@@ -1,4 +1,4 @@
-"""The prefixaware routing of the vLLM production stack's router 0.1.12 (commit a6c01db0).
+"""The prefixaware routing policy of the vLLM production stack's router 0.1.12 (commit a6c01db0).
 
 Source: vllm-project/production-stack, src/vllm_router/routers/routing_logic.py and prefix/hashtrie.py. It records which
 prompts it sent to which replica, in chunks of 128 characters, and never forgets; load is ignored. A final partial chunk

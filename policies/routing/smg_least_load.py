@@ -1,6 +1,6 @@
 """The least_load policy of smg 1.13.0: the replica with the lowest expected wait according to the engines' reports.
 
-Without reports, it is the least loaded replica.
+Without reports, the policy picks the least loaded replica.
 
 Source: lightseekorg/smg, model_gateway/src/policies/least_load.rs. The real policy polls waiting uncached tokens and
 generated tokens/s. Reports here contain waiting requests and KV usage, so `tokens_per_request` stands for the tokens of
@@ -34,9 +34,9 @@ class LeastLoadParams:
 
 @routers.register("smg-least-load")
 class SmgLeastLoad(InFlightRouter):
-    """Router that picks any of the least loaded replicas by its own count. With reports (`cluster.report_every_s`), it
-    minimizes (waiting tokens + tokens sent since the report) / throughput + 0.15 k / (1 - k), with k being KV usage;
-    ties go to the lowest index."""
+    """Router that picks any of the replicas that are least loaded by its own count. With reports
+    (`cluster.report_every_s`), it minimizes (waiting tokens + tokens sent since the report) / throughput + 0.15 k / (1
+    - k), with k being KV usage; ties go to the lowest index."""
 
     Params = LeastLoadParams
 

@@ -1,7 +1,7 @@
 """Any router behind a per-tenant rate limit: a token bucket of requests for each tenant, as in API gateways.
 
 This is the textbook bucket, not modeled on a particular engine: it starts with `burst` requests, its maximum, and gains
-`per_s` requests per second. A request is refused with 429 if the bucket holds less than one.
+`per_s` requests per second. A request is refused with 429 if the bucket holds less than one request.
 """
 
 from __future__ import annotations

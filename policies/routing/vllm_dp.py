@@ -64,5 +64,5 @@ class VllmDP(Router):
             self._chosen.append((-1, 0))
 
     def _score(self, view: ReplicaView, now_ns: int) -> int:
-        chosen = 0 if view.at_ns >= now_ns else self._chosen[view.index][1]  # a live view includes them
+        chosen = 0 if view.at_ns >= now_ns else self._chosen[view.index][1]  # a live view includes them already
         return 4 * (view.num_waiting + chosen) + view.num_running

@@ -3,9 +3,9 @@
 The throughput loop runs every 180 s: it forecasts the requests and the prompt and answer lengths of the next interval;
 replicas = ceil(demand / rate of one replica within the TTFT and ITL limits). The load loop runs every 5 s: it adds one
 replica if every replica's next TTFT or ITL would exceed its limit, and removes one if each would stay below 0.8 of what
-its limit allows with N/(N-1) of the load. Neither decides while a replica is starting or draining. If both loops run,
-the throughput loop sets the minimum. The planner reads step costs from profiled grids and regressions of recorded
-passes; here the simulator's step costs are used directly.
+its limit allows with N/(N-1) of the load. Neither loop makes a decision while a replica is starting or draining. If
+both loops run, the throughput loop sets the minimum. The planner reads step costs from profiled grids and regressions
+of recorded passes; here the simulator's step costs are used directly.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DynamoParams(ScalerParams):
 
 @scalers.register("dynamo-planner")
 class DynamoPlanner(Scaler):
-    """Planner that divides forecast demand by the rate of a replica, corrected by load."""
+    """Planner that divides the forecast demand by the rate of a replica and corrects the result by the current load."""
 
     Params = DynamoParams
 
@@ -121,7 +121,7 @@ class DynamoPlanner(Scaler):
                 high = count - 1
         if best:
             return best
-        return 1 / (prefill + osl * self.profile.decode_s(1, isl + osl // 2))  # limits cannot be met: one at a time
+        return 1 / (prefill + osl * self.profile.decode_s(1, isl + osl // 2))  # limits cannot be met: run one by one
 
     def _by_load(self, load: PoolLoad) -> int:
         """Return the change in replicas: 1, 0, or -1."""

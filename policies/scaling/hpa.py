@@ -1,8 +1,9 @@
 """Kubernetes' horizontal pod autoscaler (autoscaling/v2, its documented rule and defaults) on a metric of the pods.
 
-desired = ceil(replicas x mean / target), unchanged within the tolerance; when scaling up, pods that are not ready
-count as 0. When scaling down, the highest recommendation of the last stabilization window applies. It adds at most the
-larger of `up_pods` and 100 % in 15 s. It cannot scale to or from zero. Metrics are read without a scraping delay.
+desired = ceil(replicas x mean / target), unchanged within the tolerance; when scaling up, pods that are not ready count
+as 0. When scaling down, the highest recommendation of the last stabilization window applies. The autoscaler adds at
+most the larger of `up_pods` and 100 % in 15 s. It cannot scale to or from zero. Metrics are read without a scraping
+delay.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class HpaParams(ScalerParams):
     """Metric per replica. waiting: waiting requests; running: requests that hold a slot; kv: share of KV memory in
     use."""
     target: float = 3.0
-    """Target value of the metric per replica (usual: 1 to 5 waiting, 0.7 to 0.8 of KV memory)."""
+    """Target value of the metric per replica (typically 1 to 5 for waiting, 0.7 to 0.8 for kv)."""
     sync_s: float = 15.0
     """--horizontal-pod-autoscaler-sync-period."""
     tolerance: float = 0.1
@@ -37,7 +38,7 @@ class HpaParams(ScalerParams):
     up_window_s: float = 0.0
     """behavior.scaleUp.stabilizationWindowSeconds."""
     up_pods: int = 4
-    """behavior.scaleUp: pods that may be added in 15 s."""
+    """behavior.scaleUp: number of pods that may be added in 15 s, or 100 % if that is more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,10 +59,11 @@ class Stabilized:
     def __init__(self, params: Any, up_period_s: float = 15.0) -> None:
         self._params, self._up_period_s = params, up_period_s
         self._answers: deque[tuple[int, int]] = deque()  # (ns, replicas)
-        self._sizes: deque[tuple[int, int]] = deque()  # (ns, replicas), for the policy
+        self._sizes: deque[tuple[int, int]] = deque()  # (ns, replicas), for the scaling policy
 
     def hold(self, at_ns: int, now: int, desired: int) -> int:
-        """Return the number of replicas that results from a recommendation of `desired` with `now` replicas."""
+        """Return the number of replicas that results from a recommendation of `desired` when there are `now`
+        replicas."""
         params = self._params
         self._answers.append((at_ns, desired))
         longest = max(params.down_window_s, params.up_window_s)
@@ -80,7 +82,7 @@ class Stabilized:
 
 @scalers.register("hpa")
 class Hpa(Scaler):
-    """Kubernetes' horizontal pod autoscaler on the mean of a metric over the pods."""
+    """Kubernetes' horizontal pod autoscaler, driven by the mean of a metric over the pods."""
 
     Params = HpaParams
 
@@ -103,6 +105,6 @@ class Hpa(Scaler):
         if abs(ratio - 1) <= params.tolerance:
             return now
         if ratio < 1 or not load.num_starting:
-            return ceil(ratio * len(load.ready))  # going down, unready pods are ignored
+            return ceil(ratio * len(load.ready))  # scaling down ignores unready pods
         ratio = total / now / params.target  # unready pods count as 0
         return now if ratio <= 1 + params.tolerance else ceil(ratio * now)

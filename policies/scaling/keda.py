@@ -1,8 +1,8 @@
-"""KEDA (documented rule and defaults): the horizontal pod autoscaler on a sum, plus scaling to and from 0.
+"""KEDA (documented rule and defaults): the horizontal pod autoscaler, driven by a sum, plus scaling to and from 0.
 
-The metric is the sum over replicas, including requests that wait in the router; desired = ceil(sum / target), unchanged
-within the tolerance (an external metric of type AverageValue). With `min` 0 the last replica is removed once there has
-been no load for the cool-down period, and the first is added at the next poll that finds load.
+The metric is the sum over replicas, including requests that wait in the router; desired = ceil(sum / target), with no
+change within the tolerance (an external metric of type AverageValue). If `min` is 0, the last replica is removed once
+there has been no load for the cool-down period, and the first is added at the next poll that finds load.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class KedaParams(ScalerParams):
     """Settings of a ScaledObject."""
 
     metric: Metric = "waiting"
-    """Metric. waiting: waiting requests, including in the router; running: requests with a slot; kv: share of memory in
-    use."""
+    """Metric. waiting: waiting requests, including those in the router; running: requests that hold a slot; kv: share
+    of KV memory in use."""
     target: float = 3.0
     """Target value of the metric per replica."""
     polling_s: float = 30.0
@@ -36,7 +36,7 @@ class KedaParams(ScalerParams):
     up_window_s: float = 0.0
     """Its behavior.scaleUp.stabilizationWindowSeconds."""
     up_pods: int = 4
-    """Pods that may be added in 15 s, if more than 100 %."""
+    """Number of pods that may be added in 15 s, or 100 % if that is more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,7 +48,7 @@ class KedaParams(ScalerParams):
 
 @scalers.register("keda")
 class Keda(Scaler):
-    """KEDA on a metric, with scaling to zero if `min` is 0."""
+    """KEDA driven by a metric, with scaling to zero if `min` is 0."""
 
     Params = KedaParams
 

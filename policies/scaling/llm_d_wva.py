@@ -1,11 +1,11 @@
 """Saturation rule of llm-d's workload variant autoscaler v0.5.1 (commit b08b1c7), for one variant.
 
 A replica's spare KV memory is 0.80 minus its usage, and its spare queue is 5 minus its waiting requests, both at their
-worst value of the last minute; it is saturated if either is 0 or less. A replica is added if the mean spare of the
-unsaturated ones is below a trigger. One is removed if the others, with its load distributed among them, keep their
-spare above the triggers and at least two are not saturated. No decision is made while one is starting or draining. It
-scales from zero as soon as requests wait. From memory, not checked against the source: metrics every 15 s, a decision
-every 60 s. The pod autoscaler that acts on its recommendation is not modeled.
+worst in the last minute; the replica is saturated if either is 0 or less. A replica is added if the unsaturated
+replicas' mean spare memory or mean spare queue is below its trigger. One is removed if at least two are unsaturated and
+the others, with its load distributed among them, would not fall below the triggers. No decision is made while a replica
+is starting or draining. The autoscaler scales from zero as soon as requests wait. From memory, not checked against the
+source: metrics every 15 s, a decision every 60 s. The pod autoscaler that acts on its recommendation is not modeled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WvaParams(ScalerParams):
 
 @scalers.register("llm-d-wva")
 class LlmDWva(Scaler):
-    """Autoscaler on the spare KV memory and queue of unsaturated replicas."""
+    """Autoscaler based on the spare KV memory and spare queue of unsaturated replicas."""
 
     Params = WvaParams
 
@@ -74,7 +74,7 @@ class LlmDWva(Scaler):
         return now + self._step(worst)
 
     def _worst(self, load: PoolLoad) -> list[tuple[float, float]]:
-        """Return the worst (KV, queue) in the window for each ready replica."""
+        """Return, for each ready replica, the highest KV usage and the longest queue in the window."""
         for gone in self._seen.keys() - load.ready.keys():
             del self._seen[gone]
         found = []

@@ -18,7 +18,7 @@ def pending(request: Request) -> int:
 
 
 def watermark(kv: KVAllocator, fraction: float) -> int:
-    """Return the tokens in the given fraction of the usable blocks, rounded down to whole blocks."""
+    """Return the number of tokens in the given fraction of the usable blocks, rounded down to whole blocks."""
     return int(fraction * (kv.capacity_tokens // kv.block_size)) * kv.block_size
 
 
@@ -29,7 +29,7 @@ def one_block_free(kv: KVAllocator, sequences: int = 1) -> bool:
 
 
 def refuse_if_hopeless(scheduler: Scheduler, ctx: PlanContext, request: Request) -> bool:
-    """Reject the head of the queue if it was refused although no other request holds memory, since it could never
+    """Reject the head of the queue if it was denied memory although no other request holds any, since it could never
     run."""
     if scheduler.running or ctx.plan.tokens or scheduler.kv.held_tokens:
         return False

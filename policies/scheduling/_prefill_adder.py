@@ -1,7 +1,8 @@
 """Budget of one SGLang prefill batch (0.5.23: srt/managers/schedule_policy.py, PrefillAdder;
 srt/mem_cache/prefill_budget.py).
 
-New requests are charged for all the tokens they may still generate, running ones for `new_token_ratio` of theirs.
+New requests are charged for all the tokens they may still generate; running ones, for a share of theirs,
+`new_token_ratio`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Added(Enum):
 
 
 class Grant(NamedTuple):
-    """Tokens of a request that this batch computes, and whether some are left over."""
+    """Number of tokens of a request that this batch computes, and whether any are left over."""
 
     tokens: int
     chunked: bool
@@ -40,9 +41,9 @@ def max_new(request: Request, clip: int = CLIP_MAX_NEW_TOKENS) -> int:
 
 
 class PrefillAdder:
-    """Budgets of one batch: tokens of memory, of input, and of one chunk. `left` is the number of tokens that `running`
-    may still generate, each capped at CLIP_MAX_NEW_TOKENS. `decodes` is the number of decode requests mixed into the
-    batch."""
+    """Budgets of one batch: tokens of memory, of input, and of one chunk. `left` is the number of tokens that the
+    `running` requests may still generate, each request capped at CLIP_MAX_NEW_TOKENS. `decodes` is the number of decode
+    requests mixed into the batch."""
 
     def __init__(
         self,
@@ -100,9 +101,9 @@ class PrefillAdder:
     def add(
         self, request: Request, hit: Hit, idle_tokens: int, *, whole: bool = False, external: int = 0
     ) -> Grant | Added:
-        """Grant a waiting request tokens beyond its hit and the `external` tokens after the hit, which are loaded.
-        `idle_tokens` tokens of the hit can then no longer be evicted. `whole` forbids a second chunked prompt alongside
-        one in progress."""
+        """Grant a waiting request tokens to compute, after its hit and the `external` tokens that follow the hit and
+        are loaded instead. If the request is added, `idle_tokens` of the hit's tokens can no longer be evicted. `whole`
+        forbids a second chunked prompt alongside one in progress."""
         extend = request.num_tokens - hit.num_tokens
         if self.ignore_eos:
             if not self._completions_fit(request, extend):
@@ -136,7 +137,7 @@ class PrefillAdder:
 
     def _completions_fit(self, request: Request, extend: int) -> bool:
         """Return whether memory suffices if every request runs to its cap. The order of completions is then known, and
-        the memory free at each one must cover the remaining requests."""
+        the memory free at each completion must cover the remaining requests."""
         paged = self._paged(extend) + self.page
         if paged > min(self.remaining_now, self.remaining):
             return False

@@ -1,10 +1,10 @@
 """SGLang's decode side when prompts are computed remotely (0.5.23: srt/disaggregation/decode.py).
 
-Requests are given memory for their prompts first come, first served (the prealloc queue), as long as enough is left for
-the running requests: `RESERVED_DECODE_TOKENS` for each request here, or the amount that the longest of them would need
-alone. When a request's KV has arrived, it joins the batch as it is, without a separate step ("prebuilt"). While a
-retracted request waits, no request is given memory. Retracted requests are recomputed here; SGLang copies their KV to
-host memory and back.
+Requests are given memory for their prompts first come, first served (the prealloc queue), as long as enough memory is
+left for the running requests: `RESERVED_DECODE_TOKENS` for each request on this side or, if that is more, the amount
+that the longest of them would need if it ran alone. When a request's KV has arrived, it joins the batch as it is,
+without a separate step ("prebuilt"). While a retracted request waits, no request is given memory. Here, retracted
+requests are recomputed; SGLang copies their KV to host memory and back.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ RETRACT_DECODE_STEPS = 20
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RunningBatch(Scheduler):
-    """Requests that decode together, and the state of these requests that prefill needs."""
+    """Requests that decode together, and the state that prefill shares with them."""
 
     def __init__(self, params: SglangParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
-        self._rules = params  # SGLang's, even in a subclass
+        self._rules = params  # SGLang's params, even in a subclass
         self._page, self._groups = kv.block_size, len(kv.memory.windows) if kv.grouped else 1
         self.batch: list[Request] = []  # decoding; may include requests that ended since it last ran
         self._ended = False  # whether it may
@@ -32,7 +32,7 @@ class RunningBatch(Scheduler):
         self.full = False  # no request enters until one leaves
         self._init_ratio = min(0.7 * params.schedule_conservativeness, 1.0)
         self._ratio, self._decays = self._init_ratio, 0
-        self._prefilled = 0  # tokens of all prefill batches
+        self._prefilled = 0  # tokens in all prefill batches so far
         self._prefilled_before: dict[Request, int] = {}  # at waiter's arrival
         self._decodes_due = 0
         self._unread: dict[Request, None] = {}  # in `waiting`, not yet seen by the scheduler
@@ -84,7 +84,8 @@ class RunningBatch(Scheduler):
         return request.num_tokens + coming > computed and computed < request.prompt_len + request.max_tokens
 
     def _make_room(self, ctx: PlanContext, retract: bool) -> bool:
-        """Return whether every decode can have its token; if not, retract requests until the rest can."""
+        """Return whether memory suffices for one more token per decode; if not and `retract` is set, retract requests
+        until it suffices for the rest."""
         self._drop_ended()
         if self._needed(self.batch) <= self.kv.usage().free:
             return True
@@ -98,18 +99,19 @@ class RunningBatch(Scheduler):
             self.kv.evict(len(keep) * RETRACT_DECODE_STEPS)
         self.batch = keep
         if len(keep) == 1 and self._needed(keep) > self.kv.usage().free and not ctx.extend(keep[0], 1):
-            self._give_up(ctx, keep[0])  # groups of layers with windows may have just given back some pages
+            self._give_up(ctx, keep[0])  # layer groups with windows may have just freed pages
         self._ratio = self.ratio_after_retraction(self.batch)
         self._decays = 0
         return False
 
     def _needed(self, requests: Iterable[Request]) -> int:
-        """Return the tokens in the pages that one more token per request takes, with one page per group of layers."""
+        """Return the number of tokens in the pages needed for one more token per request, at one page per layer
+        group."""
         slots = self.kv.slots
         return self._page * self._groups * sum(self._wants(r) and slots(r) <= r.num_computed_tokens for r in requests)
 
     def retraction_order(self, requests: Iterable[Request]) -> list[Request]:
-        """Return the requests from the last to be retracted to the first."""
+        """Return the requests in reverse order of retraction: the first to be retracted comes last."""
 
         def worth(request: Request) -> tuple[int, int, int]:
             sign = 1 if self._rules.schedule_low_priority_values_first else -1

@@ -1,4 +1,4 @@
-"""Orders of SGLang's waiting queue (0.5.23: srt/managers/schedule_policy.py, SchedulePolicy)."""
+"""Orderings of SGLang's waiting queue (0.5.23: srt/managers/schedule_policy.py, SchedulePolicy)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servesim.contracts import Hit, Request
 MATCH_LIMIT = 128
 """Number of waiting requests above which LPM and HRRN skip prefix matching and leave the queue as it is."""
 IN_BATCH_CHECK = 32
-"""Cached tokens up to which a waiting request is compared with those before it in the queue."""
+"""Maximum number of cached tokens at which a waiting request is compared with those before it in the queue."""
 IN_BATCH_DEPRIORITIZE = 32
 """Number of shared tokens at which such a request is postponed, since the requests before it will cache them."""
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
@@ -75,7 +75,7 @@ def _put_off(waiting: Sequence[Request], hits: dict[Request, int]) -> set[Reques
 
 
 class _Node:
-    """A cached prefix of waiting requests, up to `length`."""
+    """Cached prefix, `length` tokens long, of one or more waiting requests."""
 
     __slots__ = ("children", "ends", "example", "length", "weight")
 
@@ -114,7 +114,7 @@ def _insert(node: _Node, request: Request, length: int) -> None:
         if child is None:
             child = node.children[branch] = _Node(length, request)
         common = _common(child.example, request, node.length + 1, min(child.length, length))
-        if common < child.length:  # they diverge in the edge
+        if common < child.length:  # they diverge partway along the edge
             upper = node.children[branch] = _Node(common, child.example)
             upper.children[_key(child.example, common + 1)] = child
             upper.weight = child.weight

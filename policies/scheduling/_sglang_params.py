@@ -16,7 +16,7 @@ class SglangParams:
 
     max_running_requests: int | None = None
     """Maximum number of running requests; None: vLLM's max_num_seqs for the GPU, but at least 2048 (SGLang: 2048 to
-    4096, by memory)."""
+    4096, depending on memory)."""
     chunked_prefill_size: int | None = None
     """Maximum prompt tokens per chunk in a step; None: depends on GPU memory; -1: prompts are not split."""
     max_prefill_tokens: int = 16384
@@ -38,13 +38,13 @@ class SglangParams:
     retraction_policy: str = "length"
     """Requests to retract first: "length" (shortest output, then longest prompt) or "priority"."""
     enable_priority_scheduling: bool = False
-    """Whether to serve by priority, then by schedule_policy; a request may preempt running ones."""
+    """Whether to serve requests by priority, then by schedule_policy, and to let a request preempt running ones."""
     schedule_low_priority_values_first: bool = False
     """Whether lower values mean higher priority."""
     priority_scheduling_preemption_threshold: int = 10
     """Priority difference above which a waiting request preempts running ones of lower priority."""
     ignore_eos: bool = False
-    """Whether clients request that generation continue to their caps despite EOS; without a prefix cache, this makes
+    """Whether clients ask the server to ignore EOS and generate up to their caps; without a prefix cache, this makes
     memory use predictable."""
 
     def __post_init__(self) -> None:

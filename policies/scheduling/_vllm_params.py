@@ -12,7 +12,7 @@ class VllmParams(SchedulerParams):
     """vLLM's settings under vLLM's names, with its defaults."""
 
     policy: str = "fcfs"
-    """Queue order: "fcfs", or "priority": lower value first, then arrival, then request id."""
+    """Queue order: "fcfs" or "priority" (lowest value first, with ties by arrival time, then by request id)."""
     enable_chunked_prefill: bool = True
     """Whether to split prompts to fit the remaining budget; otherwise a prompt waits until it fits as a whole."""
     long_prefill_token_threshold: int = 0

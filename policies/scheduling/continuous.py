@@ -24,7 +24,7 @@ from ._common import one_block_free, pending, refuse_if_hopeless, watermark
 
 @dataclass(frozen=True)
 class ContinuousParams(SchedulerParams):
-    """vLLM V0's settings. If unset: 256 sequences, and max_model_len tokens, at least 2,048."""
+    """vLLM V0's settings. If unset: 256 sequences, and max_model_len tokens but at least 2,048."""
 
     watermark: float = 0.01
     """Fraction of the blocks that admissions and swap-ins leave free."""
@@ -43,7 +43,8 @@ class ContinuousParams(SchedulerParams):
 
 @schedulers.register("continuous")
 class Continuous(Scheduler):
-    """vLLM V0's default scheduler. If host memory is full, it recomputes (V0 fails)."""
+    """vLLM V0's default scheduler. If host memory is full, it recomputes requests instead of swapping them out (V0
+    fails)."""
 
     Params = ContinuousParams
     supports = frozenset({"swap"})

@@ -1,8 +1,9 @@
 """Skip-join multi-level feedback queue (FastServe, arXiv 2305.05920).
 
-Short answers are discovered by running: a request is demoted when it has used up its queue's quantum, and starts in the
-queue whose quantum fits its prefill, skipping those above. Preemption happens between tokens and keeps the KV; if
-memory is short, the requests that will not run for the longest time move to host memory ahead of need.
+The scheduler learns which answers are short by running requests: a request is demoted when it has used up its queue's
+quantum, and starts in the queue whose quantum fits its prefill, skipping those above. Preemption happens between tokens
+and keeps the KV; if memory is short, the requests that will wait longest before they run again move to host memory in
+advance.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ._common import pending, refuse_if_hopeless
 
 @dataclass(frozen=True)
 class FastServeParams(SchedulerParams):
-    """FastServe's settings. Time is counted in iterations of one decode, the paper's shortest quantum."""
+    """FastServe's settings. Time is measured in decode iterations; one iteration is the paper's shortest quantum."""
 
     num_queues: int = 8
     """Number of queues in the multi-level feedback queue."""
@@ -32,7 +33,7 @@ class FastServeParams(SchedulerParams):
     starve_limit: int = 1000
     """Iterations without running after which a request is promoted to the highest queue."""
     free_fraction: float = 0.05
-    """Share of memory kept free for new requests by swapping out ahead of need."""
+    """Share of memory kept free for new requests by swapping others out in advance."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +56,7 @@ class _Job:
 
 @schedulers.register("fastserve")
 class FastServe(Scheduler):
-    """Scheduler that runs up to max_num_seqs requests of the highest queues in each iteration."""
+    """Scheduler that runs up to max_num_seqs requests from the highest queues in each iteration."""
 
     Params = FastServeParams
     supports = frozenset({"swap"})
@@ -93,8 +94,8 @@ class FastServe(Scheduler):
         return ctx.plan
 
     def _decode(self, ctx: PlanContext, ranked: list[Request]) -> Sequence[Request]:
-        """Serve requests in bulk while all of them run in every iteration, so that queues affect only their order.
-        Return the rest."""
+        """Serve requests in bulk while all of them run in every iteration, because queues then affect only their order.
+        Return the requests not served."""
         limits = self.limits
         most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         if self.waiting or not ranked or len(ranked) > most:
@@ -175,7 +176,8 @@ class FastServe(Scheduler):
         return int(self.params.quantum * self.params.quantum_ratio**queue)
 
     def _queue_for(self, iterations: int, above: int = 0) -> int:
-        """Return the highest queue, not above queue `above`, whose quantum holds `iterations`."""
+        """Return the highest queue, from queue `above` down, whose quantum covers `iterations`; if none does, return
+        the lowest."""
         last = self.params.num_queues - 1
         queue = min(above, last)
         while queue < last and self._quantum(queue) < iterations:

@@ -83,7 +83,7 @@ class Ordered(Vllm):
         return victim, self._displace(victim, ctx, now)
 
     def _displace(self, request: Request, ctx: PlanContext, now: int) -> int:
-        """Preempt a running request and queue it again; return the tokens that it had in the current plan."""
+        """Preempt a running request and queue it again; return the number of tokens it had in the current plan."""
         self.running.remove(request)
         refund = ctx.unschedule(request)
         ctx.preempt(request)

@@ -109,8 +109,8 @@ class Sarathi(Scheduler):
         return sorted(self.prefill_end, key=ARRIVAL)
 
     def _plan_each(self, ctx: PlanContext, decodes: list[Request], enough: int) -> None:
-        """Schedule one token for each decode that is not in `decodes`, which are already served; if memory is short,
-        preempt the latest arrivals."""
+        """Schedule one token for each decode other than the already served `decodes`; if memory is short, preempt the
+        latest arrivals."""
         served = set(decodes)
         queue = deque(r for r in self.running if r not in served)
         plenty = self.kv.usage().free >= enough

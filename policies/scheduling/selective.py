@@ -88,8 +88,8 @@ class Selective(Scheduler):
         return ctx.plan
 
     def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
-        """Make the head of the queue wait for remote KV, if there is any, once there is room for it at its maximum
-        length in addition to all other requests that wait for KV."""
+        """If remote KV exists for the head of the queue, make it wait for that KV, once memory suffices for it and for
+        all other requests that wait for KV, each at its maximum length."""
         size, slots = self.kv.block_size, self.kv.slots
         live = [r for r in ctx.fetched if r.state < State.FINISHED]
         owed = sum(-(-(r.prompt_len + r.max_tokens - slots(r)) // size) * size for r in live)

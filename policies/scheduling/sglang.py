@@ -4,8 +4,8 @@ Prefill first: whenever waiting requests fit, a batch of prompts runs without an
 an estimate of how much the running ones will still generate (new_token_ratio); if it is too low, requests are
 retracted.
 
-Left out ("no trace": only for features that a trace and its settings cannot request; "differs": plans may
-differ from SGLang's):
+Left out ("no trace": only for features that a trace and its settings cannot request; "differs": plans may differ from
+SGLang's):
 
 | left out | why |
 |---|---|
@@ -30,7 +30,7 @@ differ from SGLang's):
 | `is_extend_in_batch` | differs if dp > 1: each rank counts prefill_decode_interval for itself |
 | `budget_state` before the first waiter | differs if max_prefill_tokens < chunked_prefill_size: one more may enter |
 | ratio 1 of running requests with ignore_eos | differs with ignore_eos: new_token_ratio applies to them too |
-| `filter_batch` before prefill | differs: a full batch admits one decode after a request has left it |
+| `filter_batch` before prefill | differs: a full batch admits requests one decode after one has left it |
 | `_reqs_finishing_inflight` | differs, planned ahead: requests decode one step beyond their cap, as under PD |
 | `preempt_to_schedule` of requests in flight | differs by priority, planned ahead: they are not preempted |
 """
@@ -62,8 +62,8 @@ CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Sglang(RunningBatch):
-    """SGLang scheduler: prefill batches before decode batches, prefixes first if requested, retraction when memory runs
-    out."""
+    """SGLang scheduler: prefill batches before decode batches, cached prefixes first if requested, retraction when
+    memory runs out."""
 
     Params: ClassVar[type[Any]] = SglangParams
     supports = frozenset({"async", "remote_kv", "external"})
@@ -131,12 +131,12 @@ class Sglang(RunningBatch):
         if self.last or not self.running or self._since_read >= interval:
             self._since_read = 0
             for request in self._unread:
-                self.waiting.remove(request)  # behind requests retracted since
+                self.waiting.remove(request)  # moves behind requests retracted since
                 self._queue(request)
             self._unread.clear()
 
     def readable(self) -> list[Request]:
-        """Return the waiting requests that the scheduler has looked at."""
+        """Return the waiting requests that the scheduler has seen."""
         return [r for r in self.waiting if r not in self._unread] if self._unread else list(self.waiting)
 
     def _merge_last(self) -> None:

@@ -10,7 +10,7 @@ from .ordered import Ordered
 
 @schedulers.register("sjf")
 class Sjf(Ordered):
-    """Shortest predicted output first."""
+    """Scheduler that serves the shortest predicted output first."""
 
     needs = frozenset({PREDICTED})
     paper = "classic policy; for LLM serving with a length predictor, Qiu et al., SSJF, arXiv 2404.08509"

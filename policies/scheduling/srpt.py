@@ -1,6 +1,6 @@
 """Shortest remaining processing time: the requests with the least predicted output left run; preemptive.
 
-`srpt-oracle` receives the true lengths: an upper bound for any predictor under this rule.
+`srpt-oracle` receives the true lengths, which gives an upper bound for any predictor under this rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from .ordered import Ordered, OrderedParams
 
 @schedulers.register("srpt")
 class Srpt(Ordered):
-    """Least predicted output left first. A request whose output exceeds its prediction counts as nearly done."""
+    """Scheduler that runs the requests with the least predicted output left. A request whose output exceeds its
+    prediction counts as nearly done."""
 
     preemptive = True
     needs = frozenset({PREDICTED})

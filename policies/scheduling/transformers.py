@@ -12,11 +12,11 @@ engine's):
 |---|---|
 | streamed outputs, logits processors, statistics | no decision: for whoever reads the outputs |
 | cancelled requests | elsewhere: servesim/engine/core.py |
-| `num_children`, `_requests_to_fork` | no trace: requests of several samples are refused with this scheduler |
-| `is_cpu_offloaded`, its turns with fresh requests | differs with a CPU swap pool: evicted requests compute again |
-| asynchronous batching | differs on a GPU: a step is planned when the one before is done |
+| `num_children`, `_requests_to_fork` | no trace: requests with several samples are refused with this scheduler |
+| `is_cpu_offloaded`, its turns with fresh requests | differs with a CPU swap pool: evicted requests are recomputed |
+| asynchronous batching | differs on a GPU: a step is planned only when the one before is done |
 | `decode_fast_path` | differs with block tables: a batch of decodes alone may read no more KV than any other |
-| `read_cache_limit` | differs for models with sliding windows alone: reads behind the window count, too |
+| `read_cache_limit` | differs for models with sliding windows alone: reads outside the window count, too |
 | blocks by layer group in `starved_requests` | differs for models with several: the demand is counted for one group |
 | a prefix match of a request that stays out of the batch | differs with prefix sharing: it keeps waiting, unmatched |
 | the error when nothing can be evicted | differs: requests that cannot be held are refused, and the others run on |
@@ -76,7 +76,7 @@ class Transformers(Scheduler):
         margin = _MARGINS[params.scheduler_type] if given is None else given
         self._margin = margin * (kv.capacity_tokens // kv.block_size)
         self._prefilling: set[Request] = set()
-        self._starved: list[tuple[Request, int]] = []  # running, lacking blocks for their next tokens
+        self._starved: list[tuple[Request, int]] = []  # running but lacking blocks for their next tokens
         self._closed = False  # after an eviction, until a request has finished
 
     def plan(self, ctx: PlanContext) -> Plan:

@@ -60,7 +60,7 @@ class Vllm(Scheduler):
 
     def __init__(self, params: VllmParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
-        self._rules = params  # vLLM's, even in a subclass
+        self._rules = params  # vLLM's params, even in a subclass
         self.lookahead = params.num_lookahead_tokens
         self._by_priority = params.policy == "priority"
         self._heap: list[tuple[int, int, str, int, Request]] = []  # waiting queue for "priority"
@@ -73,7 +73,7 @@ class Vllm(Scheduler):
         self._max_running = params.max_num_active_seqs or limits.max_num_seqs
         self._steps_since_prefill = 0
         self._drained = True  # whether the last plan to look at the waiting queue emptied it
-        self._chunks: set[Request] = set()  # running ones whose last step did not finish their prompt
+        self._chunks: set[Request] = set()  # running requests whose last step did not finish their prompt
         self._reserve = int(params.watermark * kv.num_blocks) * kv.block_size
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -98,7 +98,7 @@ class Vllm(Scheduler):
             if budget.left <= 0:
                 return
             if request.state is not State.RUNNING:
-                continue  # preempted for an earlier one
+                continue  # preempted for an earlier request
             if hold and request in self._chunks:
                 continue
             new, drafts = ctx.due(request), request.num_draft_tokens
@@ -130,8 +130,8 @@ class Vllm(Scheduler):
         return new, max(min(request.num_draft_tokens, new - due), 0)
 
     def _preempt(self, ctx: PlanContext) -> tuple[Request, int]:
-        """Preempt the latest arrival, or the least urgent request; return its tokens in the current plan to the
-        budget."""
+        """Preempt the latest arrival or, if ordered by priority, the least urgent request; return it and its number of
+        tokens in the current plan."""
         if self._by_priority:
             victim = max(self.running, key=lambda r: (r.priority, r.arrival_ns))
             self.running.remove(victim)
@@ -149,8 +149,7 @@ class Vllm(Scheduler):
             self._requeue(request)
 
     def _admit_waiting(self, ctx: PlanContext, budget: Budget, threshold: int, deferred: list[Request]) -> None:
-        """Admit requests from the front of the queue as far as budget and memory allow, moving deferred ones to
-        `deferred`."""
+        """Admit requests from the queue's front while budget and memory allow; move deferred ones to `deferred`."""
         params = self._rules
         uniform = params.num_speculative_tokens > 0 and self._only_decodes(ctx.plan)
         while self.num_waiting() and budget.left > 0 and len(self.running) < self._max_running:

@@ -50,7 +50,7 @@ class Vtc(Vllm):
         """Weighted token count of each tenant; outputs are counted up to the last plan that found a request waiting."""
         self._queues: dict[str, deque[Request]] = {}  # for tenants with waiting requests
         self._come: list[Request] = []  # arrived since the last plan
-        self._counted: dict[Request, int] = {}  # counted output tokens of running requests
+        self._counted: dict[Request, int] = {}  # output tokens already counted, by running request
         self._last = ""  # the tenant served last
 
     def plan(self, ctx: PlanContext) -> Plan:
@@ -85,7 +85,8 @@ class Vtc(Vllm):
         self._queues.setdefault(request.tenant, deque()).appendleft(request)
 
     def _first(self) -> str:
-        """Return the tenant with the lowest counter; ties go to the tenant whose request arrived first."""
+        """Return the tenant with the lowest counter; ties go to the tenant whose first waiting request arrived
+        earliest."""
         queues = self._queues
         return min(queues, key=lambda t: (self.counters[t], queues[t][0].arrival_ns, queues[t][0].row))
 

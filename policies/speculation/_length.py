@@ -95,7 +95,7 @@ class SglangAdaptive(DraftLength):
         if self._slot not in self._k:
             self._k[self._slot] = max([k for k in allowed if k <= 3], default=allowed[0])
         elif self._k[self._slot] == 0 and len(allowed) > 1:
-            self._k[self._slot] = allowed[1]  # no drafts, no observations: try again
+            self._k[self._slot] = allowed[1]  # without drafts there are no observations: try again
         return self._k[self._slot]
 
     def observe(self, verified: Sequence[tuple[int, int]]) -> None:
@@ -115,14 +115,14 @@ class SglangAdaptive(DraftLength):
             self._k[self._slot] = allowed[at + 1]
 
     def _down(self, lower: int) -> float:
-        """Return the hysteresis of a step down to `lower`."""
+        """Return the hysteresis applied when stepping down to `lower`."""
         return 1.0 if lower == 0 else -0.25 if self._slot == 1 else 0.0
 
 
 class Goodput(DraftLength):
     """Draft length with the most expected tokens per second: mean accepted drafts plus the target's token, divided by
-    the cost of verifying and drafting them. Rates are observed, averaging each position over its latest verifications
-    (about a hundred batches); an oracle uses the true rates."""
+    the cost of verifying and drafting them. Acceptance rates are observed and averaged, for each position, over its
+    latest verifications (about a hundred batches); an oracle uses the true rates."""
 
     PRIOR, WEIGHT = 0.7, 0.01
 

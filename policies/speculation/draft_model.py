@@ -23,7 +23,7 @@ class DraftModelParams(DrafterParams):
 @speculators.register("draft-model")
 class DraftModelSpeculator(Drafter):
     """Draft model with its own weights and KV. It makes k sequential passes, the first over all tokens of the target's
-    batch and one more per sequence. Both models must share a vocabulary."""
+    batch plus one per sequence. Both models must share a vocabulary."""
 
     Params = DraftModelParams
     params: DraftModelParams

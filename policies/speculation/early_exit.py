@@ -1,4 +1,5 @@
-"""Self-drafting: the target's first layers and its LM head draft (LayerSkip, arXiv 2404.16710; Draft & Verify)."""
+"""Self-drafting: the target's first layers and LM head generate the drafts (LayerSkip, arXiv 2404.16710; Draft &
+Verify)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class EarlyExitParams(DrafterParams):
     """Layer at which drafting exits."""
 
     layers: int = 8
-    """Number of the target's layers that draft."""
+    """Number of the target's first layers that generate drafts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,8 +15,8 @@ class MedusaParams(DrafterParams):
     """Depth and breadth of the draft tree."""
 
     width: int = 1
-    """Candidates per position: a full tree of width ** depth leaves. Siblings are modeled as independent guesses, each
-    as good as the first, which is an upper bound."""
+    """Candidates per position; the tree is full, with width ** depth leaves. Siblings are modeled as independent
+    guesses, each as good as the first, which is an upper bound."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

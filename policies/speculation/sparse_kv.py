@@ -17,7 +17,7 @@ from ._drafter import Drafter, DrafterParams
 
 @dataclass(frozen=True)
 class SparseKvParams(DrafterParams):
-    """Context available to drafts."""
+    """Size of the context that drafting reads."""
 
     budget: int = 512
     """Tokens of context that a draft pass reads."""

@@ -76,9 +76,9 @@ class Control:
 def controls_of(
     settings: Mapping[str, Any], rate: float | None, axes: Mapping[str, Sequence[str]] | None = None
 ) -> list[Control]:
-    """Return the controls of a scenario. `rate` is the unmodified arrival rate of its trace per second, or None if
-    unknown. `axes` are the values of a sweep's axes as text: they become choices, and an axis without a control gets a
-    new choice control."""
+    """Return the controls of a scenario. `rate` is the unmodified arrival rate of its trace in requests per second, or
+    None if unknown. `axes` are the values of a sweep's axes as text: they become choices, and an axis without a control
+    gets a new choice control."""
     own = _controls(Scenario.of(settings), rate)
     values = {key: tuple(dict.fromkeys(found)) for key, found in (axes or {}).items()}
     found = [replace(c, choices=(*dict.fromkeys((*c.choices, *values.pop(c.key))),)) if c.choices and c.key in values

@@ -1,4 +1,4 @@
-"""Explorer page: controls, and space for a picture."""
+"""Explorer page: controls, and space for the results."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from servesim.run.setup import Setup
 from servesim.run.simulate import simulate
 
 KEPT = 24
-"""Number of runs kept in memory, the most recently requested ones."""
+"""Maximum number of runs kept in memory; the most recently requested ones are kept."""
 MOST = len(SERIES)
 """Maximum number of runs in one picture: one color each."""
 DRAWING = Lock()  # matplotlib's settings are process-wide
@@ -53,7 +53,7 @@ class Explorer:
         self._lock = Lock()
 
     def picture(self, states: Sequence[State], overtaken: Callable[[], bool], narrow: bool = False) -> str:
-        """Return the HTML of several overlaid runs, the page's own first. `overtaken` is called periodically. Raise
+        """Return the HTML of several overlaid runs, the page's own run first. `overtaken` is called periodically. Raise
         UserError for a value that no run can have, and Overtaken if a newer value has arrived."""
         found = [self._explored(state, overtaken) for state in states[:MOST]]
         if overtaken():

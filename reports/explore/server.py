@@ -153,7 +153,8 @@ async def _body(request: Any) -> bytes:
 
 
 def _question(body: bytes) -> tuple[str, int, list[dict[str, str]], bool]:
-    """Return the session, number, states and whether the page is narrow; raise UserError for anything else."""
+    """Return a query's session, number, states and whether its page is narrow; raise UserError if it is anything
+    else."""
     try:
         asked = json.loads(body)
         session, number, states, narrow = (asked[key] for key in ("session", "number", "states", "narrow"))
@@ -181,7 +182,8 @@ def check_installed() -> None:
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket that listens on a port of this machine (0 for a free one); raise UserError if it cannot."""
+    """Return a socket that listens on a port of this machine (0 for a free one); raise UserError if the port is
+    unavailable."""
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -2,7 +2,7 @@
 
 Each replica is a process: it has one slice per step, with a separate track for each overlapping step (pipeline stages),
 and counters of the batch and of KV memory. Its requests are another process, in which each request is an asynchronous
-track of its phases. Times are in microseconds, to the nanosecond. If the run recorded the requests of its steps
+track of its phases. Times are in microseconds, with nanosecond precision. If the run recorded the requests of its steps
 (--step-requests), each slice names them.
 """
 
@@ -126,8 +126,8 @@ def _lane(free: list[int], begin: int, end: int) -> int:
 
 
 def _counters(steps: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield counter values, each valid from the first step of its row on. Viewers name a counter by its event and
-    argument."""
+    """Yield counter values, each of which applies from the first step of its row onward. Viewers name a counter by its
+    event and argument."""
     for i in range(len(steps["k"])):
         at = {"ph": "C", "pid": _pid(int(steps["replica"][i])), "ts": int(steps["start_ns"][i]) / 1e3}
         sequences = int(steps["decode_count"][i] + steps["prefill_pieces"][i])

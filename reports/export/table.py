@@ -10,7 +10,7 @@ from servesim.reports.export import one_run
 
 def write(folder: Path, file: TextIO) -> None:
     """Write the requests. An empty cell means that the event has not happened. Text that a spreadsheet would read as a
-    formula begins with an apostrophe (OWASP, CSV injection); numbers stay numbers."""
+    formula is prefixed with an apostrophe (OWASP, CSV injection); numbers stay numbers."""
     frame: Any = one_run(folder, "csv").requests.convert_dtypes()
     texts: list[str] = frame.select_dtypes("string").columns.tolist()
     for name in texts:

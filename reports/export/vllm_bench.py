@@ -111,7 +111,7 @@ def _aggregates(arrays: dict[str, Any], gaps: list[Any], done: Any) -> dict[str,
 
 
 def _speculation(figures: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the counts of speculative decoding, or nothing without it, as in vLLM."""
+    """Return the counts of speculative decoding or, as in vLLM, nothing if it is not used."""
     if figures is None:
         return {}
     names = ("acceptance_rate", "acceptance_length", "num_drafts", "draft_tokens", "accepted_tokens")

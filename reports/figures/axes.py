@@ -35,7 +35,7 @@ def short_time(ms: float) -> str:
 
 
 def thousands(axis: Any) -> None:
-    """Format integers with separators, in thousands from 10,000 on."""
+    """Format integers with thousands separators, or as multiples of 1,000 ("12k") from 10,000 up."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_gid("count")
@@ -53,7 +53,7 @@ def percents(axis: Any) -> None:
 
 
 def gap_of(figure: Any, panels: int, edges: float, gap: float) -> float:
-    """Return the `hspace` of stacked panels with `gap` CSS pixels between them and `edges` pixels above and below in
-    total."""
+    """Return the `hspace` of stacked panels with `gap` CSS pixels between them and a total of `edges` pixels above and
+    below them."""
     each = (float(figure.get_figheight()) * 72 - edges - gap * (panels - 1)) / panels
     return gap / each

@@ -63,7 +63,7 @@ def _guides(axes: Any, figure: Lines) -> None:
 
 
 def plain_ticks(axes: Any) -> None:
-    """Label logarithmic axes with 100 and 10k instead of powers."""
+    """Label logarithmic axes with numbers such as 100 and 10k instead of powers of ten."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     for axis in (axes.xaxis, axes.yaxis):

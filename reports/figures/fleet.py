@@ -21,7 +21,7 @@ STATES = (
     ("crashed", "slate", "crashed, not detected yet"),
 )
 EACH = 24
-"""Maximum number of replicas drawn one by one."""
+"""Maximum number of replicas drawn individually."""
 BINS = 240
 Life = list[tuple[float, float, str]]
 """Tuples of (from, to, state), in seconds from the first arrival."""

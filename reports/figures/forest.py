@@ -21,7 +21,8 @@ PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attai
 
 
 def forest(document: Mapping[str, Any]) -> Drawing | None:
-    """Draw a panel for each metric and a line for each variant: the change from the baseline and its interval."""
+    """Draw a panel for each metric, with one line for each variant: its change from the baseline, and the interval of
+    the change."""
     chosen = _metrics(document)
     rows = {(r["variant"], r["metric"]): r for r in document["rows"]}
     labels = [v["label"] for v in document["variants"][1:]]

@@ -22,7 +22,7 @@ class Lines:
     """Curves in one set of axes."""
 
     name: str
-    """Name of letters, digits and hyphens, unique in the experiment."""
+    """Name made up of letters, digits and hyphens, unique in the experiment."""
     title: str
     alt: str
     """Text alternative, for readers who cannot see it."""
@@ -57,7 +57,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Spans:
-    """Time spans, one line each, such as requests in the slots of a batch."""
+    """Time spans, in one row per label, such as requests in the slots of a batch."""
 
     name: str
     title: str
@@ -68,16 +68,16 @@ class Spans:
     series: Sequence[str]
     caption: str = ""
     texts: Mapping[str, Sequence[tuple[float, str]]] = field(default_factory=dict)
-    """Texts by label, each with its position in that line."""
+    """Texts by label, each with its position in the label's row."""
     until: float = 0.0
-    """End of the axis, so that adjacent figures share it; 0 means the end of the last span."""
+    """End of the axis, set so that adjacent figures can share it; 0 means the end of the last span."""
 
 
 Figure = Lines | Bars | Spans
 
 
 def to_dict(figure: Figure) -> dict[str, Any]:
-    """Return the figure for JSON, with its kind: "lines", "bars" or "spans"."""
+    """Return the figure as a dictionary for JSON, with its kind: "lines", "bars" or "spans"."""
     from dataclasses import asdict
 
     return {"kind": type(figure).__name__.lower(), **asdict(figure)}

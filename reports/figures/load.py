@@ -127,8 +127,8 @@ def attainment(
     points: Mapping[str, Sequence[tuple[float, float]]], palette: Mapping[str, str], target: float, unit: str,
     more: str = "",
 ) -> Drawing:  # fmt: skip
-    """Draw the share of requests within the limits at every rate (or size) that was tried, with sizes in powers of two
-    if they extend beyond 8. `more` is text added to the caption."""
+    """Draw the share of requests within the limits at every rate (or size) that was tried; sizes are on a base-2
+    logarithmic axis if they extend beyond 8. `more` is text added to the caption."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     sizes = sorted({x for pairs in points.values() for x, _ in pairs})
@@ -182,15 +182,15 @@ class Dot(NamedTuple):
     """Throughput in output tokens/s."""
     front: bool
     bars: tuple[float, float] | None = None
-    """Ends of the error bar around `ms`, from the ratio to the variant from which this one is hardest to
-    distinguish."""
+    """Ends of the error bar around `ms`, calculated from the ratio to the variant that is hardest to distinguish from
+    this one."""
     doubtful: bool = False
     """Whether the variant may be off the front, or may belong to it although it is not listed."""
 
 
 def pareto(rows: Sequence[Dot]) -> Drawing:
-    """Draw price against latency; the area of a dot is its throughput, and a bar is the range that the model's error
-    allows."""
+    """Draw price against latency; the area of a dot represents throughput, and a bar represents the range that the
+    model's error allows."""
     from matplotlib.ticker import MaxNLocator
 
     lows, highs = min(r.price for r in rows), max(r.price for r in rows)

@@ -18,8 +18,8 @@ MOST = len(SERIES) - 1
 
 
 def queue_by(run: Run, kind: str) -> Drawing | None:
-    """Draw the waiting requests over time, stacked by the trace's label `kind` (class or tenant), with the longest
-    total wait at the bottom. Return None with fewer than two labels, or if no request waited."""
+    """Draw the waiting requests over time, stacked by the trace's label `kind` (class or tenant), with the label that
+    has the longest total wait at the bottom. Return None with fewer than two labels, or if no request waited."""
     labels = run.labels.get(kind)
     if labels is None or not run.waiting.any():
         return None

@@ -13,7 +13,7 @@ from servesim.reports.ink import INK, SERIES
 from servesim.reports.svg import Drawing, wide
 
 SHOWN = 14
-"""Maximum number of rows: the sets with the most cells."""
+"""Maximum number of rows; those with the most cells are drawn."""
 
 
 def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:

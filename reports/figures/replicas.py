@@ -57,5 +57,5 @@ def by_replica(run: Run) -> Drawing | None:
 
 
 def _of(run: Run, integrals: Column | Series, replica: int) -> Series:
-    """Return one replica's mean over time."""
+    """Return the mean over each bin for one replica."""
     return run.mean_of(np.where(run.steps["replica"] == replica, integrals, 0))

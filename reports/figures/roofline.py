@@ -16,7 +16,7 @@ from servesim.reports.words import percent
 KIND_COLOURS = {"prefill": "violet", "mixed": "amber", "decode": "blue"}
 
 Point = tuple[str, float, float]
-"""Tuple of (kind of step, FLOP per byte, FLOP/s of a GPU)."""
+"""Tuple of (kind of step, FLOP per byte, FLOP/s per GPU)."""
 
 
 def roofline(

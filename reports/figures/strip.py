@@ -15,7 +15,7 @@ from servesim.reports.words import shortened
 ROWS_AT_MOST = 30
 
 Row = Mapping[str, Any]
-"""Mapping with label and points: [(series, stable, values by metric)]."""
+"""Mapping with the keys `label` and `points`, a list of (series, stable, values by metric)."""
 
 
 def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> Drawing:

@@ -17,7 +17,8 @@ A_BIN, MOST_BINS = 8, 300
 
 
 def router_view(run: Run) -> Drawing | None:
-    """Draw the load of the chosen replicas, as the router saw it and as it was. Return None if views are live."""
+    """Draw the load of the replicas that the router chose, as the router saw it and as it actually was. Return None if
+    views are live."""
     if "load_seen" not in run.requests:
         return None
     sent = run.requests["load_seen"] >= 0

@@ -10,7 +10,7 @@ from servesim.run.simulate import simulate
 
 TRACE = "synth:rate=1,prompt=lognormal(p50=600,p95=2400),output=lognormal(p50=150,p95=500)"
 FIRST, TIMES, MOST = 2.0, 1.35, 24
-"""First rate, the factor between rates, and the maximum number of rates until requests queue."""
+"""First rate, factor between rates, and maximum number of rates to try until requests queue."""
 QUEUED = 60
 """Multiple of an idle server's median latency at which requests count as queued."""
 USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

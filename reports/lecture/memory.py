@@ -18,7 +18,8 @@ COMMON = (0, 256, 512, 1024, 1536, 1920)
 
 
 def reservation(machine: dict[str, Any]) -> Bars:
-    """Serve one load under each memory allocation scheme: memory that is used, reserved but unused, and lost."""
+    """Serve one load under each memory allocation scheme, and show the memory that is used, reserved but unused, and
+    lost."""
     rows = {}
     batches = {}
     for label, kv in KINDS.items():

@@ -33,7 +33,8 @@ CAUSES = {
     "the wall clock": ("by another clock", Conditions(clock=1)),
     "hash() or the order of a set": ("under another PYTHONHASHSEED", Conditions(hash_seed=2)),
 }
-"""Conditions that must not change a run. If the first one has an effect, the others may have one as well."""
+"""Conditions that must not change a run. If the first one has an effect, the others are not reported, since they may
+only show the same effect."""
 KEPT = "state kept between runs, in a global or an attribute of its class"
 CLAIMS: dict[str, tuple[Callable[[World], bool], str]] = {
     "async": (lambda world: world.asynchronous, "planned ahead"),
@@ -70,12 +71,12 @@ class _Checks:
         self._subject = subject
         self._numbers = list(numbers)
         self._worlds: dict[int, World] = {}
-        self._served: dict[int, Attempt] = {}  # in reference mode, to the end
+        self._served: dict[int, Attempt] = {}  # completed in reference mode
         self._unsuited: list[str] = []
         self._findings = [Finding("settings", told) for told in settings_failures(subject)]
         self._findings += whole_run_findings(subject) if subject.kind == "feature" else ()
         self._findings += [Finding("determinism", told) for told in impurities(subject)]
-        self._unlike: list[Finding] = []  # worlds that do not repeat
+        self._unlike: list[Finding] = []  # worlds whose outcome does not repeat
         self._runs = 0
 
     def report(self) -> Report:
@@ -112,7 +113,7 @@ class _Checks:
                 self._leaves_as_it_is(number, world, plain)
 
     def _leaves_as_it_is(self, number: int, world: World, plain: Attempt) -> None:
-        """Check whether a feature that does not declare `acts` changes a run beyond its answers."""
+        """Check whether a feature that does not declare `acts` changes a run other than through its answers."""
         if self._subject.kind != "feature" or self._subject.cls.acts:
             return
         if any(isinstance(maker, Watched) and maker.answered for maker in world.features):
@@ -149,7 +150,8 @@ class _Checks:
         return not told
 
     def _causes(self) -> Iterator[Finding]:
-        """Yield why worlds do not repeat: run the same worlds in processes that each differ in one condition."""
+        """Yield the reasons why outcomes do not repeat: run the same worlds in processes that each differ in one
+        condition."""
         numbers, name = list(self._served), self._subject.name
         with ExitStack() as stack:
             base, *others = (

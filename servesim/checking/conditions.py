@@ -1,5 +1,5 @@
-"""Conditions that must not matter: the same worlds in a separate process with another seed of `hash`, another clock,
-other global random states and other object addresses."""
+"""Conditions that must not matter: the same worlds in a separate process with a different hash seed, clock, global
+random state and object addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Conditions:
     random_seed: int = 0
     ballast: int = 0
     """Number of requests created before each world; every other one is kept, so that the world's own requests have
-    other addresses."""
+    different addresses."""
 
 
 class Elsewhere:

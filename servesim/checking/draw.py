@@ -1,7 +1,7 @@
 """Random small worlds by number: a number always gives the same world, whatever else is drawn.
 
-Few requests, tight and ample memory, bursts and lulls, prompts with shared prefixes, clients that give up, requests
-that follow others, several samples, drafts, one or two steps in flight, one or several replicas.
+The worlds have few requests, tight or ample memory, bursts and lulls, prompts with shared prefixes, clients that give
+up, requests that follow others, several samples, drafts, one or two steps in flight, one or several replicas.
 """
 
 from __future__ import annotations

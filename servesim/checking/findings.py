@@ -14,7 +14,7 @@ LONGEST = 400
 
 @dataclass(frozen=True)
 class Finding:
-    """A failure in a particular world, or independent of any."""
+    """Failure in a particular world, or independent of any world."""
 
     check: str
     told: str

@@ -26,7 +26,7 @@ ANY = ("vllm", "sglang", "least-outstanding", "prefix-hash")
 """Policies around which worlds for the subject are drawn: each world fixes one, and its other policies vary."""
 ABOUT = {"scaler": ANY, "feature": ANY, "connector": ("vllm",)}
 ASKED = {"takes": False, "reaches": True, "gives_up": False}
-"""Verbs of a part that return an answer, with their default answers."""
+"""Methods of a part that return an answer, with their default answers."""
 Maker = Callable[[World, list[Pool]], Part | None]
 
 

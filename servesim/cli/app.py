@@ -138,7 +138,7 @@ def _guarded() -> int:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     completing = completion.prepare()
     try:
-        name = "servesim" if completing else None  # not argv[0]: the variable's name is derived from it
+        name = "servesim" if completing else None  # not argv[0], from which the variable's name would be derived
         words = completion.with_shell(sys.argv)[1:]
         if parts := help_of(words):
             print_settings(parts)
@@ -148,13 +148,13 @@ def _guarded() -> int:
             code = command(words, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        _silence_stdout()  # or the exit would flush again and complain
+        _silence_stdout()  # or the flush at exit would fail as well
         if isinstance(error, BrokenPipeError):
             return 0  # the reader closed the pipe
         return _complain(UserError(f"cannot write the output: {error.strerror}"), 2)
     except (UserError, typer.TyperException) as error:
         if completing:
-            return 0  # a partial command line is no error
+            return 0  # an incomplete command line is not an error
         return _complain(error, 2)
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):
@@ -179,7 +179,7 @@ def _guarded() -> int:
 
 @functools.lru_cache(64)
 def _command(name: str) -> typer.core.TyperGroup:
-    """Build only the command or group of that name, or all of them if there is none; each takes 2 ms to build."""
+    """Build only the command or group of that name, or all of them if none has that name; each takes 2 ms to build."""
     only = copy.copy(app)
     only.registered_commands = [each for each in app.registered_commands if _name(each) == name]
     only.registered_groups = [each for each in app.registered_groups if each.name == name]
@@ -196,6 +196,6 @@ def _silence_stdout() -> None:
 
 def _complain(error: Exception, code: int) -> int:
     format_message = getattr(error, "format_message", error.__str__)
-    if line := " ".join(format_message().split()):  # empty if help was the answer
+    if line := " ".join(format_message().split()):  # empty if help was shown instead
         typer.echo(f"error: {line}", err=True)
     return code

@@ -86,7 +86,7 @@ def report(
 ) -> None:
     """Make one HTML page of kernel tables.
 
-    Coverage, repeat error, anomalies, and differences from other tables of the same GPU.
+    Shows coverage, repeat error, anomalies, and differences from other tables of the same GPU.
     """
     from servesim.reports.files import refuse_foreign
     from servesim.reports.table_page import table_html
@@ -185,7 +185,7 @@ def left_out(
     gpu: Annotated[str | None, typer.Option(help="GPU that was measured; taken from the tables if not given.")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON too.")] = None,
 ) -> None:
-    """Hold out rows of kernel tables: how far off are prices?
+    """Hold out rows of kernel tables and show how far off their prices are.
 
     The splits hold out a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of each
     curve except every second or fourth one, or the largest points of each curve.

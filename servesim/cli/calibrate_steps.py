@@ -1,4 +1,4 @@
-"""`servesim calibrate steps`: whole steps that a profile did not measure."""
+"""`servesim calibrate steps`: comparison of a profile with whole steps that it did not measure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _one(
     from servesim.run.result_files import to_json, write_text
 
     shard = Shard(ModelSpec.load(name), tp, dtype)
-    half = shard.model.max_position // 2  # prefill chunk with equal context
+    half = shard.model.max_position // 2  # prefill chunk plus equally long context
     limits = (min(limits[0], half), min(limits[1], half), limits[2])
     profile = Journal.load(tables)
     gpu = Gpu.load(profile.settings["gpu"] or str(tables / "device.yaml"))

@@ -1,4 +1,4 @@
-"""`servesim doctor`: is this installation sound?"""
+"""`servesim doctor`: check of this installation."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _tables() -> dict[str, str]:
 
 
 def _self_test() -> dict[str, Any]:
-    """Simulate the same requests in both modes, which must agree."""
+    """Simulate the same requests in both modes, whose results must agree."""
     from servesim import simulate
 
     began, error, rate = time.perf_counter(), "", 0.0

@@ -176,7 +176,7 @@ def capacity(
 ) -> None:
     """Find the highest rate within the SLO.
 
-    With --rate: the cheapest deployment that sustains it.
+    With --rate, find the cheapest deployment that sustains it.
     """
     _answer("capacity", **locals())
 

@@ -43,7 +43,8 @@ def explore(
 ) -> None:
     """Serve a page whose sliders run simulations as they move.
 
-    Local to this machine: controls for rate, GPUs, policies and limits; overlaid runs; a command to copy.
+    The page is local to this machine. It has controls for rate, GPUs, policies and limits, overlays runs, and shows a
+    command to copy.
     """
     from servesim.reports.explore.server import check_installed, serve
 

@@ -1,4 +1,4 @@
-"""`servesim figures`: the meaning of each figure of a run, and which figures are metrics of comparisons."""
+"""`servesim figures`: the meaning of each figure of a run, and which figures are metrics used in comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Place of an interrupt: the call of a user's own policy during which it came."""
+"""Location of an interrupt: the call to a user's own policy during which it arrived."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from servesim.plugins.user_policies import is_own
 
 
 def call_during(error: BaseException) -> str:
-    """Return the call of a user's own policy during which an exception was raised, such as `Mine.plan (mine.py line
+    """Return the call to a user's own policy during which an exception was raised, such as `Mine.plan (mine.py line
     9)`; empty if there is none."""
     for frame, line in traceback.walk_tb(error.__traceback__):
         me, code = type(frame.f_locals.get("self")), frame.f_code

@@ -61,8 +61,8 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def settings(words: Words = None, as_json: Json = False) -> None:
-    """List every setting of a run: its place, effect and default. With words: also shaping steps, keys of synthetic
-    traces, policies and features that have them."""
+    """List every setting of a run: its place, effect and default. With words, list only those that contain them, and
+    also shaping steps, keys of synthetic traces, policies and features."""
     from servesim.cli.parts import all_parts
 
     found = matching(list(all_settings()), words or ())
@@ -115,8 +115,8 @@ def _of_model(model: type[BaseModel], section: str, prefix: str) -> Iterator[dic
 
 
 def _of_policies() -> Iterator[dict[str, Any]]:
-    """Return the parameters of policies; one that several policies share is listed once. Kinds of policies that no
-    feature here serves are left out."""
+    """Return the parameters of policies; a parameter shared by several policies is listed once. Kinds of policies that
+    no available feature serves are left out."""
     from servesim.cli.parameters import field_docs
     from servesim.contracts import REGISTRIES
     from servesim.run.scenario import Scenario
@@ -202,8 +202,8 @@ def models(
 
 
 def _models_with(words: Sequence[str]) -> list[str]:
-    """Return the bundled models with these words in their names, or else the one model that `--model` takes by that
-    word: a Hugging Face id, or a file. Raise UserError if there is none."""
+    """Return the bundled models with these words in their names or, if there are none, the one model that `--model`
+    accepts for the word (a Hugging Face id or a file). Raise UserError if there is no such model."""
     from servesim.hardware import bundled_models, model_named
 
     names = [name for name in bundled_models() if all(word.lower() in name for word in words)]

@@ -23,8 +23,8 @@ def lecture(
     """Draw eight figures that explain serving.
 
     Prompts and answers under the roofline, static and continuous batching, chunked prefill, where KV memory goes,
-    shared prefixes, latency against load, throughput against interactivity, speculation: simulated for a model and a
-    GPU, as a page and as SVG for slides.
+    shared prefixes, latency against load, throughput against interactivity, and speculation, all simulated for a model
+    and a GPU, as a page and as SVG for slides.
     """
     from servesim.reports.lecture import lecture as simulated
     from servesim.reports.lecture_page import PAGE, write

@@ -159,7 +159,7 @@ def _lengths(option: str, text: str) -> tuple[int, ...]:
 
 
 def _weights(model: str, facts: dict[str, Any]) -> str:
-    """Return the format of the weights according to the quantization setting, else to the model's name."""
+    """Return the format of the weights from the quantization setting or, if it is not set, from the model's name."""
     told = f"{facts.get('quantization', '')} {model}".lower()
     if any(word in told for word in ("awq", "gptq", "int4", "w4a16")):
         return "int4"

@@ -34,7 +34,7 @@ OTHER_NAMES = {
     "clients.max_concurrency": ("--max-concurrency", "--clients.max-concurrency"),
     "engine.ignore_memory": ("--ignore-memory", "--engine.ignore-memory"),
 }
-"""Options whose name differs from their field's, or that have further names; help shows the first."""
+"""Options whose names differ from their fields', or that have additional names; help shows the first name."""
 SET = (
     "Set any key of the scenario; repeatable. Parameters of policies, and limits, are options too: "
     "--scheduler.max-num-seqs 64, --slo.ttft 500, --slo-classes.CLASS ttft:300,tpot:50."
@@ -79,8 +79,8 @@ class Setting:
 
 class TrustCommand(TyperCommand):
     """Command that reads files which may name code, with the option `--trust`. The option is handled where the command
-    line begins (servesim.cli.app), before any file is read. An interrupt names the policy's call during which it
-    came."""
+    line begins (servesim.cli.app), before any file is read. The message for an interrupt names the policy call during
+    which it arrived."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [*super().get_params(ctx), *_trust()]
@@ -343,10 +343,10 @@ def _made(parameters: list[inspect.Parameter]) -> list[Any]:
 def canonical(
     arguments: Sequence[str], own: Collection[str] = (), more: tuple[Setting, ...] = ()
 ) -> tuple[list[str], tuple[Setting, ...]]:
-    """Return the words with options in their declared spelling and a value after each switch, and the parts of policies
-    and limits among them, which no field declares. Raise UserError for a part that no setting has. A part may be given
-    by its bare name (`--max-num-seqs`) if the command has no option (`own`) of that name. `more`: settings in addition
-    to those of every scenario."""
+    """Return the command line's words with options in their declared spelling and a value after each switch, and the
+    settings among them that no field declares (parts of policies and limits). Raise UserError for a part that no
+    setting has. A part may be given by its bare name (`--max-num-seqs`) if the command has no option (`own`) of that
+    name. `more`: settings in addition to those of every scenario."""
     known = {name[2:].replace("-", "_"): s for s in (*_settings(), *more) for name in s.names}
     words, parts, rest = [], {}, list(arguments)
     while rest and rest[0] != "--":

@@ -15,8 +15,8 @@ LABORATORY = {("", "reproduce"): "Rerun published claims.", ("calibrate", "inter
 
 
 def add_commands(groups: Mapping[str, typer.Typer]) -> None:
-    """Add the commands of installed packages. `groups`: Typer apps by the word before their commands, empty for the
-    root. An entry point is a function that takes these groups and returns nothing."""
+    """Add the commands of installed packages. `groups`: Typer apps, keyed by the word that precedes their commands
+    (empty for the root). An entry point is a function that takes these groups and returns nothing."""
     for entry in sorted(entry_points(group="servesim.commands"), key=lambda entry: entry.name):
         try:
             entry.load()(groups)

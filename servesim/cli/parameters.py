@@ -1,4 +1,4 @@
-"""Docstrings of a policy or feature, and its parameters or settings with theirs."""
+"""Docstrings of a policy or feature, and its parameters or settings with their docstrings."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from typing import Any
 
 
 def help_of(words: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what `--shape help` or `--trace synth:help` on a command line asks for; empty if neither is there."""
+    """Return what `--shape help` or `--trace synth:help` on a command line asks for; empty if neither is present."""
     if "--shape=help" in words or ("--shape", "help") in itertools.pairwise(words):
         return list(shapes())
     return list(synth_keys()) if any(word.rpartition("=")[2] == "synth:help" for word in words) else []
 
 
 def all_parts() -> Iterator[dict[str, Any]]:
-    """Yield each part, with the keys that a setting has in `servesim settings`."""
+    """Yield each part, with the same keys as a setting in `servesim settings`."""
     yield from shapes()
     yield from synth_keys()
     yield from _policies()
@@ -44,7 +44,7 @@ def shapes() -> Iterator[dict[str, Any]]:
 
 
 def synth_keys() -> Iterator[dict[str, Any]]:
-    """Yield the keys of `synth:`, as the docstring of servesim.traces.synth describes them."""
+    """Yield the keys of `synth:`, as described in the docstring of servesim.traces.synth."""
     from servesim.traces import synth
 
     key, lines = "", list[str]()

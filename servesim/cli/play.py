@@ -32,8 +32,8 @@ def play(
 ) -> None:
     """Play back KV memory, block by block.
 
-    A page with a grid of blocks, colored by the request that holds them, the tree of a prefix cache as it grows, and
-    which requests ran together: paged next to contiguous, static next to continuous. For small runs: up to 2,048
+    The page has a grid of blocks, colored by the request that holds them, the tree of a prefix cache as it grows, and
+    the requests that ran together: paged next to contiguous, static next to continuous. For small runs: up to 2,048
     blocks, 400 requests and 3,000 steps.
     """
     from servesim.cli.experiments import axes_of

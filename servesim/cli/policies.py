@@ -103,7 +103,7 @@ def _write(out: Path, name: str | None) -> None:
 
 
 def described(kind: str, name: str, cls: type[Any]) -> dict[str, Any]:
-    """Return what is known of a policy, in a form suitable for JSON."""
+    """Return what is known about a policy, in a form suitable for JSON."""
     return {
         "kind": kind,
         "name": name,

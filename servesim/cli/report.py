@@ -26,8 +26,8 @@ Examples:
 
 
 def page_file(out: Path) -> None:
-    """Raise UserError if a page cannot be written: the file name is not a page's, or an existing file was not written
-    by servesim."""
+    """Raise UserError if a page cannot be written: the file name is not that of an HTML page, or an existing file was
+    not written by servesim."""
     from servesim.reports.files import refuse_foreign
 
     if out.suffix not in (".html", ".htm"):
@@ -46,7 +46,7 @@ def report(
 ) -> None:
     """Make one self-contained HTML page of a result.
 
-    Figures, tables, provenance."""
+    Includes figures, tables and provenance."""
     if out is not None:
         from servesim.reports.files import refuse_foreign
 
@@ -61,7 +61,7 @@ def export(
 ) -> None:
     """Write a result in another tool's format.
 
-    A Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
+    Formats: a Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
     from servesim.reports.export import export as write
 
     with undamaged(folder):

@@ -40,8 +40,8 @@ class Requirement(NamedTuple):
 
     @classmethod
     def of(cls, text: str, units: Mapping[str, str]) -> Requirement:
-        """Parse `METRIC>=VALUE`, with the value in ms for latencies and as a fraction of 1 for shares, or with s, ms or
-        %. `units`: the unit of each known metric by name."""
+        """Parse `METRIC>=VALUE`, with the value in ms for latencies and as a fraction of 1 for shares, or with an
+        explicit unit (s, ms or %). `units`: the unit of each known metric by name."""
         found = _FORM.fullmatch(text)
         if found is None:
             raise UserError(

@@ -49,9 +49,9 @@ def roofline(
 ) -> None:
     """Show where steps lie under a GPU's roofline.
 
-    Arithmetic intensity, bound, and time by roofline and by kernels, for each step and operator. Batches are described
-    by options or taken from the recorded steps of a run. The roofline comes from the data sheet: the larger of FLOPs
-    over peak and bytes over bandwidth. Kernel times are measured if tables have them.
+    Shows arithmetic intensity, bound, and time by roofline and by kernels, for each step and operator. Batches are
+    described by options or taken from the recorded steps of a run. The roofline comes from the data sheet: the larger
+    of FLOPs over peak and bytes over bandwidth. Kernel times are measured if tables have them.
     """
     from servesim.run.result_files import to_json
 
@@ -155,7 +155,7 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """Return the listed numbers. An empty option gives none, so its kind of step is omitted."""
+    """Return the listed numbers. If the option is empty, there are none, and its kind of step is omitted."""
     return whole_numbers(option, text) if text else []
 
 

@@ -52,7 +52,7 @@ def run(
         str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Metrics of your own (docs/metrics.md).")
     ] = None,
 ) -> None:
-    """Replay a trace: latency, throughput, memory and price."""
+    """Replay a trace and show latency, throughput, memory and price."""
     from servesim.cli.requirements import failures
     from servesim.cli.serving import save, under_commands
     from servesim.metrics.custom import load_metrics

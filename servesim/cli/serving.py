@@ -12,9 +12,9 @@ from servesim.errors import UserError
 
 
 def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], command: str) -> list[dict[str, Any]]:
-    """Return the scenarios with the settings of the commands in --serve, an entry that is removed from `given`: one
-    command for all scenarios, or several for `compare` without a scenario. Flags that have no effect here are listed on
-    stderr."""
+    """Return the scenarios with the settings of the commands in --serve, which is removed from `given`. There is one
+    command for all scenarios, or several if `compare` is run without a scenario. Flags that have no effect here are
+    listed on stderr."""
     from servesim.run.serve_command import merged, served
 
     commands = [(text, served(text)) for text in given.pop("serve", ())]

@@ -61,8 +61,8 @@ def size(
 ) -> None:
     """Show the memory that a model needs, and which GPUs hold it.
 
-    KV bytes per token and layer, weights by format, and everything else in a GPU's memory. Memory is divided as in vLLM
-    at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest of each GPU's share.
+    Shows KV bytes per token and layer, weights by format, and everything else in a GPU's memory. Memory is divided as
+    in vLLM at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest of each GPU's share.
     """
     from servesim.hardware import Gpu, gpu_names
     from servesim.hardware.footprint import Load, changed, footprint

@@ -23,7 +23,7 @@ from servesim.run.simulate import Progress as OnProgress
 
 
 class ProgressBar:
-    """Simulated time on stderr, from the first to the last arrival."""
+    """Progress bar on stderr, in simulated time from the first to the last arrival."""
 
     def __init__(self) -> None:
         columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
@@ -190,7 +190,7 @@ def print_trace(summary: Any) -> None:
 
 
 def _session_rows(grid: Table, s: Any) -> None:
-    """Return the rows on conversations: turns, pauses between them, and the shared parts of their prompts."""
+    """Add the rows on conversations: turns, pauses between them, and the shared parts of their prompts."""
     turns = s.turns
     grid.add_row(
         "sessions",

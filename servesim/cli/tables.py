@@ -91,7 +91,7 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
 
 
 def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
-    """Print one row per variant, with the best marked and the failed ones named."""
+    """Print one row per variant, with the best ones marked and the failed ones named."""
     console = open_console()
     console.print(_workload(document["workload"]), style="bold")
     axes, metrics = list(document["axes"]), document["metrics"]
@@ -202,7 +202,7 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
 
 
 print_worth = print_capacity
-"""Print the worth of each item: the answer to a capacity question."""
+"""Print what each item is worth, in the form of an answer to a capacity question."""
 
 
 def _capacity_row(row: Mapping[str, Any]) -> list[str]:

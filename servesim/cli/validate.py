@@ -26,7 +26,7 @@ def validate(
         Path | None, typer.Option(help="Folder of kernel tables instead of the shipped ones.")
     ] = None,
 ) -> None:
-    """Replay recorded runs of real servers: how large is the error?
+    """Replay recorded runs of real servers and show how large the error is.
 
     One table per run: measured and simulated, with host terms and from kernels alone.
     """
@@ -43,7 +43,8 @@ def validate(
 
 
 def print_comparisons(found: list[Comparison]) -> None:
-    """Print one table per run: measured, simulated with host terms and from kernels alone, errors, noise of repeats."""
+    """Print one table per run: measured values, simulated values with host terms and from kernels alone, errors, and
+    noise between repeats."""
     from rich.table import Table
 
     from servesim.cli.console import open_console

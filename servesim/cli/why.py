@@ -28,7 +28,7 @@ def why(
 ) -> None:
     """Explain what happened to one request.
 
-    How long it waited and for what, what ran concurrently, preemptions, and cache hits.
+    Shows how long it waited and for what, what ran concurrently, preemptions, and cache hits.
     """
     from servesim.cli.report import undamaged
     from servesim.errors import UserError

@@ -100,7 +100,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "REGISTRIES":  # everything pluggable, by kind
+    if name == "REGISTRIES":  # all registries, one for each kind
         found: Any = tuple(__getattr__(kind) for kind in KINDS)
     elif name in _MODULE_OF:
         found = getattr(import_module(_MODULE_OF[name]), name)

@@ -1,5 +1,5 @@
-"""Contract of acceptance models, which determine the drafts that are accepted. They are part of the workload, not of
-any policy."""
+"""Contract of acceptance models, which determine which drafts are accepted. They are part of the workload, not of any
+policy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from servesim.plugins.registry import Registry
 
 
 class AcceptanceModel(ABC):
-    """The ground truth that both sides of a comparison share. Pure in (row, position): two policies that draft for the
-    same output token get the same result, whatever they did before.
+    """The ground truth that both sides of a comparison share. The result depends only on (row, position), so two
+    policies that draft for the same output token get the same result, regardless of what they did before.
 
     A position is an output token's index within its request, from 0.
     """
@@ -36,8 +36,8 @@ class AcceptanceModel(ABC):
         accepted too). Acceptance length is 1 + their sum."""
 
     def walk(self, request: Request, position: int, until: int, drafts: int, width: int = 1) -> list[int]:
-        """Return how many tokens each successive step delivers from `position` on (the accepted ones of its `drafts`,
-        and the target's own), until `until` is reached or passed. Default: step by step."""
+        """Return how many tokens each successive step delivers from `position` on (those of its `drafts` that are
+        accepted, plus the target's own token), until `until` is reached or passed. Default: step by step."""
         gains = []
         while position < until:
             gained = 1 + self.accepted(request, position, drafts, width)
@@ -46,8 +46,7 @@ class AcceptanceModel(ABC):
         return gains
 
     def available(self, request: Request, position: int, k: int) -> int:
-        """Return how many drafts can be proposed at a position, at most k. Default: k; n-gram lookup often finds
-        none."""
+        """Return how many drafts can be proposed at a position, at most k. Default: k; n-gram lookup may find none."""
         return k
 
 

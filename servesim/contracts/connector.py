@@ -40,7 +40,7 @@ class Connector(ABC):
     def available(self, request: Request, num_tokens: int) -> int:
         """Return how many tokens of a waiting request, after the first `num_tokens` that are local, have KV available
         elsewhere (0: none), or DEFER. Called by each plan that reaches the request; changes nothing except how recently
-        the KV was requested. The context raises PolicyError for more tokens than the request knows."""
+        the KV was requested. The context raises PolicyError if the answer exceeds the request's known tokens."""
 
     @abstractmethod
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
@@ -66,9 +66,9 @@ class Load(NamedTuple):
     """KV being transferred to a request, or arrived but not used yet."""
 
     start: int
-    """Number of tokens that were local before."""
+    """Number of tokens that were local before the transfer."""
     stop: int
-    """Number of tokens that are local afterwards."""
+    """Number of tokens that are local after the transfer."""
     end_ns: int
     state: State
     """State of the request before the transfer."""

@@ -22,7 +22,7 @@ class Batch:
     """
 
     linear_tokens: int
-    """Tokens through the linear layers: prefill tokens plus decode queries (padding not included)."""
+    """Tokens that pass through the linear layers: prefill tokens plus decode queries (padding not included)."""
     prefill: list[tuple[int, int]]
     """Prefill chunks as (new tokens, tokens already in the KV cache before them)."""
     decode_count: int
@@ -38,9 +38,9 @@ class Batch:
     sampled: int
     """Sequences that sample in this step: rows of the LM head and of the sampler."""
     padded_tokens: int
-    """Number of padding tokens computed in addition (static batching, CUDA-graph sizes)."""
+    """Number of additional padding tokens computed (static batching, CUDA-graph sizes)."""
     bytes_moved: int
-    """Bytes over PCIe in this step (swap)."""
+    """Bytes moved over PCIe in this step (swap)."""
     attention: str
     """"fused": one kernel for the whole batch; "per_request": one launch per request (Orca)."""
     bytes_copied: int
@@ -55,7 +55,7 @@ class Batch:
     """(new tokens, tokens computed before them, length of the prompt, known tokens) of each request that does not just
     decode its latest token: its prompt is being prefilled, or it recomputes lost tokens."""
 
-    def __init__(  # explicit, so that compiled builds compile it
+    def __init__(  # written out so that compiled builds compile it
         self,
         linear_tokens: int,
         prefill: list[tuple[int, int]] | None = None,
@@ -143,7 +143,7 @@ class Host(NamedTuple):
 
 NO_HOST = Host()
 Sources = tuple[int, int, int, int]
-"""Nanoseconds from measured points, interpolation, extrapolation, roofline formula."""
+"""Nanoseconds by source: measured points, interpolation, extrapolation, roofline formula."""
 
 
 class Price(NamedTuple):
@@ -168,14 +168,14 @@ class Price(NamedTuple):
 
 
 def by_source(gpu_ns: int, shares: tuple[float, float, float, float]) -> Sources:
-    """Return whole nanoseconds by source from fractions of `gpu_ns`; they add up to it."""
+    """Split `gpu_ns` into whole nanoseconds by source, from fractions; the parts add up to the total."""
     a, b, c = [int(gpu_ns * share + 0.5) for share in shares[:3]]
     return a, b, c, gpu_ns - a - b - c
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RunSources:
-    """GPU time of a run's steps by source, read for the recorded steps."""
+    """GPU time of a run's steps by source, queried for the steps that are recorded."""
 
     def of(self, first: int, stop: int) -> Sources:
         """Return the sums over the steps from `first` (0: the run's first) up to but not including `stop`."""
@@ -186,16 +186,16 @@ class RunSources:
 class CostModel(ABC):
     """Durations of steps of one model on one device.
 
-    Pure: the same batch always has the same price, whatever was asked before. GPU time is rounded once, as
-    `int(x + 0.5)`; host time is a whole number that does not change along a decode run, so that
-    `price(b).ns == price_run(b, 1)[0]` to the nanosecond for every batch b. Implementations of `price` and
-    `gpu_run` follow the same order of floating-point operations. No method changes a batch, and each may be called at
-    any time. A step takes at least 1 ns: the engine raises PolicyError for less.
+    Pure: the same batch always has the same price, regardless of earlier calls. GPU time is rounded once, as `int(x +
+    0.5)`; host time is a whole number that does not change along a decode run, so that `price(b).ns == price_run(b,
+    1)[0]` to the nanosecond for every batch b. Implementations of `price` and `gpu_run` follow the same order of
+    floating-point operations. No method changes a batch, and each may be called at any time. A step takes at least 1
+    ns: the engine raises PolicyError for less.
     """
 
     asynchronous: bool = False
-    """Whether host work overlaps with the GPU. If true, the step takes the longer of overlapped host work and GPU; if
-    false, they add."""
+    """Whether host work overlaps with the GPU. If true, the step takes the longer of overlapped host work and GPU time;
+    if false, the two are added."""
 
     @abstractmethod
     def gpu_run(self, batch: Batch, k: int) -> NDArray[np.int64]:
@@ -215,8 +215,7 @@ class CostModel(ABC):
         return NO_HOST
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
-        """Return the fractions of the GPU time by source (see `Price.sources`), which sum to 1. Default: all of it is
-        formula."""
+        """Return the fractions of the GPU time by source (see `Price.sources`), which sum to 1. Default: all formula."""
         return (0.0, 0.0, 0.0, 1.0)
 
     def price(self, batch: Batch) -> Price:

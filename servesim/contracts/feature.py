@@ -1,8 +1,8 @@
 """Contract of features: optional parts of a run. A feature declares its settings and what it cannot be combined with,
-and builds the part of a run (servesim.contracts.part), or none if it is off.
+and builds the part of a run (servesim.contracts.part), or no part if it is off.
 
 A built-in feature is a folder of servesim/features, found by its name. A package may add one through the entry-point
-group `servesim.feature`. A user's own is named `path/to/file.py:Class` in the scenario's `features`.
+group `servesim.feature`. A user's own feature is named `path/to/file.py:Class` in the scenario's `features`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Feature:
     `on_command_line` in a field's json_schema_extra is its default as an option of `servesim run`."""
 
     acts: ClassVar[bool] = False
-    """Whether its part may change a run other than by its answers: through events, views or memory. A feature that does
-    not declare this leaves all records unchanged (`servesim policies check`)."""
+    """Whether its part may change a run other than through its answers, such as through events, views or memory. A
+    feature that does not declare this leaves all records unchanged (`servesim policies check`)."""
     serves: ClassVar[tuple[str, ...]] = ()
     """Kinds of policies that only runs with the feature have, such as `scaler`."""
 
@@ -59,13 +59,13 @@ class Feature:
         return False
 
     def spell_out(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the given settings with this feature's shorthands written out, before anything else is done with them.
-        Raise UserError if one is wrong. Default: return them unchanged."""
+        """Return the given settings with this feature's shorthands expanded; called before anything else is done with
+        them. Raise UserError if a setting is invalid. Default: return them unchanged."""
         return settings
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings, those of their preset included, completed with what this feature implies, before they
-        are checked. Raise UserError if they cannot be completed. Default: return them unchanged."""
+        """Return the settings, including those of the preset, completed with what this feature implies; called before
+        they are checked. Raise UserError if they cannot be completed. Default: return them unchanged."""
         return settings
 
     def resolved(self, scenario: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Feature:
         return ()
 
     def from_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Return sections, by key, that are omitted from a summary but follow from it. Default: none."""
+        """Return sections, by key, that are omitted from a summary but can be derived from it. Default: none."""
         return {}
 
     def in_world(self, world: Any, draws: Any) -> Any:

@@ -37,8 +37,8 @@ class Figure:
     schema: Schema | None = None
     """JSON schema of its value; by default a number or null."""
     better: str = ""
-    """Better direction, lower or higher, which makes it a metric of comparisons and `--require`; for a distribution,
-    the mean and percentiles."""
+    """Better direction, lower or higher. Setting it makes the figure a metric for comparisons and `--require` (for a
+    distribution, its mean and percentiles)."""
     scale: str = "ratio"
     """Scale of a metric's changes. ratio: relative; difference: absolute, for shares and counts, which may be 0."""
     label: str = ""
@@ -51,7 +51,7 @@ class Figure:
     """Effect on a metric if all server times are f times as long and requests arrive at 1/f of the rate: longer (times
     f), rarer (divided by f) or same. If empty: longer for a latency, else unknown."""
     inside: Group | None = None
-    """Figures of each object in its value, which is a map by name (a_map)."""
+    """Figures of each object in its value, if that is a map by name (a_map)."""
 
     def __post_init__(self) -> None:
         allowed = {"better": ("", "lower", "higher"), "scale": ("ratio", "difference"),
@@ -138,7 +138,7 @@ class Group:
     """Function that returns the input of its figures, given a measured run (servesim.metrics.measured.Measured; for a
     feature, whatever its part passes to `of`). None: the section is null."""
     many: Callable[[Schema], Schema] | None = None
-    """Maker of the schema of a section with several such objects: a_list or a_map (servesim.schemas)."""
+    """Function that makes the schema of a section with several such objects: a_list or a_map (servesim.schemas)."""
     null: bool = False
     """Whether its section may be null; it then has no rows or tiles except `if_null`."""
     if_null: str = ""

@@ -47,21 +47,20 @@ class KVMemory:
     """Memory of one replica, which an allocator hands out."""
 
     num_blocks: int
-    """Blocks as the engine counts them (vLLM: the null block included)."""
+    """Number of blocks as the engine counts them (in vLLM, including the null block)."""
     block_size: int
     """Tokens per block."""
     max_model_len: int
-    """Longest request, prompt and output, in tokens."""
+    """Maximum length of a request, prompt plus output, in tokens."""
     host_blocks: int = 0
-    """Blocks of host memory for swapping."""
+    """Number of blocks in host memory for swapping."""
     bytes_per_token: int = 0
     """KV bytes of one token on one GPU of each stage: the bytes moved when the token is copied."""
     windows: tuple[int | None, ...] = (None,)
     """Sliding window in tokens of each group of layers (None: full attention; STATE_WINDOW: a state). Groups have
     separate block tables, whose blocks have the same size in bytes and come from one pool."""
     in_flight_tokens: int = 0
-    """Tokens that may be computed before memory behind a window is released, over all steps in flight (0: a whole
-    request)."""
+    """Tokens that may be computed, over all steps in flight, before memory behind a window is released (0: all)."""
     overrun_tokens: int = 0
     """Tokens that a request may have computed beyond its last one: drafts, and steps in flight when it ends."""
 
@@ -127,7 +126,7 @@ class KVAllocator(ABC):
         self.max_model_len = memory.max_model_len
         self.capacity_tokens = memory.num_blocks * memory.block_size
         self.on_event = None
-        self._host: dict[Request, int] = {}  # blocks in host memory
+        self._host: dict[Request, int] = {}  # number of blocks in host memory
         self._host_free = memory.host_blocks
 
     # Six methods that every allocator implements; the others have defaults.
@@ -200,7 +199,7 @@ class KVAllocator(ABC):
         """Receive all future requests, in order of arrival; only for allocators that declare needs = {"future"}."""
         return None
 
-    # Swapping: works with every allocator as it is.
+    # Swapping works with every allocator without changes.
 
     def can_swap_out(self, request: Request, samples: Sequence[Request] = ()) -> bool:
         """Return whether host memory has room for the KV of a running request, and of forked samples with it. Changes
@@ -262,8 +261,7 @@ class KVAllocator(ABC):
         return None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant is broken. Changes nothing; called after each plan and step if `check`
-        is on."""
+        """Raise AssertionError if an invariant is broken. Changes nothing; called after plans and steps with `check`."""
         usage = self.usage()
         assert min(usage) >= 0, f"negative memory: {usage}"
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"

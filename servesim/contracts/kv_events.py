@@ -2,9 +2,9 @@
 vllm/distributed/kv_events.py).
 
 A block is identified by its key, the identity of everything up to its end: `request.content.prefix_key(end)`, or
-`(request.salt, key)` if the request has a salt (with hash_lookahead_tokens=L, the key of L tokens more). A listener can
-thus find the blocks of a prompt without querying the cache. Several copies of a block may be stored; as in vLLM, each
-copy has its own events. Prompts of unknown content have no events, since no other request can find them.
+`(request.salt, key)` if the request has a salt (with hash_lookahead_tokens=L, the key that covers L more tokens). A
+listener can thus find the blocks of a prompt without querying the cache. Several copies of a block may be stored; as in
+vLLM, each copy has its own events. Prompts of unknown content have no events, since no other request can find them.
 """
 
 from __future__ import annotations

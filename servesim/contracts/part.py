@@ -25,7 +25,7 @@ class ClusterView(Protocol):
     fleet: Any
     """servesim.engine.fleet.Fleet: `pools`, `pool_of` by replica, `views`, `add(core, pool)`, `note(index, state)`."""
     replicas: Any
-    """List of servesim.engine.replica.Replica, by index; it grows."""
+    """List of servesim.engine.replica.Replica, by index, which may grow."""
     waiting: Any
     """servesim.engine.waiting.Waiting: `recall()` calls the router again for the requests waiting in it;
     `num_for(serves)`."""
@@ -47,7 +47,7 @@ class ClusterView(Protocol):
         """Notify all parts that a core starts at a replica."""
 
     def set_state(self, index: int, state: ReplicaState) -> None:
-        """Change the state of a replica that is visible to routers."""
+        """Change the router-visible state of a replica."""
 
     def end(self, request: Request, state: State, reason: str) -> None:
         """End a request that is not at any replica."""
@@ -103,7 +103,7 @@ class Part:
         """Handle a request that is sent to a replica; `reaches` decides whether it arrives."""
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
-        """Handle a change in a replica's state that is visible to routers."""
+        """Handle a change in a replica's router-visible state."""
 
     def left(self, request: Request) -> None:
         """Handle a request that has left the run, before the workload sends requests that depend on it."""
@@ -123,11 +123,11 @@ class Part:
         return False
 
     def held(self) -> int:
-        """Return the number of requests that this part keeps outside of router and replicas. All parts are
+        """Return the number of requests that this part keeps outside of the router and the replicas. All parts are
         asked. Changes nothing."""
         return 0
 
-    # After the run; none of these change its records.
+    # Verbs called after the run; none of them changes its records.
 
     def columns(self, rows: Any) -> dict[str, Any]:
         """Return integer columns for requests.parquet. `rows`: row numbers of its requests, in order."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 NO_END = 1 << 60
-"""A number of steps larger than in any run."""
+"""A number of steps larger than that of any run."""
 
 
 def _not_ints(*numbers: Any) -> TypeError:
@@ -37,7 +37,7 @@ class Plan:
     step_id: int
     _tokens: dict[Request, int] = field(default_factory=dict)
     drafts: dict[Request, int] = field(default_factory=dict)
-    """Number of those tokens that are drafts to verify."""
+    """Number of tokens per request that are drafts to verify, included in its new tokens."""
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -54,9 +54,9 @@ class Plan:
     padded_len: int = 0
     """Tokens of each row once step `padded_at` is done; each step after that adds one."""
     padded_at: int = -1
-    """Step id, or a negative number for this step."""
+    """Id of that step, or a negative number for this step."""
     bytes_moved: int = 0
-    """Bytes over PCIe: KV swapped out or in."""
+    """Bytes moved over PCIe: KV swapped out or in."""
 
     @property
     def tokens(self) -> dict[Request, int]:
@@ -113,8 +113,8 @@ class PlanContext:
 
     @property
     def step_id(self) -> int:
-        """Number of the step being planned, from 0. Use it to count steps: a plan that cannot differ from the previous
-        one may be made without calling the scheduler."""
+        """Number of the step being planned, from 0. Use this to count steps, since the scheduler may not be called for
+        a plan that cannot differ from the previous one."""
         return self.plan.step_id
 
     @property
@@ -162,8 +162,7 @@ class PlanContext:
         return sum([min(request.max_tokens - request.num_output_tokens, most) for request in requests])
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest cached prefix of a waiting request that is about to be admitted, or its remote KV if that
-        has arrived."""
+        """Return the longest cached prefix of a request about to be admitted, or its remote KV if that has arrived."""
         if request in self.fetched:
             return Hit(request._num_computed_tokens)
         return self.kv.lookup(request)

@@ -33,8 +33,8 @@ class PrefixIdentity(Protocol):
     """Identity of prompt prefixes: which ones are equal."""
 
     def prefix_key(self, stop: int) -> Hashable:
-        """Return a value equal for two requests exactly when their first `stop` tokens are equal. Use it only for
-        comparison and lookup: the value depends on earlier calls."""
+        """Return a value that is equal for two requests exactly when their first `stop` tokens are equal. Use it only
+        for comparison and lookup: the value depends on earlier calls."""
 
 
 class PromptContent(PrefixIdentity, Protocol):
@@ -96,7 +96,7 @@ class Request:
     leg: Request | None = None
     """Request that computes its prompt on another replica, if any."""
     parent: ParentRequest | None = None
-    """Parent of one of several samples (n > 1)."""
+    """Parent request, if this is one of several samples (n > 1)."""
     sample: int = 0
     """Sample number. 0: the only one; from 1: one of several; -1: only computes their prompt for the prefix cache."""
 
@@ -129,7 +129,7 @@ class Request:
     recomputed_tokens: int = 0
     """Number of tokens recomputed because a preemption discarded their KV."""
     lost_tokens: int = 0
-    """Number of tokens that were computed when it was preempted, until it resumes."""
+    """Number of tokens that had been computed when it was preempted, kept until it resumes."""
     reason: str = ""
     """Finish reason (length, stop), or the reason for its rejection or abort."""
     model: str = ""

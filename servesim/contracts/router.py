@@ -20,8 +20,8 @@ restart with a cold cache under its old index. One that is gone never returns, a
 Role = Literal["both", "prefill", "decode"]
 """Work of a replica: whole requests; prompts only, whose KV another replica reads; or answers to such prompts."""
 FinishStatus = Literal["finished", "cancelled", "failed"]
-"""How a request left a replica: with its last token; cancelled by its client; or lost with the replica or refused by
-its engine."""
+"""Way in which a request left a replica: with its last token; cancelled by its client; or lost with the replica or
+refused by its engine."""
 T = TypeVar("T")
 
 
@@ -80,7 +80,7 @@ class ReplicaView(Protocol):
 
     @property
     def state(self) -> ReplicaState:
-        """Current state as known to the router, which is never outdated."""
+        """Current state, which routers always know without delay."""
 
     @property
     def pool(self) -> str:
@@ -102,7 +102,8 @@ class ReplicaView(Protocol):
 
     @property
     def num_unread(self) -> int:
-        """Number of requests that have arrived since then. No engine reports them: 0 if views are delayed."""
+        """Number of requests that have arrived since its scheduler's latest plan. No engine reports them, so it is 0 if
+        views are delayed."""
 
     @property
     def num_running(self) -> int:
@@ -118,7 +119,7 @@ class ReplicaView(Protocol):
 
 
 class Views(list[ReplicaView]):
-    """All replicas in order of index, whatever their states."""
+    """All replicas in order of index, regardless of their states."""
 
     ready: Sequence[int] = ()
     """Indices of the replicas that may be chosen, ascending."""
@@ -155,8 +156,7 @@ class Router(ABC):
     output_block = 16
     """Tokens between two calls of `on_output_block`: the engine's block size, set before the first request."""
     role: Role = "both"
-    """Side for which it chooses replicas if prompts and answers are computed separately; two routers of one class then
-    choose."""
+    """Side for which it chooses replicas if prompts and answers are computed separately, with a router each."""
     _drawn = 0
 
     def __init__(self, params: Any, num_replicas: int) -> None:

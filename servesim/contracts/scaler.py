@@ -19,7 +19,7 @@ class Profile(Protocol):
         """Return the time of a step that only computes a prompt of `tokens` tokens."""
 
     def decode_s(self, sequences: int, context: int) -> float:
-        """Return the time of a step in which all sequences with that context get one token each."""
+        """Return the time of a step in which that many sequences with that context get one token each."""
 
 
 class PoolLoad(NamedTuple):
@@ -35,11 +35,11 @@ class PoolLoad(NamedTuple):
     arrived: int
     """Number of requests that arrived here since the last call, retries included."""
     prompt_tokens: int
-    """Number of prompt tokens of these requests."""
+    """Number of prompt tokens of the requests that arrived since the last call."""
     finished: int
     """Number of requests that finished here since the last call."""
     output_tokens: int
-    """Number of output tokens of these requests."""
+    """Number of output tokens of the requests that finished since the last call."""
 
     @property
     def num_replicas(self) -> int:
@@ -57,7 +57,8 @@ class ScalerParams:
     """Bounds of every autoscaler."""
 
     min: int = 1
-    """Minimum number of replicas; 0 allows none while there are no requests, if the autoscaler can start from there."""
+    """Minimum number of replicas; 0 allows scaling to zero while there are no requests, if the autoscaler can start
+    from there."""
     max: int = 8
     """Maximum number of replicas."""
 

@@ -122,20 +122,20 @@ class Scheduler(ABC):
         `being_read`. A request that was preempted while its last token was in flight is still waiting.
 
         Return the requests whose answers are sent now, including earlier ones that were held back (static batching
-        returns a batch together); return None for exactly these requests.
+        returns a batch together); None stands for exactly the given requests.
         """
         for request in requests:
             if request.state is State.RUNNING:
                 del self.running[position(self.running, request)]
                 if (request.owner is None or request.reason) and not request.being_read:
-                    self.kv.free(request)  # else kept until it is read
+                    self.kv.free(request)  # otherwise kept until it is read
             else:
                 self.drop_waiter(request)
         return None
 
     def on_fork(self, request: Request, samples: Sequence[Request]) -> None:
-        """Handle the further samples of a request whose prompt has been computed, each with its first token. They are
-        running if the request is, or preempted if it is. Called only if `samples` is "fork". Default: raise
+        """Handle the additional samples of a request whose prompt has been computed, each with its first token. They
+        are running if the request is, or preempted if it is. Called only if `samples` is "fork". Default: raise
         NotImplementedError."""
         raise NotImplementedError(f"{self.name}: does not say where forked samples go")
 
@@ -158,8 +158,7 @@ class Scheduler(ABC):
         return len(self.waiting)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant is broken. Changes nothing; called after each plan and step if `check`
-        is on."""
+        """Raise AssertionError if an invariant is broken. Changes nothing; called after plans and steps with `check`."""
         rows = [r.row for r in self.running] + [r.row for r in self.waiters()]
         assert len(rows) == len(set(rows)), "a request is queued twice"
         assert len(rows) == len(self.running) + self.num_waiting(), "num_waiting miscounts"

@@ -21,7 +21,7 @@ class SpeculatorParams:
     """Parameters common to nearly every method."""
 
     k: int = 3
-    """Draft tokens per step (num_speculative_tokens); for trees their depth."""
+    """Draft tokens per step (num_speculative_tokens); for trees, their depth."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MOST_DRAFTS:
@@ -53,16 +53,15 @@ class Speculator(ABC):
     slots_per_request: int = 0
     """Input slots that its passes need per scheduled request beyond the target's tokens."""
     hash_lookahead: int = 0
-    """Number of tokens after a block that its prefix hash also covers, for drafters that need the next token's KV
-    (vLLM)."""
+    """Number of tokens after a block that its prefix hash covers, too, if drafters need the next one's KV (vLLM)."""
     width: int = 1
     """Candidates per draft position: siblings in a tree."""
     expands: bool = False
     """Whether every draft is verified as a separate sequence, which reads the whole context again (vLLM before
     0.6.4)."""
     price: Callable[[Batch], int]
-    """Function that returns the price of a step in ns, drafting included; set by the engine. For methods that weigh
-    cost and gain."""
+    """Function that returns the price of a step in ns, drafting included; set by the engine. Used by methods that weigh
+    cost against gain."""
     rates: Callable[[int], list[float]]
     """Function that returns the mean acceptance probability of draft positions 1 to k; set by the engine for declared
     oracles only."""
@@ -108,8 +107,7 @@ class Speculator(ABC):
         return 0
 
     def observe(self, verified: Sequence[tuple[int, int]]) -> None:
-        """Learn from the drafts that a step verified: (depth, accepted) for each request that had any. Default: do
-        nothing."""
+        """Learn from the drafts that a step verified: (depth, accepted) for each request with any. Default: nothing."""
         return None
 
     def steady(self) -> bool:

@@ -49,13 +49,13 @@ class Excess(Protocol):
     """Extra time of decodes batched with a prompt, compared with running the two separately."""
 
     def at(self, count: int, context: float, new: int) -> tuple[float, int]:
-        """Return the excess of one layer in nanoseconds, and its source, for `count` decodes of mean context `context`
-        batched with a prompt of `new` tokens."""
+        """Return the extra time of one layer in nanoseconds, and its source, for `count` decodes of mean context
+        `context` batched with a prompt of `new` tokens."""
         ...
 
 
 class Cached(Protocol):
-    """Prefill chunks over cached tokens."""
+    """Times of prefill chunks over cached tokens."""
 
     def at(self, new: int, past: int) -> tuple[float, int]:
         """Return the nanoseconds of one layer, and their source, for `new` tokens over `past` cached ones."""
@@ -68,13 +68,13 @@ class Attention(Protocol):
     floor: float
     """Fixed cost of a call. A mixed batch, being one kernel, pays it once instead of twice."""
     window: int
-    """Number of tokens that a query attends to: 0 for all, `FROM_STATE` for none, only a state."""
+    """Number of tokens that a query attends to (0: all; `FROM_STATE`: none, only a state)."""
     cached: Cached | None
-    """Prefill chunks over cached tokens, if measured."""
+    """Times of prefill chunks over cached tokens, if measured."""
     mixed: Excess | None
-    """Decodes batched with a prompt, if measured."""
+    """Extra time of decodes batched with a prompt, if measured."""
     skew: SkewExcess | None
-    """Decodes with unequal contexts, if measured."""
+    """Extra time of decodes with unequal contexts, if measured."""
 
     def decode(self, count: int) -> Curve:
         """Return the decode time of `count` sequences as a function of their mean context."""
@@ -138,7 +138,7 @@ class TableAttention(GridAttention):
 
 
 class FormulaAttention:
-    """Attention by formula: linear in the KV read and in the pairs computed."""
+    """Attention priced by formula: linear in the KV read and in the query-key pairs computed."""
 
     cached: Cached | None = None
     mixed: Excess | None = None

@@ -28,7 +28,7 @@ def breakdown(cost: TableCostModel, batch: Batch) -> dict[str, float]:
 
 
 def _of_stage(stage: Stage, batch: Batch, tokens: int) -> Iterator[tuple[str, float]]:
-    """Yield the operators of one stage with their nanoseconds, computed in the same steps as in `Stage.constant`."""
+    """Yield the operators of one stage with their nanoseconds, computed in the same order as in `Stage.constant`."""
     computing = 0.0
     for operator in stage._per_token:
         ns = operator.curve.at(tokens)

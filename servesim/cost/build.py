@@ -58,7 +58,7 @@ def build_cost_model(
     overhead. `speculator` drafts after every step, at a cost. `moe_backend` is the kernel of routed experts
     (`servesim.cost.moe.MOE_BACKENDS`; auto: the one that `engine` is known to run, else the fastest measured). Whole
     experts are distributed over `ep` of the GPUs and split by width over the rest. `dp` data-parallel ranks of `tp`
-    GPUs each compute the experts together (`servesim.cost.data_parallel`), with tokens sent there and back by
+    GPUs each compute the experts together (`servesim.cost.data_parallel`), with tokens dispatched and combined by
     `all2all`. `load` is the load of the most loaded GPU relative to the mean (None: as measured). `engine` holds the
     known facts about the serving engine's choice of kernels, or None. `attention_backend` "eager" means no fused
     attention kernel (`servesim.cost.eager`).
@@ -69,7 +69,7 @@ def build_cost_model(
     if gpu.name == measured_on.name and _same_rates(
         gpu, measured_on, arithmetic(model, dtype, kv_dtype), links=tp * pp > 1
     ):
-        measured_on = gpu  # changes of price or memory do not affect measured kernels
+        measured_on = gpu  # changes to price or memory do not affect measured kernels
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("quantizing_us", {}))

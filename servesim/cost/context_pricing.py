@@ -20,7 +20,7 @@ class Pass(NamedTuple):
     base: float
     """Part of the time that does not depend on contexts, in ns."""
     parts: list[float]
-    """The same part, by source."""
+    """That context-independent part, split by source."""
     curve: Curve | None
     """Attention time as a function of the pass's sum of contexts, or None if the pass has no attention."""
     shift: int
@@ -28,7 +28,7 @@ class Pass(NamedTuple):
 
 
 class OverContexts:
-    """Nanoseconds of steps as a function of their sums of contexts, with each pass rounded separately, equal to
+    """Nanoseconds of steps as a function of their context sums. Each pass is rounded separately, and the results equal
     `curve.rounded` to the last bit."""
 
     def __init__(self, passes: Sequence[Pass], host: Host) -> None:
@@ -46,7 +46,7 @@ class OverContexts:
         self._start = self._begin = self._slope = self._base = np.empty((len(self._attending), 1))
         self._whole = True
         self._segments: list[int] = []
-        """Sources of the curve segments in that range."""
+        """Sources of the passes' curve segments within the current range."""
 
     def one(self, context: int) -> tuple[int, Sources]:
         """Return the nanoseconds at one context sum, and their split by source."""

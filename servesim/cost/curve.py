@@ -168,7 +168,7 @@ class Curve:
         return Curve(xs, self.ys, self.knot_source)
 
     def scaled(self, factor: float, x_factor: float = 1.0) -> Curve:
-        """Return the curve of `factor` such operators, with the quantity in units `x_factor` times as fine."""
+        """Return the curve of `factor` such operators, with the x values multiplied by `x_factor`."""
         copy = Curve([x * x_factor for x in self.xs], [y * factor for y in self.ys], self.knot_source)
         copy.slopes, copy.segment_source = [s * factor / x_factor for s in self.slopes], self.segment_source
         return copy

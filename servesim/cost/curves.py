@@ -10,8 +10,8 @@ from servesim.cost.curve import INTERPOLATED, Curve
 
 
 def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
-    """Return the nanoseconds per unit at the end of a curve: the median of the slopes between its last point and those
-    at a half and a quarter of it, since any one of them may be an outlier."""
+    """Return the nanoseconds per unit at the end of a curve: the median of the slopes between its last point and the
+    points at a half and a quarter of its size, since any single slope may be an outlier."""
     last = sizes[-1]
     places = sorted({next(i for i, size in enumerate(sizes) if size * part >= last) for part in (1, 2, 4)})
     slopes = [(times[j] - times[i]) / (sizes[j] - sizes[i]) for i, j in combinations(places, 2)]
@@ -19,12 +19,12 @@ def rise(sizes: Sequence[float], times: Sequence[float]) -> float:
 
 
 _SPIKE = 1.7
-"""Ratio to both neighbors from which a measured time is a pause of the machine and not the kernel's."""
+"""Ratio to both neighbors above which a measured time is attributed to a pause of the machine, not to the kernel."""
 
 
 def without_spikes(points: Mapping[float, float]) -> dict[float, float]:
     """Return times by size without those that take over `_SPIKE` times as long as the next smaller and the next larger
-    size (the first: as the next). Of 1,000 rows of attention up to 3 do, in most tables none."""
+    size (for the first size, only as the next). At most 3 of 1,000 attention rows do, and none in most tables."""
     xs = sorted(points)
     kept = {}
     for i, x in enumerate(xs):
@@ -35,7 +35,8 @@ def without_spikes(points: Mapping[float, float]) -> dict[float, float]:
 
 
 def monotone(curve: Curve) -> Curve:
-    """Return the curve with no knot above the next one. Humps are cut off, since a larger call can do the same work."""
+    """Return the curve with no knot higher than the next one. Humps are cut off, since a larger call can do the same
+    work."""
     ys = list(curve.ys)
     for i in range(len(ys) - 2, -1, -1):
         ys[i] = min(ys[i], ys[i + 1])
@@ -43,7 +44,8 @@ def monotone(curve: Curve) -> Curve:
 
 
 def blend(a: Curve, b: Curve, weight: float, source: int = INTERPOLATED) -> Curve:
-    """Return (1 - weight) * a + weight * b on the knots of both; its source is at least as uncertain as `source`."""
+    """Return (1 - weight) * a + weight * b at the knots of both curves, with a source at least as uncertain as
+    `source`."""
     xs = sorted({*a.xs, *b.xs})
     ys = [a.at(x) * (1.0 - weight) + b.at(x) * weight for x in xs]
     sources = [max(source, a.source(x), b.source(x)) for x in xs]
@@ -62,7 +64,8 @@ def free_up_to(curve: Curve, n: int) -> Curve:
 
 
 def total(curves: Sequence[Curve]) -> Curve:
-    """Return the sum of curves on the knots of all; at every point its source is the least certain of their sources."""
+    """Return the sum of curves at the knots of all of them; the source of each point is the least certain of their
+    sources."""
     if len(curves) == 1:
         return curves[0]
     xs = sorted({x for curve in curves for x in curve.xs})

@@ -109,7 +109,8 @@ def _mixture(graph: LayerGraph, all2all: str) -> Stage:
 
 
 def _ways(graph: LayerGraph, backend: str) -> Curve:
-    """Return the time to transfer the tokens of one layer there and back, as a function of the tokens of all ranks."""
+    """Return the time to send the tokens of one layer to the experts and back, as a function of the tokens of all
+    ranks."""
     gpus, hidden = graph.tp * graph.dp, graph.model.hidden_size
     box = box_of(graph.gpu)
     if backend == "allgather_reducescatter":
@@ -151,7 +152,7 @@ def deepep_curve(gemms: GemmTables, hidden: int, moe: Experts, op: str, gpus: in
     chosen = (mine["k"] == near[0]) & (mine["topk"] == near[1]) & (mine["experts"] == near[2])
     points = sorted(zip(mine["m"][chosen].tolist(), mine["time_us"][chosen].tolist(), strict=True))
     exact = near[:2] == (hidden, per_token) and most == gpus
-    scale = near[0] * near[1] / (hidden * per_token) * gpus  # tokens of all ranks with equal bytes
+    scale = near[0] * near[1] / (hidden * per_token) * gpus  # converts to tokens of all ranks with equal bytes
     source = MEASURED if exact else EXTRAPOLATED
     times = _rising([us * 1e3 for _, us in points])
     curve = Curve([m * scale for m, _ in points], times, source)
@@ -168,8 +169,8 @@ def _rising(times: list[float]) -> list[float]:
 def _between(
     curve: Curve, gemms: GemmTables, hidden: int, moe: Experts, op: str, measured: int, gpus: int, box: Box
 ) -> Curve:
-    """Return the curve plus the time of network transfers to boxes beyond the `measured` GPUs: one copy of a token for
-    each of its experts in another box with low latency, one for each other box with high throughput."""
+    """Return the curve plus the time of network transfers to boxes beyond the `measured` GPUs: with low latency, a
+    token is copied once for each of its experts in another box; with high throughput, once for each other box."""
     if gpus <= max(measured, box.gpus):
         return curve
     boxes = gpus / box.gpus

@@ -1,10 +1,10 @@
 """Imbalance of expert loads, and the load of the most loaded GPU: a power law, with or without balancing.
 
-Expert loads follow a power law: the share of the i-th most loaded is proportional to the quantile of a density x^-skew
-between 1 and 1,000, which is how the routing of measured kernels was drawn (aiconfigurator-core 0.12.0: 1.2). No expert
-gets more than one copy of each token. Without balancing, experts are placed on GPUs in an order unrelated to their
-loads (a keyed shuffle); EPLB replicates the most loaded experts one by one and packs the heaviest first onto the least
-loaded GPU with room (the greedy rule of DeepSeek's EPLB).
+Expert loads follow a power law: the share of the i-th most loaded expert is proportional to the quantile of a density
+x^-skew between 1 and 1,000, the distribution from which the routing of the measured kernels was drawn
+(aiconfigurator-core 0.12.0: 1.2). No expert gets more than one copy of each token. Without balancing, experts are
+placed on GPUs in an order unrelated to their loads (a keyed shuffle); EPLB replicates the most loaded experts one by
+one and packs the heaviest first onto the least loaded GPU with room (the greedy rule of DeepSeek's EPLB).
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from servesim import draws
 _RANGE = 1000.0
 """Ratio of the largest to the smallest load in the power law."""
 MEASURED_SKEW = 1.2
-"""Exponent of the load distribution in measured tables."""
+"""Exponent of the load distribution used in the measured tables."""
 MEASURED_OVER = 8
-"""Maximum number of GPUs that experts were distributed over in measurements; for more GPUs this module's law gives the
-load."""
+"""Maximum number of GPUs that experts were distributed over in the measurements; beyond it, the load follows from this
+module's power law."""
 
 
 def loads(count: int, per_token: int, skew: float) -> NDArray[np.float64]:
-    """Return the share of all routed copies that each of `count` experts gets, largest first; they sum to 1."""
+    """Return the share of all routed token copies that each of `count` experts gets, largest first; the shares sum to
+    1."""
     at = (np.arange(count) + 0.5) / count
     if abs(skew - 1.0) < 1e-9:
         values = _RANGE**at
@@ -34,7 +35,7 @@ def loads(count: int, per_token: int, skew: float) -> NDArray[np.float64]:
     values = values if skew else np.ones(count)
     shares: NDArray[np.float64] = np.sort(values / values.sum())[::-1]
     most = 1.0 / per_token
-    for _ in range(count):  # a capped expert's excess goes to others
+    for _ in range(count):  # the excess of a capped expert goes to others
         over = shares > most + 1e-12
         if not over.any():
             break
@@ -46,7 +47,7 @@ def loads(count: int, per_token: int, skew: float) -> NDArray[np.float64]:
 def most_loaded(
     count: int, per_token: int, gpus: int, skew: float, redundant: int = 0, balanced: bool = False
 ) -> float:
-    """Return the load of the most loaded of `gpus` GPUs relative to the mean (at least 1)."""
+    """Return the load of the most loaded of `gpus` GPUs relative to the mean load (at least 1)."""
     shares = loads(count, per_token, skew)
     if not balanced:
         order = np.argsort(draws.uniform(0, "place of experts", np.arange(count)), kind="stable")

@@ -1,4 +1,5 @@
-"""Steps that take longer than larger ones because the kernel tables say so: a library's choice of kernel by size."""
+"""Steps that take longer than larger ones according to the kernel tables, because a library chooses its kernels by
+size."""
 
 from __future__ import annotations
 
@@ -11,26 +12,27 @@ from servesim.cost.model import TableCostModel
 from servesim.cost.stage import Stage
 
 NOTED = 1.1
-"""Ratio of the time of a step to that of a larger one from which it is reported."""
+"""Minimum ratio of a step's time to that of a larger step at which it is reported."""
 _NEAR = 1.05
-"""Ratio to the least time of any larger step up to which a step is named as the faster one; the smallest counts."""
+"""Maximum time of the larger step named in a report, relative to the shortest time of any larger step; the smallest
+step within this ratio is named."""
 _NAMED = 3
-"""Number of operators that a line names."""
+"""Maximum number of operators named in a line."""
 
 
 class Fall(NamedTuple):
-    """A step that takes longer than a larger one, in its operators other than attention and sampling."""
+    """A step that takes longer than a larger one, not counting attention and sampling."""
 
     ratio: float
     tokens: int
     larger: int
     operators: list[str]
-    """The operators that are faster in the larger step, by time gained."""
+    """Operators that are faster in the larger step, largest gain first."""
 
 
 def worst_fall(stage: Stage, sizes: Iterable[int]) -> Fall | None:
-    """Return the largest fall (at least `NOTED`) of a stage's time from a step of one of `sizes` tokens to any larger
-    measured one, or None if there is none."""
+    """Return the largest ratio (at least `NOTED`) of a stage's time for a step of one of `sizes` tokens to that of a
+    larger measured step, or None if there is none."""
     operators, worst, most = stage._per_token, None, NOTED
     curve = total([operator.curve for operator in operators])
     for tokens in sorted({*sizes}):
@@ -46,8 +48,8 @@ def worst_fall(stage: Stage, sizes: Iterable[int]) -> Fall | None:
 
 
 def falling(cost: TableCostModel, sizes: Iterable[int], ranks: int = 1) -> Iterator[str]:
-    """Yield a line on each stage in which steps of some of `sizes` tokens (of each of `ranks` data-parallel ranks) take
-    much longer than larger ones."""
+    """Yield a line for each stage in which steps of some of `sizes` tokens (on each of `ranks` data-parallel ranks)
+    take much longer than larger ones."""
     tokens = [cost._tokens(Batch(size)) for size in sizes]
     stages = [(stage, tokens) for stage in cost._stages]
     stages += [(stage, [ranks * n for n in tokens]) for stage in dict.fromkeys(cost._mixture or ())]

@@ -1,4 +1,4 @@
-"""Costs without a table entry: roofline and memory-bound formulas, labeled as formula in `Price.shares`."""
+"""Costs that have no table entry: roofline and memory-bound formulas, labeled as formula in `Price.shares`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ that have a table, GEMMs reach more: median 0.80 on H100, 0.78 on H200, 0.90 on 
 LAUNCH_NS = 3000.0
 """Constant part of a memory-bound kernel inside a CUDA graph (aiconfigurator-core's value)."""
 LINK_LATENCY_NS = 10000.0
-"""Constant part of a collective over PCIe or an unmeasured link (aiconfigurator-core's point-to-point
-value)."""
+"""Constant part of a collective over PCIe or an unmeasured link (aiconfigurator-core's value for point-to-point
+transfers)."""
 
 COMPUTE_DTYPE = {
     "bf16": "bf16",
@@ -35,7 +35,7 @@ COMPUTE_DTYPE = {
     "int3": "bf16",
     "ternary": "bf16",
 }
-"""Arithmetic format for each weight format: int8_wo and formats of 4 bits and less are weight-only, computed in
+"""Arithmetic format for each weight format; int8_wo and formats of 4 bits or less are weight-only and computed in
 bf16."""
 WEIGHT_BYTES = {dtype: DTYPE_BYTES[dtype] for dtype in COMPUTE_DTYPE}
 ACTIVATION_BYTES = {
@@ -45,8 +45,8 @@ ACTIVATION_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Times of kernels by formula in nanoseconds, at the shares of the data sheet's rates that kernels reach, or at
-    given shares."""
+    """Kernel times by formula in nanoseconds, at the fractions of the data-sheet rates that kernels typically reach, or
+    at given fractions."""
 
     gpu: Gpu
     bandwidth_share: float = BANDWIDTH_EFFICIENCY
@@ -54,12 +54,12 @@ class Roofline:
     launch_ns: float = LAUNCH_NS
     link_latency_ns: float = LINK_LATENCY_NS
     textbook: bool = False
-    """Whether memory traffic is counted as in hand calculations: every weight once a step, including the input
-    embedding (of which a step looks up a few rows), and keys and values; no activations."""
+    """Whether memory traffic is counted as in back-of-the-envelope calculations: every weight once per step, including
+    the input embedding (although a step looks up only a few rows of it), and keys and values, but no activations."""
 
     @classmethod
     def ideal(cls, gpu: Gpu) -> Roofline:
-        """Return the ideal roofline of the data sheet: full rates, with launches and activations free."""
+        """Return the ideal roofline of the data sheet: full rates, with no cost for launches and activations."""
         return cls(gpu, 1.0, 1.0, 0.0, 0.0, True)
 
     @property
@@ -102,16 +102,16 @@ class Roofline:
         return line(self.link_latency_ns, bytes_per_token / self.link_rate)
 
     def copy_ns(self, size: int) -> float:
-        """Return the time of pinned host copies of `size` bytes."""
+        """Return the time to copy `size` bytes to or from pinned host memory."""
         return size * 1e9 / (self.gpu.pcie_bandwidth * self.bandwidth_share)
 
     def move_ns(self, size: int) -> float:
-        """Return the time of copying `size` bytes within the GPU's memory, where they are read and written."""
+        """Return the time to copy `size` bytes within the GPU's memory, where they are both read and written."""
         return 2 * size / self.rate
 
 
 def moved_bytes(n: int, k: int, dtype: str) -> float:
-    """Return the bytes of a GEMM's inputs and outputs per token; outputs are 2 bytes (4 in fp32)."""
+    """Return the bytes of a GEMM's inputs and outputs per token; an output element takes 2 bytes (4 in fp32)."""
     return k * ACTIVATION_BYTES[dtype] + n * max(2.0, ACTIVATION_BYTES[dtype])
 
 

@@ -25,7 +25,7 @@ from servesim.hardware.layers import Experts, dtype_bytes
 from servesim.hardware.model import ModelSpec, kv_heads_per_gpu
 
 _SAMPLER_BYTES_PER_LOGIT = 14.0
-"""Bytes per logit: read in 2 bytes, written and read in float32 by softmax, and read once more when sampling."""
+"""Bytes per logit: read as 2 bytes, read and written as float32 by softmax, and read once more when sampling."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class LayerGraph:
     host: HostTerms | None
     moe_backend: str = "auto"
     ep: int = 1
-    """Number of GPUs, among all ranks, over which whole experts are distributed; they are split by width over the
-    rest."""
+    """Number of GPUs, counting those of all ranks, over which whole experts are distributed; across the remaining
+    degree of parallelism, experts are split by width."""
     eager_attention: bool = False
     own_all_reduce_below: float = inf
-    """Message size in bytes from which NCCL does the all-reduce instead of the engine's own kernels."""
+    """Message size in bytes from which NCCL performs the all-reduce instead of the engine's own kernels."""
     fused_norm_to: float = 0.0
-    """Message size in bytes up to which all-reduce adds the residual and normalizes in the same kernel."""
+    """Message size in bytes up to which the all-reduce kernel also adds the residual and normalizes."""
     within_attention: frozenset[str] = frozenset()
     """Subset of `kv_write` and `rotary` that the attention table's rows include; `rotary` only if no norm precedes
     it."""
     dp: int = 1
-    """Data-parallel ranks, each of `tp` GPUs."""
+    """Number of data-parallel ranks, each of `tp` GPUs."""
     load: float | None = None
     """Load of the most loaded GPU relative to the mean, or None for the measured load."""
 
@@ -101,7 +101,7 @@ class LayerGraph:
         return found
 
     def per_sample(self) -> list[Operator]:
-        """Return the operators that run on the sequences that sample: LM head, gathering its shards, sampler."""
+        """Return the operators that run on the sequences that sample: LM head, gathering of its shards, sampler."""
         vocab = self.model.vocab_size
         sampler = self._rows("sampler", vocab, _SAMPLER_BYTES_PER_LOGIT * vocab)
         if self.host is not None and self.host.sampling_per_logit:
@@ -115,7 +115,7 @@ class LayerGraph:
         return found
 
     def attention(self, stage: range) -> list[AttentionLayers]:
-        """Return the attention of the layers of `stage`, by window, with stateful layers last."""
+        """Return the attention of the layers of `stage`, grouped by window, with stateful layers last."""
         layers = [self.model.layers[i] for i in stage]
         windows = Counter(layer.window for layer in layers if layer.mixer and not layer.recurrent)
         found = [AttentionLayers(self._attention(window), windows[window]) for window in sorted(windows)]
@@ -143,8 +143,8 @@ class LayerGraph:
         if self.host is None or latent is not None:
             return attention
         if attention.skew is not None:
-            # host terms were fitted to decode steps with unequal contexts, so that cost is in the terms and, when
-            # batched with prompts, in `BesidePrompt`, which is not used if mixed calls were measured
+            # host terms were fitted to decode steps with unequal contexts, so they already include that cost, as does
+            # `BesidePrompt` for decodes batched with prompts, which is not used if mixed calls were measured
             attention.skew = attention.skew.beside_prompts() if attention.mixed is not None else None
         token = 2.0 * shape.kv_heads * shape.head_dim * kv_bytes * 1e9 / self.gpu.bandwidth
         if self.host.kv_bandwidth_share:
@@ -162,7 +162,7 @@ class LayerGraph:
         return free_up_to(alone, fused)
 
     def _head_linears(self, owns_kv: bool) -> list[Operator]:
-        """Return the projections of keys, values and queries by heads; layers that share KV only project queries."""
+        """Return the per-head projections of keys, values and queries; layers that share KV only project queries."""
         shape, hidden = self.shape, self.model.hidden_size
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim if owns_kv else 0
         gate = q if self.model.attention_gate else 0
@@ -182,7 +182,7 @@ class LayerGraph:
         return found
 
     def _recurrent_linears(self) -> list[Operator]:
-        """Return the projections of layers with a state, and the gated per-head norm of their output."""
+        """Return the projections of layers that keep a state, and the gated per-head norm of their output."""
         recurrent = self.model.recurrent
         assert recurrent is not None
         *into, (n, k) = recurrent.linears(self.model.hidden_size, self.tp)
@@ -190,8 +190,9 @@ class LayerGraph:
         return [*found, Operator("norm", self._memory(6.0 * k)), self._gemm("state_out", n, k)]
 
     def _norm_across_gpus(self, width: int) -> list[Operator]:
-        """Return the mean squares of queries and keys on this GPU, the sums over all GPUs, and the normalization
-        (vLLM's MiniMaxText01RMSNormTP: both in one all-reduce of float32; recent versions fuse the passes)."""
+        """Return the computation of the mean squares of queries and keys on this GPU, their sum over all GPUs, and the
+        normalization (vLLM's MiniMaxText01RMSNormTP: both in one float32 all-reduce; recent versions fuse the
+        passes)."""
         passes = [Operator("norm", self._memory(2.0 * width)), Operator("norm", self._memory(4.0 * width))]
         return [*passes, Operator("all_reduce", self._collective("all_reduce", 8))]
 
@@ -216,11 +217,11 @@ class LayerGraph:
         ]
 
     def _experts(self) -> list[Operator]:
-        """Return router, routed experts, and the shared expert that every token passes through."""
+        """Return the router, the routed experts, and the shared expert that every token passes through."""
         moe, hidden = self.model.experts, self.model.hidden_size
         assert moe is not None
         found = [Operator("router", self.gemms.curve(moe.count, hidden, "bf16"))]
-        if self.dp == 1:  # else ranks compute them jointly (see `mixture`)
+        if self.dp == 1:  # otherwise ranks compute them jointly (see `mixture`)
             found.append(Operator("experts", self.routed(moe)))
         return found + (self._mlp("shared_", moe.shared_size) if moe.shared_size else [])
 
@@ -238,13 +239,13 @@ class LayerGraph:
         """Return the time of the routed experts of one layer as a function of the tokens of all ranks."""
         dtype, hidden, gpus = moe.dtype or self.dtype, self.model.hidden_size, self.tp * self.dp
         if not moe.gated and not family_measured(self.gemms, moe, hidden, dtype):
-            moe = replace(moe, size=max(gpus, 2 * moe.size // 3))  # 2 of 3 matrices
+            moe = replace(moe, size=max(gpus, 2 * moe.size // 3))  # 2 of the 3 matrices
         curve = experts_curve(self.gemms, moe, hidden, gpus, dtype, self.moe_backend, self.ep, self.load)
         return monotone(curve) if self.gemms.monotone else curve
 
     def _send(self) -> list[Operator]:
-        """Return the time to send the hidden state and residual to the next stage, one slice per GPU, and gather them
-        there."""
+        """Return the time to send the hidden state and residual to the next stage, one slice per GPU, and to gather
+        them there."""
         size = 4 * self.model.hidden_size
         found = [Operator("send", line(self.roofline.link_latency_ns, size / self.tp / self.roofline.link_rate))]
         return found + ([Operator("all_gather", self._collective("all_gather", size))] if self.tp > 1 else [])
@@ -258,7 +259,7 @@ class LayerGraph:
 
     @property
     def _wide(self) -> str:
-        """Format of activations and LM head."""
+        """Format of the activations and the LM head."""
         return "fp32" if self.dtype == "fp32" else "bf16"
 
     def _rows(self, op: str, width: int, bytes_per_row: float) -> Curve:

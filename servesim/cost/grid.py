@@ -1,4 +1,4 @@
-"""Grids of attention curves from the rows of a table: by sequences, at the model's head counts."""
+"""Grids of attention curves by number of sequences, built from the rows of a table at the model's head counts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from servesim.cost.gaps import Lines, missing
 from servesim.cost.tables import KernelTables
 
 TOKEN_WORK = 256.0
-"""Fixed work of a new token (its query, output, and tile edges), in equivalent query-key pairs. It makes the times of
-short and long prompts lie on nearly straight lines; among values from 0 to 1024 it gave the smallest median error on
-held-out points of the A100 table, and close to the smallest on H100."""
+"""Fixed work of a new token (its query, output, and tile edges), in equivalent query-key pairs. With it, the times of
+short and long prompts lie on nearly straight lines; among values from 0 to 1024, this one gave the smallest median
+error on held-out points of the A100 table, and close to the smallest on H100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,20 @@ class HeadShape:
 
 
 def work(new: float, past: float, window: int = 0) -> float:
-    """Return the work of a prefill chunk in query-key pairs: for each new token the cached keys, half the new ones, and
-    a fixed part; with a window, only the keys inside it."""
+    """Return the work of a prefill chunk in query-key pairs: for each new token, the cached keys, half the new ones,
+    and a fixed part; with a window, count only the keys inside it."""
     if not window:
         return new * (past + new / 2 + TOKEN_WORK)
-    growing = min(max(window - past, 0.0), new)  # tokens with less than a full window
+    growing = min(max(window - past, 0.0), new)  # tokens that attend to less than a full window
     return growing * (past + growing / 2) + (new - growing) * window + new * TOKEN_WORK
 
 
 Entries = list[tuple[float, Curve]]
-"""Curves by number of sequences, ascending."""
+"""Curves by number of sequences, in ascending order."""
 
 
 class Grid:
-    """Curves by number of sequences, linear between the measured numbers."""
+    """Curves by number of sequences, with linear interpolation between the measured numbers."""
 
     def __init__(self, entries: Entries, spread: float = 1.0) -> None:
         """Build the grid. `spread` is the number of measured sequences equivalent to one sequence of the priced
@@ -93,7 +93,7 @@ class Grid:
 
 def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float) -> tuple[Entries, float]:
     """Return the curves by number of sequences, as functions of mean context, and the number of measured sequences
-    equivalent to one of the priced model."""
+    equivalent to one sequence of the priced model."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
     rows = _where(rows, head_dim=dim)
     known = np.unique(rows["kv_heads"]).tolist()
@@ -106,7 +106,7 @@ def decode_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, slowdown: float
 
 
 def prefill_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, window: int) -> Entries:
-    """Return the curves by number of sequences, as functions of the work of a sequence."""
+    """Return the curves by number of sequences, as functions of the work per sequence."""
     dim = _nearest_above(rows["head_dim"], shape.head_dim)
     rows = _where(rows, head_dim=dim)
     if "past_tokens" in rows:
@@ -119,7 +119,8 @@ def prefill_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, window: int) -
 
 
 def _head_grid(rows: dict[str, NDArray[Any]], heads: float, axis: str, exact: bool, window: int = 0) -> Entries:
-    """Return the curves by number of sequences at `heads` query heads, linear between the measured numbers of heads."""
+    """Return the curves by number of sequences at `heads` query heads, with linear interpolation between the measured
+    numbers of heads."""
     counts = np.unique(rows["heads"]).tolist()
     i = bisect_right(counts, heads) - 1
     low = counts[max(i, 0)]
@@ -139,14 +140,14 @@ def _curves(rows: dict[str, NDArray[Any]], axis: str, source: int, window: int) 
     lines: Lines = {}
     columns = (rows[name].tolist() for name in ("batch", axis, "time_us"))
     for batch, size, us in zip(*columns, strict=True):
-        # a decode step attends to the cached tokens and its own
+        # a decode step's token attends to the cached tokens and itself
         x = size + 1.0 if axis == "past_tokens" else work(size, 0.0, window)
         lines.setdefault(float(batch), {})[x] = us * 1e3
     return completed(lines, source)
 
 
 def completed(lines: Lines, source: int = MEASURED) -> Entries:
-    """Return the curves by line, in ascending order, without spikes and with points missing inside the grid filled
+    """Return the curves by grid line, in ascending order, without spikes and with missing points inside the grid filled
     in."""
     lines = {y: without_spikes(points) for y, points in lines.items()}
     gaps = missing(lines)
@@ -179,7 +180,7 @@ def _rescaled(grid: Entries, factor: float) -> Entries:
 
 def at_best_rate(grid: Entries) -> Entries:
     """Extend every curve past its last context at the best rate that any batch reached at its own last context. (Large
-    batches were measured only on short contexts, too short to reach the full bandwidth; short contexts may be in the
+    batches were measured only on short contexts, which are too short to reach the full bandwidth or may be in the
     cache.)"""
     best = min(c.ys[-1] / (n * c.xs[-1]) for n, c in grid)
     return [(n, Curve(c.xs, c.ys, c.knot_source, last_slope=n * best)) for n, c in grid]
@@ -201,7 +202,7 @@ def window_rows(
 
 
 def in_window(grid: Entries, window: int, measured: bool) -> Entries:
-    """Return decode curves that do not rise for contexts beyond the window."""
+    """Return decode curves that stay constant for contexts beyond the window."""
     if measured:
         return _up_to_window(grid, window)
     cut = []
@@ -215,8 +216,9 @@ def in_window(grid: Entries, window: int, measured: bool) -> Entries:
 
 
 def _up_to_window(grid: Entries, window: int) -> Entries:
-    """Return curves measured with the window, constant beyond it. One that was measured only on contexts short of it
-    goes on to it at the best rate that any batch reached, and never below a smaller batch."""
+    """Return curves measured with the window, constant beyond it. Extend a curve measured only on contexts shorter than
+    the window up to the window, at the best rate that any batch reached but never below the curve of a smaller
+    batch."""
     ends = [(n, c, min(c.xs[-1], float(window))) for n, c in grid]
     best = min(c.at(end) / (n * end) for n, c, end in ends)
     whole: Entries = []
@@ -240,7 +242,7 @@ def _nearest_above(column: NDArray[Any], value: int) -> int:
 
 
 def head_rows(rows: dict[str, NDArray[Any]], shape: HeadShape, batch: int | None = None) -> dict[str, NDArray[Any]]:
-    """Return the rows at exactly these heads and, if `batch` is given, for calls with `batch` sequences."""
+    """Return the rows for exactly these heads and, if `batch` is given, for calls with `batch` sequences."""
     found = _where(rows, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
     return found if batch is None else _where(found, batch=batch)
 

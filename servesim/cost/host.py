@@ -1,8 +1,8 @@
 """Time that a serving engine adds to its kernels: host time, CUDA-graph padding, sustained clocks, front end.
 
-Kernel tables time one kernel at a time on a cool GPU. A served step differs in a few ways that hold for one engine
-version, whatever the model or the load; each is one term here, fitted to recorded steps by `servesim calibrate host`
-and stored with its provenance under `calibrate/tables/host`.
+Kernel tables time one kernel at a time on a cool GPU. A served step differs in a few ways that are the same for an
+engine version whatever the model or the load; each is one term here, fitted to recorded steps by `servesim calibrate
+host` and stored with its provenance under `calibrate/tables/host`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OF_CHIP = (
     "sustained_fp8_share",
     "kv_bandwidth_share",
 )
-"""Terms of the chip; the others belong to the engine."""
+"""Terms that belong to the chip; the others belong to the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,58 +40,58 @@ class HostTerms:
     engine: str = ""
     """Engine and version on which the terms were fitted, such as "vllm 0.23.0"."""
     gpus: tuple[str, ...] = ()
-    """GPUs that share the chip on which the terms were fitted, with the fitted GPU first. On other GPUs the chip's
-    terms are left out."""
+    """GPUs with the chip on which the terms were fitted, the GPU used for fitting first. On other GPUs the chip's terms
+    are left out."""
     overlapped: float = 0.0
-    """Scheduling and input preparation of a step, hidden behind the GPU's work if scheduling is asynchronous."""
+    """Time to schedule a step and prepare its inputs, hidden behind the GPU's work if scheduling is asynchronous."""
     overlapped_per_sequence: float = 0.0
     exposed: float = 0.0
-    """Time that the GPU waits for in every step: launch, return of sampled tokens."""
+    """Time for which the GPU waits in every step: launch, return of sampled tokens."""
     exposed_per_sampled: float = 0.0
     sampling_per_logit: float = 0.0
-    """GPU time of sampling beyond the sampler's formula, for each sampled row and entry of the vocabulary."""
+    """GPU time of sampling beyond the sampler's formula, for each sampled row and vocabulary entry."""
     launch_per_kernel: float = 0.0
-    """Processor time per kernel, for engines without CUDA graphs: a step takes at least as long as its launches."""
+    """CPU time per kernel, for engines without CUDA graphs: a step takes at least as long as its launches."""
     eager_per_layer: float = 0.0
-    """Processor time per layer in a step with prompts, for engines that replay graphs only in decode-only steps: such a
-    step takes at least as long as all its layers."""
+    """CPU time per layer in a step with prompts, for engines that replay graphs only in decode-only steps: such a step
+    takes at least as long as the sum over its layers."""
     eager_per_mixture: float = 0.0
-    """The same for a layer with experts."""
+    """CPU time per layer with experts in such a step."""
     eager_per_mixture_by_experts: dict[str, float] = field(default_factory=dict)
-    """The same by format of the experts, for formats that are launched differently (mxfp4 by Triton, which does not run
-    them with activations in mxfp8)."""
+    """CPU time per layer with experts by expert format, for formats that are launched differently (mxfp4 by Triton,
+    which does not run mxfp4 experts with mxfp8 activations)."""
     mixed_filling: float = 0.0
-    """GPU time per layer added by decodes that give every multiprocessor a block and are batched with
+    """GPU time per layer added by decodes that occupy every multiprocessor and are batched with
     `servesim.cost.streamed.LONG_PROMPT` or more prompt tokens; proportionally less if there are fewer of either. Used
     only if no table has such steps."""
     mixed_kv_excess: float = 0.0
     """Extra time for the KV of those decodes compared with decodes alone, in units of the time to read it at the data
     sheet's rate; also proportional to the prompt."""
     pads_to_graphs: bool = False
-    """Whether the linear layers of batches of up to 512 tokens take the time of the next CUDA-graph size."""
+    """Whether the linear layers of batches of up to 512 tokens take as long as at the next CUDA-graph size."""
     monotone_gemms: bool = False
     """Whether an interpolated GEMM takes at most the time of the same GEMM over more tokens (see `GemmTables`)."""
     sustained_after: float = 0.0
-    """Compute time of a step until the power limit lowers the clock."""
+    """Compute time of a step before the power limit lowers the clock."""
     sustained_flops_share: float = 0.0
-    """Share of the data sheet's arithmetic rate to which dense layers in 16 bits are limited from then on; 0 for no
-    limit. Rows of a table that are already slower, measured hot or memory-bound, are unchanged."""
+    """Fraction of the data sheet's arithmetic rate to which 16-bit dense layers are limited once the clock is lowered;
+    0 for no limit. Table rows that are already slower, measured on a hot GPU, or memory-bound are unchanged."""
     sustained_fp8_share: float = 0.0
-    """The same for 8 bits, in which arithmetic draws a different amount of power."""
+    """The same for 8-bit layers, whose arithmetic draws a different amount of power."""
     kv_bandwidth_share: float = 0.0
-    """Share of the data-sheet bandwidth at which decode reads its KV; 0 means the attention table's rate. Tables
-    measure a layer's attention repeatedly, with a cache state that no served step has."""
+    """Fraction of the data-sheet bandwidth at which decode reads its KV; 0 means the attention table's rate. Tables
+    measure a layer's attention repeatedly, with a cache state that does not occur in serving."""
     front_in: float = 0.0
-    """Time from the client to the queue, beyond the work of an API process. For this and the following terms see
+    """Time from the client to the queue, beyond the work of an API process. For this term and the following ones, see
     `servesim.workload.front_end`."""
     front_per_request: float = 0.0
-    """Work of an API process for each request (HTTP)."""
+    """Work of an API process per request (HTTP)."""
     front_in_per_token: float = 0.0
-    """Work for each token of the prompt (tokenizing)."""
+    """Work of an API process per prompt token (tokenizing)."""
     front_in_per_token_by_model: dict[str, float] = field(default_factory=dict)
-    """The same for model families whose tokenizer is faster or slower, by the prefix of their names."""
+    """The same for model families whose tokenizer is faster or slower, by model-name prefix."""
     front_per_chunk: float = 0.0
-    """Work for each chunk of the answer (detokenizing, streaming)."""
+    """Work of an API process per chunk of the answer (detokenizing, streaming)."""
     front_out: float = 0.0
     """Time from the engine to the client."""
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -161,13 +161,13 @@ class HostTerms:
         return self.sustained_flops_share if arithmetic in ("bf16", "fp16") else 0.0
 
     def host(self, batch: Batch) -> Host:
-        """Return the host time of a step in whole nanoseconds, from counts alone."""
+        """Return the host time of a step in whole nanoseconds, computed from counts alone."""
         exposed = self.exposed + self.exposed_per_sampled * batch.sampled
         sequences = batch.decode_count + len(batch.prefill)
         return Host(int(self.overlapped + self.overlapped_per_sequence * sequences + 0.5), int(exposed + 0.5))
 
     def eager_ns(self, layers: int, mixtures: int) -> float:
-        """Return the processor time of a step with prompts over `layers`, of which `mixtures` have experts."""
+        """Return the CPU time of a step with prompts over `layers` layers, of which `mixtures` have experts."""
         return self.eager_per_layer * (layers - mixtures) + self.eager_per_mixture * mixtures
 
     def front(self, model: str, processes: int = 1, stream_interval: int = 1) -> FrontTerms:
@@ -186,7 +186,8 @@ class HostTerms:
         )
 
     def padding(self) -> list[int]:
-        """Return the number of tokens that go through the linear layers, by tokens scheduled; empty without padding."""
+        """Return the number of tokens that go through the linear layers, indexed by the number of tokens scheduled;
+        empty without padding."""
         if not self.pads_to_graphs:
             return []
         return [GRAPH_SIZES[bisect_left(GRAPH_SIZES, n)] if n else 0 for n in range(GRAPH_SIZES[-1] + 1)]
@@ -201,15 +202,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "eager_per_mixture_by_experts": (dict,),
     "provenance": (dict,),
 }
-"""Kinds of the terms that are not numbers."""
+"""Types of the terms that are not numbers."""
 _WORDS = {str: "text", list: "a list of names", bool: "true or false", dict: "a mapping", int: "a number"}
 
 
 def host_terms(engine: str, gpu: str) -> HostTerms | None:
-    """Return the shipped terms nearest to an engine version ("vllm 0.22.1"): the latest one not after it, else the
-    earliest. Among the terms of one version, those fitted on this GPU come first. If no version is given, terms fitted
-    on this GPU are preferred even to later versions, as the nearest measured server. Return None if there are no terms
-    for the engine."""
+    """Return the shipped terms nearest to an engine version ("vllm 0.22.1"): the latest version not after it, or else
+    the earliest. Among the terms of one version, those fitted on this GPU come first. If no version is given, terms
+    fitted on this GPU are preferred even to those of later versions, since they come from the closest measured server.
+    Return None if there are no terms for the engine."""
     name, version = _version(engine)
     found = [(_version(terms.engine)[1], terms) for terms in _all_shipped() if _version(terms.engine)[0] == name]
     if not found:

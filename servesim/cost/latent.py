@@ -2,12 +2,12 @@
 
 Most tables measure DeepSeek-V3's whole attention module, projections included. Tokens of prefill and decode share the
 projections of a step, so those are priced separately (like any linear layer) and subtracted here: the remainder is the
-kernel, the expansion of the latents to heads, and small operators. Other tables measure only the kernel, which takes
+kernel, the expansion of the latents to heads, and small operators. Other tables measure only the kernel, and these take
 precedence in decode, because the modules measured on Hopper contain operators that no engine launches one by one. The
 expansion is added to a kernel's time: in prefill as the linear layer it is; in decode, where it is absorbed into
-queries and outputs, as two batched products that read its weights. Without a table the price follows a roofline: a
-token's latent vector is read once for all heads, the weights of the expansion once a call, and arithmetic runs over the
-latent width (decode, weights absorbed) or the width of a head (prefill).
+queries and outputs, as two batched matrix products that read its weights. Without a table the price follows a roofline:
+a token's latent vector is read once for all heads, the weights of the expansion once per call, and arithmetic runs over
+the latent width (decode, weights absorbed) or the width of a head (prefill).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from servesim.hardware.layers import Latent, dtype_bytes
 
 DEEPSEEK = Latent(kv_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_rank=1536)
 DEEPSEEK_HIDDEN = 7168
-"""Latents and hidden width of DeepSeek-V3, the measured model."""
+"""Latent sizes and hidden size of DeepSeek-V3, the measured model."""
 
 
 def token_linears(latent: Latent, hidden: int, heads: int) -> list[tuple[int, int]]:
     """Return (output width, input width) of the projections that every token of a step passes through: queries,
     latents, output.
 
-    Expanding the latents to heads depends on the phase and belongs to attention.
+    The expansion of the latents to heads depends on the phase and belongs to attention.
     """
     expansion = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
     return [shape for shape in latent.linears(hidden, heads) if shape != expansion]
 
 
 def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: str) -> Attention:
-    """Return the latent attention of `heads` heads on one GPU: measured at the widths of DeepSeek-V3 and related
-    models, else by formula."""
+    """Return the latent attention of `heads` heads on one GPU: as measured for the widths of DeepSeek-V3 and related
+    models, otherwise by formula."""
     dtype = "bf16" if kv_dtype == "fp16" else kv_dtype
     widths = (latent.kv_rank, latent.rope_dim, latent.nope_dim, latent.v_dim)
     measured = (DEEPSEEK.kv_rank, DEEPSEEK.rope_dim, DEEPSEEK.nope_dim, DEEPSEEK.v_dim)
@@ -56,8 +56,8 @@ def latent_attention(gemms: GemmTables, latent: Latent, heads: int, kv_dtype: st
 
 
 def _measured(gemms: GemmTables, phase: str, ops: tuple[str, str], dtype: str, heads: int) -> Entries:
-    """Return the curves of the first of `ops` that was measured in `phase` with these heads, or none if there is
-    none."""
+    """Return the curves of the first of `ops` that was measured in `phase` with these heads, or an empty list if none
+    was."""
     assert gemms.tables is not None
     for op in ops:
         rows = gemms.tables.rows(f"{op}_{phase}", dtype)
@@ -68,17 +68,17 @@ def _measured(gemms: GemmTables, phase: str, ops: tuple[str, str], dtype: str, h
 
 
 Beside = Callable[[float], float]
-"""Function from the tokens of a call to the nanoseconds to add to a measured time."""
+"""Function from the number of tokens in a call to the nanoseconds to add to a measured time."""
 
 
 def beside_of(op: str) -> Callable[[GemmTables, int], tuple[Beside, Beside]]:
-    """Return the function that gives the time to add, in decode and in prefill, to rows of a module or of a kernel
-    alone."""
+    """Return the functions that give the time to add in decode and in prefill to the rows of a whole module or of the
+    kernel alone."""
     return _kernel if op.startswith("mla_kernel") else _module
 
 
 def _module(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
-    """Return the times of a module's non-attention work, in decode and prefill: its projections, which are
+    """Return the times of a module's non-attention work in decode and prefill, i.e. of its projections, which are
     subtracted."""
     curves = [gemms.curve(n, k, "bf16") for n, k in token_linears(DEEPSEEK, DEEPSEEK_HIDDEN, heads)]
 
@@ -89,7 +89,7 @@ def _module(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
 
 
 def _kernel(gemms: GemmTables, heads: int) -> tuple[Beside, Beside]:
-    """Return the times of the attention work missing from a kernel, in decode and prefill: the expansion of the
+    """Return the times of the attention work that a kernel's rows lack in decode and prefill: the expansion of the
     latents."""
     width = heads * (DEEPSEEK.nope_dim + DEEPSEEK.v_dim)
     expansion = gemms.curve(width, DEEPSEEK.kv_rank, "bf16")
@@ -111,7 +111,7 @@ def _entries(rows: dict[str, NDArray[Any]], heads: int, beside: Beside) -> Entri
             x = past + 1.0 if new == 1 and past else work(new, past)
             points[x] = max(LAUNCH_NS, us * 1e3 + beside(batch * new))
         xs = sorted(points)
-        # differences of nearly equal times may decrease due to noise; more context never costs less
+        # differences of nearly equal times may decrease due to noise, but more context never costs less
         ys = np.maximum.accumulate([points[x] for x in xs]).tolist()
         entries.append((float(batch), Curve(xs, ys, INTERPOLATED, last_slope=rise(xs, ys))))
     return entries

@@ -1,4 +1,4 @@
-"""Times of linear layers and collectives over the tokens of a step, from measured points."""
+"""Times of linear layers and collectives as functions of the tokens in a step, from measured points."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ from servesim.cost.tables import KernelTables
 class GemmTables:
     """GEMM times of one GPU in one dtype.
 
-    Times are interpolated linearly between token counts, since tile quantization makes steps that a logarithm would
-    smear. Widths that were not measured take, at every measured token count, the mean share of the roofline of the four
-    nearest measured ones: nearest in (log n, log k), weighted by the inverse square of the distance, as in the package
-    that most tables come from. (With all curves of one width held out at a time, on H100: 6.2 % mean error; bilinear in
-    log n and log k 5.8 %, and 6.8 % to 10.4 % across gaps of a factor three. On the steps of a recorded H100 server of
-    Qwen3-14B, two of whose projections are in such a gap: 2.4 % to 3.5 % for bilinear.)
+    Times are interpolated linearly between token counts, since tile quantization causes steps that a logarithmic scale
+    would smear. At every measured token count, widths that were not measured reach the mean share of the roofline of
+    the four nearest measured ones: nearest in (log n, log k), weighted by the inverse square of the distance, as in the
+    package that most tables come from. (With all curves of one width held out at a time, on H100: 6.2 % mean error,
+    versus 5.8 % for interpolation bilinear in log n and log k; across gaps of a factor of three, 10.4 % versus 6.8 %.
+    On the steps of a recorded H100 server of Qwen3-14B, two of whose projections are in such a gap: 2.4 %, versus 3.5 %
+    for bilinear.)
     """
 
     tables: KernelTables | None
     roofline: Roofline
     measured_on: Roofline
-    """GPU on which the table was measured. Times for a different GPU keep the measured shares of the roofline."""
+    """GPU on which the table was measured. On a different GPU, the measured shares of the roofline are kept."""
     monotone: bool = False
-    """Whether an interpolated GEMM over m tokens takes at most the time of one over more, since a library's bad kernel
-    choices belong to the shapes they were measured on. (Whole curves held out of the H100 table: mean error 4.7 %
-    without and 4.3 % with it up to 16 tokens, 6.2 and 6.0 % from 65 to 256, but 3 % too fast.)"""
+    """Whether an interpolated GEMM over m tokens takes at most the time of one over more tokens, since a library's bad
+    kernel choices are specific to the shapes they were measured on. (With whole curves held out of the H100 table, the
+    mean error is 4.7 % without this and 4.3 % with it up to 16 tokens, 6.2 % and 6.0 % from 65 to 256 tokens, but times
+    are 3 % too short.)"""
     quantizing_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Time, by format, that each row of the table spends on quantizing activations, if the engine does that elsewhere:
-    microseconds, plus microseconds per 1,000 inputs."""
+    microseconds, and microseconds per 1,000 inputs."""
 
     def curve(self, n: int, k: int, dtype: str) -> Curve:
         """Return the time of [m, k] x [k, n] as a function of m."""
@@ -64,7 +66,8 @@ class GemmTables:
         return self._extended(tokens, times, source, n, k, dtype)
 
     def _alone(self, points: dict[int, float], n: int, k: int, dtype: str) -> dict[int, float]:
-        """Return measured nanoseconds by tokens without quantizing, but no less than the data sheet's rates allow."""
+        """Return measured nanoseconds by number of tokens, without the time to quantize, but no less than the data
+        sheet's rates allow."""
         if dtype not in self.quantizing_us:
             return points
         once, wide = self.quantizing_us[dtype]
@@ -75,9 +78,9 @@ class GemmTables:
     def _extended(self, tokens: list[int], times: list[float], source: int, n: int, k: int, dtype: str) -> Curve:
         """Return the curve, with a knot at twice its last token count. Past it the curve holds the median share of the
         roofline that the last three points reach, since any one of them may be a bad kernel choice of the library.
-        (This is the method of the package that most tables come from. The largest points held out of the H100 table:
-        mean error 13 %, against 7 % for continuing at the median of the last slopes, which leaves its steps of 65,536
-        tokens and more by up to 8 %.)"""
+        (This is the method of the package that most tables come from. With the largest points held out of the H100
+        table, the mean error is 13 %, against 7 % for continuing at the median of the last slopes, which leaves its
+        steps of 65,536 tokens and more by up to 8 %.)"""
         shares = sorted(self.roofline.gemm(m, n, k, dtype) / t for m, t in zip(tokens[-3:], times[-3:], strict=True))
         far = 2 * tokens[-1]
         beyond = max(times[-1], self.roofline.gemm(far, n, k, dtype) / shares[len(shares) // 2])
@@ -92,9 +95,9 @@ def collective_curve(
     bytes_per_token: int,
     own_below: float = inf,
 ) -> Curve:
-    """Return the time of an `all_reduce` or `all_gather` as a function of tokens of `bytes_per_token` bytes each.
-    `own_below` is the size in bytes from which the engine leaves all-reduce to NCCL, used if the table has NCCL's times
-    separately; in other tables the rows are the measured engine's own choice."""
+    """Return the time of an `all_reduce` or `all_gather` as a function of the number of tokens, each `bytes_per_token`
+    bytes. `own_below` is the size in bytes from which the engine leaves all-reduce to NCCL, used if the table has
+    separate times for NCCL; in other tables, the rows reflect the choice of the measured engine."""
     size, time = _messages(tables, op, gpus)
     if op == "all_reduce":
         nccl, its_time = _messages(tables, "all_reduce_nccl", gpus)
@@ -117,8 +120,8 @@ def _messages(tables: KernelTables | None, op: str, gpus: int) -> tuple[NDArray[
 
 def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtype: str = "bf16") -> Curve:
     """Return the time of a small operator (`norm`, `activation`, `rotary`, `kv_write`, `embedding`, `sampler`) as a
-    function of rows of `width` outputs: measured at that width on this GPU, else by formula from the bytes that a row
-    moves."""
+    function of the number of rows with `width` outputs: as measured at that width on this GPU, otherwise by formula
+    from the bytes that a row moves."""
     rows = gemms.tables.rows(op, dtype) if gemms.tables and gemms.roofline == gemms.measured_on else {}
     mask = rows["n"] == width if rows else np.zeros(0, bool)
     if not mask.any():
@@ -127,7 +130,8 @@ def row_curve(gemms: GemmTables, op: str, width: int, bytes_per_row: float, dtyp
 
 
 def _by_size(sizes: NDArray[Any], us: NDArray[np.float64]) -> Curve:
-    """Return the curve of an operator with a constant time and a time proportional to its size, at least at the end."""
+    """Return the curve of an operator whose time is a constant plus a part proportional to its size, at least for the
+    largest sizes."""
     points = without_spikes(dict(zip(sizes.tolist(), (us * 1e3).tolist(), strict=True)))
     xs = sorted(points)
     times = [points[x] for x in xs]
@@ -138,7 +142,7 @@ _SITES = 4
 
 
 def _nearest(rows: dict[str, NDArray[Any]], n: int, k: int) -> list[tuple[float, int, int]]:
-    """Return the measured widths nearest to (n, k) as (weight, n, k); one entry if (n, k) itself is measured."""
+    """Return the measured widths nearest to (n, k) as (weight, n, k); just one entry if (n, k) itself was measured."""
     sites = sorted(set(zip(rows["n"].tolist(), rows["k"].tolist(), strict=True)))
     if (n, k) in sites:
         return [(1.0, n, k)]
@@ -147,7 +151,7 @@ def _nearest(rows: dict[str, NDArray[Any]], n: int, k: int) -> list[tuple[float,
 
 
 def _points(rows: dict[str, NDArray[Any]], n: int, k: int) -> dict[int, float]:
-    """Return nanoseconds by tokens at one measured pair of widths."""
+    """Return nanoseconds by number of tokens at one measured pair of widths."""
     mask = (rows["n"] == n) & (rows["k"] == k)
     return dict(zip(rows["m"][mask].tolist(), (rows["time_us"][mask] * 1e3).tolist(), strict=True))
 

@@ -2,15 +2,16 @@
 
 The kernel (vllm/model_executor/layers/fused_moe/fused_marlin_moe.py) sorts the rows of a step by expert and pads each
 expert's rows to whole blocks of 8 to 64 rows; the more rows an expert has on average, the taller the block. A block
-unpacks all weights of its expert and takes the same time whatever else is in the step: within one height the rows of
-the H100 and H200 tables agree on the time of a block to a few percent, from steps of 64 tokens to 16,384. So a step
-takes `floor + blocks * time of a block`, or the time to read the weights of the experts it touches if memory is slower.
+unpacks all weights of its expert and takes the same time whatever else is in the step: for blocks of one height, the
+rows of the H100 and H200 tables agree on the time of a block to within a few percent, for steps of 64 to 16,384 tokens.
+So a step takes `floor + blocks * time of a block`, or the time to read the weights of the experts it touches if memory
+is slower.
 
 This separates the kernel from the routing it was measured with and carries over to other shapes, since blocks and
 weights take time in proportion to the parameters of an expert.
 
-**Routing.** An expert's share of the tokens is drawn from a beta distribution around `per_token / count`, so that its
-tokens in a step are beta-binomial; `SKEW` sets how unequal the experts are.
+**Routing.** An expert's share of the tokens is drawn from a beta distribution around `per_token / count`, so the number
+of its tokens in a step is beta-binomial; `SKEW` sets how unequal the experts are.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from numpy.typing import NDArray
 from servesim.hardware.layers import Experts
 
 HEIGHTS = (8, 16, 32, 48, 64)
-"""Rows of a block."""
+"""Possible numbers of rows in a block."""
 FULL = 0.9
-"""Share of a block that an expert's mean number of rows may fill before higher blocks are used."""
+"""Fraction of a block that an expert's mean number of rows may fill before taller blocks are used."""
 SKEW = 0.4
 """First parameter of the beta distribution; if infinite, all experts are equal. Fitted to decode steps of a recorded
 gpt-oss-120b server without drafts (vLLM 0.22.0, H200; tests/validation/test_recorded_gptoss_routing.py)."""
 POWER = 1.2
 """Exponent of the power law of expert loads under which the tables' rows were measured."""
 LOADED = 2
-"""Minimum rows per expert at which that law describes those measurements well."""
+"""Minimum number of rows per expert at which that law describes the measurements well."""
 
 
 class Blocks(NamedTuple):
@@ -50,19 +51,19 @@ class Blocks(NamedTuple):
 
 
 def height(rows: float) -> int:
-    """Return the rows of a block in a step with `rows` rows per expert on average."""
+    """Return the number of rows per block in a step with `rows` rows per expert on average."""
     return next((h for h in HEIGHTS if rows / h < FULL), HEIGHTS[-1])
 
 
 def last_tokens(experts: Experts, share: float = 1.0) -> list[int]:
-    """Return the largest step, in tokens, that uses each block height except the last, on a GPU with `share` of the
-    experts."""
+    """Return for each block height except the last the largest step, in tokens, that uses it, on a GPU with `share` of
+    the experts."""
     return [max(ceil(FULL * h * experts.count * share / experts.per_token) - 1, 1) for h in HEIGHTS[:-1]]
 
 
 def step_ns(blocks: Blocks, tokens: int, experts: Experts, share: float = 1.0) -> float:
     """Return the time of a step beyond the floor on a GPU with `share` of the experts. (The kernel picks the block
-    height by rows per expert as if all rows went to this GPU's experts.)"""
+    height by the number of rows per expert as if all rows went to this GPU's experts.)"""
     chance = beta_binomial(tokens, experts.per_token / experts.count)
     high, here = height(tokens * experts.per_token / (experts.count * share)), experts.count * share
     touched, filled = here * (1.0 - float(chance[0])), here * float(chance @ -(-np.arange(tokens + 1) // high))
@@ -81,8 +82,8 @@ def beta_binomial(n: int, mean: float, a: float = SKEW) -> NDArray[np.float64]:
 
 
 def fit(tokens: Sequence[int], ns: Sequence[float], experts: Experts) -> Blocks | None:
-    """Split the times of a measured shape into components, or return None if too few were measured. One token touches
-    `per_token` experts, two touch twice that number."""
+    """Split the times of a measured shape into components, or return None if too few were measured. One token uses
+    `per_token` experts, and two tokens use twice that number."""
     known = dict(zip(tokens, ns, strict=True))
     if 1 not in known or 2 not in known:
         return None
@@ -100,8 +101,8 @@ def fit(tokens: Sequence[int], ns: Sequence[float], experts: Experts) -> Blocks 
 
 
 def measured_blocks(tokens: int, experts: Experts) -> int:
-    """Return the blocks of a measured step: the experts' rows spread evenly over a power law from 1 to 0.8 `tokens`,
-    scaled to their sum and rounded (aiconfigurator, collector/helper.py, which draws at random)."""
+    """Return the number of blocks in a measured step: the experts' rows are evenly spaced quantiles of a power law from
+    1 to 0.8 `tokens`, scaled to their sum and rounded (aiconfigurator, collector/helper.py, which draws at random)."""
     low, high = 1.0, (0.8 * tokens) ** (1.0 - POWER)
     spread = (low + (high - low) * (np.arange(experts.count) + 0.5) / experts.count) ** (1.0 / (1.0 - POWER))
     rows = np.rint(spread / spread.sum() * tokens * experts.per_token)

@@ -1,4 +1,5 @@
-"""Attention as measured in some tables: prompts over cached context, and decodes next to a prompt in one kernel."""
+"""Attention as measured in some tables: prompts over cached context, and decodes batched with a prompt in one
+kernel."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ _Points = dict[int, dict[int, list[tuple[int, float]]]]
 
 
 class CachedPrefill:
-    """Time of one prefill chunk as a function of its work, by tokens cached before it; linear between measured
-    counts."""
+    """Time of one prefill chunk as a function of its work, by number of tokens cached before it; linear between
+    measured numbers."""
 
     def __init__(self, rows: _Rows) -> None:
-        """Build from `rows` of one head shape with one sequence each."""
+        """Build from `rows` of one head shape, each for a single sequence."""
         lines: Lines = {}
         for (past, new), ns in _by(rows, "past_tokens", "new_tokens").items():
             lines.setdefault(float(past), {})[float(new)] = ns
@@ -37,7 +38,7 @@ class CachedPrefill:
         return cls(found) if len(found["time_us"]) and found["past_tokens"].any() else None
 
     def at(self, new: int, past: int) -> tuple[float, int]:
-        """Return the time and source of `new` tokens over `past` cached ones."""
+        """Return the time and source for `new` tokens over `past` cached ones."""
         i = bisect_right(self._past, past) - 1
         if i < 0:
             return self._curves[0].at(work(new, past)), EXTRAPOLATED
@@ -59,14 +60,14 @@ class MixedExcess:
 
     When batched with a prompt, decodes lose optimizations that kernels have for decodes alone (splitting the context
     over the GPU, sharing work between heads), so the excess is up to half of a mixed call. It is linear in the number
-    of sequences, in their mean context and in the tokens of the prompt. Beyond the last measured sequences and contexts
-    it grows in proportion; beyond the measured prompts it stays constant. Tokens cached before the prompt are not taken
-    into account.
+    of sequences, in their mean context and in the tokens of the prompt. Beyond the largest measured number of sequences
+    and context it grows in proportion; beyond the longest measured prompt it stays constant. Tokens cached before the
+    prompt are not taken into account.
     """
 
     def __init__(self, points: _Points) -> None:
-        """Build from `points`: (context, excess in ns) by tokens of the prompt and by sequences, ascending; not
-        empty."""
+        """Build from `points`: (context, excess in ns) by number of prompt tokens and number of sequences, ascending;
+        not empty."""
         lines = {new: {n: Curve(*_unzip(line)) for n, line in sizes.items()} for new, sizes in points.items()}
         curves = [curve for sizes in lines.values() for curve in sizes.values()]
         self._new = list(points)
@@ -77,7 +78,7 @@ class MixedExcess:
 
     @classmethod
     def of(cls, rows: _Rows, decode: _Rows, prefill: _Rows, shape: HeadShape) -> MixedExcess | None:
-        """Build from the rows of a table. Return None if it has none at these heads."""
+        """Build from the rows of a table. Return None if it has no rows at these heads."""
         if not rows:
             return None
         points = _excess(head_rows(rows, shape), head_rows(decode, shape), head_rows(prefill, shape, 1))
@@ -111,11 +112,12 @@ class MixedExcess:
 
 
 class SkewExcess:
-    """Extra time of decodes with unequal contexts compared with as many decodes with equal contexts of the same sum.
+    """Extra time of decodes with unequal contexts compared with the same number of decodes with equal contexts that
+    have the same sum.
 
     If the kernel does not split contexts over the GPU, the longest one continues after the others are done: the excess
     is a fixed time for each token by which it exceeds the mean. When batched with a prompt, no context is split; in
-    decode-only steps, the contexts of large batches are not split. (RTX PRO 6000, decodes of which one or more have 4
+    decode-only steps, the contexts of large batches are not split. (RTX PRO 6000, with one or more decodes having 4
     times the context of the others: mean error 3.7 % without this and 1.8 % with it; when batched with a prompt without
     cached context, 13 % and 5 %.)
     """
@@ -126,8 +128,8 @@ class SkewExcess:
 
     @classmethod
     def of(cls, rows: _Rows, shape: HeadShape) -> SkewExcess | None:
-        """Build from the rows of a table, including rows with equal contexts. Return None if it has none at these
-        heads."""
+        """Build from the rows of a table, which must include rows with equal contexts. Return None if it has no such
+        rows at these heads."""
         if not rows:
             return None
         calls = _by(head_rows(rows, shape), "new_tokens", "batch", "past_tokens", "longest")
@@ -160,7 +162,8 @@ class SkewExcess:
 
 
 def _place(knots: Sequence[float], x: float) -> tuple[int, float]:
-    """Return the index of the knot at or below x (at least the first one), and the fraction of the way to the next."""
+    """Return the index of the knot at or below x (the first knot if there is none), and the fraction of the distance to
+    the next knot."""
     i = bisect_right(knots, x) - 1
     if i < 0:
         return 0, 0.0
@@ -175,8 +178,8 @@ def _unzip(line: list[tuple[int, float]]) -> tuple[list[float], list[float]]:
 
 
 def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
-    """Return the excess by tokens of the prompt and by sequences, from mixed calls and from separate decodes and
-    prompts."""
+    """Return the excess by number of prompt tokens and number of sequences, from mixed calls and from separate decodes
+    and prompts."""
     alone = _by(decode, "batch", "past_tokens")
     prompt = {new: ns for (new, past), ns in _by(prefill, "new_tokens", "past_tokens").items() if not past}
     found: _Points = {}
@@ -184,14 +187,14 @@ def _excess(rows: _Rows, decode: _Rows, prefill: _Rows) -> _Points:
         if new in prompt and (count, context) in alone:
             excess = ns - alone[count, context] - max(0.0, prompt[new] - alone[min(alone)])
             found.setdefault(new, {}).setdefault(count, []).append((context + 1, excess))
-    # prompts measured only next to long contexts give no information about short ones
+    # prompts measured only with long contexts give no information about short ones
     starts = {new: min(line[0][0] for line in sizes.values()) for new, sizes in found.items()}
     return {new: sizes for new, sizes in found.items() if starts[new] == min(starts.values())}
 
 
 def _at(lines: dict[int, Curve], count: int, context: float) -> float:
-    """Return the excess of `count` sequences, linear between the measured numbers of sequences, and proportional beyond
-    them."""
+    """Return the excess for `count` sequences, linear between the measured numbers of sequences and proportional to the
+    number beyond them."""
     counts = list(lines)
     if count > counts[-1]:
         return lines[counts[-1]].at(context) * (count / counts[-1])
@@ -201,6 +204,6 @@ def _at(lines: dict[int, Curve], count: int, context: float) -> float:
 
 
 def _by(rows: _Rows, *keys: str) -> dict[tuple[int, ...], float]:
-    """Return the nanoseconds, keyed by the columns `keys`."""
+    """Return the nanoseconds of each row, keyed by the columns `keys`."""
     columns = [rows[key].tolist() for key in keys]
     return dict(zip(zip(*columns, strict=True), (rows["time_us"] * 1e3).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""The price of a step: linear layers once over all its tokens, attention by structure, sampling by row."""
+"""Price of a step: linear layers once over all its tokens, attention by layer type, sampling by row."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from servesim.engine.fast.cost import Run, plain_run
 class TableCostModel(CostModel):
     """Prices from kernel tables; build it with `build_cost_model`.
 
-    Operators are curves already multiplied by how often a step runs them, as functions of the tokens of the step
-    (padding included) or of the rows that sample. Attention of a mixed step is one kernel, so its fixed cost is paid
-    once. Decode depends on the sum of the contexts, and on their spread only where that was measured. Copies over PCIe
-    are not overlapped with the step. With `host` terms small batches are padded to CUDA-graph sizes, and computing
-    beyond what the clock sustains is slower. Under pipeline parallelism a step passes the stages one after the other.
+    Operators are curves, already multiplied by the number of times that a step runs them, as functions of the tokens of
+    the step (padding included) or of the rows that sample. Attention of a mixed step is one kernel, so its fixed cost
+    is paid once. Decode depends on the sum of the contexts, and on their spread only where that was measured. Copies
+    over PCIe are not overlapped with the step. With `host` terms, small batches are padded to CUDA-graph sizes, and
+    computing for longer than the clock can be sustained is slower. Under pipeline parallelism a step passes through the
+    stages one after the other.
 
     The price of a step is the sum over its passes, each rounded separately. `price` returns it, `stages` splits it by
     pipeline stage, and `prices` covers data-parallel ranks, which share the work of experts. Fast mode would spend most
     of its time pricing steps one by one, so three methods price many at once, equal to `price` to the nanosecond:
-    `gpu_run` prices the next k steps of a batch; `decode_run` prices those of one stage without drafts, from terms kept
-    by number of sequences; `gpu_over` prices steps with drafts, whose contexts grow by what was accepted.
+    `gpu_run` prices the next k steps of a batch; `decode_run` prices decode steps without drafts on a single stage,
+    from terms kept by number of sequences; `gpu_over` prices steps with drafts, whose contexts grow by the number of
+    accepted tokens.
     """
 
     def __init__(
@@ -50,21 +52,21 @@ class TableCostModel(CostModel):
         self.terms = host
         self.tables = tables
         self.suspect = list(suspect)
-        """Measurements used for pricing that cannot be right, one line each."""
+        """Measurements used for pricing that cannot be right, each described in one line."""
         self._stages = stages
         self._drafting = drafting
         self._mixture = mixture
         """Joint work of the data-parallel ranks, as a function of the tokens of all ranks."""
         self.num_stages = len(stages)
-        self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, sampled ones, prompts: its only inputs
-        self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # by all inputs except contexts
+        self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, samples and prompts: its only inputs
+        self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # keyed by all inputs except contexts
         self._decodes: dict[tuple[int, str], tuple[float, list[float], Curve, int, int, int]] = {}
         self._padded = host.padding() if host is not None else []
 
     def extrapolated(self, reach: Mapping[int, int]) -> list[str]:
         """Return the operators of priced steps that were outside the tables, one line each. `reach`: the largest sum of
-        contexts by number of decoding sequences (whole runs of steps are priced, but not all of their steps are
-        used)."""
+        contexts actually reached, by number of decoding sequences (whole runs of steps are priced, but not all of their
+        steps are used)."""
         found: dict[str, str] = {}
         for stage in self._all_stages():
             found = {**stage.extrapolated(reach), **found}
@@ -75,7 +77,7 @@ class TableCostModel(CostModel):
         return [stage.priced() for stage in self._all_stages()]
 
     def add_priced(self, other: Sequence[Priced]) -> None:
-        """Also count steps priced by an equal model in another process."""
+        """Also count the steps priced by an equal model in another process."""
         for stage, priced in zip(self._all_stages(), other, strict=True):
             stage.add_priced(priced)
 
@@ -84,15 +86,15 @@ class TableCostModel(CostModel):
         return (*self._stages, *shared, *(self._drafting.stages if self._drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        """Return the GPU ns of a step on each pipeline stage, including the transfer to the next one; they sum to its
-        `gpu_ns`."""
+        """Return the GPU ns of a step on each pipeline stage, including the transfer to the next stage; they sum to the
+        step's `gpu_ns`."""
         times = [stage.cost(passed, self._tokens(passed))[0] for stage, passed in self._passes(batch)]
         last = self.num_stages - 1  # it drafts, too
         return (*times[:last], sum(times[last:]))
 
     def computing_ns(self, batch: Batch) -> float:
-        """Return the GPU ns of a step without decode attention, i.e. of the computing that lowers the clock if it takes
-        long."""
+        """Return the GPU ns of a step without decode attention, i.e. the duration of the computing that lowers the
+        clock if it lasts long."""
         tokens = self._tokens(batch)
         return sum(stage.constant(batch, tokens)[0] for stage in self._stages)
 
@@ -125,7 +127,7 @@ class TableCostModel(CostModel):
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return None
         if batch.sampled_context != batch.decode_context_sum:
-            return None  # drafts verified as separate sequences: shifts vary by step
+            return None  # drafts verified as separate sequences: their shift varies by step
         key = (
             batch.linear_tokens,
             batch.padded_tokens,
@@ -191,7 +193,7 @@ class TableCostModel(CostModel):
 
     def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
         """Return the prices of one step of data-parallel ranks. A rank without work takes part with one token. If all
-        ranks decode, the steps are CUDA graphs of one size, that of the fullest rank, as all three engines pad them; if
+        ranks decode, they run CUDA graphs of one size, that of the fullest rank, because all three engines pad them; if
         any rank has a prompt, ranks compute only their own tokens."""
         busy = [batch for batch in batches if batch is not None]
         dummy = Batch(1, decode_count=1, decode_context_sum=1, decode_context_sumsq=1, decode_context_max=1)
@@ -240,7 +242,7 @@ class TableCostModel(CostModel):
         return gpu, [(g if g > least else least) + more for g in gpu], host_ns, sources
 
     def _run_sources(self, batch: Batch, k: int) -> RunSources:
-        """Return the sources of k successive steps over all their passes."""
+        """Return the sources of k successive steps, summed over all their passes."""
         found: list[RunSources] = []
         for stage, passed in self._passes(batch):
             tokens = self._tokens(passed)
@@ -248,9 +250,9 @@ class TableCostModel(CostModel):
         return SumSources(found)
 
     def _decode_terms(self, batch: Batch) -> tuple[float, list[float], Curve, int, int, int]:
-        """Return the terms of a decode batch that depend only on its count: nanoseconds of everything except attention,
-        those by source, attention over the contexts, host time, the minimum time of a step, and the host's additions to
-        that minimum and to GPU time."""
+        """Return the terms of a decode batch that depend only on the number of sequences: nanoseconds of everything
+        except attention, the same by source, attention as a function of the contexts, host time, the minimum time of a
+        step, and the host's additions to that minimum and to GPU time."""
         stage, host = self._stages[0], self.host(batch)
         ns, parts = stage.constant(batch, self._tokens(batch))
         if self.asynchronous:
@@ -260,7 +262,7 @@ class TableCostModel(CostModel):
         return ns, parts, stage.decode_curve(batch), sum(host), least, more
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
-        """Return the fractions of the GPU time by source (slowdown under load is not counted)."""
+        """Return the fractions of the GPU time by source (slowdown under load is not included)."""
         return self.price(batch).shares
 
     def _passes(self, batch: Batch) -> list[tuple[Stage, Batch]]:
@@ -269,6 +271,6 @@ class TableCostModel(CostModel):
         return [*zip(self._stages, repeat(batch)), *drafts]
 
     def _tokens(self, batch: Batch) -> int:
-        """Return the number of tokens through the linear layers."""
+        """Return the number of tokens that go through the linear layers."""
         tokens = batch.linear_tokens + batch.padded_tokens
         return self._padded[tokens] if tokens < len(self._padded) else tokens

@@ -6,16 +6,18 @@ formula assumes that every token picks its experts uniformly and independently o
 (1 - k/E)^T) of E experts: each touched expert's weights are read once, whatever the number of tokens.
 
 **Unmeasured shapes** scale the excess of the kernel's nearest measured shape over the floor by the formula, at equal
-tokens per expert: `floor + (measured - floor) * formula / formula of the measured shape`, where the floor is routing,
-sorting and launches, which do not depend on the width. (Whole families of shapes held out of the H100 and H200 tables:
-median error 5 to 8 %, the formula alone 28 to 86 %.) Marlin's kernel is decomposed into its blocks of rows.
+tokens per expert: `floor + (measured - floor) * formula / formula of the measured shape`, where the floor is the time
+of routing, sorting and launches, which do not depend on the width. (With whole families of shapes held out of the H100
+and H200 tables, the median error is 5 to 8 %, versus 28 to 86 % for the formula alone.) Marlin's kernel is decomposed
+into its blocks of rows.
 
 **Parallelism.** Experts are split over tensor-parallel GPUs by width or, under expert parallelism, distributed whole: a
-GPU then has its share of the experts and of the work. Expert parallelism was measured on its most loaded GPU (in
-prompts up to twice the mean). Shapes not measured with it use the same multiple of the mean share as the nearest one
-that was; if none was, the largest share is assumed to equal the mean. Attention stays tensor-parallel, so every GPU has
-every token and one all-reduce sums their results, as in vLLM with one data-parallel rank. With several
-(`servesim.cost.data_parallel`), tokens go to the GPUs of their experts and back, and the tokens are those of all ranks.
+GPU then has its share of the experts and of the work. Expert parallelism was measured on the most loaded GPU (in
+prefill, up to twice the mean load). Shapes not measured under expert parallelism use the same multiple of the mean
+share as the nearest shape that was; if none was, the largest share is assumed to equal the mean. Attention stays
+tensor-parallel, so every GPU has every token and one all-reduce sums their results, as in vLLM with one data-parallel
+rank. With several ranks (`servesim.cost.data_parallel`), tokens are sent to the GPUs of their experts and the results
+are sent back, and the tokens counted are those of all ranks.
 """
 
 from __future__ import annotations
@@ -41,20 +43,21 @@ from servesim.errors import UserError, suggest
 from servesim.hardware.layers import Experts
 
 MOE_BACKENDS = ("auto", "triton", "marlin", "mxfp8", "deepgemm", "deepgemm_padded")
-"""Choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; mxfp8, FlashInfer's on
-Blackwell for mxfp4 weights and activations in mxfp8; DeepGEMM's for weights in FP8 blocks, padded if it also computes
-blocks without a token (`servesim.cost.grouped`). The other two are the table's fastest kernel for the weights and bf16
-activations, which for mxfp4 on Hopper is the Triton one."""
+"""Choices of vLLM's `--moe-backend`: Marlin's kernel for 4-bit weights and bf16 arithmetic; mxfp8, FlashInfer's kernel
+on Blackwell for mxfp4 weights and mxfp8 activations; DeepGEMM's kernel for block-scaled FP8 weights, padded if it also
+computes blocks without a token (`servesim.cost.grouped`). The other two are the table's fastest kernel for the weights
+and bf16 activations, which for mxfp4 on Hopper is the Triton kernel."""
 _MARLIN = "mxfp4_marlin"
-"""Name of the rows of Marlin's kernel on mxfp4 weights in a table whose `mxfp4` rows are of another kernel."""
+"""Name of the rows for Marlin's kernel with mxfp4 weights in tables whose `mxfp4` rows were measured with another
+kernel."""
 _MARLINS = (_MARLIN, "int4")
-"""Names of Marlin's rows; the tables' rows of int4 experts are Marlin's, too."""
+"""Names of Marlin's rows; the tables' rows for int4 experts are also Marlin's."""
 _TOKENS = [2**i for i in range(18)]
 """Numbers of tokens at which the formula has knots."""
 
 
 class ExpertShape(NamedTuple):
-    """Experts of a layer on one GPU."""
+    """The experts of a layer on one GPU."""
 
     size: int
     hidden: int
@@ -68,7 +71,7 @@ class ExpertShape(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """A measured shape: its kernel, tokens, nanoseconds."""
+    """Measurements of one shape: its kernel, tokens, nanoseconds."""
 
     kernel: str
     shape: ExpertShape
@@ -89,8 +92,8 @@ def experts_curve(
     """Return the time of the routed experts of one layer, from routing to their sum, on one of `tp` GPUs, as a function
     of the tokens of all `tp` GPUs. Whole experts are distributed over `ep` of the GPUs and split by width over the
     rest. `backend`: see `MOE_BACKENDS`; a backend that does not support the weight format has no effect. Under expert
-    parallelism the GPU is the most loaded one if that was measured. `load`: use a GPU with `load` times the mean load
-    instead."""
+    parallelism, the times are those of the most loaded GPU if it was measured, or of a GPU with `load` times the mean
+    load if `load` is set."""
     grouped = backend in ("deepgemm", "deepgemm_padded") and dtype == "fp8_block"
     if grouped:
         curve = grouped_curve(gemms, experts, hidden, tp, ep, backend == "deepgemm_padded")
@@ -116,8 +119,8 @@ def experts_curve(
 
 
 def family_measured(gemms: GemmTables, experts: Experts, hidden: int, dtype: str) -> bool:
-    """Return whether such experts of any width were measured in a kernel for `dtype`, with the same gating (gated or
-    not)."""
+    """Return whether experts of any width, but with the same hidden size, count and number per token, were measured in
+    a kernel for `dtype`."""
     alike = (hidden, experts.count, experts.per_token)
     return any(known.shape[1:] == alike for known in _rows(gemms, dtype))
 
@@ -152,7 +155,7 @@ def _mean_curve(
 
 
 def _dealt(gemms: GemmTables, groups: list[list[str]], ep: int) -> tuple[int, list[_Measured]]:
-    """Return the largest measured number of GPUs, up to `ep`, that experts were distributed over, and its
+    """Return the largest measured number of GPUs, at most `ep`, that experts were distributed over, and its
     measurements."""
     for kernels in groups:
         for gpus in (2**i for i in range(ep.bit_length() - 1, 0, -1)):
@@ -162,7 +165,7 @@ def _dealt(gemms: GemmTables, groups: list[list[str]], ep: int) -> tuple[int, li
 
 
 def _loaded(curve: Curve, load: float) -> Curve:
-    """Return the curve of a GPU with `load` times the mean load: it computes as if it had that many times more
+    """Return the curve of a GPU with `load` times the mean load: it computes as if it had that many times as many
     tokens."""
     tokens = [float(m) for m in curve.xs]
     return Curve(tokens, [curve.at(m * load) for m in tokens], EXTRAPOLATED, beyond=max(curve.knot_source))
@@ -203,7 +206,7 @@ def _transferred(
     family = [known for known in found if known.kernel == near.kernel and known.shape[1:] == near.shape[1:]]
     floor = max(0.0, min(known.times[0] - work(known, known.tokens[0]) for known in family))
     beyond = [max(t - floor, 0.0) / work(near, m) for m, t in zip(near.tokens, near.times, strict=True)]
-    # the same number of tokens per expert in both
+    # the same number of tokens per expert for both shapes
     there_per_here = shape.per_token / shape.experts * near.shape.experts / near.shape.per_token
     ratios = np.interp([log(m * there_per_here) for m in near.tokens], [log(m) for m in near.tokens], beyond)
     times = [
@@ -216,8 +219,9 @@ def _transferred(
 def _by_blocks(
     gemms: GemmTables, near: _Measured, found: list[_Measured], shape: ExpertShape, dtype: str, share: float
 ) -> Curve | None:
-    """Return the curve of `shape` in Marlin's kernel from blocks of the shape `near`. The floor, which grows with the
-    number of experts, comes from the shapes with the nearest number. Return None if too little was measured."""
+    """Return the curve of `shape` in Marlin's kernel, built from the blocks of the shape `near`. The floor, which grows
+    with the number of experts, comes from the shapes with the nearest number of experts. Return None if too little was
+    measured."""
     blocks = marlin.fit(near.tokens, near.times, near.shape.layer)
     if blocks is None:
         return None
@@ -235,7 +239,7 @@ def _by_blocks(
 
 
 def _floor(found: list[_Measured], experts: int) -> float:
-    """Return the nanoseconds of Marlin's kernel outside its blocks."""
+    """Return the nanoseconds that Marlin's kernel spends outside its blocks."""
     alike = [known for known in found if known.kernel in _MARLINS]
     fits = [(k.shape.experts, fit.floor) for k in alike if (fit := marlin.fit(k.tokens, k.times, k.shape.layer))]
     nearest = min((count for count, _ in fits), key=lambda count: abs(log(count / experts)))
@@ -243,21 +247,21 @@ def _floor(found: list[_Measured], experts: int) -> float:
 
 
 def _kernels(dtype: str, backend: str) -> list[list[str]]:
-    """Return the kernels of a table that run experts in `dtype`, or serve as a proxy for such a kernel, in groups; the
-    first measured group is used."""
+    """Return the groups of kernels in a table that run experts in `dtype`, or serve as a proxy for such a kernel; the
+    first group that was measured is used."""
     if dtype == "mxfp4" and backend == "mxfp8":
         return [["mxfp4_mxfp8"], ["mxfp4", _MARLIN]]
     if dtype == "mxfp4":
         return [[_MARLIN], ["int4"]] if backend == "marlin" else [["mxfp4", _MARLIN]]
-    if dtype == "fp8_block":  # block scales do not work in a kernel with one scale per tensor
+    if dtype == "fp8_block":  # block scales do not work in a kernel that uses one scale per tensor
         return [["fp8_block"], ["fp8"]]
     return [["fp8", "fp8_block"]] if dtype == "fp8" else [[dtype]]
 
 
 def _nearest(found: list[_Measured], shape: ExpertShape) -> _Measured:
-    """Return the measured shape nearest to `shape`, with the fastest of several kernels there. A kernel is passed over
-    for one that is faster at the nearest shape at which both were measured (some kernels for one scale per tensor are 2
-    to 5 times slower than those for blocks, and have more shapes)."""
+    """Return the measured shape nearest to `shape`, with the fastest of several kernels measured for it. A kernel is
+    passed over in favor of one that is faster at the nearest shape at which both were measured (some kernels with one
+    scale per tensor take 2 to 5 times as long as those with block scales, and were measured for more shapes)."""
     near = min(found, key=lambda known: (_distance(known.shape, shape), _mean(known)))
     if near.shape == shape:
         return near

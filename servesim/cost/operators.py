@@ -1,4 +1,4 @@
-"""Work of each operator of a step on one GPU, and the least time that the GPU's data sheet allows for it.
+"""Work of each operator of a step on one GPU, and the minimum time that the GPU's data sheet allows for it.
 
 Linear layers and small operators are those of the layer graph, with the widths that it prices; attention is counted by
 the query-key pairs and tokens of the batch. Traffic is counted as for separate kernels: weights, activations in and
@@ -39,7 +39,7 @@ class Work(NamedTuple):
     """Bytes sent to other GPUs."""
 
     def roofline_ns(self, gpu: Gpu) -> float:
-        """Return the least time: the maximum of arithmetic, memory and links, each at the data sheet's rate."""
+        """Return the minimum time: the maximum of arithmetic, memory and links, each at the data sheet's rate."""
         return max(self.compute_ns, self.bytes / gpu.bandwidth * 1e9, self.link_bytes / gpu.link_bandwidth * 1e9)
 
     def bound(self, gpu: Gpu) -> str:
@@ -49,14 +49,14 @@ class Work(NamedTuple):
         return "compute" if self.compute_ns == self.roofline_ns(gpu) else "memory"
 
     def plus(self, other: Work) -> Work:
-        """Return the sum of both works."""
+        """Return the sum of this work and another's."""
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def operator_work(
     model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str = "bf16", kv_dtype: str = "bf16", tp: int = 1
 ) -> dict[str, Work]:
-    """Return the work of every operator of a step, by the names of `servesim.cost.breakdown` and in its order. Assumes
+    """Return the work of every operator of a step, with the names and order used by `servesim.cost.breakdown`. Assume
     one pipeline stage and fused attention; padding is included."""
     tokens, rows = batch.linear_tokens + batch.padded_tokens, batch.sampled + batch.drafts
     counts: dict[str, list[float]] = {}
@@ -78,7 +78,7 @@ def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: s
     kv = model.kv_bytes_per_token_per_layer(kv_dtype, tp)
     decode_pair, prefill_pair, expanded = _per_pair(model, tp)
     wide = "fp32" if dtype == "fp32" else "bf16"
-    moved = 2.0 * dtype_bytes(wide) * model.q_size / tp  # queries in and outputs out
+    moved = 2.0 * dtype_bytes(wide) * model.q_size / tp  # queries read and outputs written
     decode = prefill = Work()
     indexer = model.latent.indexer if model.latent is not None else None
     for whole, layers in windows.items():
@@ -116,11 +116,11 @@ def _attention(model: ModelSpec, gpu: Gpu, batch: Batch, dtype: str, kv_dtype: s
 
 
 def _per_pair(model: ModelSpec, tp: int) -> tuple[float, float, float]:
-    """Return the FLOPs of one query-key pair on one GPU in decode and in a prompt, and the weights that expand latents
-    to heads.
+    """Return the FLOPs of one query-key pair on one GPU in decode and in prefill, and the number of weights that expand
+    latents to heads.
 
-    Latent attention decodes over the compressed vectors, with the expansion absorbed into queries and outputs, and
-    expands keys and values of a prompt."""
+    In decode, latent attention works on the compressed vectors, with the expansion absorbed into queries and outputs;
+    in prefill, it expands keys and values."""
     if model.latent is None:
         return 4.0 * model.q_size / tp, 4.0 * model.q_size / tp, 0.0
     latent, heads = model.latent, model.num_heads / tp
@@ -131,7 +131,7 @@ def _per_pair(model: ModelSpec, tp: int) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Counts(Roofline):
-    """Stand-in for a roofline whose curves count work instead of time."""
+    """Stand-in for a roofline, with curves that count work instead of time."""
 
     kind: str = KINDS[0]
 

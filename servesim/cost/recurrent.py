@@ -1,10 +1,10 @@
 """Times of layers that keep a state, without their projections: convolution and recurrence.
 
 A decode step costs as much as reading and writing the states of its sequences, whatever their contexts. A prompt is
-processed in chunks, one after the other within a sequence, and continues from a state at no further cost. Both were
-measured for the gated delta rule and for Kimi delta attention, by sequences and tokens, at some numbers of heads;
-numbers of heads in between use the nearest one's time above that of a single token, scaled by their ratio. Mamba2 is
-always priced by formula (the recurrence itself is in no table), as are GPUs without such a table.
+processed in chunks, one after the other within a sequence, and continuing from a state costs nothing extra. Both were
+measured for the gated delta rule and for Kimi delta attention, by number of sequences and tokens, at some numbers of
+heads; for other numbers of heads, the nearest one's time beyond that of a single token is scaled by the ratio of heads.
+Mamba2 is always priced by formula (the recurrence itself is in no table), as are GPUs without such a table.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from servesim.cost.linear import GemmTables
 from servesim.hardware.recurrent import MAMBA2, Recurrent
 
 CHUNK = 64
-"""Prompt tokens that a kernel computes together (chunk size of the Triton kernels of both delta rules)."""
+"""Number of prompt tokens that a kernel computes together (chunk size of the Triton kernels of both delta rules)."""
 CHUNK_NS = 3400.0
-"""Time of one chunk of a delta rule, which waits for the previous one in its sequence: a prompt of 8,192 tokens alone
-takes 442 us on an H200 with 8 heads (vLLM 0.24). Mamba2 computes the chunks of a sequence in parallel."""
+"""Time of one chunk of a delta rule, which waits for the previous chunk of its sequence: a prompt of 8,192 tokens by
+itself takes 442 us on an H200 with 8 heads (vLLM 0.24). Mamba2 computes the chunks of a sequence in parallel."""
 _COUNTS, _TOKENS = tuple(2.0**i for i in range(13)), tuple(2**i for i in range(18))
 """Numbers of sequences and tokens at which the formula has knots."""
 
@@ -39,13 +39,13 @@ def recurrent_attention(gemms: GemmTables, layer: Recurrent, tp: int) -> GridAtt
         rows = tables.rows(f"{layer.kind}_{of}", "bf16") if tables else {}
         known = rows and layer.key_dim == layer.value_dim == rows["head_dim"][0]
         grids.append(Grid(_measured(rows, heads, of == "decode") if known else formula))
-    # a step with both launches separate kernels for each, so they share no fixed cost
+    # a step with both kinds launches separate kernels for each, so they share no fixed cost
     return GridAttention(grids[0], grids[1], 0.0, FROM_STATE)
 
 
 def _measured(rows: dict[str, NDArray[Any]], heads: tuple[int, int], decode: bool) -> Entries:
     """Return the curves by number of sequences, as functions of the work of each sequence, at the nearest measured
-    numbers of heads (values, keys)."""
+    numbers of (value, key) heads."""
     known = sorted(set(zip(rows["heads"].tolist(), rows["kv_heads"].tolist(), strict=True)))
     near = min(known, key=lambda at: (abs(log(at[0] / heads[0])), abs(log(at[1] / heads[1])), at))
     mine = (rows["heads"] == near[0]) & (rows["kv_heads"] == near[1])
@@ -72,7 +72,7 @@ def _by_formula(roofline: Roofline, layer: Recurrent, tp: int) -> tuple[Entries,
     channels = (2 * layer.key_size + layer.value_size) // tp
     launches, rate = 2 * roofline.launch_ns, roofline.rate
     states = 2.0 * layer.state_bytes(tp) / rate
-    moved = (4.0 * channels + 4.0 * heads * layer.value_dim) / rate  # 2 bytes each, in and out
+    moved = (4.0 * channels + 4.0 * heads * layer.value_dim) / rate  # 2 bytes each, read and written
     pairs = 2.0 * CHUNK * (layer.key_dim + layer.value_dim)
     flops = heads * (pairs + 4.0 * layer.key_dim * layer.value_dim)
     each = max(moved, flops / roofline.peak("bf16"))

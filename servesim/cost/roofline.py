@@ -1,10 +1,10 @@
-"""Steps under a GPU's roofline: their arithmetic intensity, their bottleneck, and the share of the roof that their
+"""Steps under a GPU's roofline: their arithmetic intensity, their bottleneck, and the fraction of the roof that their
 kernels reach.
 
-A step's roof assumes that weights and KV are read once, as if everything else stayed on the chip: the larger of its
-arithmetic at the data sheet's peak (of each operator's format) and its bytes at the data sheet's bandwidth
-(`step_work`). An operator's roof counts the traffic of a separate kernel (`operator_work`). Times are GPU nanoseconds,
-without host time.
+The roof of a step assumes that weights and KV are read once, as if everything else stayed on the chip: its time is the
+larger of its arithmetic at the data sheet's peak (for each operator's format) and its bytes at the data sheet's
+bandwidth (`step_work`). The roof of an operator counts the traffic of a separate kernel (`operator_work`). Times are
+GPU nanoseconds, without host time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Roof:
 
     @property
     def peak(self) -> float:
-        """FLOP/s of a GPU in the arithmetic of the linear layers."""
+        """FLOP/s of one GPU in the arithmetic format of the linear layers."""
         return self.gpu.flops[COMPUTE_DTYPE[self.dtype]]
 
     @property
@@ -62,7 +62,7 @@ class Roof:
 
 @dataclass
 class Steps:
-    """Sums over one or several steps. Work is for all GPUs, times are for one."""
+    """Sums over one or more steps. Work is for all GPUs, times are for one."""
 
     roof: Roof
     label: str
@@ -78,14 +78,14 @@ class Steps:
     roofline_ns: float = 0.0
     kernels_ns: float = 0.0
     by_source: list[float] = field(default_factory=lambda: [0.0] * 4)
-    """Shares of kernels_ns: measured, interpolated, extrapolated, formula."""
+    """kernels_ns split by source: measured, interpolated, extrapolated, formula."""
     work: dict[str, Work] = field(default_factory=dict)
     operator_ns: dict[str, float] = field(default_factory=dict)
     points: list[tuple[float, float]] = field(default_factory=list)
-    """(FLOP per byte, FLOP/s of a GPU) of each step."""
+    """(FLOP per byte, FLOP/s of one GPU) of each step."""
 
     def add(self, batch: Batch, times: int = 1, gpu_ns: float | None = None) -> None:
-        """Add a step taken `times` times, with `gpu_ns` in total (None: the time of its kernels)."""
+        """Add a step taken `times` times, with `gpu_ns` in total (None: use the time of its kernels)."""
         roof = self.roof
         model, gpu, tp = roof.model, roof.gpu, roof.tp
         price = roof.cost.price(batch)
@@ -120,7 +120,7 @@ class Steps:
         return self.roofline_ns / self.kernels_ns
 
     def describe(self) -> dict[str, Any]:
-        """Return a JSON-ready mapping; times in ns of one step, the mean if there are several."""
+        """Return a JSON-ready mapping; times are in ns for one step, or the mean if there are several."""
         names = [*self.operator_ns, *(name for name in self.work if name not in self.operator_ns)]
         total = sum(self.by_source) or 1.0
         return {
@@ -139,7 +139,7 @@ class Steps:
         }
 
     def _operator(self, name: str) -> dict[str, Any]:
-        """Describe an operator; one without counted work (copies, drafting, a lowered clock) has no roof."""
+        """Describe an operator; one without counted work (copies, drafting, lowered clock) has no roof."""
         ns, work, gpu = self.operator_ns.get(name, 0.0), self.work.get(name), self.roof.gpu
         least = work.roofline_ns(gpu) if work else None
         return {
@@ -153,10 +153,10 @@ class Steps:
 
 
 def decode_step(batch: int, context: int) -> Batch:
-    """Return a step of `batch` sequences of `context` tokens (each including its new one) that take one token each."""
+    """Return a step in which each of `batch` sequences of `context` tokens (including its new one) takes one token."""
     return Batch.decodes(batch, batch * context, batch * context * context, context)
 
 
 def prefill_step(prompt: int) -> Batch:
-    """Return a step of one prompt without cached tokens."""
+    """Return a step that computes one prompt without cached tokens."""
     return Batch(linear_tokens=prompt, prefill=[(prompt, 0)], sampled=1, sampled_context=prompt)

@@ -1,4 +1,4 @@
-"""GPU time of steps in whole nanoseconds by source, so that sums over steps do not depend on how they are grouped."""
+"""GPU time of steps by source in whole nanoseconds, so that sums over steps do not depend on how they are grouped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from servesim.cost.curve import Curve
 
 
 class CurveSources(RunSources):
-    """Sources of a run of steps that differ in the contexts attended by their decodes."""
+    """Sources of a run of steps that differ only in the contexts attended to by their decodes."""
 
     def __init__(
         self, fixed: Sequence[int], known: int, curve: Curve | None, context: int, step: int, gpu: Sequence[int]
     ) -> None:
-        """Split steps that take `gpu` ns each: `fixed` by source, `known` as the part accounted for (see `whole`), and
-        the rest by the source of `curve` at the sum of contexts, which starts at `context` and grows by `step` per
-        step. `curve` is None if there is no attention."""
+        """Split steps that take `gpu` ns each: `fixed` is the time by source, `known` the part accounted for (see
+        `whole`), and the rest goes to the source of `curve` at the sum of contexts, which starts at `context` and grows
+        by `step` per step. `curve` is None if there is no decode attention."""
         self._fixed, self._known, self._curve = fixed, known, curve
         self._context, self._step, self._gpu = context, step, gpu
 
@@ -40,15 +40,15 @@ class CurveSources(RunSources):
         return (a, b, c, d)
 
     def _before(self, curve: Curve, i: int, stop: int) -> int:
-        """Return the first step, at most `stop`, whose contexts are beyond segment i."""
+        """Return the first step, at most `stop`, whose sum of contexts is beyond segment i."""
         if i + 1 == len(curve.xs):
             return stop
-        ahead = curve.xs[i + 1] - self._context  # whole steps to the next knot or past it
+        ahead = curve.xs[i + 1] - self._context  # whole steps needed to reach or pass the next knot
         return min(stop, int(-(-ahead // self._step)))
 
 
 class SumSources(RunSources):
-    """Sources of steps that take several passes."""
+    """Sources of steps that consist of several passes."""
 
     def __init__(self, passes: Sequence[RunSources]) -> None:
         self._passes = passes

@@ -1,12 +1,13 @@
 """Times of latent attention over selected tokens in one layer (DeepSeek-V3.2, GLM-5), without its projections.
 
-An indexer scores every token of the context with small keys, and attention reads only the best of them, as many as a
-window would hold. Tables measure the whole module, projections included; those are priced separately and subtracted, as
-for latent attention (`servesim.cost.latent`). Prompts of vLLM and SGLang were measured with kernels launched one by
-one, and prompts of up to the number of selected tokens took the same .75 ms for 1 sequence as for 1,024, which cannot
-be right (16,384 tokens take 4.5 ms in TensorRT-LLM). Rows up to twice the shortest time are therefore left out, and
-below the remaining rows time is linear, starting from the time of a decode. The cost that cached tokens add to a prompt
-is the indexer's arithmetic over them, by formula; without a table everything is priced by formula.
+An indexer scores every token of the context with small keys, and attention reads only a fixed number of the best ones,
+like the size of a window. Tables measure the whole module, projections included; the projections are priced separately
+and subtracted, as for latent attention (`servesim.cost.latent`). Prompts in vLLM and SGLang were measured with kernels
+launched one by one, and prompts of up to the number of selected tokens took the same .75 ms for 1 sequence as for
+1,024, which cannot be right (16,384 tokens take 4.5 ms in TensorRT-LLM). Rows up to twice the shortest time are
+therefore left out, and below the remaining rows the time is linear, starting from the time of a decode step. The cost
+that cached tokens add to a prompt is the indexer's arithmetic over them, by formula; without a table everything is
+priced by formula.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from servesim.cost.linear import GemmTables
 from servesim.hardware.layers import Indexer, Latent
 
 _LAUNCHED = 2.0
-"""Minimum time of a prompt's row, as a multiple of the shortest row with the same heads."""
+"""Minimum time of a prompt row, as a multiple of the shortest time with the same heads."""
 _COUNTS, _TOKENS = tuple(2.0**i for i in range(13)), tuple(2**i for i in range(18))
 """Numbers of sequences and tokens at which the formula has knots."""
 
 
 class IndexedPrefill:
-    """Prefill chunks over cached tokens: the time of a chunk with the same work, plus that of scoring the cached
+    """Time of prefill chunks over cached tokens: that of a chunk with the same work, plus that of scoring the cached
     tokens."""
 
     def __init__(self, attention: GridAttention, pair_ns: float) -> None:
@@ -40,7 +41,7 @@ class IndexedPrefill:
         self._attention, self._pair_ns = attention, pair_ns
 
     def at(self, new: int, past: int) -> tuple[float, int]:
-        """Return the time and source of `new` tokens over `past` cached ones."""
+        """Return the time and source for `new` tokens over `past` cached ones."""
         ns, _ = self._attention.prefill_at(1.0, work(new, past, self._attention.window))
         return ns + new * past * self._pair_ns, EXTRAPOLATED
 
@@ -97,15 +98,15 @@ def _measured(
 
 
 def projections_of(gemms: GemmTables, latent: Latent, hidden: int, heads: int) -> Callable[[float], float]:
-    """Return the time of the projections included in the tables' rows, as a function of tokens."""
+    """Return the time of the projections included in the tables' rows, as a function of the number of tokens."""
     expansion = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
     linears = [gemms.curve(n, k, "fp8_block") for n, k in latent.linears(hidden, heads) if (n, k) != expansion]
     return lambda tokens: sum(curve.at(tokens) for curve in linears)
 
 
 def _extended(decode: Entries, topk: float) -> Entries:
-    """Extend every curve past its last context at the lowest time per further context token that any batch took beyond
-    the number of selected tokens (large batches were measured only on short contexts)."""
+    """Extend every curve past its last context at the lowest time per additional context token that any batch showed
+    beyond the number of selected tokens (large batches were measured only on short contexts)."""
     known = [(c.ys[-1] - c.at(topk)) / (n * (c.xs[-1] - topk)) for n, c in decode if c.xs[-1] > 2 * topk]
     best = min((slope for slope in known if slope > 0.0), default=0.0)
     return [(n, Curve(c.xs, c.ys, c.knot_source, last_slope=n * best)) for n, c in decode]
@@ -114,8 +115,8 @@ def _extended(decode: Entries, topk: float) -> Entries:
 def _by_formula(
     roofline: Roofline, latent: Latent, indexer: Indexer, heads: int, kv_dtype: str
 ) -> tuple[Entries, Entries]:
-    """Return the formula curves of decode and prefill: keys of the indexer read once per sequence, and the selected
-    number of tokens attended to, over the compressed vectors."""
+    """Return the formula curves of decode and prefill: the indexer's keys are read once per sequence, and the selected
+    number of tokens is attended to in the form of compressed vectors."""
     rate = roofline.rate
     pair = 2.0 * heads * (latent.width + latent.kv_rank) / roofline.peak("bf16")
     score, key = _pair_ns(roofline, indexer), indexer.key_bytes / rate
@@ -136,6 +137,6 @@ def _by_formula(
 
 
 def _pair_ns(roofline: Roofline, indexer: Indexer) -> float:
-    """Return the time to score one token for one query, in fp8 if the GPU supports it."""
+    """Return the time to score one token for one query, using fp8 if the GPU supports it."""
     dtype = "fp8" if "fp8" in roofline.gpu.flops else "bf16"
     return 2.0 * indexer.heads * indexer.dim / roofline.peak(dtype)

@@ -22,22 +22,22 @@ class Operator(NamedTuple):
 
     name: str
     curve: Curve
-    """Total time of all its runs in a step."""
+    """Total time of all its runs in a step, as a function of tokens or rows."""
     throttled: Curve | None = None
-    """The same at the clock that the power limit sustains, or None if unchanged."""
+    """The same at the clock that the power limit sustains, or None if it is no different."""
     runs: int = 1
     """Number of runs in a step, i.e. kernels launched."""
 
 
 class AttentionLayers(NamedTuple):
-    """Layers with attention of one kind."""
+    """Layers with the same kind of attention."""
 
     attention: Attention
     layers: int
 
 
 class Priced(NamedTuple):
-    """Extremes of the steps that a stage has priced."""
+    """Extremes among the steps that a stage has priced."""
 
     tokens: int | None
     samples: int | None
@@ -47,8 +47,8 @@ class Priced(NamedTuple):
 
 
 class Stage:
-    """Operators of one stage: `per_token` over the tokens of a step (padding included), `per_sample` over the rows
-    that sample (last stage only)."""
+    """Operators of one stage: `per_token` as functions of the tokens in a step (padding included), `per_sample` as
+    functions of the rows that sample (last stage only)."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class Stage:
         cool_ns: float = 0.0,
     ) -> None:
         """Build a stage. `copied`: this stage's share of swapped and copied bytes. `cool_ns`: compute time of a step
-        until the power limit lowers the clock."""
+        before the power limit lowers the clock."""
         self._per_token, self._per_sample, self._attention = per_token, per_sample, attention
         self._roofline, self._copied = roofline, copied
         self.layers = sum(layer.layers for layer in attention)
         self.mixtures = sum(operator.runs for operator in per_token if operator.name == "experts")
-        """Number of layers, and of layers with experts."""
+        """Number of layers, and number of layers with experts."""
         self._cool_ns = cool_ns
         self.skewed = any(layer.attention.skew is not None for layer in attention)
-        """Whether decode costs more the more unequal its contexts are."""
+        """Whether decode takes longer the more unequal its contexts are."""
         # Repeated values are cached from step to step. The keys determine the values, so pricing stays a pure function.
         self._token_costs: dict[int, tuple[float, list[float]]] = {}
         hot = [(operator.curve, operator.throttled) for operator in per_token if operator.throttled is not None]
@@ -78,12 +78,12 @@ class Stage:
         self._decode_costs: dict[tuple[int, int], tuple[float, list[float]]] = {}
         self._decode_curves: dict[tuple[int, int, str], Curve] = {}
         self._attended, self._over_cache = 0, False
-        """Extremes of extrapolated prefill chunks: most tokens attended to, and whether any chunk had cached tokens
-        before it."""
+        """Extremes among extrapolated prefill chunks: the most tokens attended to, and whether any chunk had cached
+        tokens before it."""
 
     def constant(self, batch: Batch, tokens: int) -> tuple[float, list[float]]:
-        """Return the nanoseconds of everything except decode attention, which do not change along a decode run, and
-        those nanoseconds by source (slowdown under load is not counted)."""
+        """Return the nanoseconds of everything except decode attention, which stay constant along a decode run, and the
+        same by source (slowdown under load is not included)."""
         if batch.prefill or batch.bytes_moved or batch.bytes_copied:
             return self._constant(batch, tokens)
         key = (tokens, batch.sampled + batch.drafts)
@@ -124,7 +124,7 @@ class Stage:
         return sum(o.runs for o in operators) + sum(layer.layers for layer in self._attention)
 
     def lower_clock(self, computing: float, tokens: int) -> float:
-        """Return the time that the power limit adds to a step that computes for `computing` ns, without decode
+        """Return the time that the power limit adds to a step that computes for `computing` ns, not counting decode
         attention and sampling: the extra time of its dense layers at the clock that the limit sustains, for the part of
         the step after the clock was lowered."""
         if computing <= self._cool_ns:
@@ -132,13 +132,13 @@ class Stage:
         return self.throttling_ns(tokens) * (1.0 - self._cool_ns / computing)
 
     def throttling_ns(self, tokens: int) -> float:
-        """Return the extra time of dense layers at the sustained clock."""
+        """Return the extra time that dense layers take at the sustained clock."""
         if self._throttled is None or self._at_full_clock is None:
             return 0.0
         return self._throttled.at(tokens) - self._at_full_clock.at(tokens)
 
     def cost(self, batch: Batch, tokens: int) -> tuple[int, list[int]]:
-        """Return the nanoseconds of the whole step, rounded once, and those by source."""
+        """Return the nanoseconds of the whole step, rounded once, and the same by source."""
         ns, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return int(ns + 0.5), whole(ns, parts)[0]
@@ -154,7 +154,8 @@ class Stage:
         return times, sources
 
     def run_sources(self, batch: Batch, tokens: int, gpu: Sequence[int]) -> RunSources:
-        """Return the sources of successive steps that take `gpu`, the first of which is `batch`, with decodes."""
+        """Return the sources of successive steps that take `gpu` ns each and start with `batch`, including its
+        decodes."""
         ns, parts = self.constant(batch, tokens)
         if self.skewed:
             beyond, source = self.skew(batch)
@@ -166,7 +167,7 @@ class Stage:
         return CurveSources(sources, known, self.decode_curve(batch), batch.decode_context_sum, batch.decode_count, gpu)
 
     def run(self, batch: Batch, tokens: int, k: int) -> NDArray[np.int64]:
-        """Return the nanoseconds of k successive steps; the batch must be pure decode if k > 1."""
+        """Return the nanoseconds of k successive steps; the batch must be decode-only if k > 1."""
         base = self.constant(batch, tokens)[0]
         if not batch.decode_count:
             return np.array([int(base + 0.5)], dtype=np.int64)
@@ -177,7 +178,7 @@ class Stage:
 
     def over_contexts(self, batch: Batch, tokens: int, context: int) -> Pass | None:
         """Return the price of a decode-only step as a function of the sum of contexts, which is `context` for the whole
-        step, or None if it depends on more than the sum."""
+        step, or None if the price depends on more than the sum."""
         base, parts = self.constant(batch, tokens)
         if not batch.decode_count:
             return Pass(base, parts, None, 0)
@@ -186,7 +187,7 @@ class Stage:
         return Pass(base, parts, self.decode_curve(batch), batch.decode_context_sum - context)
 
     def skew(self, batch: Batch) -> tuple[float, int]:
-        """Return the time added by unequal contexts, and its source; it does not change along a run."""
+        """Return the time added by unequal contexts, and its source; both stay constant along a run."""
         excess = batch.decode_count * batch.decode_context_max - batch.decode_context_sum
         whole, source = 0.0, 0
         if excess <= 0 or batch.queries_per_sequence > 1 or batch.attention == "per_request":
@@ -211,12 +212,12 @@ class Stage:
         return curve
 
     def priced(self) -> Priced:
-        """Return the extremes of the steps priced so far, which `extrapolated` uses."""
+        """Return the extremes among the steps priced so far, which `extrapolated` uses."""
         most = max(self._token_costs, default=None), max(self._sample_costs, default=None)
         return Priced(*most, tuple(sorted(self._decode_curves)), self._attended, self._over_cache)
 
     def add_priced(self, other: Priced) -> None:
-        """Also count steps priced by another model."""
+        """Also count the steps priced by another model."""
         for most, costs, operators in (
             (other.tokens, self._token_costs, self._per_token),
             (other.samples, self._sample_costs, self._per_sample),
@@ -228,8 +229,8 @@ class Stage:
         self._attended, self._over_cache = max(self._attended, other.attended), self._over_cache or other.over_cache
 
     def extrapolated(self, reach: Mapping[int, int]) -> dict[str, str]:
-        """Return the steps priced so far that were outside the tables, by operator. `reach`: the largest sum of
-        contexts by number of decoding sequences."""
+        """Return, by operator, the steps priced so far that were outside the tables. `reach`: the largest sum of
+        contexts actually reached, by number of decoding sequences."""
         found: dict[str, str] = {}
         for operators, priced in ((self._per_token, self._token_costs), (self._per_sample, self._sample_costs)):
             most = max(priced, default=0)
@@ -261,7 +262,7 @@ class Stage:
         split, source, whole = batch.attention == "per_request", 0, 0.0
         for attention, layers in self._attention:
             ns, origin = prefill_ns(attention, batch.prefill, split)
-            if batch.decode_count and not split:  # same kernel as the decodes, which pay its fixed cost
+            if batch.decode_count and not split:  # same kernel as the decodes, which already pay its fixed cost
                 ns = max(0.0, ns - attention.floor)
                 if attention.mixed is not None:
                     context = batch.decode_context_sum / batch.decode_count

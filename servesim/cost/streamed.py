@@ -1,4 +1,4 @@
-"""Attention of a served step where it differs from the tables' measurements, as fitted to recorded steps."""
+"""Attention of a served step where it differs from the tables' measurements, fitted to recorded steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from servesim.cost.curve import ROOFLINE, Curve
 from servesim.cost.host import HostTerms
 
 LONG_PROMPT = 1024
-"""Prompt tokens in a step above which the cost of decodes batched with them no longer grows."""
+"""Number of prompt tokens in a step above which the cost of decodes batched with them no longer grows."""
 FILLED = 132
-"""Sequences times KV heads at which every multiprocessor of an H100 has a decode of its own."""
+"""Number of sequences times KV heads at which every multiprocessor of an H100 has a decode block of its own."""
 
 _PARTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Knots of the decode curve, as ratios of the time of reading to that of starting blocks."""
+"""Knots of the decode curve, as ratios of the time to read KV to the time to start blocks."""
 
 
 class BesidePrompt:
@@ -23,13 +23,13 @@ class BesidePrompt:
 
     The kernel that runs both does not split a decode's context over the GPU: one block reads the KV of a sequence's KV
     head from end to end. The excess has a part that grows until every multiprocessor has such a block, and a part for
-    every token of KV, which is read more slowly than by decodes alone. Both are proportional to the tokens of the
-    prompt up to `LONG_PROMPT`: recorded steps show almost no excess with only the last 16 tokens of a cached prompt
-    (Llama-2-70B, CodeLlama-34B). Counted as formula.
+    every token of KV, which is read more slowly than in decode-only calls. Both are proportional to the tokens of the
+    prompt up to `LONG_PROMPT`: recorded steps show almost no excess when only the last 16 tokens of a cached prompt are
+    computed (Llama-2-70B, CodeLlama-34B). Counted as formula.
     """
 
     def __init__(self, filling_ns: float, ns_per_token: float, kv_heads: int, window: int = 0) -> None:
-        """Set the excess of a layer once the GPU is filled, and that of each token of context."""
+        """Set the excess of a layer once the GPU is filled, and the excess for each token of context."""
         self._filling, self._per_token = filling_ns, ns_per_token
         self._kv_heads, self._window = kv_heads, window
 
@@ -52,13 +52,13 @@ class BesidePrompt:
 class StreamedDecode:
     """Attention whose decode reads the KV at a constant rate, as in a served step, in which the weights of every layer
     have evicted the KV from the cache. Tables repeat one layer's attention, which finds a small KV in the cache and
-    changes regime once it no longer fits. Counted as formula: the rate is the data sheet's, with a share fitted to
-    recorded steps.
+    changes regime once it no longer fits. Counted as formula: the rate is the data sheet's, multiplied by a fraction
+    fitted to recorded steps.
 
     The extra time of a larger batch over one sequence on empty contexts, whose blocks start in waves, is hidden behind
-    the reads of other blocks: of `starts` next to `reads`, the fraction `starts / (starts + reads)` remains. (Measured
-    calls of the H100 table, 40 heads, 256 to 2,048 sequences of 64 to 512 tokens: .64 to .31 remain; by this formula
-    .71 to .24.)
+    the reads of other blocks: with times `starts` and `reads`, the fraction `starts / (starts + reads)` of `starts`
+    remains. (In the H100 table, at 40 heads and 256 to 2,048 sequences of 64 to 512 tokens, .64 to .31 remain; by this
+    formula, .71 to .24.)
     """
 
     def __init__(self, inner: Attention, ns_per_token: float) -> None:

@@ -18,7 +18,7 @@ from servesim.versions import EngineFacts, engine_facts
 State = Literal["measured", "partly", "by formula", "refused"]
 ENGINES = ("vllm", "sglang", "tensorrt-llm")
 FORMATS = ("fp8", "int4", "nvfp4")
-"""Formats examined in addition to the one in which a model is published."""
+"""Formats examined in addition to the published one of each model."""
 LETTERS: dict[State, str] = {"measured": "M", "partly": "p", "by formula": "f", "refused": "-"}
 LEGEND = (
     "M: measured (at least 80 % of the GPU time from measured kernels; the number is the percentage); p: partly; "
@@ -26,20 +26,20 @@ LEGEND = (
 )
 TPS = (1, 2, 4, 8)
 WEIGHTS_SHARE = 0.9
-"""Share of a GPU's memory that weights may take for a model to run on it."""
+"""Fraction of a GPU's memory that weights may take for a model to run on it."""
 MEASURED, PARTLY = 0.8, 0.2
-"""Minimum shares of the GPU time from measured and interpolated kernels for the states measured and partly; norms,
-activations and sampling are by formula on all GPUs whose kernels were imported."""
+"""Minimum shares of the GPU time that must come from measured and interpolated kernels for the states "measured" and
+"partly"; norms, activations and sampling are priced by formula on all GPUs whose kernels were imported."""
 _PROBES = (
     Batch.decodes(32, 32 * 2048, 32 * 2048**2, 2048),
     Batch(linear_tokens=2048, prefill=[(2048, 0)], sampled=1),
 )
-"""Priced steps: 32 sequences that decode at 2,048 tokens each, and a prompt of 2,048."""
+"""Priced steps: 32 sequences that decode at a context of 2,048 tokens each, and a prompt of 2,048 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Support for one model on one GPU in one engine and format."""
+    """Support for one model on one GPU, in one engine and one format."""
 
     model: str
     gpu: str
@@ -47,21 +47,20 @@ class Support:
     dtype: str
     state: State
     tp: int = 0
-    """Number of GPUs of the smallest server it fits on, 1 to 8; 0 if refused."""
+    """Number of GPUs of the smallest server that holds the model, 1 to 8; 0 if refused."""
     known: float = 0.0
-    """Minimum share of the probes' GPU time that was measured or interpolated, 0 to 1."""
+    """Smallest measured or interpolated share of the GPU time among the probes, 0 to 1."""
     reason: str = ""
-    """Reason why it is refused, or only partly measured although its share is large."""
+    """Why the model is refused, or only partly measured although the share is large."""
 
     @property
     def cell(self) -> str:
-        """Entry of the matrix: a letter, and the share in percent if some of it was measured."""
+        """Entry of the matrix: a letter, and the measured share in percent if some of it was measured."""
         return LETTERS[self.state] + (f" {self.known * 100:.0f}" if self.state in ("measured", "partly") else "")
 
 
 def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
-    """Return how a bundled model is priced on a GPU according to its data sheet, on the smallest server that holds
-    it."""
+    """Return how a bundled model is priced on the smallest server that holds it, according to the GPU's data sheet."""
     spec, sheet = ModelSpec.load(model), Gpu.load(gpu)
     if COMPUTE_DTYPE[spec.experts_dtype or dtype] not in sheet.flops or COMPUTE_DTYPE[dtype] not in sheet.flops:
         missing = next(d for d in (dtype, spec.experts_dtype or dtype) if COMPUTE_DTYPE[d] not in sheet.flops)
@@ -88,8 +87,8 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
 
 
 def _experts_over(spec: ModelSpec, dtype: str, tp: int, facts: EngineFacts) -> int:
-    """Return over how many GPUs whole experts are distributed: 1, or all where the engine refuses to split them by
-    width. Raise UserError if it refuses both."""
+    """Return the number of GPUs over which whole experts are distributed: 1, or all if the engine refuses to split them
+    by width. Raise UserError if it refuses both."""
     block = facts.get("fp8_block_columns")
     if block is None:
         return 1
@@ -103,7 +102,7 @@ def _experts_over(spec: ModelSpec, dtype: str, tp: int, facts: EngineFacts) -> i
 
 @cache
 def formats(model: str) -> tuple[str, ...]:
-    """Return the formats in which a model is examined: as published, and others unless its experts have their own
+    """Return the formats in which a model is examined: the published one, and others unless its experts have their own
     format."""
     spec = ModelSpec.load(model)
     return (spec.dtype,) if spec.experts_dtype is not None else (spec.dtype, *FORMATS)
@@ -112,7 +111,7 @@ def formats(model: str) -> tuple[str, ...]:
 def matrix(
     models: Sequence[str] | None = None, engines: Sequence[str] = ENGINES, gpus: Sequence[str] | None = None
 ) -> Iterator[Support]:
-    """Yield every combination, by engine, model, format and GPU. None means all bundled ones."""
+    """Yield the support of every combination, by engine, model, format and GPU. None means all bundled ones."""
     for engine in engines:
         for model in models if models is not None else bundled_models():
             for dtype in formats(model):
@@ -121,7 +120,7 @@ def matrix(
 
 
 def as_tables(found: Sequence[Support]) -> str:
-    """Return the matrix as Markdown tables, one per engine, whose rows are models and formats."""
+    """Return the matrix as Markdown tables, one per engine, with models and formats as rows."""
     lines: list[str] = []
     for engine in dict.fromkeys(one.engine for one in found):
         mine = [one for one in found if one.engine == engine]

@@ -1,4 +1,4 @@
-"""Measurements that are valid numbers but cannot come from a sound server, and missing measurements."""
+"""Measurements that are valid numbers but cannot come from a healthy server, and missing measurements."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from servesim.hardware.gpu import Gpu
 ROUNDS = {"all_reduce": 2.0, "all_reduce_nccl": 2.0, "all_gather": 1.0}
 """Number of times that a ring collective sends (n - 1) / n of the message from each GPU."""
 _LEAST = 0.25
-"""Minimum share of the data sheet's link rate that collectives of large messages reach. Sound tables have 36 % (eight
-GPUs over PCIe) to 104 % (NVLink, whose switches do the sums); the one unsound server has 6 to 18 %."""
+"""Minimum fraction of the data sheet's link rate that collectives of large messages reach. Good tables have 36 % (eight
+GPUs over PCIe) to 104 % (NVLink, whose switches do the sums); the one faulty server has 6 to 18 %."""
 
 
 def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) -> list[str]:
-    """Return the collectives (of `gpus` GPUs, or all) that do not come near the link rate at any size, one line
-    each."""
+    """Return the collectives (of `gpus` GPUs, or of any number) that do not come near the link rate at any size, one
+    line each."""
     found = []
     for op, rounds in ROUNDS.items():
         rows = tables.rows(op, "bf16")
@@ -34,7 +34,7 @@ def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) ->
 
 
 def missing_collectives(tables: KernelTables, gpus: int) -> list[str]:
-    """Return a line if the tables have no all-reduce of `gpus` GPUs, by any kernel."""
+    """Return a line if the tables have no all-reduce over `gpus` GPUs by any kernel, else an empty list."""
     for op in ("all_reduce", "all_reduce_nccl"):
         rows = tables.rows(op, "bf16")
         if rows and (rows["gpus"] == gpus).any():

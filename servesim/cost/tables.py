@@ -8,34 +8,30 @@ that an operator does not use are null. Times are microseconds of one call on on
 | op | string | `gemm`, `moe`, `moe_ep` (expert parallelism, on its most loaded GPU), `attention_prefill`,
 `attention_decode`, `attention_mixed` (decodes and one prompt in one call), `attention_skew` (decodes of unequal
 contexts, alone or next to one prompt), `window_prefill`, `window_decode` (attention limited to a window),
-`mla_prefill`,
-`mla_decode` (latent attention with its projections), `mla_kernel_prefill`, `mla_kernel_decode` (its kernel alone),
-`gdn_prefill`, `gdn_decode`, `kda_prefill`, `kda_decode` (convolution and recurrence of layers that keep a state),
-`dsa_prefill`, `dsa_decode` (sparse attention with its projections; k: hidden size),
-`all_reduce` (as the engine chooses among its kernels), `all_reduce_nccl`, `all_gather`, `all_to_all_ll`,
-`all_to_all_ht` (DeepEP to the experts' GPUs and back, low latency and high throughput), `norm` (with the residual
-addition), `activation`, `rotary`, `kv_write`, `embedding`, `sampler` |
+`mla_prefill`, `mla_decode` (latent attention with its projections), `mla_kernel_prefill`, `mla_kernel_decode` (its
+kernel alone), `gdn_prefill`, `gdn_decode`, `kda_prefill`, `kda_decode` (convolution and recurrence of layers that keep
+a state), `dsa_prefill`, `dsa_decode` (sparse attention with its projections; k: hidden size), `all_reduce` (as the
+engine chooses among its kernels), `all_reduce_nccl`, `all_gather`, `all_to_all_ll`, `all_to_all_ht` (DeepEP's dispatch
+to the experts' GPUs and combine, in low-latency and high-throughput mode), `norm` (with the residual addition),
+`activation`, `rotary`, `kv_write`, `embedding`, `sampler` |
 | dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
 `mxfp4`, `fp32`), of keys and values (attention: `bf16`, `fp8`, `fp32`), of activations (small operators), of the
 message |
 | m, n, k | int32 | gemm: tokens, output width, input width; moe: tokens, width of an expert on this GPU, hidden
-size; all_to_all: tokens of each GPU, hidden size (no n);
-norm, activation, rotary, kv_write, embedding, sampler: rows, output width (no k) |
+size; all_to_all: tokens of each GPU, hidden size (no n); norm, activation, rotary, kv_write, embedding, sampler: rows,
+output width (no k) |
 | experts, topk | int32 | moe, moe_ep, all_to_all: experts on all GPUs, and how many of them a token uses |
-| window | int32 | window_*: tokens attended |
+| window | int32 | window_*: tokens attended to |
 | longest | int32 | attention_skew: the largest of the past_tokens |
 | batch | int32 | attention: sequences of the call (mixed: decoding sequences) |
 | new_tokens | int32 | attention: query tokens of each sequence (1 in decode; mixed, skew: of the prompt, none cached;
 skew: 0 without one) |
 | past_tokens | int32 | attention: tokens of each sequence already in the KV cache (mixed: of each decoding sequence;
-skew:
-their mean; a row whose longest is the mean has equal contexts) |
+skew: their mean; a row whose longest is the mean has equal contexts) |
 | heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism; gdn, kda: heads of values, heads
-of
-keys, and the width of both |
+of keys, and the width of both |
 | gpus | int32 | moe_ep: GPUs over which whole experts are distributed; all_reduce, all_reduce_nccl, all_gather:
-participating
-GPUs (all_to_all, too) |
+participating GPUs (all_to_all, too) |
 | bytes | int64 | all_reduce, all_reduce_nccl: size of the tensor; all_gather: size of the gathered result |
 | kernel | string | the measured kernel |
 | time_us | float64 | median time of one call |
@@ -85,9 +81,9 @@ KEY_COLUMNS = (
 COLUMNS = (*KEY_COLUMNS, "time_us")
 _TEXT = ("op", "dtype", "kernel")
 _OPTIONAL = ("experts", "topk", "window", "longest")
-"""Columns that a table of a dense decoder may lack."""
+"""Columns that the table of a dense decoder may lack."""
 SPREAD = ("p10_us", "p90_us", "samples")
-"""Columns of a table whose source states the spread."""
+"""Columns that only tables whose source states the spread have."""
 METADATA_KEY = b"servesim"
 
 Rows = dict[str, NDArray[Any]]
@@ -95,7 +91,7 @@ Rows = dict[str, NDArray[Any]]
 
 
 def schema(spread: bool = False) -> Any:
-    """Return the pyarrow schema of every kernel table, with the columns of the spread if `spread`."""
+    """Return the pyarrow schema of every kernel table, including the columns of the spread if `spread` is set."""
     import pyarrow as pa
 
     def kind(name: str) -> Any:
@@ -129,7 +125,7 @@ def write_table(path: Path, columns: dict[str, Any], provenance: dict[str, Any])
 
 @dataclass(frozen=True)
 class KernelTables:
-    """Kernel tables of one device, read when an operator is first requested."""
+    """Kernel tables of one device, read when one of their operators is first requested."""
 
     folder: Path
     trusted: bool = False
@@ -137,7 +133,8 @@ class KernelTables:
 
     @classmethod
     def load(cls, name: str | None = None, folder: str | Path | None = None) -> KernelTables:
-        """Load the shipped tables called `name`, or those in a user's folder (or shipped under its name)."""
+        """Load the shipped tables called `name`, or the tables in a user's folder (or shipped under the folder's
+        name)."""
         if folder is None:
             return _shipped(str(name))
         path = Path(folder)
@@ -148,18 +145,18 @@ class KernelTables:
         return cls(path)
 
     def loaded(self) -> KernelTables:
-        """Read all files, which are not needed afterwards, and return these tables."""
+        """Read all files, so that they are no longer needed, and return these tables."""
         _ = self._by_op, self.provenance
         return self
 
     def with_rows(self, op: str, dtype: str, rows: Rows) -> KernelTables:
-        """Return these tables with other rows for one operator in one dtype."""
+        """Return these tables with the rows for one operator in one dtype replaced."""
         copy = KernelTables(self.folder, self.trusted)
         copy.__dict__["_by_op"] = {**self._by_op, (op, dtype): rows}
         return copy
 
     def rows(self, op: str, dtype: str) -> Rows:
-        """Return the rows of one operator in one dtype as numpy columns without nulls; empty if not measured."""
+        """Return the rows of one operator in one dtype as numpy columns without nulls; empty if it was not measured."""
         return self._by_op.get((op, dtype), {})
 
     @property
@@ -184,7 +181,7 @@ class KernelTables:
 
     @property
     def relative_error(self) -> float | None:
-        """Relative standard error of one time, the largest stated in any file (`relative_error` of its provenance, from
+        """Relative standard error of a time: the largest stated in any file (`relative_error` of its provenance, from
         repeated measurements), or None if no file states one."""
         stated = [entry.get("relative_error") for entry in self.provenance.values()]
         return max((float(error) for error in stated if error is not None), default=None)
@@ -232,6 +229,6 @@ def _split(path: Path, trusted: bool) -> dict[tuple[str, str], Rows]:
 
 @cache
 def _shipped(name: str) -> KernelTables:
-    """Return shipped tables, which stay in memory once read, since every run of a sweep uses the same ones."""
+    """Return shipped tables, which stay in memory once read because every run of a sweep uses the same ones."""
     folder = Path(str(resources.files("servesim.calibrate.tables"))) / name
     return KernelTables(folder, trusted=True)

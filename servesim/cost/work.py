@@ -13,10 +13,10 @@ def step_work(
     """Return (FLOPs, bytes) that the GPUs of a step need together, without padding.
 
     FLOPs: 2 per weight that a token passes through, 2 per LM-head weight and sampled row, attention's two matrix
-    products over every query-key pair (latent attention: over the compressed vectors), and the FLOPs that layers with a
-    state take per token. Bytes: weights once (only the experts expected to be used, with tokens routed uniformly),
+    products over every query-key pair (latent attention: over the compressed vectors), and the FLOPs per token of
+    layers with a state. Bytes: weights once (only the experts expected to be used, with tokens routed uniformly),
     states of every sequence read and written, keys and values read for every context and written for every token, on
-    each of `tp` GPUs that hold a copy. Windows are applied to the mean context.
+    each of the `tp` GPUs that holds a copy. Windows are applied to the mean context.
     """
     tokens = batch.linear_tokens
     flops = 2.0 * model.layer_params * model.num_layers * tokens
@@ -46,8 +46,8 @@ def step_work(
 
 
 def chosen(model: ModelSpec, window: int) -> int:
-    """Return the maximum number of tokens that a query attends to in a layer with this window (0: all), at most the
-    number that its indexer selects."""
+    """Return the maximum number of tokens that a query attends to in a layer with this window (0: all), but no more
+    than its indexer selects."""
     if model.latent is None or model.latent.indexer is None:
         return window
     return min(window or model.latent.indexer.topk, model.latent.indexer.topk)

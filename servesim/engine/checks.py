@@ -1,4 +1,4 @@
-"""Checks for broken policy invariants, livelock, and requests left when a run ends."""
+"""Checks for broken policy invariants, livelock, and requests left over at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from servesim.engine.core import EngineCore
 
 PATIENCE = 1 << 16
-"""Number of tokens computed without any being delivered before the first check for livelock."""
+"""Number of tokens computed without a delivery before the first check for livelock."""
 
 
 def check_integrity(core: EngineCore) -> None:
@@ -36,8 +36,8 @@ def check_integrity(core: EngineCore) -> None:
 
 
 def check_progress(core: EngineCore, now: int) -> None:
-    """Raise PolicyError on livelock. Before a token is delivered or a request leaves, everything here may have to be
-    computed once; many times that amount means that requests are preempted and recomputed endlessly."""
+    """Raise PolicyError on livelock. Before a token is delivered or a request leaves, all tokens of the requests here
+    may have to be computed once; many times that amount means that requests are preempted and recomputed endlessly."""
     scheduler, kv = core.scheduler, core.kv
     core.patience = PATIENCE + 4 * sum(r.num_tokens for r in [*scheduler.running, *scheduler.waiters()])
     if core.tokens_since_output > core.patience:
@@ -50,8 +50,9 @@ def check_progress(core: EngineCore, now: int) -> None:
 
 
 def check_served(cluster: Cluster) -> None:
-    """Raise PolicyError if requests are left when a run has ended, or UserError if they are left because the memory is
-    too small: the first request in the queue needs what is reserved for remote KV of requests behind it."""
+    """Raise PolicyError if requests are left over when a run has ended, or UserError if they are left because the
+    memory is too small: the first request in the queue needs memory that is reserved for the remote KV of requests
+    behind it."""
     when, cores = f"at {cluster.now_ns} ns", [replica.core for replica in cluster.replicas]
     if held := cluster.num_waiting:
         raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in it forever")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import simpy
 from simpy.events import Event
 
-# Order at one instant: engines report, requests arrive, steps complete (by replica), remote KV arrives, replicas change
-# state, clients give up, requests that follow from any of these arrive, the router reconsiders its waiting requests,
-# schedulers plan (by replica). Dynamo's offline replay also puts arrivals before the ends of steps.
+# Order of events at one instant: engines report, requests arrive, steps complete (by replica), remote KV arrives,
+# replicas change state, clients give up, requests that follow from any of these arrive, the router reconsiders its
+# waiting requests, schedulers plan (by replica). Dynamo's offline replay also puts arrivals before the ends of steps.
 REPORT = -2
 ARRIVE = -1
 COMPLETE = 0
@@ -22,18 +22,18 @@ PLAN = FOLLOW + 2
 
 
 class Clock(simpy.Environment):
-    """SimPy environment whose time is a whole number of nanoseconds."""
+    """SimPy environment whose time is an integer number of nanoseconds."""
 
     rejected: tuple[int, int] = (-1, -1)
-    """(ns, replica) of the last plan that rejected a request. The rejection may make another request arrive at that
+    """(ns, replica) of the last plan that rejected a request. The rejection may cause another request to arrive at that
     instant, after the plans of all replicas up to this one."""
 
     background = 0
-    """Number of recurring events in the queue, which do not keep the simulation going by themselves."""
+    """Number of recurring events in the queue, which alone do not keep the simulation going."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether any events other than recurring ones are left. Void events count, too."""
+        """Whether any events other than recurring ones are left. Void events also count."""
         return len(self._queue) > self.background
 
     @property

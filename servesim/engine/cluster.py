@@ -74,7 +74,7 @@ class Cluster:
         self.add(self.telling, *parts)
 
     def add(self, *parts: Part) -> None:
-        """Add these parts to the run. Call it before the first event."""
+        """Add these parts to the run. Call this before the first event."""
         self.parts += parts
         self._core_made = verbs(self.parts, "core_made")
         self._sent, self._reaches = verbs(self.parts, "sent"), verbs(self.parts, "reaches")
@@ -91,12 +91,12 @@ class Cluster:
         return next((part for part in self.parts if isinstance(part, cls)), None)
 
     def new_core(self, replica: Replica) -> None:
-        """Notify all parts that a replica starts a new core."""
+        """Notify all parts that a replica is starting a new core."""
         for made in self._core_made:
             made(replica)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
-        """Set a replica's state and notify the router."""
+        """Set a replica's state and notify all parts."""
         self.fleet.set_state(index, state)
         for changed in self._state_changed:
             changed(index, state)
@@ -120,12 +120,12 @@ class Cluster:
 
     @property
     def busy(self) -> bool:
-        """Whether any request has not left yet or may still arrive."""
+        """Whether any request has not left yet or is yet to arrive."""
         forked = sum(replica.core.num_forked for replica in self.replicas)
         return self.num_left < self.num_arrived + forked or self.workload.remaining() > 0
 
     def run(self) -> None:
-        """Serve all requests. Raise PolicyError if a policy breaks its contract or starves a request."""
+        """Serve all requests. Raise PolicyError if a policy violates its contract or starves a request."""
         with self._blaming():
             self.start()
             self.clock.run()
@@ -162,7 +162,7 @@ class Cluster:
 
     def _arrive(self, event: Event) -> None:
         if event is not self._armed:
-            return  # an earlier arrival was scheduled meanwhile
+            return  # an earlier arrival was scheduled in the meantime
         self._armed = None
         now = self.clock.ns
         while self.workload.next_ns() == now:
@@ -176,7 +176,7 @@ class Cluster:
             self.place(request, output_len)
         self._arm()
 
-    # Life of a request.
+    # Lifecycle of a request.
 
     def place(self, request: Request, output_len: int) -> None:
         """Carry out the router's decision for a request."""
@@ -226,7 +226,7 @@ class Cluster:
         self.replicas[index].arrive(request, output_len)
 
     def tell_sent(self, request: Request, output_len: int, index: int) -> None:
-        """Notify all parts that a request is sent to a replica."""
+        """Notify all parts that a request is being sent to a replica."""
         for sent in self._sent:
             sent(request, output_len, index)
 
@@ -239,7 +239,7 @@ class Cluster:
         self.gone(request)
 
     def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
-        """Cancel a request whose client gives up at this instant."""
+        """Cancel a request whose client gives up now."""
         if self._gives_up and any(gives_up(request, deadline) for gives_up in self._gives_up):
             return
         if request.replica >= 0:
@@ -252,7 +252,7 @@ class Cluster:
         self.telling.finish(request)
 
     def gone(self, request: Request) -> None:
-        """Remove from the run a request that has left its replica for good."""
+        """Remove from the run a request that has left its replica permanently."""
         self.num_left += 1
         for left in self._on_left:
             left(request)
@@ -263,6 +263,6 @@ class Cluster:
             self._on_progress(self.now_ns, self.num_left)
 
     def _horizon(self) -> int | None:
-        """Return the estimated nanoseconds until each replica has received an arrival, or None if unknown."""
+        """Return the estimated time in nanoseconds until each replica receives an arrival, or None if unknown."""
         due = self._armed_ns if self._armed is not None else None
         return (due - self.clock.ns) * len(self.replicas) if due is not None else None

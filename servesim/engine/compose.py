@@ -11,7 +11,8 @@ from servesim.errors import NotForPipelines, PolicyError
 
 def compose(plan: Plan, kv: KVAllocator, where: str, asynchronous: bool) -> tuple[Batch, list[Request]]:
     """Return the batch and the requests that sample in it, in batch order. Raise PolicyError if the plan is illegal.
-    `where` names the policy and the time of the plan. `asynchronous` allows computing from tokens in flight."""
+    `where` names the policy and the time of the plan. `asynchronous` allows computing from tokens that are still in
+    flight."""
     slots, drafts, running, resumed = kv.slots, plan.drafts, State.RUNNING, plan.resumed
     prefill: list[tuple[int, int]] = []
     prompts: list[tuple[int, int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Identities of the blocks that requests fill, for memory that looks up KV by content."""
+"""Identities of the blocks that requests fill, for memory that looks up KV by its content."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from servesim.contracts.request import Request, State
 
 
 class ContentKeys:
-    """Identities of a request's blocks of `block_tokens` tokens, starting with its first. If the trace does not give
-    the content, only the request itself can find its blocks."""
+    """Identities of requests' blocks of `block_tokens` tokens, in order. If the trace does not give a request's
+    content, only the request itself can find its blocks."""
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -29,7 +29,8 @@ class ContentKeys:
         return keys
 
     def gone(self) -> list[Request]:
-        """Forget and return requests that have left. Do so only now and then; otherwise return an empty list."""
+        """Forget and return the requests that have left. This is done only when many are kept; otherwise, return an
+        empty list."""
         if len(self._keys) < self._forget_at:
             return []
         left = [request for request in self._keys if request.state >= State.FINISHED]

@@ -1,4 +1,4 @@
-"""Core that plans, verifies and commits the steps of one replica. It handles order, not time or cost."""
+"""Core that plans, verifies and commits the steps of one replica. It handles their order, not their time or cost."""
 
 from __future__ import annotations
 
@@ -38,49 +38,48 @@ class EngineCore:
         self.ledger = Ledger(kv)
         self.speculator: Speculator | None = None
         self.acceptance: AcceptanceModel | None = None
-        """Acceptance model, set if and only if `speculator` is set."""
+        """Acceptance model, set exactly if `speculator` is set."""
         self.in_flight: deque[Step] = deque()
         self.next_step_id = 0
         self.last_plan: Plan | None = None
         self.keeping: dict[Request, None] = {}
-        """Requests that have ended but whose memory is not free yet."""
-        self._copied = 0  # the part of `kv.copied_tokens` charged to steps
-        self._empty = 0  # successive plans that were empty
-        self.tokens_since_output = 0  # tokens computed since a delivery or since a request left
-        self.patience = PATIENCE  # tokens after which progress is checked
+        """Requests that have ended but whose memory has not been freed yet."""
+        self._copied = 0  # part of `kv.copied_tokens` already charged to steps
+        self._empty = 0  # number of successive empty plans
+        self.tokens_since_output = 0  # tokens computed since a delivery or departure
+        self.patience = PATIENCE  # number of these at which progress is checked
         self.spec_stats = SpecStats()
         self.on_leave: Callable[[Request], None] = lambda request: None
-        """Callback for each request that has finished or was rejected, called when its record is complete."""
+        """Callback for each request that has finished or been rejected, called when its record is complete."""
         self.connector: Connector | None = None
         self.fetched: dict[Request, Load] = {}
-        """Requests that hold memory for KV from elsewhere and do not run. In State.LOADING the KV is on its way (since
-        a plan that had them in `Plan.loading`), in WAITING or PREEMPTED it has arrived, else the request has left."""
+        """Requests that hold memory for KV from elsewhere and are not running. In State.LOADING, the KV is on its way
+        (since a plan that had them in `Plan.loading`); in WAITING or PREEMPTED, it has arrived; else they have left."""
         self.not_before_ns = 0
-        """Earliest start of the next step in ns: until then, memory freed by a preemption is still being copied."""
+        """Earliest start of the next step in ns: until then, memory freed by a preemption is still being copied out."""
         self.stalled_ns = 0
-        """Nanoseconds for which steps waited for such copies."""
+        """Total nanoseconds for which steps waited for such copies."""
         self.on_load: Callable[[Request, int], None] = lambda request, end_ns: None
         """Callback for each request whose KV load begins, called with the time at which to call `loaded`."""
         self.on_gap: Callable[[int, int], None] = lambda ns, count: None
         """Callback for gaps between successive tokens of a request, called with (ns, number of gaps)."""
         self.on_late: Callable[[int, list[Late]], None] = lambda now, late: None
-        """Callback for a step's irregular deliveries: anything but one token to a request that also got one from the
-        previous step."""
+        """Callback for a step's irregular deliveries: all but single tokens after single tokens."""
         self.on_first: Callable[[Request], None] | None = None
-        """Callback for each request whose first token is delivered, or None."""
+        """Callback for each request whose first token is delivered, or None for no callback."""
         self.on_output: Callable[[Request, int], None] | None = None
-        """Callback for each request that receives tokens, called with their number. It is called only if steps are
-        taken one by one."""
+        """Callback for each request that receives tokens, called with the number of tokens. It is called only if steps
+        are taken one by one."""
         self.on_plan: Callable[[int, Plan], None] | None = None
-        """Callback for each verified plan, with its step's id; for a run of known steps, only for the first."""
+        """Callback for each verified plan, called with its step's id; for a run of known steps, only for the first."""
         self.committed_ns = -1
         """Time in ns at which the last step was committed."""
         self.checks = check
         self.num_forked = 0
-        """Number of samples forked off requests that arrived."""
+        """Number of samples forked from requests that arrived."""
         self.max_queued: int | None = None
-        """Maximum number of waiting requests, or None for no limit. A request that arrives beyond it is rejected."""
-        own: Any = scheduler  # read through Any: mypyc would bind the class attribute
+        """Maximum number of waiting requests, beyond which newcomers are rejected, or None for no limit."""
+        own: Any = scheduler  # read through Any, as mypyc would bind the class attribute
         self.lookahead: int = own.lookahead
         """Number of KV slots that the scheduler reserves ahead per request for drafts."""
         self.shares = kv.shares
@@ -89,19 +88,19 @@ class EngineCore:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
-        """Make the prefix cache report each block that it stores or removes. Call it before the first step. Raise
-        UserError if the cache does not report them."""
+        """Make the prefix cache report each block that it stores or removes. Call this before the first step. Raise
+        UserError if the cache cannot report them."""
         kv = self.kv
         if kv.shares and "events" not in kv.supports:
             raise UserError(f'kv {kv.name} does not report which blocks it stores ("events" is not in its `supports`)')
         kv.on_event = on_event
 
     def step_plainly(self) -> None:
-        """Take every step separately, even in fast mode. Call it before the first step."""
+        """Take every step separately, even in fast mode. Call this before the first step."""
 
     def connect(self, connector: Connector) -> None:
-        """Let requests use KV that was computed remotely. Call it before the first step. Raise UserError if a policy
-        cannot wait for it."""
+        """Let requests use KV that was computed remotely. Call this before the first step. Raise UserError if a policy
+        cannot wait for such KV."""
         scheduler, kv = self.scheduler, self.kv
         if "remote_kv" not in scheduler.supports:
             raise UserError(f"scheduler {scheduler.name} cannot wait for remote KV; use vllm")
@@ -112,8 +111,8 @@ class EngineCore:
     # Arrivals and departures.
 
     def add(self, request: Request, output_len: int, now: int) -> None:
-        """Add a request that arrives now and will deliver `output_len` tokens. Like vLLM's server, reject one that may
-        outgrow `max_model_len`."""
+        """Add a request that arrives now and will deliver `output_len` tokens. Like vLLM's server, reject a request
+        that may outgrow `max_model_len`."""
         limit = self.scheduler.limits.max_model_len
         request._end_tokens = request.prompt_len + output_len
         if request.prompt_len + request.max_tokens > limit:
@@ -126,8 +125,7 @@ class EngineCore:
             self.scheduler.on_arrival(request)
 
     def _queue_full(self, request: Request, most: int) -> bool:
-        """Return whether the queue has no room for one more request. Samples of one request are accepted or rejected
-        together."""
+        """Return whether the queue is too full for one more request, with its samples."""
         parent = request.parent
         if parent is not None and request.sample > 1:
             return parent.members[0].state is State.REJECTED
@@ -135,11 +133,11 @@ class EngineCore:
         return self.scheduler.num_waiting() + self.num_loading + others >= most
 
     def abort(self, request: Request, now: int, reason: str = "abort") -> None:
-        """Cancel a request that waits or runs. Do nothing if it has left."""
+        """Cancel a request that is waiting or running. Do nothing if it has left."""
         if request.state >= State.FINISHED:
             return
         request.reason = reason
-        if request.state is State.LOADING:  # its memory is written to until the load ends
+        if request.state is State.LOADING:  # its memory is being written until the load ends
             request.state, request.finished_ns = State.ABORTED, now
             self.on_leave(request)
         else:
@@ -157,7 +155,7 @@ class EngineCore:
         """End requests that are at this replica. Memory that the scheduler still keeps is freed later."""
         if not requests:
             return
-        self.tokens_since_output = 0  # clients that give up make room, too
+        self.tokens_since_output = 0  # clients that give up also make room
         for request in requests:
             if request.state is State.SWAPPED:
                 self.kv.drop_swapped(request)
@@ -168,7 +166,7 @@ class EngineCore:
         released = self.scheduler.on_finish(requests)
         keeping, kv = self.keeping, self.kv
         for request in [*requests, *keeping] if keeping else requests:
-            if kv.slots(request):  # a static batch keeps finished rows' memory to the end
+            if kv.slots(request):  # a static batch keeps the memory of finished rows until it ends
                 keeping[request] = None
             else:
                 keeping.pop(request, None)
@@ -251,8 +249,8 @@ class EngineCore:
         return step
 
     def charge(self, plan: Plan, batch: Batch, sampled: list[Request], now: int, unnamed: int = 0) -> None:
-        """Enter the tokens that a plan's batch computes in the ledger, and its extra costs (copies, padding, drafts) in
-        the batch. `unnamed` is the number of decoding requests in the batch that the plan does not name."""
+        """Record in the ledger the tokens that a plan's batch computes, and in the batch its extra costs (copies,
+        padding, drafts). `unnamed` is the number of decoding requests in the batch that the plan does not name."""
         self.ledger.hold(batch.linear_tokens)
         copied: Any = self.kv.copied_tokens
         if copied != self._copied:
@@ -271,7 +269,7 @@ class EngineCore:
 
     def moved(self) -> bool:
         """Return whether the last plan, which was empty, changed the queues, so that the next may not be empty. Return
-        False once as many plans in a row came out empty as there are requests to move."""
+        False once there have been as many empty plans in a row as there are requests to move."""
         self._empty += 1
         assert self.last_plan is not None
         return self.last_plan.changes_queues and self._empty <= 2 * self.num_unfinished + 2
@@ -282,7 +280,7 @@ class EngineCore:
         """Deliver the outputs of the oldest step in flight.
 
         `tokens` gives the number of tokens that each request sampled (accepted drafts + 1), overriding the acceptance
-        model. Requests missing from it sampled 1.
+        model. Requests missing from it sampled one token.
         """
         step = self.in_flight.popleft()
         before = self.committed_ns
@@ -291,8 +289,8 @@ class EngineCore:
         self.close(step, finished, kept, now)
 
     def close(self, step: Step, finished: list[Request], kept: list[Request], now: int) -> None:
-        """Notify all policies that a step has been delivered. `finished` ended with it; `kept` sampled in it and have
-        the same state as when it was planned."""
+        """Notify all policies that a step has been delivered. `finished` are the requests that ended with it; `kept`
+        are those that sampled in it and have the same state as when it was planned."""
         if self.shares:
             publish = self.kv.publish
             for request in kept:
@@ -309,12 +307,12 @@ class EngineCore:
 
     @property
     def num_unfinished(self) -> int:
-        """Number of requests that wait or run here."""
+        """Number of requests that are waiting or running here."""
         return self.scheduler.num_waiting() + self.num_loading + len(self.scheduler.running)
 
     @property
     def num_loading(self) -> int:
-        """Number of requests that wait for remote KV."""
+        """Number of requests that are waiting for remote KV."""
         return sum(request.state is State.LOADING for request in self.fetched) if self.fetched else 0
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""Delivery of the tokens that a step sampled to its requests."""
+"""Delivery of a step's sampled tokens to its requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def deliver(
     core: EngineCore, step: Step, before: int, now: int, tokens: Mapping[Request, int] | None = None
 ) -> tuple[list[Request], list[Request]]:
     """Deliver the tokens that a step sampled. The step before it was committed at `before`. Return the requests that
-    ended with it and those that have the same state as when it was planned. For `tokens`, see `EngineCore.commit`."""
+    ended with this step and those that have the same state as when it was planned. For `tokens`, see
+    `EngineCore.commit`."""
     kept: list[Request] = []
     finished: list[Request] = []
     on_time = 0  # most got a token from the previous step, so report gaps together
@@ -28,7 +29,7 @@ def deliver(
     ended = State.FINISHED
     for request in step.sampled:
         if request.state >= ended:
-            continue  # it ended with an earlier step; this token is discarded
+            continue  # ended with an earlier step, so this token is discarded
         if plain:
             request._num_output_placeholders -= 1
             request._num_tokens += 1
@@ -66,8 +67,9 @@ def deliver(
 def tell(
     core: EngineCore, before: int, now: int, on_time: int, late: list[Late], to_fork: list[Request]
 ) -> list[Request]:
-    """Report the gaps that end with a step: `on_time` of them began with the previous step, and `late` has the others.
-    Fork the samples of prompts that the step has computed, and return the samples that end with it."""
+    """Report the gaps that end with a step: `on_time` is the number of gaps that began with the previous step, and
+    `late` lists the others. Fork the samples of prompts that the step has computed, and return the samples that end
+    with it."""
     if on_time:
         core.on_gap(now - before, on_time)
     if late:

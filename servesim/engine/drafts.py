@@ -1,4 +1,4 @@
-"""Drafts of a step: how many follow it, which of its tokens are drafts, and how many are accepted."""
+"""Drafts of a step: how many are made after it, which of its tokens are drafts, and how many are accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def decide(core: EngineCore, batch: Batch, sampled: list[Request]) -> None:
-    """Decide how many drafts follow this step. With asynchronous scheduling, the next plan assumes that number
+    """Decide how many drafts are made after this step. With asynchronous scheduling, the next plan assumes that number
     immediately."""
     speculator = core.speculator
     assert speculator is not None
@@ -39,8 +39,8 @@ def note(step: Step, plan: Plan) -> None:
 
 
 def verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Request, int] | None, stale: bool) -> int:
-    """Account for the tokens that a request sampled: the accepted drafts plus one. Return the number of tokens it
-    gets."""
+    """Account for the tokens that a request sampled: the accepted drafts plus one. Return the number of tokens
+    delivered to it."""
     drafts = step.drafts.get(request, 0)
     sampled = 1 if tokens is None else tokens.get(request, 1)
     if tokens is None and drafts and core.speculator is not None and request not in step.dummies:
@@ -64,7 +64,7 @@ def verify(core: EngineCore, step: Step, request: Request, tokens: Mapping[Reque
 
 
 def accepts(core: EngineCore, request: Request, drafts: int) -> tuple[int, int]:
-    """Return the depth of a request's drafts and how many of them its acceptance model accepts."""
+    """Return the depth of a request's drafts and the number of them that its acceptance model accepts."""
     assert core.speculator is not None
     assert core.acceptance is not None
     depth, width = core.speculator.depth(drafts), core.speculator.width

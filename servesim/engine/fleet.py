@@ -25,20 +25,20 @@ class Fleet:
         self._make = make
         self.replicas: list[Replica] = []
         self.pool_of: list[Pool] = []
-        """Pool of each replica, by index."""
+        """Pool of each replica, by replica index."""
         self.spans: list[tuple[int, int | None]] = []
-        """Start and end of each replica in ns, by index; the end is None while it is up."""
+        """Start and end of each replica in ns, by index. The end is None while the replica is up."""
         self.history: list[tuple[int, int, str]] = []
         """(ns, replica, state) of each change, in order. A "crashed" entry does not change the state known to the
         router."""
         self.changed = False
-        """Whether replicas were added or removed for good."""
+        """Whether any replica was added or permanently removed."""
         self.view: Callable[[Replica], ReplicaView] = lambda replica: replica
         """Function that returns the router's view of a replica."""
         self.views = Views()
         """Views of the replicas for the router, including which are ready for the request being routed."""
         self.models = any(pool.models for pool in pools)
-        """Whether the model that a request names matters."""
+        """Whether the model named in a request matters."""
         self._ready: dict[str, list[int]] = {}  # by requested model
         for pool in pools:
             for core in pool.cores:
@@ -59,7 +59,8 @@ class Fleet:
         return replica
 
     def foretell(self, workload: Workload) -> None:
-        """Pass the future requests to oracle allocators. Raise UserError if these requests are not known."""
+        """Pass the future requests to allocators that are oracles. Raise UserError if the future requests are
+        unknown."""
         for kv in [replica.core.kv for replica in self.replicas if "future" in replica.core.kv.needs]:
             future = workload.future()
             if future is None:
@@ -83,7 +84,7 @@ class Fleet:
         self.sort()
 
     def note(self, index: int, state: str) -> None:
-        """Record a replica's state with the time."""
+        """Record a replica's state with the current time."""
         self.history.append((self.replicas[index].clock.ns, index, state))
 
     def sort(self) -> None:

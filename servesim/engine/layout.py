@@ -1,4 +1,4 @@
-"""Batches that are not one flat row of new tokens."""
+"""Batch layouts other than one flat row of new tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def lay_out(batch: Batch, plan: Plan, unnamed: int = 0, later: int = 0) -> None:
     that the plan does not name. `later` is the number of steps from the planned batch to this one, of the same
     requests.
 
-    Attention is computed over padding, too. If a step prefills one padded row, it prefills all rows.
+    Attention is also computed over padding. If any padded row is prefilled in a step, all rows are.
     """
     if plan.layout == "recompute":
         batch.prefill = [(request._num_computed_tokens, 0) for request in plan._tokens]

@@ -19,7 +19,7 @@ class Mode(NamedTuple):
     core: type[EngineCore]
     replica: type[Replica]
     memory: Callable[[type[KVAllocator]], type[KVAllocator]]
-    """Function that returns the class to use for an allocator's class."""
+    """Function that returns the class to use in place of an allocator's class."""
 
 
 MODES = {

@@ -25,10 +25,10 @@ class Pool:
     name: str = "default"
     role: Role = "both"
     models: tuple[str, ...] = ()
-    """Names of the models served here, or empty for all."""
+    """Names of the models served here, or empty if any model is served."""
     made_of: Mapping[str, type[Replica]] = field(default_factory=dict)
-    """Classes of the pool's replicas by mode. A mode that is missing uses the mode's own class."""
+    """Classes of the pool's replicas by mode. For a mode that is missing, the mode's own class is used."""
 
     def serves(self, model: str) -> bool:
-        """Return whether requests for this model may be sent here. An empty name means no particular model."""
+        """Return whether requests for this model may be sent here. An empty name means no specific model."""
         return not model or not self.models or model in self.models

@@ -1,4 +1,4 @@
-"""Remote KV of a replica: handling of loads that end or fail, and of copies that have been read.
+"""Remote KV of a replica: handling of loads that complete or fail, and of copies that have been read.
 
 A request whose KV is being loaded holds memory and does not run (`EngineCore.fetched`). One that has ended may keep its
 memory until its KV has been read by another replica (`EngineCore.keeping`). All of this happens at the current instant.
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def loaded(replica: Replica, request: Request, first: bool = False) -> None:
-    """Handle the end of a request's load: it waits again, or its memory is freed if its client gave up. `first` means
-    that its first token has arrived, too."""
+    """Handle the end of a request's load: the request waits again or, if its client gave up, its memory is freed.
+    `first` means that its first token has also arrived."""
     replica.catch_up()
     core, now = replica.core, replica.clock.ns
     load = core.fetched[request]
@@ -47,8 +47,8 @@ def loaded(replica: Replica, request: Request, first: bool = False) -> None:
 
 
 def load_failed(replica: Replica, request: Request, reason: str = "") -> None:
-    """Handle a load that will not complete. With a `reason` the request fails; otherwise it waits again and its KV is
-    computed on this replica."""
+    """Handle a load that will not complete. If a `reason` is given, the request fails; otherwise it waits again and its
+    KV is computed on this replica."""
     replica.catch_up()
     core, now = replica.core, replica.clock.ns
     load = core.fetched.pop(request)
@@ -66,7 +66,7 @@ def load_failed(replica: Replica, request: Request, reason: str = "") -> None:
 
 
 def release(replica: Replica, request: Request) -> None:
-    """Free the memory of a request that has ended and whose memory was kept."""
+    """Free the memory that was kept for a request that has ended."""
     replica.catch_up()
     _free(replica, request)
 

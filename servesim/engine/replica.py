@@ -21,17 +21,18 @@ from servesim.records.recorder import Recorder
 from servesim.records.step import Step
 
 UNREAD = 64
-"""Number of arrivals recorded while steps are in flight at which those that a plan has already seen are dropped."""
+"""Number of recorded arrivals at which those that a plan has already seen are dropped. Arrivals are recorded while
+steps are in flight."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Replica:
     """Replica that runs an EngineCore in simulated time.
 
-    `depth` is the number of planned, uncommitted steps. 1 is synchronous. 2 is asynchronous: step i + 1 is planned when
-    step i starts, so an arrival during step i joins step i + 2. After a plan comes out empty, the replica plans again
-    when a step ends, or when a request arrives while nothing is in flight. A cost model with several pipeline stages
-    works on as many steps simultaneously; `depth` is then larger by one for each additional stage.
+    `depth` is the maximum number of planned but uncommitted steps. 1 is synchronous. 2 is asynchronous: step i + 1 is
+    planned when step i starts, so an arrival during step i joins step i + 2. If a plan comes out empty, the replica
+    plans again when a step ends, or when a request arrives while nothing is in flight. A cost model with several
+    pipeline stages works on as many steps simultaneously; each additional stage increases `depth` by one.
     """
 
     def __init__(
@@ -50,17 +51,17 @@ class Replica:
         self.depth = depth
         self.state: ReplicaState = "ready"
         self.pool, self.model = "", ""
-        """Names of its pool and of its model."""
+        """Names of the replica's pool and of its model."""
         self.role: Role = "both"
         self.horizon: Callable[[], int | None] = lambda: None
-        """Function that returns the nanoseconds until a request may have arrived here, or None if unknown."""
+        """Function that returns the estimated nanoseconds until a request has arrived here, or None if unknown."""
         self.up = True
-        """Whether it accepts requests. It does not while it is down after a crash."""
+        """Whether the replica accepts requests. It does not while it is down after a crash."""
         self.on_leave: Callable[[Request], None] = lambda request: None
-        self._awaited: Event | None = None  # the completion event that counts; earlier ones are void
+        self._awaited: Event | None = None  # the valid completion event; earlier ones are void
         self._plan_due = False
         self._at_boundary: list[Callable[[], None]] = []
-        self._unread: list[tuple[int, Request]] = []  # requests that arrived with steps in flight, and when
+        self._unread: list[tuple[int, Request]] = []  # arrivals with steps in flight: (time, request)
         self._wire(core)
 
     def _wire(self, core: EngineCore) -> None:
@@ -77,7 +78,7 @@ class Replica:
 
     def crash(self, core: EngineCore) -> None:
         """Drop everything at this instant, including steps in flight, and go down. `core` is the core to restart with;
-        it continues the step numbers. Tokens that requests have already received are kept."""
+        it continues the numbering of steps. Tokens that requests have already received are kept."""
         self.catch_up()
         lost = self.core
         lost.on_leave = lambda request: None
@@ -88,7 +89,7 @@ class Replica:
         self._wire(core)
 
     def reprice(self, cost: CostModel) -> None:
-        """Price steps with another cost model, starting with the next plan."""
+        """Price steps with a different cost model, starting with the next plan."""
         self.settle()
         self.cost = cost
 
@@ -125,7 +126,7 @@ class Replica:
 
     @property
     def at_ns(self) -> int:
-        """Time of these figures in ns: always the current time, because they are never stale."""
+        """Time of these figures in ns. It is always the current time, because the figures are never stale."""
         return self.clock.ns
 
     def settle(self) -> None:
@@ -209,7 +210,7 @@ class Replica:
             if step is not None:
                 self._run(step, now)
             elif in_flight or not core.moved():
-                break  # otherwise nothing triggers a new plan for the changed queues
+                break  # otherwise nothing would trigger a plan for the changed queues
         return bool(in_flight)
 
     def _run(self, step: Step, now: int) -> None:
@@ -249,7 +250,7 @@ class Replica:
             self._want_plan()
 
     def _commit(self) -> None:
-        """Commit the oldest step in flight, which is done."""
+        """Commit the oldest step in flight, which has finished."""
         self._awaited = None
         step = self.core.in_flight[0]
         self.core.commit(self.clock.ns)
@@ -257,7 +258,7 @@ class Replica:
         self.boundary()
 
     def boundary(self) -> None:
-        """Invoke the callbacks that wait for the end of a step."""
+        """Invoke the callbacks that were waiting for the end of a step."""
         if self._at_boundary:
             due, self._at_boundary = self._at_boundary, []
             for call in due:

@@ -1,4 +1,4 @@
-"""Multiple samples of one request, forked off when its prompt is computed."""
+"""Multiple samples of one request, forked from the first one when the prompt has been computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def fork(core: EngineCore, request: Request, now: int) -> list[Request]:
     """Let the samples of a request continue from its prompt independently, each with its own first token. Return those
-    that end with that token. If the request was preempted meanwhile, all samples recompute the prompt."""
+    that end with that token. If the request has since been preempted, all samples recompute the prompt."""
     parent = request.parent
     assert parent is not None
     samples, outputs = parent.members[len(parent.sent) :], parent.outputs[len(parent.sent) :]

@@ -1,4 +1,4 @@
-"""Notifications to a router about its requests and replicas, only for the methods that its class overrides."""
+"""Notifications to a router about its requests and replicas. Only the methods that its class overrides are called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOST = "its replica failed"
 class Telling(Part):
     """Part that notifies a router. After each notification, `recall` makes the router reconsider its waiting requests.
 
-    `forks` means that further samples of a request are forked off the first, so that the router sees them as one
+    `forks` means that additional samples of a request are forked from the first one, so the router sees them all as one
     request.
     """
 
@@ -37,7 +37,7 @@ class Telling(Part):
         self._router.on_sent(request, index)
 
     def core_made(self, replica: Any) -> None:
-        """Subscribe the router to those events of a replica's core that the router handles."""
+        """Subscribe the router to the events of a replica's core that it handles."""
         core, told = replica.core, self._told
         if "on_prefill_done" in told:
             core.on_first = self._first
@@ -48,7 +48,7 @@ class Telling(Part):
             replica.listen(self._cached)
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
-        """Notify the router of a replica's state."""
+        """Notify the router of a change in a replica's state."""
         if "on_replica" in self._told:
             self._router.on_replica(index, state)
         self._recall()

@@ -1,4 +1,4 @@
-"""Requests that wait in the router, which reconsiders them after every notification."""
+"""Requests that wait in the router. The router reconsiders them after every notification."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Waiting:
         self._clock = clock
         self._decide, self._act = decide, act
         self._heaps: dict[str, list[tuple[Any, int, Request, int]]] = {}  # by model: key, count, request, output length
-        self._held: dict[Request, int] = {}  # waiting requests, with the count in their entry
+        self._held: dict[Request, int] = {}  # waiting requests, with the count in their heap entry
         self._num_held = 0
         self._recalled = False
         self._again_ns = -1
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait here."""
+        """Number of requests waiting here."""
         return len(self._held)
 
     def num_for(self, serves: Callable[[str], bool]) -> int:
@@ -56,13 +56,13 @@ class Waiting:
         return self._held.pop(request, None) is not None
 
     def _expire(self, entry: tuple[Any, int, Request, int], status: int, event: Event) -> None:
-        """Reject a request whose time is up, if it has been waiting without interruption."""
+        """Reject a request whose time is up, unless it has left the queue since this entry was made."""
         _, count, request, output_len = entry
         if self._held.get(request) == count:
             self._act(request, output_len, Reject(status))
 
     def _wake(self, wait: Wait) -> None:
-        """Make the router reconsider its requests at the time it gave, or earlier."""
+        """Make the router reconsider its requests no later than the time it specified."""
         if wait.again_ns is None:
             return
         due = self._clock.ns + wait.again_ns

@@ -1,7 +1,7 @@
-"""Comparison of a simulated server with a measured one on the same requests, paired one by one, with intervals from a
+"""Comparison of a simulated server with a measured one on the same requests, paired one to one, with intervals from a
 moving-block bootstrap.
 
-There is only one measured run, so the intervals describe that run, not others like it.
+There is only one measured run, so the intervals describe that run and not the variation between similar runs.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from servesim.parsing import listed
 DEFAULTS = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2el_mean", "e2el_p99")
 LABEL = "measured"
 REPLAYED = ("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks", "stream")
-"""Settings of a scenario that define what it replays."""
+"""Scenario settings that define what is replayed."""
 
 
 def is_recording(source: Any) -> bool:
-    """Return whether a scenario argument is a measured run, as written by a benchmark client or a gateway. A scenario
-    is YAML."""
+    """Return whether a scenario argument is a measured run, as written by a benchmark client or a gateway, rather than
+    a scenario, which is YAML."""
     return not isinstance(source, Mapping) and is_recording_name(str(source))
 
 
 def read_recording(path: str | Path) -> RecordedRun:
-    """Read a measured run with the times of its requests. Raise UserError for anything else."""
+    """Read a measured run that has the times of its requests. Raise UserError for anything else."""
     run = read_folder(Path(path))[0]
     if run.unpriced and run.concurrency is None:
         raise UserError(f"{path}: {run.unpriced}")
@@ -54,7 +54,7 @@ def read_recording(path: str | Path) -> RecordedRun:
 
 
 def measured_metrics(run: RecordedRun, names: Sequence[Any] | str | None) -> list[Metric]:
-    """Return the requested metrics, or the default ones, for the latencies that were measured."""
+    """Return the requested metrics or, by default, those of the latencies that were measured."""
     known = _known(run)
     usual = [name for name in DEFAULTS if name.rpartition("_")[0] in known]
     names = listed("metrics", names) if isinstance(names, str) else list(names or usual)
@@ -73,7 +73,7 @@ def measured_variants(
     run: RecordedRun, objects: Objects, given: Mapping[str, Any], axes: Mapping[str, Any]
 ) -> list[Variant]:
     """Return scenarios that replay the run with the recorded server's settings, unless the scenario or the axes set
-    them. The scenario's own requests are ignored: those of the run are replayed.
+    them. The scenario's own requests are ignored, because those of the run are replayed.
 
     The requests are added to `objects`.
     """
@@ -101,8 +101,8 @@ def measured_variants(
 def measured_document(
     runner: Runner, recording: RecordedRun, variants: Sequence[Variant], metrics: Sequence[Metric], settings: Settings
 ) -> dict[str, Any]:
-    """Return the comparison's document (see servesim.experiments.compare) without the fields that only simulated runs
-    have."""
+    """Return the comparison's document (see servesim.experiments.compare) without the fields that apply only to
+    simulated runs."""
     cells = [runner.cell(v.settings) for v in variants]
     runner.run(cells)
     errors = [runner.errors.get(cell.address) for cell in cells]
@@ -135,7 +135,7 @@ def measured_document(
                 "asynchronous": plans_ahead(v.settings),
                 "max_num_batched_tokens": budget_of(runner, [cell]),
                 **price_of(v.settings),
-                "unstable": 0,  # as busy as the measured server was, so it is compared anyway
+                "unstable": 0,  # the measured server was as busy, so it is compared anyway
                 "error": error,
                 "cells": [address],
             }
@@ -164,8 +164,7 @@ def measured_document(
 
 
 def as_run(recording: RecordedRun, simulated: Run) -> Run:
-    """Return the measured run in the form of a simulated one, with its requests sent at the times of the simulated
-    ones."""
+    """Return the measured run in the form of a simulated one, with the send times of the simulated requests."""
     c = simulated.columns
     if len(c["arrival_ns"]) != len(recording):
         raise UserError(f"{recording.path}: {len(recording)} requests, but the replay has {len(c['arrival_ns'])}")

@@ -1,8 +1,8 @@
-"""Axes of an experiment: the settings that vary, their values, and the scenarios of their product.
+"""Axes of an experiment: the settings that vary, their values, and the scenarios in their Cartesian product.
 
-A list of values is separated by commas. Values may contain commas themselves (`vllm:max_num_seqs=64,policy=priority`),
-so commas inside brackets belong to the value. A part continues the preceding value if it is `key=value` with no colon
-before the equals sign; any other part starts a new value:
+The values in a list are separated by commas. Values may contain commas themselves
+(`vllm:max_num_seqs=64,policy=priority`), so commas inside brackets belong to the value. A part continues the preceding
+value if it is `key=value` with no colon before the equals sign; any other part starts a new value:
 
     static,vllm:max_num_seqs=64,policy=priority,sarathi   ->   static | vllm:max_num_seqs=64,policy=priority | sarathi
     synth:rate=2,prompt=lognormal(512,2048),synth:rate=4     ->   synth:rate=2,prompt=lognormal(512,2048) | synth:rate=4
@@ -26,9 +26,9 @@ from servesim.run.scenario import own_features, scenario_class
 from servesim.run.setting_names import full_name, load_settings, override
 
 NAMES = frozenset(("scheduler", "kv", "speculation", "acceptance", "router", "model", "gpu", "trace"))
-"""Settings whose values need no key in a label; others appear as key=value."""
+"""Settings whose values are shown without a key in labels; others appear as key=value."""
 SINGLE = frozenset(("slo", "shape", "columns", "price", "features"))
-"""Settings that hold multiple values themselves."""
+"""Settings whose values may themselves contain several values."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Variant:
 
     label: str
     axes: dict[str, Any]
-    """Value by axis, as written."""
+    """Values by axis, as written."""
     settings: Settings
     """Settings of the scenario, not yet validated."""
 
@@ -55,8 +55,8 @@ def split_values(key: str, text: str) -> list[str]:
 
 
 def axis_values(key: str, given: Any) -> list[Any]:
-    """Return the values of an axis: a comma-separated list on the command line, a list in YAML or Python, or one
-    value."""
+    """Return the values of an axis, given as a comma-separated list on the command line, a list in YAML or Python, or a
+    single value."""
     if key in SINGLE or (isinstance(given, str) and key.partition(".")[0] == "slo_classes"):
         return [given]
     if isinstance(given, str):
@@ -75,7 +75,7 @@ def axis_values(key: str, given: Any) -> list[Any]:
 
 
 def _plain(key: str, value: Any) -> float | str:
-    """Return a canonical form that is the same for different spellings of a value."""
+    """Return a canonical form that is the same for different spellings of the same value."""
     try:
         return label_of(key, value) if key in NAMES else float(value)
     except (TypeError, ValueError):
@@ -83,9 +83,9 @@ def _plain(key: str, value: Any) -> float | str:
 
 
 def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Variant]:
-    """Return every combination of the axes' values over the settings, the last axis varying fastest.
+    """Return every combination of the axes' values, applied to the settings, with the last axis varying fastest.
 
-    Axes with one value are settings and not part of the labels.
+    Axes with one value are treated as settings and do not appear in labels.
     """
     own = own_features(axes.get("features", settings.get("features")))
     axes = {full_name(key, own): given for key, given in axes.items()}
@@ -104,7 +104,7 @@ def product(settings: Mapping[str, Any], axes: Mapping[str, Any]) -> list[Varian
 def load_grid(
     scenario: str | Path | Mapping[str, Any] | None, axes: Mapping[str, Any]
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return settings and axes of a scenario that may have a key `axes`, overridden by the given axes."""
+    """Return the settings and axes of a scenario, which may have an `axes` key. The given axes take precedence."""
     settings = dict(load_settings(scenario, axes) if isinstance(scenario, str | Path) else scenario or {})
     own = settings.pop("axes", None) or {}
     if not isinstance(own, Mapping):
@@ -113,7 +113,7 @@ def load_grid(
 
 
 def check_key(key: str, own: tuple[str, ...] = ()) -> None:
-    """Raise UserError, with a suggestion, if scenarios have no such setting. `own` holds the names of a user's
+    """Raise UserError with a suggestion if scenarios have no such setting. `own` holds the names of a user's
     features."""
     kind = scenario_class(own)
     outer, dot, inner = key.partition(".")

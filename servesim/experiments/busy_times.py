@@ -1,5 +1,5 @@
-"""Share of good requests over the course of a run: the worst window of a given length, and the interval of its
-share."""
+"""Share of good requests over the course of a run: the worst window of a given length, and the confidence interval of
+its share."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from servesim.workload.peak import MINUTE_NS
 
 
 class Window(NamedTuple):
-    """Requests that arrived within a few minutes."""
+    """Requests that arrived within a window of a few minutes."""
 
     minute: float
-    """Time of its first arrival, in minutes after the first arrival of all."""
+    """Time of the window's first arrival, in minutes after the first arrival of the run."""
     minutes: float
     requests: int
     share: float
     """Share of the window's requests that were good."""
     low: float
     high: float
-    """Ends of the share's 95 % interval. Good requests come in runs, so the interval depends on how long these are."""
+    """Bounds of the share's 95 % interval. Good requests come in streaks, so the interval depends on how long these
+are."""
 
 
 def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minutes: float, least: int) -> Window | None:
     """Return the window with the lowest share of good requests, among windows of `minutes` that begin with an arrival
-    and hold at least `least` requests. Return None if none holds that many, or if one window holds all."""
+    and hold at least `least` requests. Return None if no window holds that many, or if a single window holds all
+    requests."""
     order = np.argsort(arrival_ns, kind="stable")
     arrival, good = arrival_ns[order], good[order]
     n = len(arrival)
@@ -48,8 +50,8 @@ def worst_window(arrival_ns: NDArray[np.float64], good: NDArray[np.bool_], minut
 
 
 def window_note(name: str, window: Mapping[str, Any], share: float) -> str:
-    """Return a note on the worst window of a deployment (a `Window` as a mapping). `share` is the share of its requests
-    that must be good."""
+    """Return a note on the worst window of a deployment (a `Window` as a mapping). `share` is the required share of
+    good requests."""
     return (
         f"{name}: in its worst {window['minutes']:g} minutes, starting at minute {window['minute']:.0f}, "
         f"{100 * window['share']:.4g} % of {window['requests']:,} requests are within the limits (95 % interval "
@@ -58,7 +60,7 @@ def window_note(name: str, window: Mapping[str, Any], share: float) -> str:
 
 
 def minute_note(name: str, minute: Mapping[str, Any]) -> str:
-    """Return a note on the worst minute."""
+    """Return a note on the worst minute of a deployment."""
     return (
         f"{name}: one bad minute, starting at minute {minute['minute']:.0f}: {100 * minute['share']:.3g} % of its "
         f"{minute['requests']:,} requests are within the limits"
@@ -66,8 +68,9 @@ def minute_note(name: str, minute: Mapping[str, Any]) -> str:
 
 
 def share_interval(good: NDArray[np.float64]) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share among successive requests. The sample size is the number of effectively
-    independent requests: their number divided by the length of the blocks within which they are correlated."""
+    """Return the 95 % Wilson interval of a share among successive requests. The sample size is the effective number of
+    independent requests: the number of requests divided by the length of the blocks within which they are
+    correlated."""
     n = max(len(good) / block_length(good), 1.0)
     p, z2 = float(good.mean()), 1.96**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)

@@ -33,20 +33,20 @@ capacity.json, keys sorted, NaN and infinity as null:
     model_error null, or {level, says, runs: number of extra runs for the intervals, decisions: [{cheapest, against,
                 holds: null if not known, factor, says}]} (servesim.experiments.capacity_error)
 
-A goal is a share of requests within limits: `attainment` of them within all limits that are given jointly, and the
-percentile of a limit that has its own. Requests that arrive in the steady window count; for a recorded trace, all do. A
-load is carried if every goal is reached on average over the seeds. A recorded trace is replayed whole; the goals must
-then hold over all of it and in every window of `window_minutes` that begins with an arrival and holds at least
-`window_requests`. A queue may grow without end in less than half of the runs. First, every request is served alone: if
-that misses a goal, no load reaches it, and none is run.
+A goal is a share of requests within limits: `attainment` for all limits that apply jointly, and a limit's own
+percentile if it has one. Only requests that arrive in the steady window count; for a recorded trace, all do. A load is
+carried if every goal is reached on average over the seeds. A recorded trace is replayed whole; the goals must then hold
+over all of it and in every window of `window_minutes` that begins with an arrival and holds at least `window_requests`.
+The queue may grow without bound only in less than half of the runs. First, every request is served alone: if that
+misses a goal, it is missed at any load, and no load is run.
 
 The highest rate is bisected on common random numbers: a new rate stretches the same arrivals by one factor. Its
-interval is the range in which the interval of the share (t, over seeds or over windows of the trace) contains the goal:
-up to `rate_low` even its lower end reaches the goal (0 if at no rate tried), and from `rate_high` on not even its upper
-end does, so the interval contains the range that bisection leaves open. `replicas` of a deployment is the fewest that
-carry the rate; doubling them ends when it changes nothing while GPUs are idle most of the time. For a deployment with
-an autoscaler, the search is over `max`, which is also the initial number of replicas, and doubling ends when it changes
-nothing. `cheapest` is the lowest price per request carried.
+interval is the range of rates at which the share's interval (t, over seeds or over windows of the trace) contains the
+goal: up to `rate_low`, even the lower end of the share's interval reaches the goal (0 if it does at no rate tried), and
+from `rate_high` up, not even its upper end does, so the range that bisection leaves open is included. `replicas` of a
+deployment is the smallest number that carries the rate; the search stops doubling it when that changes nothing while
+GPUs are idle most of the time. For a deployment with an autoscaler, the search is over `max`, which is also the initial
+number of replicas, and doubling stops when it changes nothing. `cheapest` marks the lowest price per request carried.
 
 verdict: carries; never (not even with max_replicas, or at any rate); no limit (the trace is too short to fill the
 deployment, whatever the rate); failed (see error: often the model does not fit).
@@ -93,19 +93,19 @@ class Terms(NamedTuple):
     """Terms of a capacity question. Every field is a keyword of `capacity`."""
 
     attainment: float = 0.99
-    """Share of requests that must meet every SLO."""
+    """Share of requests that must be within every SLO limit."""
     replicates: int | None = None
     """Number of seeds, or of windows of a recorded trace; 5 by default."""
     window: int | None = None
     """Number of requests per window; by default the trace divided by the replicates."""
     window_minutes: float = 10.0
-    """Minutes per window; every window of a recorded trace must pass, too."""
+    """Minutes per window; every window of a recorded trace must meet the goals as well."""
     window_requests: int = 300
     """Minimum number of requests for a window to count."""
     tolerance: float = 0.02
     """Ratio at which bisection of a rate stops."""
     max_replicas: int = 64
-    """Maximum number of replicas to try for a given rate."""
+    """Maximum number of replicas to try when a rate is given."""
     warmup: float | None = None
     """Share of the arrivals left out at the start; by default 0.1, or 0 for a recorded trace."""
     cooldown: float | None = None
@@ -119,15 +119,15 @@ class Terms(NamedTuple):
     on_progress: OnProgress | None = None
     """Callback invoked after each run."""
     overwrite: bool = False
-    """Whether `out` may replace another experiment's results."""
+    """Whether another experiment's results in `out` may be replaced."""
     intervals: bool = True
-    """Whether to add error bars of the model, which take additional runs."""
+    """Whether to add the model's error bars, which take additional runs."""
     by_formula: bool = False
     """Whether to also answer for GPUs without kernel tables, whose steps are priced by formula alone."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
-        """Extract the terms from keywords. Return them and the remaining settings. Raise UserError if one is
+        """Extract the terms from keywords. Return the terms and the remaining settings. Raise UserError if a term is
         invalid."""
         terms = cls(**{name: given[name] for name in cls._fields if name in given})
         terms.check()
@@ -151,13 +151,13 @@ class Terms(NamedTuple):
 
 @takes_trust
 def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: Any) -> pd.DataFrame:
-    """Find the highest rate that each variant carries within its SLO or, given `rate`, the replicas each needs and the
-    cheapest variant.
+    """Find the highest rate that each variant carries within its SLO or, if `rate` is given, the number of replicas
+    that each one needs and the cheapest variant.
 
     Keywords are the fields of `Terms` and settings of the scenario. Each setting may be a list; every combination is a
     variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs without a split. `trust`
-    lets code run that only the scenario's file names. The document is in `.attrs["document"]`. Raises UserError for
-    GPUs without kernel tables unless `by_formula` is set, and if the question is invalid.
+    allows code that is named only in the scenario's file to run. The document is in `.attrs["document"]`. Raises
+    UserError for GPUs without kernel tables unless `by_formula` is set, or if the question is invalid.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
@@ -166,7 +166,7 @@ def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: An
 
 
 class Found(NamedTuple):
-    """Findings before they are written."""
+    """Findings of a study before they are written."""
 
     study: Study
     rows: list[dict[str, Any]]
@@ -178,7 +178,7 @@ def answer(
     variants: Sequence[Variant], objects: Objects, terms: Terms, finish: Callable[[Found], None] = lambda found: None
 ) -> pd.DataFrame:
     """Answer the question for these variants, as `capacity` does. `finish` adds to the document before it is written
-    and may request further runs."""
+    and may request additional runs."""
     check_names(variants, objects)
     known = Scenario.of(variants[0].settings)
     _check_question(known, variants)
@@ -215,7 +215,7 @@ def answer(
 
 
 def _rows(study: Study, known: Scenario, terms: Terms) -> tuple[list[dict[str, Any]], float | None]:
-    """Return a row for each deployment, and the requested rate in requests/s if there is one."""
+    """Return a row for each deployment, and the requested rate in requests/s, or None if no rate was requested."""
     found = Answer(study, study.measuring.goals)
     if known.rate is None:
         return found.by_rate(study.highest_rates(terms.tolerance)), None
@@ -269,7 +269,7 @@ def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
 
 
 def _check_measured(variants: Sequence[Variant]) -> None:
-    """Raise UserError for a GPU without kernel tables if none are given, because machines are bought based on the
+    """Raise UserError for a GPU without kernel tables, unless tables are given, because hardware is bought based on the
     answer."""
     names = [v.settings.get("gpu") for v in variants if v.settings.get("kernel_tables") is None]
     measured = [name for name in gpu_names() if Gpu.load(name).tables is not None]

@@ -1,4 +1,4 @@
-"""Rows of a capacity document, and its answer in one sentence."""
+"""Rows of a capacity document, and the answer in one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUEUE = "a queue that keeps growing"
 
 
 class Answer:
-    """Findings of a study, deployment by deployment."""
+    """Findings of a study, one deployment at a time."""
 
     def __init__(self, study: Study, goals: Sequence[Goal]) -> None:
         self._study, self._goals = study, goals
@@ -59,7 +59,7 @@ class Answer:
         return _marked(rows)
 
     def by_price(self, rate: float, fewest: Mapping[str, int | None]) -> list[dict[str, Any]]:
-        """Return a row for each deployment with the fewest replicas that carry a rate."""
+        """Return a row for each deployment with the smallest number of replicas that carries a rate."""
         rows = []
         for v in self._study.variants:
             replicas = fewest[v.label]
@@ -91,7 +91,7 @@ class Answer:
         return row
 
     def _best(self, label: str) -> dict[str, Any]:
-        """Return the best share of a deployment that reaches no goal at any load, and the reason it is no better."""
+        """Return the best share of a deployment that misses a goal at every load, and the reason it is no better."""
         tried = {load: judged for (name, load), judged in self._study.judged.items() if name == label}
         if tried:
             best = max(judged.margin for judged in tried.values())
@@ -119,7 +119,7 @@ class Answer:
         }
 
     def _scaled(self, label: str, load: float) -> dict[str, Any]:
-        """Return the cost of a deployment whose replicas come and go, or an empty dict for any other."""
+        """Return the cost of a deployment whose number of replicas varies, or an empty dict for any other."""
         if label not in self._study.scaled:
             return {}
         return cost_of(self._study.outcomes[label, load])
@@ -153,7 +153,8 @@ class Answer:
 
 
 def _short(share: float, window: Window | None) -> dict[str, Any]:
-    """Return the share that falls short: that of the worst window if it is lower than the overall share."""
+    """Return the share that falls short: the share in the worst window, if lower than the overall one, else the
+    overall share."""
     binds = window is not None and window.share < share
     return {"best_attainment": window.share if binds and window else share,
             "window": window._asdict() if binds and window else None}  # fmt: skip
@@ -225,8 +226,8 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
 
 
 def never_text(row: Mapping[str, Any]) -> str:
-    """Return the best share of a deployment that reaches no goal, the load from which it reaches that share, and the
-    reason."""
+    """Return the best share of a deployment that misses a goal at every load, the lowest load with that share, and the
+    reason that it is no better."""
     share, load = f"{100 * row['best_attainment']:.4g} % at best", row["best_at"]
     if load is not None and row["by"] == "replicas":
         share += f", with {load:g} or more replicas"

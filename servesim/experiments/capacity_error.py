@@ -1,10 +1,11 @@
-"""Error of the model in a capacity question, from repeated searches with all times of the servers stretched.
+"""Error of the model in a capacity question, from additional searches with all server times stretched.
 
-The ends of an interval come from two more searches that start where the first one ended. Each simulates an equivalent
-of a stretched server (servesim.run.stretched: another rate, shorter limits and windows). Two deployments are compared
-by the spread of their ratio: does the cheapest stay the cheapest if it is slower by that much?
+The ends of an interval come from two more searches that start where the first one ended. Each simulates the equivalent
+of a stretched server (servesim.run.stretched: a different rate, and limits and windows scaled accordingly). Two
+deployments are compared using the spread of their ratio: does the cheapest stay the cheapest if it is slower by that
+much?
 
-The error is propagated, not validated. It is computed only for the cheapest few deployments, since no other would be
+The error is propagated, not validated. It is computed only for the few cheapest deployments, since no others would be
 chosen.
 """
 
@@ -31,38 +32,37 @@ from servesim.run.scenario import Scenario
 from servesim.run.stretched import SAYS, Stretch, ratio_spread, stretches
 
 SOUGHT = 3
-"""Number of deployments, cheapest first, for which an interval is searched."""
+"""Number of deployments, cheapest first, for which an interval is determined."""
 TOLERANCE = 0.1
-"""Ratio at which bisection of an end stops: ends have at most two digits."""
+"""Ratio at which bisection of an interval's end stops. Ends are given with at most two digits."""
 ROUNDS = 5
-"""Maximum number of loads tried for one end."""
+"""Maximum number of loads tried per end of an interval."""
 STEP = 1.25
-"""Factor of the first step from the answer. Each next factor is the square of the one before."""
+"""Factor of the first step away from the answer. Each later factor is the square of the one before."""
 NEAR = 2.0
-"""Ratio to the answer within which rates that were already tried count for an end."""
+"""Ratio to the answer within which results of rates that were already tried are reused for an end."""
 MORE = 2
-"""Multiple of the guess up to which numbers of replicas are tried. If the largest is too few, all are probably too
-few."""
+"""Multiple of the guess up to which replica counts are tried. If that many are too few, more probably are as well."""
 Row = Mapping[str, Any]
 
 
 @dataclass
 class End:
-    """Search for one deployment with stretched times."""
+    """Search with stretched times for one deployment and one end of its interval."""
 
     variant: Variant
     stretch: Stretch
     fast: bool
     """Whether this is the end with shorter times."""
     rate: float | None
-    """Requests/s for which replicas are searched, or None if the rate is searched."""
+    """Requests/s for which replicas are searched, or None if the search is for the rate."""
     search: RateSearch | NearSearch
     hopeless: bool = False
-    """Whether even requests served alone are too slow."""
+    """Whether even requests served alone miss a goal."""
     tried: int = 0
 
     def next(self) -> float | None:
-        """Return the load to try."""
+        """Return the next load to try, or None if done."""
         return self.search.next() if self.tried < ROUNDS and not self.hopeless else None
 
     def settings(self, load: float) -> Settings:
@@ -78,15 +78,15 @@ class End:
             self.search.tell(load, carried)
 
     def found(self) -> float | None:
-        """Return the fewest replicas, or the rate at the outer end of the bracket that is left, or None if not
-        found."""
+        """Return the smallest number of replicas, or the rate at the outer end of the remaining bracket. Return None if
+        not found."""
         if isinstance(self.search, NearSearch):
             return self.search.fewest
         rate = (self.search.high if self.fast else self.search.low) / self.stretch.times
         return rate if 0 < rate < math.inf else None
 
     def price_times(self, row: Row) -> float | None:
-        """Return the price as a multiple of its row's price, or None if not found."""
+        """Return the price as a multiple of the row's price, or None if it was not found."""
         load = self.found()
         if load is None:
             return None
@@ -106,7 +106,7 @@ class CapacityError:
         """Number of requested runs, including those that already existed."""
 
     def add(self) -> dict[str, Any]:
-        """Give each row its `model_error`. Return the part of the document on whether decisions hold."""
+        """Set `model_error` in each row. Return the part of the document on whether decisions hold."""
         ends: dict[str, list[End]] = {}
         for i, row in enumerate(self._rows):
             both = self._stretches(row) if i < SOUGHT else f"not computed: {SOUGHT} deployments are cheaper"
@@ -143,15 +143,15 @@ class CapacityError:
         return End(variant, stretch, fast, None, self._begun(variant, stretch, row["rate"]), hopeless)
 
     def _near(self, replicas: int, times: float) -> NearSearch:
-        """Return a search around `replicas`, the fewest at the simulated times: with longer times, at least as many are
-        needed, and with shorter times, as many suffice."""
+        """Return a search around `replicas`, the smallest number that suffices at the simulated times. With longer
+        times, at least as many are needed; with shorter times, that many suffice."""
         guess = math.ceil(replicas * times)
         if times > 1:
             return NearSearch(max(replicas, guess - 1), min(self._most, MORE * guess), too_few=replicas - 1)
         return NearSearch(guess, replicas, fewest=replicas)
 
     def _begun(self, variant: Variant, stretch: Stretch, rate: float) -> RateSearch:
-        """Return a search that already includes the results of existing runs."""
+        """Return a search that starts with the results of existing runs."""
         search = RateSearch(TOLERANCE, rate, STEP)
         tried = [load for label, load in self._study.judged if label == variant.label]
         known = sorted(load for load in tried if rate / NEAR <= load <= rate * NEAR)
@@ -176,7 +176,7 @@ class CapacityError:
         return [replace(g, limits=stretch.limits(g.limits), classes=stretch.classes(g.classes)) for g in goals]
 
     def _run(self, ends: Sequence[End]) -> None:
-        """Search all ends, round by round."""
+        """Run the searches for all ends, round by round."""
         key = "replicas" if self._by_price else "rate"
         while asked := [(end, load) for end in ends if (load := end.next()) is not None]:
             wanted = [
@@ -196,12 +196,12 @@ class CapacityError:
         return {"low": few, "high": many}
 
     def _spread(self, one: Row, other: Row) -> Spread | str:
-        """Return the spread of the ratio of two rows' mean E2E, or the reason none is known."""
+        """Return the spread of the ratio of two rows' mean E2E, or the reason it is not known."""
         return ratio_spread(self._fitted, self._sides[one["label"]], self._sides[other["label"]], "e2e")
 
     def _slower(self, row: Row) -> tuple[Spread | str, End | None]:
-        """Return the spread of the pair of the cheapest row and another, or the reason none is known. Also return the
-        search for the cheapest with its times longer by that spread."""
+        """Return the spread of the pair of the cheapest row and another one, or the reason it is not known. Also return
+        a search for the cheapest row with times longer by that spread."""
         what, says = self._spread(self._rows[0], row), self._rows[0]["model_error"]["says"]
         if isinstance(what, str):
             return what, None
@@ -210,7 +210,7 @@ class CapacityError:
         return what, self._end(self._rows[0], Stretch.even(what.factor), False)
 
     def _decision(self, row: Row, what: Spread | str, end: End | None) -> dict[str, Any]:
-        """Return whether the cheapest row stays cheaper than another if the cheapest is slower by the spread of the
+        """Return whether the cheapest row stays cheaper than another one even if it is slower by the spread of the
         pair: `holds` (null if not known), and an explanation."""
         best = self._rows[0]
         told = {"cheapest": best["label"], "against": row["label"], "holds": None, "factor": None}
@@ -230,8 +230,8 @@ class CapacityError:
 
     def price_ratios(self, pairs: Sequence[tuple[Row, Row]]) -> list[dict[str, Any]]:
         """Return the error of the ratio of the first row's price to the second's, for each pair of rows that carry a
-        load. `low` and `high` are the ratios if the first is faster or slower by the spread of the pair, null if not
-        known or not found. `says` gives the basis."""
+        load. `low` and `high` are the ratios if the first is faster or slower by the spread of the pair (null if not
+        known or not found). `says` gives the basis."""
         asked: list[tuple[Spread | str, list[End]]] = []
         for one, other in pairs:
             new = [self._stretches(row) for row in (one, other) if row["label"] not in self._sides]
@@ -257,7 +257,7 @@ def price_of_row(row: Row) -> float:
 
 
 def rank(row: Row) -> tuple[float, float]:
-    """Return the sort key of a row: the price, and among equals the share of good requests."""
+    """Return the sort key of a row: the price and, among rows with the same price, the share of good requests."""
     return price_of_row(row), -float(row["attainment"])
 
 
@@ -282,7 +282,7 @@ def rate_bars(row: Row) -> str:
 
 
 def error_sentences(document: Mapping[str, Any]) -> list[str]:
-    """Return notes on the model's error: the meaning of the brackets, whether decisions hold, and rows without
+    """Return notes on the model's error: what the brackets mean, whether decisions hold, and which rows have no
     intervals."""
     error = document.get("model_error")
     if error is None:

@@ -1,8 +1,8 @@
-"""Deployments with autoscaled replicas in a capacity question: the quantity searched, and their cost.
+"""Deployments with autoscaled replicas in a capacity question: the quantity searched for, and the cost.
 
-A fixed deployment is paid for all the time, but an autoscaler's replicas only while they are up. Their price is
-therefore a result of the runs. Its interval is a t interval, over seeds or over windows of a recorded trace, around the
-overall price.
+A fixed deployment costs money all the time, but an autoscaler's replicas only while they are up. Their price is
+therefore a result of the runs. Its interval is a t interval over seeds, or over windows of a recorded trace, centered
+on the overall price.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def scaled_labels(variants: Sequence[Variant]) -> frozenset[str]:
 
 
 def check_scalers(variants: Sequence[Variant]) -> None:
-    """Raise UserError if an autoscaler sets the maximum number of replicas, which is what the search determines."""
+    """Raise UserError if an autoscaler's maximum number of replicas is given, because the search determines it."""
     for v in variants:
         if v.settings.get("scaler") is not None and "max" in policy_settings(v.settings["scaler"]):
             raise UserError(
@@ -46,7 +46,7 @@ def check_scalers(variants: Sequence[Variant]) -> None:
 
 def at_load(settings: Mapping[str, Any], key: str, load: float) -> Settings:
     """Return the settings of a load, which is a rate or a number of replicas. With an autoscaler, that number is both
-    the maximum and the initial number."""
+    the maximum and the initial number of replicas."""
     scaler = settings.get("scaler")
     if key != "replicas" or scaler is None:
         return {key: load}
@@ -75,8 +75,8 @@ def hour_text(row: Mapping[str, Any]) -> str:
 
 
 def against_fixed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each deployment with an autoscaler, on its savings or misses relative to the cheapest fixed
-    deployment. Return an empty list if there is no such pair."""
+    """Return a sentence for each deployment with an autoscaler, on what it saves or misses relative to the cheapest
+    fixed deployment. Return an empty list if there is no fixed or no autoscaled one."""
     costs = [row for row in rows if row["verdict"] == "carries" and row["usd_per_hour_low"] is None]
     scaled = [row for row in rows if row["usd_per_hour_low"] is not None]
     if not costs:

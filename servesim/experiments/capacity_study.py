@@ -27,10 +27,10 @@ from servesim.workload.trace import Trace
 
 REPORTED = (*PARETO, "ttft_p99", "tpot_p99", "usd_per_million_output_tokens", "slo_attainment")
 ENDS = 4
-"""Factor by which the ends of an interval are searched more coarsely than the rate itself."""
+"""Factor by which the bisection of an interval's ends is coarser than that of the rate itself."""
 IDLE_HALF = 0.5
-"""Share of time that GPUs compute below which load is no longer the reason that requests wait. If doubling the replicas
-then changes nothing, adding more changes nothing either."""
+"""Fraction of time that GPUs compute, below which load is no longer the reason that requests wait. If doubling the
+replicas then changes nothing, adding more will not either."""
 
 Load = tuple[str, float]
 """Label of a deployment, and its rate or its number of replicas."""
@@ -51,16 +51,16 @@ class Study:
         self.outcomes: dict[Load, list[Outcome]] = {}
         self.judged: dict[Load, Judged] = {}
         self.idle: dict[str, Outcome] = {}
-        """Results of serving every request alone, by label."""
+        """Results of serving every request alone, by deployment label."""
         self._alone_runs: dict[str, list[tuple[Alone, Run]]] = {}
         self.errors: dict[str, str] = {}
         self._searches: dict[str, RateSearch | ReplicaSearch] = {}
         self.scaled = scaled_labels(variants)
-        """Labels of deployments whose replicas come and go."""
+        """Labels of deployments with an autoscaler."""
 
     def highest_rates(self, tolerance: float) -> dict[str, tuple[RateSearch, RateSearch, RateSearch]]:
-        """Run three searches per deployment: one for the rate at which its margin over the goals is 0, and two for the
-        ends of its interval. Deployments whose idle server misses a goal have no searches."""
+        """Run three searches per deployment: one for the rate at which the margin over the goals is 0, and two for the
+        ends of the rate's interval. Deployments that miss a goal even on an idle server have no searches."""
         start = self._repeats.mean_rate or START
         open_ones = self._open_after_idle()
         found = {v.label: (RateSearch(tolerance, start), RateSearch(ENDS * tolerance, start),
@@ -82,8 +82,8 @@ class Study:
                         search.tell(rate, margin >= 0)
 
     def fewest_replicas(self, max_replicas: int) -> dict[str, int | None]:
-        """Run one search per deployment for the fewest replicas. The result is None for one that never carries the
-        rate."""
+        """Run one search per deployment for the smallest sufficient number of replicas. The result is None for a
+        deployment that never carries the rate."""
         open_ones = self._open_after_idle()
         searches = {v.label: ReplicaSearch(max_replicas) for v in open_ones}
         self._searches = {**searches}
@@ -101,8 +101,8 @@ class Study:
                         searches[v.label].give_up()
 
     def _in_vain(self, label: str, n: int) -> bool:
-        """Return whether the last doubling left every share unchanged while servers were idle most of the time, or the
-        replicas belong to an autoscaler."""
+        """Return whether further doubling is futile: the last one improved no share, and servers were idle most of the
+        time or the replicas belong to an autoscaler."""
         if n % 2 or (label, n // 2) not in self.judged or self.judged[label, n].carried:
             return False
         before, after = self.judged[label, n // 2], self.judged[label, n]
@@ -116,7 +116,7 @@ class Study:
         may still reach their goals."""
         asked = self._alone()
         shares: dict[str, list[tuple[float, ...]]] = {}
-        while asked:  # a second time if the sample is not conclusive
+        while asked:  # a second time if the first, partial set is inconclusive
             settings = [
                 alone.settings(self._repeats.settings(v.settings, j), self._runner.objects) for v, j, alone in asked
             ]
@@ -155,16 +155,16 @@ class Study:
         return found
 
     def _idle(self, v: Variant, run: Run, trace: Trace) -> tuple[float, ...]:
-        """Measure requests served alone. Return for each goal the share that no load exceeds, overall or in the worst
-        window."""
+        """Measure requests served alone. Return, for each goal, the share that cannot be exceeded at any load, overall
+        or in the worst window."""
         outcome = self.measuring.alone(run, trace.arrival_ns, v.settings.get("rate") is not None)
         if v.label not in self.idle or min(outcome.shares) < min(self.idle[v.label].shares):
             self.idle[v.label] = outcome
         return _least(outcome)
 
     def may_reach(self, v: Variant, goals: Sequence[Goal]) -> bool:
-        """Return whether requests served alone reach goals other than the question's, or True if that is not known. If
-        they do not reach them, no load does."""
+        """Return whether requests served alone reach `goals`, which differ from the question's, or True if that is not
+        known. If they do not, the goals are not reached at any load."""
         measuring = replace(self.measuring, goals=list(goals))
         shares = []
         for alone, raw in self._alone_runs.get(v.label, ()):
@@ -179,7 +179,7 @@ class Study:
         return len(self._repeats) if self._repeats.kind == "seeds" else 1
 
     def _load(self, key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
-        """Compute and judge deployments at a load. Failures are recorded."""
+        """Run and judge deployments, each at a load. Record failures."""
         asked = [(v, load, j) for v, load in wanted for j in range(self._runs)]
         cells = [
             self._runner.cell({**self._repeats.settings(v.settings, j), **at_load(v.settings, key, load)})
@@ -205,7 +205,7 @@ class Study:
 
     def further(self, asked: Sequence[tuple[Variant, Settings, str]]) -> list[list[Run] | None]:
         """Run deployments with other settings, described by the third item. Return the runs of all replicates, or None
-        if one failed. These runs are not among the points."""
+        if any failed. These runs are not added to the points."""
         own = range(self._runs)
         cells = [[self._runner.cell({**self._repeats.settings(v.settings, j), **s}) for j in own] for v, s, _ in asked]
         names = [f"{v.label or 'the deployment'}, {words}" for v, _, words in asked for _ in own]
@@ -251,6 +251,6 @@ class Study:
 
 
 def _least(outcome: Outcome) -> tuple[float, ...]:
-    """Return the smaller share for each goal: overall or in the worst window."""
+    """Return, for each goal, the lower of the share overall and that in the worst window."""
     windows = zip(outcome.shares, outcome.worst or [None] * len(outcome.shares), strict=True)
     return tuple(min(share, w.share) if w else share for share, w in windows)

@@ -1,9 +1,9 @@
-"""A/B comparisons: policies on one workload, paired replicate by replicate, with intervals and verdicts.
+"""A/B comparisons of policies on one workload, paired replicate by replicate, with intervals and verdicts.
 
 Written under `out`:
 
     comparison.json      the document below
-    comparison.parquet   tidy: variant, replicate, metric, value (null: nothing to measure); one row each
+    comparison.parquet   tidy, one row per value: variant, replicate, metric, value (null: nothing to measure)
     cells/<address>/     one result directory per run, as `servesim run --out` writes it
 
 comparison.json, keys sorted, NaN and infinity as null:
@@ -18,9 +18,9 @@ comparison.json, keys sorted, NaN and infinity as null:
     metrics       [{name, unit, better: "lower" | "higher", scale: "ratio" | "difference", latency}]
     variants      [{label, axes, oracle, asynchronous: steps are planned while the one before runs,
                   max_num_batched_tokens: per step, or null, usd_per_hour: of all its GPUs that are up, open_loop:
-                  arrivals come at an independent rate, unstable: unstable runs, error: null or text, cells: [address
-                  or null by replicate]}], the baseline first
-    equal         [{labels, why: null or text}] of variants that served every request at the same times
+                  arrivals come at an independent rate, unstable: number of unstable runs, error: null or text,
+                  cells: [address or null by replicate]}], the baseline first
+    equal         [{labels, why: null or text}], groups of variants that served every request at the same times
     warnings      [sentences]: differences other than the policies
     rows          [{variant, metric, unit, better, scale, value, baseline_value, change, change_low, change_high, p,
                   p_holm, verdict, replicates, more_replicates, gap_to_oracle; and if replicates are windows,
@@ -30,8 +30,8 @@ comparison.json, keys sorted, NaN and infinity as null:
     model_error   [{variant, metric, change, low, high, level, says, differ_in}]: the part of the change that may be the
                   model's error (servesim.experiments.compare_error), from measured pairs for mean latencies, propagated
                   for percentiles, goodput, throughput and price, which also have scale; low and high null: not known,
-                  `says` gives the reason; one of them null: at that end a queue grows without end
-    baseline_bars range in which eight of ten measured servers would have the means of the baseline's first run, as
+                  `says` gives the reason; one of them null: at that end a queue grows without bound
+    baseline_bars range that would contain eight of ten measured servers' means for the baseline's first run, as
                   `intervals` of summary.json; null: error bars were left out
     error_runs    number of extra runs for that; null: error bars were left out
     drill_down    [{variant, baseline, replicate, compared, worse, better, not_completed, causes: {cause: requests},
@@ -43,12 +43,12 @@ comparison.json, keys sorted, NaN and infinity as null:
 for a ratio, else value - baseline_value. If replicates are windows of a recorded trace, `value` is computed over the
 whole trace, as by `servesim run`, and changes are computed from the means over the windows.
 
-verdict: better, worse, equivalent (the interval lies within the margin), undecided, identical; set by the rate (a price
-per token that is determined by arrivals); too fast, too slow (a simulated server against a measured one); baseline;
-unstable (in at least half of the runs of one of the two, a queue grows without end: its latencies depend on the trace's
-length); failed. `more_replicates` is the number of additional replicates that would probably settle the comparison, or
-null if the verdict is not undecided or no reasonable number exists. `gap_to_oracle` is the change from the best oracle
-to this variant, or null without an oracle.
+verdict: better, worse, equivalent (the interval lies within the margin), undecided, identical; set by the rate (the
+price per token is determined by arrivals); too fast, too slow (a simulated server against a measured one); baseline;
+unstable (in at least half of the runs of one of the two, a queue grows without bound, so its latencies depend on the
+trace's length); failed. `more_replicates` is the number of additional replicates that would probably settle the
+comparison, or null if the verdict is not undecided or no reasonable number exists. `gap_to_oracle` is the change from
+the best oracle to this variant, or null without an oracle.
 """
 
 from __future__ import annotations
@@ -120,15 +120,16 @@ def compare(
 
     Pass either one scenario (or none) and `axes`, which are settings by keyword, some with several values (a list or a
     comma-separated list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The baseline
-    is the first variant that runs and is stable, unless one is named. `replicates` (10) are seeds of a synthetic
-    workload or preset, or windows of the one run of a recorded trace; 1 means a moving-block bootstrap within one run.
-    `window` is the number of requests per window (the trace divided by the replicates). `warmup` and `cooldown` are the
-    shares of the arrivals left out at the ends (0.1, or 0 for a recorded trace). Changes within `margin` (2 %, or 2
-    percentage points for shares) do not matter. A scenario may be a measured run (JSON of `vllm bench serve
-    --save-detailed`): its requests are then replayed, and it is the baseline. `overwrite` lets `out` replace another
-    experiment's document. `intervals` adds the model's error; for p99, goodput and price this takes two more runs of
-    each variant that is like a measured pair. `trust` lets code run that only scenario files name. The whole document
-    is in `.attrs["document"]`. Raises UserError if the question is invalid.
+    is the first variant that runs and is stable, unless one is named. `replicates` (default 10) is the number of seeds
+    of a synthetic workload or preset, or of windows of the single run of a recorded trace; 1 means a moving-block
+    bootstrap within one run. `window` is the number of requests per window (by default, the trace divided by the
+    replicates). `warmup` and `cooldown` are the shares of the arrivals left out at the start and the end (by default
+    0.1, or 0 for a recorded trace). Changes within `margin` (by default 2 %, or 2 percentage points for shares) do not
+    matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`): its requests are then
+    replayed, and it is the baseline. `overwrite` lets `out` replace another experiment's document. `intervals` adds the
+    model's error; for p99, goodput and price, this takes two more runs of each variant that resembles a measured pair.
+    `trust` allows code that is named only in scenario files to run. The whole document is in `.attrs["document"]`.
+    Raises UserError if the question is invalid.
     """
     import pandas as pd
 
@@ -202,7 +203,7 @@ def _simulated(
 
 
 def _ends(warmup: float | None, cooldown: float | None) -> tuple[float, float]:
-    """Return the shares left out at the ends, for synthetic workloads and for a measured run."""
+    """Return the shares of arrivals left out at both ends, for synthetic workloads and for a measured run."""
     return MARGIN if warmup is None else warmup, MARGIN if cooldown is None else cooldown
 
 

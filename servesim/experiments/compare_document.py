@@ -32,7 +32,7 @@ SCHEMA = "servesim.comparison/1"
 
 
 class Values(NamedTuple):
-    """Values from the runs of a variant."""
+    """Values obtained from the runs of a variant."""
 
     values: NDArray[np.float64]
     """Values of shape (replicates, metrics), NaN if there is nothing to measure."""
@@ -43,9 +43,9 @@ class Values(NamedTuple):
     usd_per_hour: float | None
     """Hourly price of the GPUs that were up, averaged over the runs, or None if one failed."""
     busy: list[str]
-    """Notes on busy times that the figures of the whole trace hide."""
+    """Notes on busy periods that the figures of the whole trace hide."""
     miss: Miss | None
-    """Goal of the SLO that is missed by most."""
+    """SLO goal that is missed by most."""
 
     @classmethod
     def of(
@@ -57,7 +57,7 @@ class Values(NamedTuple):
         metrics: Sequence[Metric],
         settings: Settings,
     ) -> Values:
-        """Return the values of a variant from its runs. Failed runs are those in `runner.errors`."""
+        """Return the values of a variant, computed from its runs. Failed runs are those in `runner.errors`."""
         busy: list[str] = []
         values = np.full((len(cells), len(metrics)), np.nan)
         unstable, whole, ends = 0, {}, (settings.warmup, settings.cooldown)
@@ -136,7 +136,7 @@ def judged_document(
         for row in rows:
             row |= {"window_mean": row["value"], "value": _finite(whole[row["variant"]].get(row["metric"]))}
             row["baseline_value"] = _finite(whole[variants[0].label].get(row["metric"]))
-            row["more_replicates"] = None  # a recorded trace cannot give more
+            row["more_replicates"] = None  # a recorded trace cannot provide more
     errors_by_model = _errors(runner, variants, firsts, rows, settings, intervals)
     return {
         "workload": shared_settings([v.settings for v in variants]),
@@ -166,7 +166,7 @@ def _errors(
     settings: Settings,
     intervals: bool,
 ) -> dict[str, Any]:
-    """Return the part of each change that may be the model's error, and the number of extra runs it took."""
+    """Return the part of each change that may be the model's error, and the number of extra runs this took."""
     if not intervals:
         return {"model_error": [], "error_runs": None, "baseline_bars": None}
     summaries = [None if cell is None else runner.load(cell).summary for cell in firsts]

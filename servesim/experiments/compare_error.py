@@ -1,11 +1,11 @@
-"""Error of the model in a compared change, from the spread of ratios of measured pairs.
+"""Error of the model in a change between variants, from the spread of the ratios of measured pairs.
 
 It is reported next to the interval over workloads (replicates), never within it: more replicates narrow that interval
 but not this error. For mean latencies, the ratios come from measured pairs of servers. For a p99, goodput or price, the
-variant is run again with its times stretched (servesim.run.stretched). Two more runs of each variant give both ends,
-for the first seed (or the whole recorded trace) with its arrivals; the resulting difference is applied to the change
-over all replicates. The baseline stays as simulated, since the pairs give errors of ratios. The error is propagated,
-not validated.
+variant is run again with its times stretched (servesim.run.stretched). Two more runs of each variant give the two ends,
+for the first seed's arrivals (or the whole recorded trace); the resulting difference is applied to the change over all
+replicates. The baseline stays as simulated, since the pairs give the errors of ratios. The error is propagated, not
+validated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEANS = tuple(f"{key}_mean" for key in PAIRED)
 
 
 def scaled(metric: str) -> bool:
-    """Return whether a metric can be derived by stretching and has no error bars of another kind."""
+    """Return whether a metric's error can be derived by stretching and no other kind of error bars exists for it."""
     return metric not in MEANS and METRICS[metric].becomes != ""
 
 
@@ -46,20 +46,21 @@ class First(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Variant, and the runs simulated in its place at both ends."""
+    """Variant, and the runs simulated in its place for both ends of the error interval."""
 
     first: Cell
     differ_in: str
-    """Difference from the baseline, in words."""
+    """What differs from the baseline, in words."""
     runs: Sequence[tuple[Stretch, Cell]]
-    """Runs with times as short, and as long, as those of one in ten measured pairs."""
+    """Runs whose times are as short, and as long, as those of one in ten measured pairs."""
 
 
 def model_errors(
     runner: Runner, firsts: Sequence[First], rows: Sequence[Row], steady: tuple[float, float]
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the possible model error of each change (`model_error` of servesim.experiments.compare), and the number of
-    extra runs it took. `firsts` begins with the baseline's. `steady` holds the shares of arrivals left out."""
+    extra runs this took. `firsts` begins with the baseline's first run. `steady` holds the shares of arrivals left out
+    at both ends."""
     base, *others = firsts
     spreads = {one.label: spreads_of(one.side, base.side) for one in others}
     asked = {one.label: _ends(runner, one.cell, spreads[one.label]) for one in others}
@@ -78,7 +79,7 @@ def model_errors(
 
 
 def spreads_of(side: Case | str, base: Case | str) -> dict[str, Spread] | str:
-    """Return the spread of each latency's ratio to the baseline's, or the reason none is known."""
+    """Return the spread of each latency's ratio to the baseline's, or the reason it is not known."""
     found = {}
     for key, metric in PAIRED.items():
         what = ratio_spread(shipped(), side, base, metric)
@@ -123,7 +124,7 @@ def _changes(runner: Runner, ends: Ends, rows: Sequence[Row], steady: tuple[floa
         fast, slow = (_change(row, own[name], None if one is None else one[name]) for one in drawn)
         if fast is not None and slow is not None:
             low, high = min(fast, slow, row["change"]), max(fast, slow, row["change"])
-        else:  # one end is open: the better of the two has the shorter times
+        else:  # open-ended: the better of the two has the shorter times
             low, high = (fast, None) if row["better"] == "lower" else (None, fast)
         says = "none: the queue grows without bound" if fast is None else SAYS
         yield _entry(row, low, high, says, ends.differ_in)
@@ -132,7 +133,7 @@ def _changes(runner: Runner, ends: Ends, rows: Sequence[Row], steady: tuple[floa
 def _measured(
     runner: Runner, by: Stretch, cell: Cell, metrics: Sequence[Metric], steady: tuple[float, float]
 ) -> dict[str, float] | None:
-    """Return the figures of a stretched server, or None if its queue grows without end or it failed."""
+    """Return the figures of a stretched server, or None if its run failed or its queue grows without bound."""
     if cell.address in runner.errors:
         return None
     run = runner.load(cell)
@@ -143,7 +144,7 @@ def _measured(
 
 
 def _change(row: Row, own: float, stretched: float | None) -> float | None:
-    """Apply the effect of stretching to a row's change. Return None if there is none."""
+    """Return a row's change with the effect of stretching applied, or None if there is no such effect."""
     if stretched is None or math.isnan(stretched) or math.isnan(own):
         return None
     change: float = row["change"]
@@ -158,8 +159,8 @@ def _entry(row: Row, low: float | None, high: float | None, says: str, differ_in
 
 
 def sentences(found: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
-    """Return a sentence for each change of a mean whose model error is known, and one for each variant on its
-    propagated changes."""
+    """Return a sentence for each change of a mean whose model error is known, and one per variant on changes whose
+    error is propagated."""
     means = [one for one in found if one["metric"] in MEANS and one["low"] is not None]
     said = [
         f"{one['variant']}: {metric_label(one['metric'])} {100 * one['change']:+.1f} % against {baseline}, "
@@ -175,7 +176,7 @@ def sentences(found: Sequence[Mapping[str, Any]], baseline: str) -> list[str]:
 
 
 def _propagated(variant: str, ones: Sequence[Mapping[str, Any]], baseline: str) -> str:
-    """Describe a variant's propagated changes."""
+    """Describe a variant's changes whose error is propagated."""
     parts = [f"{metric_label(one['metric'])} {_span(one)}" for one in ones]
     return (
         f"{variant} against {baseline}, {100 * ones[0]['level']:.0f} % interval from pairs of {ones[0]['differ_in']}, "
@@ -195,8 +196,8 @@ def _span(one: Mapping[str, Any]) -> str:
 
 
 def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
-    """Return the range of the baseline's own means on measured servers, or the reason it is not known. Return an empty
-    string if error bars were left out."""
+    """Return a sentence with the range of the baseline's own means on measured servers, or the reason that it is not
+    known. Return an empty string if error bars were left out."""
     if bars is None:
         return ""
     if bars["kind"] is None:
@@ -206,7 +207,7 @@ def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
 
 
 def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a note for each reason that changes have no error bars, naming the variants."""
+    """Return a note for each reason for missing error bars, naming the variants affected."""
     said: dict[str, list[str]] = {}
     for one in found:
         if one["low"] is None and one["high"] is None:

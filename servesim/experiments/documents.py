@@ -1,5 +1,5 @@
-"""Documents of experiments: JSON and tidy Parquet, written under a temporary name and renamed. The same inputs give the
-same bytes."""
+"""Documents of experiments: JSON and tidy Parquet, written under a temporary name and then renamed. The same inputs
+give the same bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servesim.run.result_files import to_json
 def write_document(
     out: Path, name: str, document: Mapping[str, Any], table_name: str, columns: Mapping[str, list[Any]]
 ) -> None:
-    """Write the table first, then the document, whose presence marks both as complete."""
+    """Write the table first, then the document, whose presence shows that both are complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

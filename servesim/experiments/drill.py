@@ -1,4 +1,4 @@
-"""Comparison of two result directories of one workload, row by row: the first decision that differs, and the requests
+"""Row-by-row comparison of two result directories for one workload: the first decision that differs, and the requests
 that got worse."""
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from servesim.run.result_files import STEPS, reading
 Array = NDArray[np.float64]
 
 WORSE = 0.05
-"""Relative growth of end-to-end latency above which a request counts as worse."""
+"""Relative increase in end-to-end latency above which a request counts as worse."""
 WORST = 10
 DECISION = (
     *("prefill_tokens", "prefill_pieces", "prefill_context", "decode_count"),
     *("decode_context", "padded_tokens", "drafts", "preempted"),
 )
-"""Columns of the step table that describe the computation of a step."""
+"""Columns of the step table that describe what a step computes."""
 
 
 def drill_down(base: Path, other: Path) -> dict[str, Any]:
-    """Return the number of requests that got worse under `other` by cause, the worst of them, and the first decision
-    that differs."""
+    """Return the number of requests that got worse under `other`, by cause, the worst of these requests, and the first
+    decision that differs."""
     a, b = Run.load(base), Run.load(other)
     steps_a, steps_b = _steps(base), _steps(other)
     return {
@@ -46,7 +46,7 @@ def _steps(folder: Path) -> dict[str, NDArray[np.int64]]:
 
 
 def _parts(run: Run) -> dict[str, Array]:
-    """Return the three phases of a request's life in ns, NaN if it did not complete."""
+    """Return the durations in ns of the three phases of each request's life, NaN for requests that did not complete."""
     c = {name: np.where(run.done, run.columns[name], np.nan) for name in run.columns}
     return {
         "queue": c["scheduled_ns"] - c["arrival_ns"],
@@ -56,7 +56,7 @@ def _parts(run: Run) -> dict[str, Array]:
 
 
 def _interference(run: Run, steps: dict[str, NDArray[np.int64]]) -> Array:
-    """Return for each request how many ns of its decoding were spent in steps that also computed prompts."""
+    """Return, for each request, how many ns of its decoding were spent in steps that also computed prompts."""
     terms = run.summary["provenance"]["host_terms"] or {}
     out = float(terms.get("front_out", 0.0))  # clients see tokens this much later
     spent = np.zeros(len(run.done))
@@ -102,7 +102,7 @@ def _worse(a: Run, b: Run, prompts_a: Array, prompts_b: Array) -> dict[str, Any]
 
 
 def _cause(row: int, a: Run, b: Run, delta: dict[str, Array], prompts: Array) -> str:
-    """Return the cause, based on the phase that grew most."""
+    """Return the cause: preemption, or one based on the phase that grew most."""
     if b.columns["num_preemptions"][row] > a.columns["num_preemptions"][row]:
         return "preemption"
     most = max(delta, key=lambda name: float(delta[name][row]))
@@ -146,7 +146,7 @@ def _expanded(steps: dict[str, NDArray[np.int64]], replica: int) -> dict[str, ND
 
 
 def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[str, Any] | None:
-    """Return the computation of step `at` of a policy and the requests it admits, or None if it has no more steps."""
+    """Return what step `at` under a policy computes and which requests it admits, or None if there is no such step."""
     if at >= len(steps["step"]):
         return None
     now = int(steps["planned_ns"][at])
@@ -158,7 +158,7 @@ def _decision(run: Run, steps: dict[str, NDArray[np.int64]], at: int) -> dict[st
 
 
 def divergence_text(found: dict[str, Any] | None, baseline: str, variant: str) -> str:
-    """Describe the first decision that differs in one sentence."""
+    """Describe, in one sentence, the first decision that differs."""
     if found is None:
         return f"{variant} and {baseline} make the same decisions throughout"
     sides = [f"{name} {_does(found[key])}" for name, key in ((baseline, "baseline"), (variant, "variant"))]

@@ -1,8 +1,8 @@
-"""Executors of cells: in this process, in worker processes of this machine, or on a Ray cluster.
+"""Executors of cells: in this process, in worker processes on this machine, or on a Ray cluster.
 
-Every executor takes cells and a store. It calls `on_done(cell, error)` in the caller's thread as each cell ends, with
-None or one line that describes the error. If a worker dies, its cell is tried once more, and fails for good if that
-kills a worker, too.
+Every executor takes cells and a store. As each cell ends, it calls `on_done(cell, error)` in the caller's thread;
+`error` is None or a one-line description. If a worker dies, its cell is retried once and fails for good if that kills a
+worker, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIED = "the worker process died twice computing this cell (out of memory?)"
 
 
 def executor(name: str = "local", jobs: int | None = None) -> Executor:
-    """Return the executor `local` (`jobs` processes, by default one per core) or `ray[:address]`."""
+    """Return the executor named `local` (`jobs` processes, by default one per core) or `ray[:address]`."""
     kind, _, address = name.partition(":")
     if kind == "ray":
         from servesim.experiments.ray_executor import RayExecutor
@@ -42,12 +42,13 @@ def executor(name: str = "local", jobs: int | None = None) -> Executor:
 
 
 class Processes:
-    """Worker processes of this machine, each a `python -m servesim.experiments.worker`. A single job uses none."""
+    """Worker processes on this machine, each a `python -m servesim.experiments.worker`. With a single job, none are
+    used."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self._idle: list[subprocess.Popen[str]] = []
-        """Processes that wait for the next call. They have already set up the shared state of runs."""
+        """Processes waiting for the next call. They have already set up the state shared by runs."""
 
     def close(self) -> None:
         """Stop the processes."""
@@ -79,7 +80,7 @@ class Processes:
 
 
 class _Worker(threading.Thread):
-    """Thread that feeds one worker process at a time and replaces it when it dies."""
+    """Thread that feeds one worker process and replaces it if it dies."""
 
     def __init__(self, todo: Any, done: Any, store: Store, idle: list[subprocess.Popen[str]]) -> None:
         super().__init__(daemon=True)
@@ -90,8 +91,8 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         """Compute cells until none are left."""
-        # A process started here inherits this mask. Only the process that feeds it handles interrupts, from its first
-        # import on.
+        # A worker process inherits this mask, so only the process that feeds it handles interrupts, even during the
+        # worker's imports.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while (cell := self._todo.get()) is not None and not self._stopped:
             try:
@@ -113,7 +114,7 @@ class _Worker(threading.Thread):
             self.join(0.05)
 
     def _ask(self, cell: Cell) -> dict[str, Any] | None:
-        """Send a cell to the process and return its answer, or None if the process died instead."""
+        """Send a cell to the process and return its answer, or None if the process died."""
         if self._stopped:
             return None
         if self._process is None:

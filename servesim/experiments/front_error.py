@@ -1,15 +1,15 @@
-"""Error of the model on a Pareto front: which members are distinguishable from possible rivals, and with what
+"""Error of the model on a Pareto front: which members can be distinguished from possible rivals, and with what
 confidence.
 
-It follows from the spread of ratios of measured pairs (servesim.run.stretched), without further runs. A variant whose
-times are all f times as long as simulated, while the other's are as simulated, has f times its p99 end-to-end latency.
-In a closed loop, the same holds for its price and the inverse of its throughput. In an open loop, these are set by the
-arrival rate, and differences up to the share of time that the last requests take count as none. A variant is as good as
-another in all three up to some f; the confidence in the order is the share of measured pairs whose ratio is off by
-less.
+It follows from the spread of ratios of measured pairs (servesim.run.stretched), without further runs. If all times of a
+variant are f times as long as simulated, while another's are as simulated, the variant's p99 end-to-end latency is
+multiplied by f. In a closed loop, so are its price and the inverse of its throughput. In an open loop, these are set by
+the arrival rate, and differences no larger than the share of time that the last requests take are ignored. A variant is
+as good as another in all three metrics up to some f; the confidence in the order is the share of measured pairs whose
+ratio is off by less than that f.
 
-The error is propagated, not validated: no measured pair has a p99. The queue near a knee amplifies errors beyond f. For
-pairs without comparable measurements, the reason is given instead.
+The error is propagated, not validated, because no measured pair has a p99. The queue near a knee amplifies errors
+beyond f. For pairs without comparable measurements, the reason is given instead.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from servesim.run.sections import rate_words
 from servesim.run.stretched import PAIRED, SAYS, latency_of, ratio_spread
 
 TOLD = (1 + LEVEL) / 2
-"""Confidence from which two variants are distinguished: the interval of their ratio excludes the point at which they
-swap."""
+"""Confidence at or above which two variants are distinguished: the interval of their ratio then excludes the point at
+which their order reverses."""
 SURELY = 0.97
-"""Confidence above which no figure is given, because there are too few pairs for one."""
+"""Confidence above which no figure is given, because there are too few pairs to support one."""
 TOGETHER = 0.5
-"""Share of a run taken by its last requests above which the arrival rate no longer determines the throughput."""
+"""Share of a run taken up by its last requests above which the arrival rate no longer determines the throughput."""
 NAMED = 3
-"""Number of variants named in a sentence; any others are counted."""
+"""Maximum number of variants named in a sentence; others are only counted."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,21 @@ class Candidate:
     side: Case | str
     """Simulated case, or the reason that it is not comparable to any measured pair."""
     tail: float | None
-    """Share of the run's duration that the last requests of an open loop take, or None for a closed loop. Smaller
-    differences in throughput are ignored."""
+    """Share of the run's duration that the last requests of an open loop take, or None for a closed loop. Throughput
+    differences smaller than this are ignored."""
 
 
 def tail_of(summary: Mapping[str, Any], open_loop: bool) -> float | None:
-    """Return the share of an open loop's duration that its last requests take, using the p99 latency. Return None for a
-    closed loop, or if so few requests were sent that all are served together."""
+    """Return the share of an open loop's duration that its last requests take, estimated by the p99 latency. Return
+    None for a closed loop, or if so few requests were sent that all are served together."""
     last = (summary["latency_ms"]["e2el"] or {}).get("p99")
     share = float(last) / 1e3 / float(summary["duration_s"]) if last else 1.0
     return share if open_loop and share < TOGETHER else None
 
 
 def reach(one: Candidate, other: Candidate, metrics: Sequence[str] = PARETO) -> float:
-    """Return the largest factor of the times of `one` at which it is as good as `other` in all metrics, or 0 if there
-    is none."""
+    """Return the largest factor by which the times of `one` can be multiplied while it stays as good as `other` in all
+    metrics, or 0 if there is none."""
     return max(min(_reach(one, other, name) for name in metrics), 0.0)
 
 
@@ -86,9 +86,9 @@ def front_errors(
 ) -> list[dict[str, Any]]:
     """Return an entry for each member of a front, and for each other variant that may belong there or for which this is
     not known. `told` is whether it is distinguished (null if not known). `sure` is the share of measured pairs for
-    which it stays on the front (or off it), `against` the variant it is least sure of. `low` and `high` are its p99
-    end-to-end latency in ms by the ratio to that one; `says` gives the basis. `same` maps labels of variants to the
-    label of an identical variant; they have no entry."""
+    which it stays on the front (or off it) and `against` the variant for which this is least certain. `low` and `high`
+    are its p99 end-to-end latency in ms, based on the ratio to that variant; `says` gives the basis. `same` maps the
+    labels of variants without an entry to the label of an identical variant."""
     fitted = shipped() if fitted is None else fitted
     found = []
     firsts = [one for one in candidates if one.label not in same]
@@ -102,7 +102,7 @@ def front_errors(
 
 
 class Rival(NamedTuple):
-    """Variant that may be as good as another if its times differ from the simulated ones."""
+    """Variant that may be as good as another one if its times differ from the simulated ones."""
 
     share: float
     """Share of measured pairs for which it is as good."""
@@ -117,13 +117,14 @@ def _rivals(
     metrics: Sequence[str] = PARETO,
     pair: str = "e2e",
 ) -> tuple[list[Rival], list[tuple[str, str]]]:
-    """Return the variants that may be as good as `one` in all metrics, and the labels of those for which this is not
-    known, with the reason. `pair` is the latency whose measured ratios give the possible error of the times."""
+    """Return the variants that may be as good as `one` in all metrics, and the labels of variants for which this is not
+    known, each with the reason. `pair` is the latency whose measured ratios determine the possible error of the
+    times."""
     known, unknown = [], []
     for other in others:
         factor = reach(other, one, metrics)
         if factor <= 0:
-            continue  # it costs more or carries less, whatever its times are
+            continue  # costs more or carries less, whatever its times are
         what = ratio_spread(fitted, other.side, one.side, pair)
         if isinstance(what, Spread):
             known.append(Rival(_within(what, factor), other.label, what))
@@ -133,7 +134,7 @@ def _rivals(
 
 
 def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict[str, Any]:
-    """Judge a member by the variants that would beat it if they were faster than simulated."""
+    """Judge a front member by the variants that would beat it if they were faster than simulated."""
     known, unknown = _rivals(fitted, one, others)
     if not known and not unknown:
         return _entry(True, "no other is as good in price and throughput, whatever its latency")
@@ -144,7 +145,7 @@ def _member(fitted: Fitted, one: Candidate, others: Sequence[Candidate]) -> dict
 
 
 def _outside(fitted: Fitted, one: Candidate, members: Sequence[Candidate]) -> dict[str, Any]:
-    """Judge a variant off the front by the members that beat it."""
+    """Judge a variant off the front by the members of the front that beat it."""
     known, unknown = _rivals(fitted, one, [member for member in members if reach(member, one) >= 1])
     if known:
         surest = max(known, key=lambda rival: rival.share)
@@ -171,15 +172,15 @@ def _against(one: Candidate, rival: Rival, sure: float) -> dict[str, Any]:
     ms, factor = one.values["e2el_p99"], rival.spread.factor
     assert ms is not None
     ends = {"low": ms / factor, "high": ms * factor}
-    # Not at TOLD itself, which is the rounded share if a tenth of the pairs lies beyond either end.
+    # Tolerance: TOLD equals the share only up to rounding if a tenth of the pairs lies beyond either end.
     return _entry(sure > TOLD - 1e-9, rival.spread.says) | {"sure": sure, "against": rival.label, **ends}
 
 
 def best_error(
     best: Candidate, others: Sequence[Candidate], metric: str, fitted: Fitted | None = None
 ) -> dict[str, Any]:
-    """Return the confidence that a variant is the best by a metric: `sure`, `against` the one it is least sure of, and
-    `says`. Values are null if not known."""
+    """Return the confidence that a variant is the best by a metric: `sure`, `against` (the variant for which it is
+    least certain) and `says`. Values are null if not known."""
     fitted = shipped() if fitted is None else fitted
     if not _has_ratios(metric):
         return {"sure": None, "against": None, "says": f"none: {metric_label(metric)} has no error bars for ratios"}
@@ -194,7 +195,7 @@ def best_error(
 
 
 def _has_ratios(metric: str) -> bool:
-    """Return whether a metric's ratio between two variants is a ratio of times for which pairs were measured."""
+    """Return whether the ratio of a metric between two variants is a ratio of times for which pairs were measured."""
     what = METRICS[metric]
     if what.latency:
         return latency_of(metric) in PAIRED
@@ -207,7 +208,7 @@ def sure_text(sure: float) -> str:
 
 
 def best_text(entry: Mapping[str, Any]) -> str:
-    """Return the confidence in the best of a sweep as a suffix, or an empty string if error bars were left out."""
+    """Return the confidence in a sweep's best variant as a suffix, or an empty string if error bars were left out."""
     if "sure" not in entry:
         return ""
     if entry["sure"] is None:
@@ -233,7 +234,7 @@ def entries_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def front_sentences(error: Mapping[str, Any] | None) -> list[str]:
-    """Return a sentence on each front of a sweep's document, based on its `model_error`."""
+    """Return a sentence on each Pareto front in a sweep's document, based on its `model_error`."""
     if error is None:
         return []
     found = []

@@ -1,4 +1,4 @@
-"""Goals of a deployment: shares of requests within limits, jointly or for each limit separately."""
+"""Goals of a deployment: shares of requests within limits, with limits applied jointly or separately."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Goal:
-    """Share of the requests that must be within some limits."""
+    """Share of requests that must be within certain limits."""
 
     limits: dict[str, float]
-    """Milliseconds by metric; a request is good if it is within all of them."""
+    """Limits in milliseconds by metric; a request is good if it is within all of them."""
     share: float
     classes: dict[str, dict[str, float]]
-    """Limits of classes that have separate ones."""
+    """Limits of classes that have their own."""
     of: str | None = None
     """Class whose requests count, or None for all requests except those of the classes in `without`."""
     without: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Goal:
         return within(run, self.limits, self.classes)
 
     def counted(self, run: Run, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows, out of the given ones, that count for the share."""
+        """Return those of the given rows that count toward the share."""
         if run.classes is None or (self.of is None and not self.without):
             return rows
         labels = np.array(run.classes)[rows]
@@ -53,9 +53,9 @@ def _limits_text(limits: Mapping[str, float]) -> str:
 
 
 def goals_of(scenario: Scenario, attainment: float) -> list[Goal]:
-    """Return the goals of a scenario's SLO: one for the limits that hold jointly, which a share of `attainment` must
-    meet, and one for each limit that has a percentile, over all requests or those of a class. The general limits do not
-    apply to classes with their own limits."""
+    """Return the goals of a scenario's SLO: one for the limits that apply jointly, which a share `attainment` of the
+    requests must meet, and one for each limit that has a percentile, over all requests or those of one class. The
+    general limits do not apply to classes with their own limits."""
     each, of_class = scenario.slo_percentiles, scenario.slo_class_percentiles
     joint = {name: limit for name, limit in scenario.slo.items() if name not in each}
     own = tuple(scenario.slo_classes)
@@ -73,7 +73,7 @@ def goals_of(scenario: Scenario, attainment: float) -> list[Goal]:
 
 
 def header(goals: list[dict[str, Any]]) -> str:
-    """Return goals in words for a document, including whether they hold jointly or separately."""
+    """Return goals in words for a document, stating whether they apply jointly or separately."""
     texts = [goal["text"] for goal in goals]
     several = len(goals) > 1 or len(goals[0]["limits"]) < 2
     how = "" if len(goals) == 1 and several else " (each by itself)" if several else " (jointly)"

@@ -1,4 +1,4 @@
-"""Which variants of a comparison miss the SLO, said before any of them is called better."""
+"""Variants of a comparison that miss the SLO, reported before any of them is called better."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from servesim.experiments.run_metrics import Run, steady_rows
 
 
 class Miss(NamedTuple):
-    """The goal that a variant misses by most."""
+    """Goal that a variant misses by the widest margin."""
 
     goal: str
-    """The goal in words."""
+    """Goal in words."""
     share: float
     """Share of good requests, averaged over the runs."""
 
 
 def shares_of(run: Run, goals: Sequence[Goal], ends: tuple[float, float]) -> list[float]:
-    """Return the share of good requests by goal, without the requests that arrive in the warmup or the cooldown."""
+    """Return the share of good requests by goal, excluding requests that arrive during warmup or cooldown."""
     rows = steady_rows(run, *ends)
     return [share_of(goal.good(run)[goal.counted(run, rows)]) for goal in goals]
 
 
 def worst_miss(goals: Sequence[Goal], shares: Sequence[Sequence[float]]) -> Miss | None:
-    """Return the goal missed by most, given the shares by run and goal, or None if all goals are met."""
+    """Return the goal missed by the widest margin, given the shares by run and goal, or None if all goals are met."""
     if not goals or not shares:
         return None
     means = np.mean(shares, axis=0)
@@ -37,7 +37,8 @@ def worst_miss(goals: Sequence[Goal], shares: Sequence[Sequence[float]]) -> Miss
 
 
 def missed_text(misses: Mapping[str, Miss | None]) -> list[str]:
-    """Return a sentence on the variants that miss the SLO, by label, or nothing if all meet it."""
+    """Return a list with a sentence on the variants that miss the SLO, or an empty list if all meet it. `misses` is
+    by label."""
     missing = {label: miss for label, miss in misses.items() if miss is not None}
     if not missing:
         return []

@@ -1,4 +1,4 @@
-"""Bound from an idle server: every request served alone is at least as fast as under any load."""
+"""Bound from an idle server: every request served alone is at least as fast as it is under any load."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Ints, Trace
 
 MOST = 400_000
-"""Maximum number of requests sent alone, so that the time of the last one fits in an integer."""
+"""Maximum number of requests served alone, so that the time of the last one fits in an integer."""
 APART_NS = 10**13
-"""Nanoseconds between two requests, so that the first has finished long before the second arrives."""
+"""Nanoseconds between consecutive requests, long enough for each one to finish before the next arrives."""
 LONGEST = 64
-"""Number of requests with the longest contexts that are sent for their time per output token. Alone, a token takes
-longer with more context, so they bound all others."""
+"""Number of requests with the longest contexts that are sent to measure their time per output token. When served alone,
+tokens take longer with more context, so these requests bound all others."""
 
 
 def trace_of(settings: Mapping[str, Any], objects: Mapping[str, Trace]) -> Trace | None:
-    """Return the trace of a scenario if requests served alone give a bound: clients send each at its time, prompts
-    share no content that a busier server might have in its cache, and the scheduler never waits for more requests.
-    Return None if they do not, or if the scenario is invalid."""
+    """Return the trace of a scenario if serving its requests alone gives a bound: each request is sent at a fixed time,
+    prompts share no content that a busier server might have in its cache, and the scheduler never waits for more
+    requests. Return None if it gives no bound or the scenario is invalid."""
     try:
         scenario = Scenario.of(settings)
         name = scenario.scheduler["name"]
@@ -47,24 +47,24 @@ def trace_of(settings: Mapping[str, Any], objects: Mapping[str, Trace]) -> Trace
 
 
 def _apart(prompt_len: Ints, output_len: Ints) -> Trace:
-    """Return a trace with requests of these lengths, each sent to an idle server."""
+    """Return a trace of requests with these lengths, each sent to an idle server."""
     return Trace.from_lengths("alone", np.arange(len(prompt_len)) * APART_NS, prompt_len, output_len)
 
 
 @dataclass(frozen=True)
 class Alone:
-    """Requests to send one after another in place of a trace."""
+    """Requests to send one at a time in place of a trace."""
 
     of: Trace
     trace: Trace
-    """Trace of each prompt length once, with one output token, followed by the longest requests; or of all requests
+    """Trace with each prompt length once, with one output token, followed by the longest requests; or with all requests
     unchanged."""
     row: Ints | None
-    """Row of each request in that trace, or None if the trace has all requests."""
+    """Row in that trace for each request of `of`, or None if the trace has all requests."""
 
     @classmethod
     def reduced(cls, trace: Trace, goals: Sequence[Goal], settings: Mapping[str, Any]) -> Alone:
-        """Return an equivalent set of fewer tokens if limits are only on TTFT and TPOT and there are no drafts, which
+        """Return an equivalent set with fewer tokens if only TTFT and TPOT are limited and there are no drafts, which
         would make the results random. Otherwise return every request."""
         names = {name for goal in goals for limits in (goal.limits, *goal.classes.values()) for name in limits}
         if not names <= {"ttft", "tpot"} or Scenario.of(settings).speculation["name"] != "none":
@@ -81,15 +81,15 @@ class Alone:
         return cls(trace, _apart(trace.prompt_len, trace.output_len), None)
 
     def settings(self, settings: Mapping[str, Any], objects: Objects) -> Settings:
-        """Return the settings of the run that sends them."""
+        """Return the settings of the run that sends the requests."""
         served = {key: value for key, value in settings.items() if key not in WORKLOAD}
         fixed: Settings = {"scaler": None, "start": {}} if settings.get("scaler") is not None else {}
         kept = {"acceptance": settings["acceptance"]} if settings.get("acceptance") is not None else {}
         return {**served, **kept, **fixed, "replicas": 1, "trace": objects.add(self.trace)}
 
     def measured(self, run: Run, goals: Sequence[Goal]) -> Run | None:
-        """Return the run as if it had all requests of the trace. Return None if all requests must be run, because the
-        longest ones exceed a TPOT limit."""
+        """Return the run as if it had all requests of the trace. Return None if the longest requests exceed a TPOT
+        limit, so that all requests must be run."""
         labels = self.of.labels.get("class")
         if self.row is None:
             return Run(run.summary, run.columns, labels)

@@ -1,8 +1,8 @@
-"""Files that a scenario refers to, and their hashes: the inputs of a result besides settings and code.
+"""Files that a scenario refers to, and their hashes. Together with settings and code, they are the inputs of a result.
 
 All places in a scenario that can name a file are covered here: the trace and the files joined to it, the model, the GPU
 data sheet, host terms, kernel tables, the code of policies and features that are not built in, and their parameters. A
-folder stands for all files in it, or for its config.json if it is a model's.
+folder stands for all files in it, or for its config.json if it is a model's folder.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ SHEETS = (".yaml", ".yml")
 DRAWN = ("preset:", "synth:", "object:")
 """Prefixes of traces that are not files."""
 LONGEST = 256
-"""Minimum length of texts that name no file."""
+"""Length in characters from which a text is assumed not to name a file."""
 LARGE = 1 << 20
-"""Minimum size in bytes of files that are hashed only once per modification."""
+"""Minimum size in bytes of files that are not hashed again unless modified."""
 
 
 def input_digests(scenario: Scenario) -> dict[str, str]:
-    """Return the sha256 of each file by its name in the scenario, sorted. Names without a file are left out."""
+    """Return the sha256 of each file by its name in the scenario, sorted. Leave out names for which there is no
+    file."""
     found = {}
     each = dict.fromkeys(named for one in _with_pools(scenario) for named in _named(one))
     for name, path in each:
@@ -44,7 +45,7 @@ def input_digests(scenario: Scenario) -> dict[str, str]:
 
 
 def digests_in(value: Any) -> dict[str, str]:
-    """Return the sha256 of each file that a text in a value names, by that text."""
+    """Return the sha256 of each file that is named by a text in a value, keyed by that text."""
     return {text: digest_of(Path(text)) for text in _texts(value) if len(text) < LONGEST and Path(text).is_file()}
 
 
@@ -69,7 +70,7 @@ def _with_pools(scenario: Scenario) -> list[Scenario]:
 
 
 def _named(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
-    """Yield (name, place) of files and folders, whether or not they exist."""
+    """Yield (name, path) of each file or folder, whether or not it exists."""
     from servesim.traces.shape import parse
 
     if not scenario.trace.startswith(DRAWN):
@@ -119,14 +120,14 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _code(registry: Any, name: str) -> Iterator[tuple[Path, Path]]:
-    """Yield the file of a user's policy, or the package of an installed one."""
+    """Yield the file of a user's policy, or the package of an installed policy."""
     head, py, _ = name.partition(".py:")
     if py:
         yield _same(f"{head}.py")
         return
     try:
         cls, _ = registry.resolve(name)
-    except UserError:  # as above; also for "none"
+    except UserError:  # its cell reports it; also for "none"
         return
     root = cls.__module__.partition(".")[0]
     source = getattr(sys.modules.get(root), "__file__", None)

@@ -1,17 +1,17 @@
-"""Knee of a curve of latency against load."""
+"""Knee of a latency-load curve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 BEND = 0.1
-"""Minimum depth of a knee below the chord, as a share of the curve's rise."""
+"""Minimum depth of a knee below the chord, as a fraction of the curve's rise."""
 
 
 def knee(rates: Sequence[float], values: Sequence[float | None], stable: Sequence[bool]) -> float | None:
     """Return the rate at which a rising curve bends most: the stable point farthest below the chord from the first to
-    the last point (Satopaa et al., Kneedle, 2011). Return None with fewer than three points, or if none lies below the
-    chord by a tenth of the rise."""
+    the last point (Satopaa et al., Kneedle, 2011). Return None if there are fewer than three points, or if none lies
+    below the chord by at least a tenth of the rise."""
     known = [(r, v, ok) for r, v, ok in zip(rates, values, stable, strict=True) if v is not None]
     if len(known) < 3 or known[-1][1] <= known[0][1]:
         return None

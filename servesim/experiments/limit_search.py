@@ -1,4 +1,4 @@
-"""Searches for a limit. Each returns the next value to try and records whether it was carried."""
+"""Searches for a limit. Each one returns the next value to try and records whether that value was carried."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ FARTHEST = 20
 
 
 class RateSearch:
-    """Search for the highest rate that is carried. It doubles or halves the rate until it is bracketed, then bisects in
-    logarithms.
+    """Search for the highest rate that is carried. It doubles or halves the rate until the limit is bracketed, then
+    bisects on a log scale.
 
-    Rates have four digits, so that searches that converge try the same ones. `step` replaces 2 as the first factor if
-    the rate is expected near the start; each next factor is its square, up to 2.
+    Rates have four significant digits, so that searches that converge try the same rates. `step` replaces 2 as the
+    first factor if the limit is expected near the start; each later factor is the square of the one before, up to 2.
     """
 
     def __init__(self, tolerance: float, start: float = START, step: float = 2.0) -> None:
@@ -44,12 +44,12 @@ class RateSearch:
         return None if narrow or not self.low < middle < self.high else middle
 
     def _digits(self, rate: float) -> float:
-        """Return a rate rounded to four digits. Halves and doubles are not rounded."""
+        """Return a rate rounded to four significant digits, or unchanged if rates are doubled and halved."""
         return rate if self._step == 2 else float(f"{rate:.4g}")
 
     @property
     def left(self) -> int:
-        """Number of rates that will probably still be tried: bisections, once the limit is bracketed."""
+        """Number of rates that will probably still be tried: bisection steps, once the limit is bracketed."""
         ratio = self.high / self.low if self.low > 0 and self.high < math.inf else 2.0
         steps = math.ceil(math.log2(max(math.log(ratio) / math.log1p(self._tolerance), 1.0)))
         return 0 if self.next() is None else max(steps, 1)
@@ -65,8 +65,8 @@ class RateSearch:
 
 
 class NearSearch:
-    """Search for the fewest replicas that carry a load, around a guess in steps that double. `too_few` and `fewest` are
-    known in advance: a number that does not carry it and one that does."""
+    """Search for the smallest number of replicas that carries a load, moving away from a guess in steps that double.
+    `too_few` and `fewest`, if known in advance, are a number that does not carry it and one that does."""
 
     def __init__(self, guess: int, most: int, too_few: int = 0, fewest: int | None = None) -> None:
         self._guess, self._most = min(guess, most), most
@@ -74,10 +74,10 @@ class NearSearch:
         self._step = 1
         self._tried = False
         self.fewest = fewest
-        """Fewest replicas known to carry it, or None if not even the maximum does."""
+        """Smallest number of replicas known to carry the load, or None if not even the maximum does."""
 
     def next(self) -> int | None:
-        """Return the number to try, or None if it is found or the maximum is too few."""
+        """Return the number to try, or None if the smallest one is found or the maximum is too small."""
         beyond = self._most + 1 if self.fewest is None else self.fewest
         if beyond - 1 <= self._too_few:
             return None

@@ -1,5 +1,5 @@
-"""Metrics of a run for comparisons, sweeps and `--require`: figures of its summary for which lower or higher is better
-(servesim.contracts.figures), and user-defined metrics.
+"""Metrics of a run for comparisons, sweeps and `--require`: those figures of its summary for which lower or higher is
+better (servesim.contracts.figures), and user-defined metrics.
 
 Metrics have the names of the figures, with a statistic for distributions, such as `ttft_p99`, `tpot_mean` and
 `output_throughput`.
@@ -29,20 +29,20 @@ class Metric:
     name: str
     unit: str
     better: str
-    """Direction in which it improves: lower or higher."""
+    """Direction of improvement: lower or higher."""
     scale: str
-    """Scale of changes: ratio for relative changes; difference for absolute changes of shares and counts, which may be
+    """Scale of changes: ratio for relative changes; difference for absolute changes in shares and counts, which may be
     0."""
     part: Callable[[Slice], float]
-    """Function that returns its value over a part of a run, or NaN if there is none."""
+    """Function that returns the metric's value over a part of a run, or NaN if it has none."""
     whole: Callable[[Summary], float | None]
-    """Function that returns its value from the summary of a run, or None if there is none."""
+    """Function that returns the metric's value from the summary of a run, or None if it has none."""
     label: str = ""
-    """Name in tables and sentences. If empty, `name` with spaces."""
+    """Name in tables and sentences. If empty, `name` with spaces instead of underscores."""
     latency: bool = False
-    """Whether it grows without end in an unstable run."""
+    """Whether the metric grows without bound in an unstable run."""
     becomes: str = ""
-    """Rule for how its value changes when all times are longer (servesim.contracts.figures.Figure)."""
+    """Rule for how the metric's value changes if all times are longer (servesim.contracts.figures.Figure)."""
 
     def document(self) -> dict[str, Any]:
         """Return the metric's entry in an experiment's document."""
@@ -50,7 +50,7 @@ class Metric:
 
 
 def _metrics(groups: Iterable[Group]) -> Iterator[tuple[str, Metric]]:
-    """Yield the figures that are metrics, by name."""
+    """Yield the figures that are metrics, with their metric names."""
     for group in groups:
         for figure in group.figures:
             for name in figure.metrics:
@@ -58,7 +58,7 @@ def _metrics(groups: Iterable[Group]) -> Iterator[tuple[str, Metric]]:
 
 
 def _metric(group: Group, figure: Figure, statistic: str) -> Metric:
-    """Return the metric of a figure. `statistic` applies to a distribution."""
+    """Return the metric of a figure. `statistic` is set if the figure is a distribution."""
 
     def whole(summary: Summary) -> float | None:
         value: Any = (group.within(summary) or {}).get(figure.name)
@@ -117,11 +117,12 @@ DEFAULTS = (
 )
 SLO_DEFAULTS = ("slo_attainment", "request_goodput")
 _OWN: dict[str, Function] = {}
-"""User-defined metrics by name. They are also in METRICS, as are those of the user's features once known."""
+"""User-defined metrics by name. They are also in METRICS, as are those of the user's features once these are known."""
 
 
 def know_features(names: Iterable[str]) -> None:
-    """Add the figures of a user's features to the metrics. Raise UserError if servesim already has one of that name."""
+    """Add the figures of a user's features to the metrics. Raise UserError if a metric of the same name already
+    exists."""
     for feature in of_user(names):
         for name, metric in _metrics(feature.groups()):
             owner = _OF_FEATURES.get(name, "a function" if name in _OWN else "servesim")
@@ -131,7 +132,7 @@ def know_features(names: Iterable[str]) -> None:
 
 
 _OF_FEATURES: dict[str, str] = {}
-"""Features whose figures are metrics, by metric name."""
+"""Features that provide metrics, by metric name."""
 
 
 def metric_label(name: str) -> str:
@@ -140,8 +141,8 @@ def metric_label(name: str) -> str:
 
 
 def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any], features: Sequence[str] = ()) -> list[Metric]:
-    """Return the requested metrics, or by default the usual ones and those of the SLO if there is one. `features` names
-    the user's features, whose figures may be metrics, too."""
+    """Return the requested metrics or, by default, the usual ones plus the SLO metrics if there is an SLO. `features`
+    names the user's features, whose figures may also be metrics."""
     know_features(features)
     if names is None:
         names = (*DEFAULTS, *(SLO_DEFAULTS if slo else ()))
@@ -180,5 +181,5 @@ def _known(metric: Any) -> str:
 
 
 def summary_values(summary: Summary) -> dict[str, float | None]:
-    """Return each metric of a whole run, including the requested user-defined ones."""
+    """Return the value of each metric for a whole run, including the requested user-defined metrics."""
     return {**{name: metric.whole(summary) for name, metric in METRICS.items()}, **summary.get("custom_metrics", {})}

@@ -1,7 +1,7 @@
 """Checks that find unknown names before anything runs.
 
-A value that conflicts with the other settings of its cell fails that cell; one that fits no cell fails the whole
-question.
+A value that conflicts with the other settings of its cell fails only that cell; a value that is wrong in every cell
+fails the whole question.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Check = Callable[[Scenario], Any]
 
 def check_names(variants: Sequence[Variant], objects: Mapping[str, Trace]) -> None:
     """Raise UserError if a setting's value is wrong in every variant that has it: no scenario accepts it, or its name
-    is unknown. `objects` holds traces that are not files, by name."""
+    is unknown. `objects` holds the traces that are not files, by name."""
     scenarios = [Scenario.of(v.settings) for v in variants]
     for key, check in _checks(objects).items():
         known: dict[str, UserError | None] = {}
@@ -44,7 +44,7 @@ def check_names(variants: Sequence[Variant], objects: Mapping[str, Trace]) -> No
 
 
 def _checks(objects: Mapping[str, Trace]) -> dict[str, Check]:
-    """Return the lookup function of each setting's values."""
+    """Return the function that looks up each setting's value, by setting."""
     return {
         "model": lambda s: ModelSpec.load(s.model),
         "gpu": lambda s: Gpu.load(s.gpu),
@@ -70,7 +70,7 @@ def _policy(registry: Any) -> Check:
     kind = registry.kind
 
     def check(scenario: Scenario) -> None:
-        policy = getattr(scenario, kind, None)  # of a feature that is not installed
+        policy = getattr(scenario, kind, None)  # a feature's kind may not be installed
         if policy is None or (kind == "speculation" and policy["name"] == "none"):
             return
         name, values = policy["name"], {key: value for key, value in policy.items() if key != "name"}

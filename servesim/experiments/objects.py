@@ -1,8 +1,9 @@
-"""Traces passed to experiments as Python objects: named by their content and stored next to the runs.
+"""Traces passed to experiments as Python objects. They are named by their content and stored next to the runs.
 
-    DIR/traces/<digest>.parquet
+DIR/traces/<digest>.parquet
 
-In scenarios such a trace is `object:NAME@<digest>`, so the same content has the same address regardless of its origin.
+In scenarios, such a trace is `object:NAME@<digest>`, so the same content has the same address regardless of
+its origin.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ TRACES = "traces"
 
 
 class Objects(dict[str, Trace]):
-    """Traces by their names in scenarios."""
+    """Traces by the names they have in scenarios."""
 
     def named(self, value: Any) -> Any:
-        """Return settings or axes with every trace or DataFrame replaced by a name."""
+        """Return settings or axes in which every trace or DataFrame is replaced by a name."""
         if isinstance(value, Trace) or _is_frame(value):
             return self.add(value)
         if isinstance(value, Mapping):
@@ -33,7 +34,7 @@ class Objects(dict[str, Trace]):
         return value
 
     def add(self, given: Any) -> str:
-        """Add a trace and return its name in scenarios."""
+        """Add a trace and return the name it has in scenarios."""
         from servesim.traces import load_trace, trace_digest
 
         trace = given if isinstance(given, Trace) else load_trace(given)
@@ -54,18 +55,18 @@ class Objects(dict[str, Trace]):
 
 
 def title(trace: str) -> str:
-    """Return a trace's name for titles, without the digest if it is an object."""
+    """Return a trace's name for titles, without the prefix and the digest if the trace is an object."""
     return trace.removeprefix(OBJECT).rpartition("@")[0] if trace.startswith(OBJECT) and "@" in trace else trace
 
 
 def trace_file(settings: Mapping[str, Any], root: Path) -> Path | None:
-    """Return the path of the stored trace of a run in `root`, or None if the trace is not an object."""
+    """Return the path in `root` where a run's trace is stored, or None if the trace is not an object."""
     name = str(settings.get("trace", ""))
     return root / TRACES / _file(name) if name.startswith(OBJECT) else None
 
 
 def kept_trace(settings: Mapping[str, Any], root: Path) -> Trace | None:
-    """Return the trace of a run in `root` if it is an object, else None."""
+    """Return the stored trace of a run in `root` if it is an object, or None."""
     from servesim.traces import load_trace
 
     path = trace_file(settings, root)

@@ -1,5 +1,5 @@
-"""Search with Optuna (extra `search`) that chooses which combinations of a sweep to run, if there are too many to run
-all."""
+"""Search with Optuna (extra `search`) that chooses which combinations of a sweep to run if there are too many to run
+them all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.metrics import Metric
 
 BATCH = 4
-"""Number of combinations chosen together, so that results do not depend on the number of processes."""
+"""Number of combinations chosen at a time, so that results do not depend on the number of processes."""
 
 
 def search(table: Any, variants: Sequence[Variant], goals: Sequence[Metric], trials: int) -> None:
-    """Run at most `trials` variants of a sweep's table, choosing later ones near earlier ones with good results.
+    """Run at most `trials` variants of a sweep's table, choosing later variants near earlier ones that had good
+    results.
 
-    One goal uses a tree-structured Parzen estimator, and several use NSGA-II. Both are seeded. Unstable and failed
-    variants are failed trials. Every combination is run at most once; the search ends when all have been run.
+    A tree-structured Parzen estimator is used for one goal, and NSGA-II for several. Both are seeded. Unstable and
+    failed variants are failed trials. Every combination is run at most once; the search ends when all have been run.
     """
     try:
         import optuna

@@ -1,5 +1,5 @@
-"""Outcome of a run for the goals of a deployment: the share of good requests overall, by window, and in the worst
-window."""
+"""Outcome of a run, measured against the goals of a deployment: the share of good requests overall, by window, and in
+the worst window."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ class Outcome:
     """Number of requests that count."""
     values: Mapping[str, float]
     shares: tuple[float, ...]
-    """Share of good requests by goal, NaN if none arrives in the measured window."""
+    """Share of good requests by goal, NaN if no request arrives in the measured window."""
     parts: tuple[tuple[float, ...], ...]
-    """Share of good requests by window of a recorded trace, and by goal."""
+    """Share of good requests in each window of a recorded trace, by window and goal."""
     worst: tuple[Window | None, ...]
-    """Worst window of a recorded trace, of a given number of minutes, by goal."""
+    """Worst window of a recorded trace for each goal. Windows have a given number of minutes."""
     minute: Window | None
-    """Worst minute for the goal that is missed most."""
+    """Worst minute for the goal that is missed by the widest margin."""
     misses: tuple[Misses | None, ...]
     """Requests that miss each goal."""
     unstable: bool
     enough: int | None
-    """Number of requests that would tell whether the queue is stable, or None if the run does."""
+    """Number of requests that would tell whether the queue is stable, or None if this run's are enough."""
     busy: float
-    """Share of time that GPUs computed."""
+    """Fraction of time during which the GPUs computed."""
     usd_per_hour: float = 0.0
     """Hourly price of the GPUs that were up."""
     usd_parts: tuple[float, ...] = ()
-    """Hourly price by window of a recorded trace."""
+    """Hourly price of the GPUs that were up, by window of a recorded trace."""
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """Settings and methods for measuring runs."""
+    """Settings and methods for measuring the outcomes of runs."""
 
     metrics: Sequence[Metric]
     goals: Sequence[Goal]
@@ -100,8 +100,9 @@ class Measuring:
         return tuple(usd for usd in found if usd == usd)
 
     def alone(self, run: Run, arrival_ns: NDArray[np.int64], paced: bool) -> Outcome:
-        """Return the outcome of a run in which every request is served alone, over the requests that count if they
-        arrive at `arrival_ns`. `paced` means that these times are those of the question, so that windows count, too."""
+        """Return the outcome of a run in which every request is served alone, over the requests that would count if
+        they arrived at `arrival_ns`. `paced` means that these times are the question's own, so that windows also
+        count."""
         start, span = arrival_ns.min(), np.ptp(arrival_ns)
         warmup, cooldown = self.ends
         counts = (arrival_ns >= start + warmup * span) & (arrival_ns <= start + (1 - cooldown) * span)
@@ -132,9 +133,9 @@ ATTAINMENT = 0.99
 """Share of good requests required by an SLO without percentiles."""
 WINDOW_MINUTES, WINDOW_REQUESTS = 10.0, 300
 """Length in minutes of the windows of a recorded trace in which the SLO must hold, and the minimum number of requests
-in one."""
+in a window."""
 LEAST_IN_A_MINUTE = 20
-"""Minimum number of requests in a minute that is worth reporting."""
+"""Minimum number of requests in a minute for the minute to be worth reporting."""
 
 
 @dataclass(frozen=True)
@@ -144,16 +145,16 @@ class Judged:
     shares: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    """Upper end of the 95 % interval of each share, over seeds or over windows of the trace (t)."""
+    """Upper bound of the 95 % interval of each share, over seeds or over windows of the trace (t)."""
     margin: float
     """Smallest margin of any goal, over the whole trace and in every window. Negative if a goal is missed."""
     margin_low: float
     margin_high: float
-    """Smallest margin at the upper end of the intervals."""
+    """Smallest margin of any goal at the upper bounds of the intervals."""
     binding: int
     """Index of the goal with the smallest margin."""
     window: Window | None
-    """Worst window of that goal."""
+    """Worst window for that goal."""
 
     @property
     def carried(self) -> bool:
@@ -162,7 +163,7 @@ class Judged:
 
 
 def growing(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether the queue grows without end in at least half of the runs at one load."""
+    """Return whether the queue grows without bound in at least half of the runs at one load."""
     return 2 * sum(outcome.unstable for outcome in outcomes) >= len(outcomes)
 
 
@@ -173,7 +174,7 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     by_replicate = np.array(recorded or [outcome.shares for outcome in outcomes])
     shares = np.array([outcome.shares for outcome in outcomes]).mean(axis=0)
     ends = [interval(column, "t") if len(column) > 1 else None for column in by_replicate.T]
-    # Windows are parts of the trace: their interval is centered on the share of the whole.
+    # Windows are parts of the trace, so their interval is centered on the share of the whole trace.
     centres = by_replicate.mean(axis=0)
     low = [s + (e.low - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
     high = [s + (e.high - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]
@@ -204,14 +205,14 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
 
 
 def busy_notes(name: str, run: Run, scenario: Scenario, repeats: Replicates, ends: tuple[float, float]) -> list[str]:
-    """Return notes on what the figures of a whole recorded trace hide: a window, or a minute, in which a deployment
-    that meets its SLO (99 % of the requests, unless it states another share) misses it."""
+    """Return notes on what the figures for a whole recorded trace hide: a window or a minute in which the SLO is missed
+    by a deployment that meets it overall (for 99 % of the requests, unless the SLO states another share)."""
     goals = goals_of(scenario, ATTAINMENT)
     if not (repeats.recorded and goals):
         return []
     outcome = Measuring((), goals, repeats, ends, WINDOW_MINUTES, WINDOW_REQUESTS).outcome(run)
     if any(not share >= goal.share for share, goal in zip(outcome.shares, goals, strict=True)):
-        return []  # the SLO is missed over the whole trace, too, as the table shows
+        return []  # the SLO is also missed over the whole trace, as the table shows
     needed, judged = [goal.share for goal in goals], judge([outcome], goals)
     found = [] if judged.carried or judged.window is None else [(judged.window, needed[judged.binding])]
     short = [window_note(name, window._asdict(), share) for window, share in found]

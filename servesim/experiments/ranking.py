@@ -1,4 +1,4 @@
-"""Ranking of a sweep's variants within one arrival rate, since every server looks better at a lower one."""
+"""Ranking of a sweep's variants at the same arrival rate, since every server looks better at a lower one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ PARETO = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
 
 
 def rate_of(variant: Mapping[str, Any]) -> float | None:
-    """Return the rate of a variant as a number, even if it is a factor such as 3x, or None if rate is not an axis."""
+    """Return the rate of a variant as a number, even if it is a factor such as 3x, or None if `rate` is not an axis."""
     rate = variant["axes"].get("rate")
     return None if rate is None else float(str(rate).lower().removesuffix("x"))
 
 
 def by_rate(variants: Sequence[Mapping[str, Any]]) -> dict[float | None, list[Mapping[str, Any]]]:
-    """Return the variants of each rate, in ascending order. The key is None if rate is not an axis."""
+    """Return the variants by rate, in ascending order of rate. The key is None if `rate` is not an axis."""
     rates = sorted({rate_of(v) for v in variants}, key=lambda rate: -1.0 if rate is None else rate)
     return {rate: [v for v in variants if rate_of(v) == rate] for rate in rates}
 
 
 def judge_stability(variants: Sequence[dict[str, Any]]) -> None:
-    """Set the `stability` of each variant, monotone in the rate among variants that are otherwise equal."""
+    """Set the `stability` of each variant: above the lowest unstable rate, variants that are otherwise equal are
+    unstable."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for v in variants:
         v["stability"] = None
@@ -43,7 +44,7 @@ def judge_stability(variants: Sequence[dict[str, Any]]) -> None:
 
 
 def best_by_rate(variants: Sequence[Mapping[str, Any]], goal: Metric) -> list[dict[str, Any]]:
-    """Return the best variant of each rate that has several to choose from, or the best of all if rate is not an
+    """Return the best variant at each rate that has several to choose from, or the best of all if `rate` is not an
     axis."""
     sign, found = 1 if goal.better == "higher" else -1, []
     for rate, group in by_rate(variants).items():
@@ -58,7 +59,7 @@ def best_by_rate(variants: Sequence[Mapping[str, Any]], goal: Metric) -> list[di
 
 
 def pareto_front(variants: Sequence[Mapping[str, Any]], metrics: Sequence[str] = PARETO) -> set[str]:
-    """Return the labels of the variants (with `values` by metric) that no other dominates."""
+    """Return the labels of the variants (with `values` by metric) that are not dominated by any other."""
     signs = np.array([1 if METRICS[name].better == "lower" else -1 for name in metrics])
     known = [v for v in variants if all(v["values"].get(name) is not None for name in metrics)]
     points = np.array([[v["values"][name] for name in metrics] for v in known]).reshape(-1, len(metrics)) * signs

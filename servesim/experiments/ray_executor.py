@@ -1,5 +1,5 @@
 """Execution of cells on a Ray cluster (extra `ray`). Results travel back through Ray, so no shared file system is
-needed. Every node needs the same version of servesim, and the files a scenario names under the same paths."""
+needed. Every node needs the same version of servesim, and the files that a scenario names at the same paths."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RETRIES = 3
 
 
 class RayExecutor:
-    """Executor with one Ray task per cell, each on one CPU."""
+    """Executor that runs each cell as a Ray task on one CPU."""
 
     def __init__(self, address: str | None = None) -> None:
         """Connect to a cluster. `address` is host:port of a running cluster, "auto" for the one on this machine, or
-        None for a new cluster or the one RAY_ADDRESS names."""
+        None for the cluster that RAY_ADDRESS names, or else a new one."""
         try:
             import ray
         except ImportError:
@@ -60,7 +60,7 @@ class RayExecutor:
 
 
 def _compute(cell: Cell, folder: str, trace_name: str | None, trace: bytes | None) -> str | dict[str, bytes]:
-    """Compute a cell on a node. Return the files of the result, or the error. Relative paths are relative to `folder`
+    """Compute a cell on a node. Return the result's files, or the error. Relative paths are resolved against `folder`
     if it exists."""
     if os.path.isdir(folder):
         os.chdir(folder)

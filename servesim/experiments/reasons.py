@@ -1,4 +1,4 @@
-"""Reasons that requests miss a goal, in words: the limit, and the prompts or the times affected."""
+"""Reasons for which requests miss a goal, in words: the limit, and the prompts or the times affected."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from servesim.experiments.run_metrics import Run
 from servesim.metrics.slo import time_text
 
 MOST = 0.9
-"""Share of the requests missing a limit that a group must contain to be named as the reason."""
+"""Fraction of the requests missing a limit that a group must contain to be given as the reason."""
 RARE = 0.5
-"""Maximum share of all requests that a group may contain to be an explanation."""
+"""Maximum fraction of all requests that a group may contain to count as an explanation."""
 
 
 class Misses(NamedTuple):
@@ -26,10 +26,10 @@ class Misses(NamedTuple):
     share: float
     """Share of all requests that miss the goal."""
     over: int | None
-    """Prompt length in tokens that nearly all of them exceed, but few of all requests do. None if there is no such
-    length."""
+    """Prompt length in tokens that nearly all of these requests exceed, but at most half of all requests do. None if
+    there is no such length."""
     rejected: bool
-    """Whether most of them did not complete."""
+    """Whether most of these requests did not complete."""
 
     @property
     def which(self) -> str:
@@ -54,7 +54,7 @@ class Misses(NamedTuple):
 
 
 def misses_of(run: Run, rows: NDArray[np.int64], goal: Goal) -> Misses | None:
-    """Return the requests that miss a goal, or None if there are none or classes have their own limits."""
+    """Return the requests that miss a goal, or None if there are none or limits apply only to classes."""
     rows = goal.counted(run, rows)
     good = goal.good(run)[rows]
     if not len(rows) or good.all() or not goal.limits:
@@ -69,8 +69,8 @@ def misses_of(run: Run, rows: NDArray[np.int64], goal: Goal) -> Misses | None:
 
 
 def _longer(prompt: NDArray[np.float64], missed: NDArray[np.bool_]) -> int | None:
-    """Return the length, rounded down to two digits, that nearly all prompts that missed exceed, but few of all prompts
-    do. Return None if there is no such length."""
+    """Return the prompt length, rounded down to two significant digits, that is exceeded by nearly all requests that
+    miss the limit but by at most half of all requests. Return None if there is no such length."""
     if not missed.any():
         return None
     edge = float(np.quantile(prompt[missed], 1 - MOST))
@@ -81,8 +81,8 @@ def _longer(prompt: NDArray[np.float64], missed: NDArray[np.bool_]) -> int | Non
 
 
 def exact_length(run: Run, misses: Misses) -> Misses:
-    """Return the misses of a run on an idle server, where only length matters. If all longer prompts miss the limit,
-    replace the rounded length with the length of the longest prompt that meets the limit."""
+    """Return the misses of a run on an idle server, where only the length of a request matters. If all longer prompts
+    miss the limit, replace the rounded length with the length of the longest prompt that meets the limit."""
     prompt = run.columns["prompt_len"]
     late = ~(np.nan_to_num(run.latency_ms(misses.metric)) <= misses.limit)
     if misses.metric != "ttft" or misses.rejected or late.all() or not late.any():

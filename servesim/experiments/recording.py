@@ -1,4 +1,4 @@
-"""Recorded runs of real servers, in one common form for all their formats."""
+"""Recorded runs of real servers, in one common form for all formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METRICS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True)
 class Server:
-    """Machine of the recorded engine. None means not recorded or the engine's default."""
+    """Server that was recorded, with its engine. None means not recorded or the engine's default."""
 
     model: str | None = None
     gpu: str | None = None
@@ -43,16 +43,16 @@ class Server:
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
     speculation: str = ""
-    """Speculator that represents the engine's own, or empty if there is none."""
+    """Speculator that stands for the engine's own, or empty if there is none."""
     acceptance: str = ""
     """Acceptance according to the server's counters."""
     scheduler: str = "vllm"
-    """Policy that represents the engine's own scheduler, as on the command line."""
+    """Policy that stands for the engine's own scheduler, as written on the command line."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Requests of one run in the order they were sent, with their recorded latencies."""
+    """Requests of one run in the order in which they were sent, with their recorded latencies."""
 
     name: str
     path: Path
@@ -66,18 +66,18 @@ class RecordedRun:
     """TTFT of each request, NaN if not recorded."""
     e2el_ms: Floats
     prompt_id: Ints | None = None
-    """Ids of the prompts: prompts with the same id begin with the same tokens. None if all are different."""
+    """Ids of the prompts. Prompts with the same id begin with the same tokens. None if all prompts are different."""
     concurrency: int | None = None
-    """Number of clients that share the requests of a closed loop; in a replay, each sends its next request when it is
-    free. None for an open loop."""
+    """Number of clients that share the requests of a closed loop; in a replay, each client sends its next request when
+    its last one is answered. None for an open loop."""
     at_engine: bool = False
-    """Whether times were taken inside the engine, without its front end."""
+    """Whether times were taken inside the engine, excluding its front end."""
     hit_rate: float | None = None
     """Share of prompt tokens that the server found in its prefix cache, or None if not recorded."""
     totals: dict[str, float] = field(default_factory=dict)
     """Aggregates recorded instead of per-request times: `ttft_mean`, ..., `output_throughput`."""
     unpriced: str = ""
-    """Reason that the run cannot be replayed, or empty if it can."""
+    """Reason that the run cannot be replayed, or empty if it can be."""
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class RecordedRun:
 
     @property
     def tpot_ms(self) -> Floats:
-        """Time per output token after the first, NaN for requests of one token."""
+        """Time per output token after the first, NaN for requests with only one output token."""
         gaps = np.where(self.output_len > 1, self.output_len - 1, np.nan)
         return np.asarray((self.e2el_ms - self.ttft_ms) / gaps)
 
@@ -96,7 +96,7 @@ def read_text(path: Path) -> str:
 
 
 def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
-    """Return the columns of a CSV by name."""
+    """Return the columns of a CSV file by name."""
     reader = csv.reader(io.StringIO(text))
     try:
         header = next(reader, [])
@@ -136,13 +136,13 @@ def settings_beside(path: Path, root: Path) -> dict[str, Any]:
 
 
 def server_dtype(name: str | None) -> str:
-    """Return servesim's name for a vLLM format. If none is given, or "auto", return the usual format of checkpoints."""
+    """Return servesim's name for a vLLM format. If none or "auto" is given, return the usual format of checkpoints."""
     known = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8"}
     return known.get(name, name) if name and name != "auto" else "bf16"
 
 
 def stated_server(path: Path, settings: dict[str, Any], model: str | None) -> Server:
-    """Return the server described by the settings next to a recording."""
+    """Return the server described by the settings file next to a recording."""
     named = model_named(model) if model else None
     return Server(
         model=known_model(model),
@@ -170,7 +170,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def run_name(path: Path, root: Path) -> str:
-    """Return the path below the folder, without suffixes."""
+    """Return a file's path relative to the folder, without suffixes."""
     name = path.relative_to(root).as_posix()
     for suffix in (".gz", ".zst", ".csv", ".tsv", ".jsonl", ".json", ".parquet"):
         name = name.removesuffix(suffix)
@@ -178,7 +178,7 @@ def run_name(path: Path, root: Path) -> str:
 
 
 def known_model(name: str | None) -> str | None:
-    """Return the bundled model for a Hugging Face name, or the name itself if none matches."""
+    """Return the bundled model for a Hugging Face name, or the name itself if no model matches."""
     if name is None:
         return None
     if (found := model_named(name)) is not None:
@@ -189,14 +189,15 @@ def known_model(name: str | None) -> str | None:
 
 
 def known_gpu(text: str) -> str | None:
-    """Return the GPU that a text names: "H100 SXM", "RTXPRO6000", or a folder called `..._h200`."""
+    """Return the GPU named in a text such as "H100 SXM", "RTXPRO6000" or a folder name `..._h200`."""
     plain = _plain(text)
     found = [gpu for gpu in gpu_names() if _plain(gpu) in plain]
     return max(found, key=len, default=None)
 
 
 def gpu_of(path: Path, settings: dict[str, Any]) -> str | None:
-    """Return the GPU that the settings name, or else the GPU of the nearest folder whose name contains one."""
+    """Return the GPU that the settings name or, failing that, the GPU in the name of the nearest folder that
+    contains one."""
     for key in ("gpu", "gpu_name", "hardware", "device"):
         if settings.get(key):
             return known_gpu(str(settings[key])) or str(settings[key])

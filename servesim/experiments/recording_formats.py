@@ -1,4 +1,4 @@
-"""Readers of recorded runs, with one function per format. A file's content determines its reader."""
+"""Readers of recorded runs, with one function per format. A file's content determines which one reads it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ PACKED = (".gz", ".zst")
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 CHUNK_MAX_NUM_SEQS = 256
-"""max_num_seqs of recorded servers whose settings do not state it (from the description of the data set)."""
+"""Assumed max_num_seqs of recorded servers whose settings do not state it (from the description of the data set)."""
 SPANS_ENGINE = "vllm 0.15.1"
 SPANS_PROMPTS = 100
-"""Number of distinct prompts that those runs cycle through: the prompt of a row is its index modulo this."""
+"""Number of distinct prompts that CSV runs with arrival, TTFT and E2E cycle through: a row's prompt is its index modulo
+this."""
 
 
 def read_folder(folder: Path) -> list[RecordedRun]:
-    """Read every recorded run under a folder (or the one in a file), in order of path."""
+    """Read every recorded run in a folder (or the one in a file), in order of path."""
     if folder.is_file():
         paths, root = [folder], folder.parent
     elif folder.is_dir():
@@ -70,7 +71,7 @@ def is_recording_name(name: str) -> bool:
 
 def read_run(path: Path, root: Path, alone: bool = False) -> RecordedRun | None:
     """Read the run in a file, or return None if it holds something else. `alone` means that the file was requested by
-    name, so that any log with latencies counts as one."""
+    name, so that any log with latencies counts as a recorded run."""
     if not path.name.endswith(".parquet") and (run := _by_keys(path, root)) is not None:
         return tell_loop(_ordered(run))
     found = read_tool(path, root, alone)
@@ -97,7 +98,7 @@ def _by_keys(path: Path, root: Path) -> RecordedRun | None:
 
 
 def _json_keys(text: str) -> set[str]:
-    """Return the keys of the first JSON object of a text."""
+    """Return the keys of the first JSON object in a text."""
     try:
         first, _ = json.JSONDecoder().raw_decode(text.lstrip())
     except (ValueError, RecursionError):
@@ -106,7 +107,7 @@ def _json_keys(text: str) -> set[str]:
 
 
 def _ordered(run: RecordedRun) -> RecordedRun:
-    """Sort rows by sending time and check their times, and the policies of the server."""
+    """Sort rows by sending time, and check their times and the server's policies."""
     check_code([run.server.scheduler, run.server.speculation, run.server.acceptance], str(run.path))
     for name in ("prompt_len", "output_len"):
         bad = np.flatnonzero(getattr(run, name) < 1)
@@ -124,8 +125,8 @@ def _ordered(run: RecordedRun) -> RecordedRun:
 
 
 def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
-    """Read the CSV of a streaming client: when it sent a request and received the first and the last chunk (epoch
-    us)."""
+    """Read a streaming client's CSV file, with the times (epoch us) at which a request was sent and its first and last
+    chunks were received."""
     columns = csv_columns(text, path)
     send, first, last = (numbers(columns, f"{name}_time_us", path) for name in ("send", "first_chunk", "last_chunk"))
     prompt = numbers(columns, "server_input_tokens" if "server_input_tokens" in columns else "input_tokens", path)
@@ -153,7 +154,7 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _clients(columns: dict[str, list[str]], path: Path) -> int | None:
-    """Return the number of clients that sent the requests of a closed loop, if a column states it."""
+    """Return the number of clients in a closed loop if a column states it, or None."""
     if not columns.get("max_concurrency"):
         return None
     stated = numbers(columns, "max_concurrency", path)
@@ -163,7 +164,7 @@ def _clients(columns: dict[str, list[str]], path: Path) -> int | None:
 
 
 def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
-    """Read JSONL with an engine's internal times (seconds): queued, scheduled, first and last token."""
+    """Read a JSONL file with an engine's internal times (in seconds): queued, scheduled, first and last token."""
     rows = []
     for i, line in enumerate(text.splitlines()):
         if line.strip():
@@ -208,7 +209,8 @@ def _engine_times(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _spans(text: str, path: Path, root: Path) -> RecordedRun:
-    """Read CSV with the arrival, TTFT and E2E of each request, next to a `<stem>.meta.json` of the server."""
+    """Read a CSV file with each request's arrival, TTFT and E2E, next to a `<stem>.meta.json` that describes the
+    server."""
     columns = csv_columns(text, path)
     arrival, prompt, output, ttft, e2e = (
         numbers(columns, name, path) for name in ("arrival_time_us", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
@@ -253,9 +255,9 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
 
 
 def _asked_output(profile: dict[str, Any]) -> int | None:
-    """Return the number of tokens the server was forced to generate, regardless of the text. A client that counts
-    tokens by re-encoding the text finds fewer (including empty answers), although the server took the same time for
-    all."""
+    """Return the number of tokens that the server was forced to generate, whatever the text, or None if not known. A
+    client that counts tokens by re-encoding the text finds fewer (even none), although the server took the same time
+    for every answer."""
     if not profile.get("server", {}).get("ignore_eos"):
         return None
     data = profile.get("data", {})
@@ -264,7 +266,7 @@ def _asked_output(profile: dict[str, Any]) -> int | None:
 
 
 def _sheet(path: Path, hardware: str) -> str | None:
-    """Return the data sheet of the GPU if the log holds one."""
+    """Return the path of the GPU's data sheet if there is one next to the log."""
     sheet = path.parent / hardware
     return str(sheet) if hardware.endswith((".yaml", ".yml")) and sheet.is_file() else None
 

@@ -1,4 +1,5 @@
-"""Detection of open and closed loops: whether the client of a recorded run waited for answers before sending more."""
+"""Detection of open and closed loops, i.e. whether a recorded run's client waited for answers before sending more
+requests."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import numpy as np
 from servesim.experiments.recording import Ints, RecordedRun
 
 MOST_TURN_NS = 10_000_000
-"""Maximum time from an answer to the request it made room for. Clients of known closed loops took 0.03 to 0.16 ms (1st
-to 99th percentile; 256 requests in flight, same host)."""
+"""Maximum time from an answer to the request that it made room for. Clients of known closed loops took 0.03 to 0.16 ms
+(1st to 99th percentile; 256 requests in flight, same host)."""
 FLAT = 0.02
-"""Maximum relative amount by which the number of requests in flight may fall below its peak, for at least a share
+"""Maximum relative amount by which the number of requests in flight may fall below its peak, for at least a fraction
 FLAT_SENDS of the sends after the peak is reached."""
 FLAT_SENDS = 0.9
 
@@ -46,8 +47,8 @@ def tell_loop(run: RecordedRun) -> RecordedRun:
 
 
 def due_ns(run: RecordedRun) -> Ints:
-    """Return the times at which the replay may send each request. A client of a closed loop also waits for an answer;
-    from the first request beyond the cap on, it waits for nothing else."""
+    """Return the earliest time at which the replay may send each request. A client that runs a closed loop also waits
+    for an answer before it sends another request; beyond the cap, it waits for nothing else."""
     if run.concurrency is None or not len(run):
         return run.arrival_ns
     due: Ints = np.minimum(run.arrival_ns, run.arrival_ns[min(run.concurrency, len(run)) - 1])

@@ -144,8 +144,8 @@ def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCo
 
 
 def recorded_trace(run: RecordedRun) -> Trace:
-    """Return the requests of a run. If the run does not record which prompts are alike, they are all different, so that
-    a preempted request may still find its own blocks."""
+    """Return the requests of a run. If the run does not record which prompts share content, all prompts are treated as
+    different, so a preempted request can still find its own blocks."""
     content = None
     if run.server.prefix_caching:
         ids = np.arange(len(run)) if run.prompt_id is None else run.prompt_id

@@ -1,4 +1,5 @@
-"""Runs recorded by benchmark clients, gateways and tracers: the latencies in files that are also read as traces."""
+"""Runs recorded by benchmark clients, gateways and tracers, with latencies read from files that can also be
+read as traces."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from servesim.experiments.recording import RecordedRun, run_name, settings_besid
 
 
 def read_tool(path: Path, root: Path, alone: bool) -> RecordedRun | None:
-    """Read a recorded run from a file of AIPerf, GuideLLM, GenAI-Perf, inference-perf, OpenTelemetry or Baseten or, if
+    """Read a recorded run from an AIPerf, GuideLLM, GenAI-Perf, inference-perf, OpenTelemetry or Baseten file or, if
     `alone` is set, from any log with latencies. Return None if the file holds no latencies."""
     from servesim.traces.formats import detect_format, formats
 

@@ -67,9 +67,9 @@ def read_bench(text: str, path: Path, root: Path) -> RecordedRun:
 def with_lengths(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
     """Fill in the lengths of runs that did not record them, from a neighboring run that sent the same prompts.
 
-    The client draws prompt lengths from one seed, so a shorter run sends the first prompts of a longer one; the sum of
-    the lengths verifies this to the token. Answer lengths are drawn after all prompts: they have the same distribution
-    but different values, and are scaled to the run's own total.
+    The client draws prompt lengths from one seed, so a shorter run sends the same prompts as the beginning of a longer
+    run; this is verified by comparing the total prompt lengths, to the token. Answer lengths are drawn after all
+    prompts, so they have the same distribution but different values; they are scaled to the run's own total.
     """
     known = [run for run in runs if run.format == "vllm bench" and NO_LENGTHS not in run.notes]
     return [_with_lengths(run, known) if NO_LENGTHS in run.notes else run for run in runs]
@@ -88,7 +88,7 @@ def _with_lengths(run: RecordedRun, known: Sequence[RecordedRun]) -> RecordedRun
 
 
 def _summing_to(lengths: Ints, total: int) -> Ints:
-    """Return lengths proportional to the given ones that add up to `total`, at least 1 each."""
+    """Return lengths that are proportional to the given ones and add up to `total`, each at least 1."""
     scaled = np.diff(np.rint(np.cumsum(lengths) * (total / lengths.sum())), prepend=0.0)
     whole: Ints = np.maximum(scaled, 1).astype(np.int64)
     return whole
@@ -119,11 +119,12 @@ def cache_config(counters: str) -> dict[str, Any]:
 
 
 def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -> tuple[str, str, str]:
-    """Return (speculator, acceptance, why it is not known) from the settings next to a run, the names of its folders
-    and the server's draft counters. All are empty without drafts.
+    """Return (speculator, acceptance, reason they are unknown) from the settings next to a run, the names of its
+    folders and the server's draft counters. All are empty without drafts.
 
-    The counters also include warm-up requests, which add a fifth. The run's own acceptance length follows from its mean
-    gap between chunks; the acceptance rates are those of the counters, scaled to match that length.
+    The counters also include warm-up requests, which increase the counts by a fifth. The run's own acceptance length
+    follows from its mean gap between chunks; the acceptance rates are those of the counters, scaled to match that
+    length.
     """
     stated = settings.get("speculative_config") or {}
     rates = _accepted(path)
@@ -142,8 +143,8 @@ def _speculation(path: Path, settings: dict[str, Any], record: dict[str, Any]) -
 
 
 def _spread(record: dict[str, Any]) -> str:
-    """Return how much acceptance differs between requests. It is taken from the variation of their TPOT, which with
-    drafts has almost no other cause."""
+    """Return the setting for how much acceptance varies between requests. It is taken from the variation of TPOT, which
+    has almost no other cause when drafts are used."""
     std, mean = record.get("std_tpot_ms"), record.get("mean_tpot_ms")
     return f",spread={min(std / mean, MOST_SPREAD):.4f}" if std and mean else ""
 
@@ -182,7 +183,7 @@ def _prefix_counters(text: str) -> dict[str, float]:
 
 
 def _spec_counters(text: str) -> dict[str, float]:
-    """Return `drafts`, and accepted tokens by position."""
+    """Return the counters of `drafts` and of accepted tokens by position."""
     found = {}
     for line in text.splitlines():
         name, _, rest = line.partition("{")

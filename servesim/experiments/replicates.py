@@ -2,8 +2,8 @@
 
 Synthetic workloads and presets are redrawn with other seeds. A recorded trace is replayed once, whole, at one stretch
 factor, so that peaks stay peaks and queues outlast the window they began in; its replicates are successive windows of
-that run. Draws are keyed by (seed, purpose, row), so every policy of a replicate sees the same arrivals, lengths,
-contents and acceptance draws, in any order of execution.
+that run. Draws are keyed by (seed, purpose, row), so all policies see the same arrivals, lengths, contents and
+acceptance draws in a replicate, regardless of the order of execution.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ WORKLOAD = (
     *("trace", "requests", "skip", "rate", "sort", "timing", "shape", "spread_ticks"),
     *("seed", "clients", "acceptance"),
 )
-"""Settings that define the replayed workload, equal for everything that is compared."""
+"""Settings that define the replayed workload, the same for everything that is compared."""
 
 MARGIN = 0.1
-"""Share of the arrivals left out at either end of a synthetic workload."""
+"""Share of the arrivals left out at each end of a synthetic workload."""
 MOST = 10_000
-"""Maximum number of replicates of one question."""
+"""Maximum number of replicates per question."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Replicates:
     kind: str
     """Kind of replicates: seeds or windows."""
     changes: tuple[Settings, ...]
-    """Setting changes of each replicate: {"seed"}, drawn by a separate run, or {"skip", "requests"}, a window of the
+    """Settings changed for each replicate: {"seed"}, drawn by a separate run, or {"skip", "requests"}, a window of the
     one run that replays the whole trace."""
     notes: tuple[str, ...] = ()
     """Notes on the workload."""
@@ -55,15 +55,16 @@ class Replicates:
         return {**settings, **(self.changes[j] if self.kind == "seeds" else {})}
 
     def rows(self, j: int) -> tuple[int, int] | None:
-        """Return the first row of replicate `j` in its run and the one after its last, or None for all rows."""
+        """Return the row range of replicate `j` in its run (the first row and one past the last), or None for all
+        rows."""
         if self.kind == "seeds":
             return None
         first = self.changes[j]["skip"] - self.changes[0]["skip"]
         return first, first + self.changes[j]["requests"]
 
     def margins(self, warmup: float | None, cooldown: float | None) -> tuple[float, float]:
-        """Return the shares of the arrivals left out at both ends. The default is a tenth for synthetic workloads and
-        nothing for recorded ones, whose ends are as real as their middle."""
+        """Return the shares of the arrivals left out at the start and at the end. The default is a tenth for synthetic
+        workloads and nothing for recorded ones, whose ends are as real as their middle."""
         default = 0.0 if self.recorded else MARGIN
         return default if warmup is None else warmup, default if cooldown is None else cooldown
 
@@ -90,8 +91,8 @@ def replicates_of(
     """Return `count` (by default `default`) replicates of a scenario's workload.
 
     A recorded trace is replayed whole, or its first `requests` rows, and cut into `count` equal windows of successive
-    requests, or into windows of `window` requests each, at most `count` of them. `objects` holds traces that are not
-    files, by name.
+    requests, or into at most `count` windows of `window` requests each. `objects` holds traces that are not files, by
+    name.
     """
     wanted = default if count is None else count
     check_count(wanted)

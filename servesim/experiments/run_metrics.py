@@ -1,8 +1,8 @@
 """Measurements over the steady part of a run, which is the same part for all runs that are compared.
 
 Requests that arrive in the first `warmup` of the arrival span (the server fills up) and in its last `cooldown` (no
-later arrivals add load) are left out, and rates are taken over the time between. The window is fixed before any results
-are seen. Its metrics are those of servesim.experiments.metrics.
+later arrivals add load) are left out, and rates are computed over the time in between. The window is fixed before any
+results are seen. Its metrics are those of servesim.experiments.metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Columns = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Run:
-    """Part of a result directory that experiments need."""
+    """The part of a result directory that experiments need."""
 
     summary: dict[str, Any]
     columns: Columns
@@ -42,7 +42,7 @@ class Run:
         import pyarrow.parquet as pq
 
         with reading(folder):
-            table = pq.read_table(folder / REQUESTS).sort_by("row")  # streamed runs write in a different order
+            table = pq.read_table(folder / REQUESTS).sort_by("row")  # streamed runs write rows in another order
             names = [field.name for field in table.schema if field.type != "string"]
             columns = {name: table[name].to_numpy().astype(np.float64) for name in names}
             classes = table["class"].to_pylist() if "class" in table.column_names else None
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def enough_requests(self) -> int | None:
-        """Number of requests that would tell whether the queue is stable, or None if the run does."""
+        """Number of requests needed to tell whether the queue is stable, or None if the run has enough."""
         found: int | None = self.summary["stability"]["enough_requests"]
         return found
 
@@ -70,7 +70,7 @@ class Run:
         return np.asarray(self.columns["state"] == State.FINISHED)
 
     def latency_ms(self, name: str) -> NDArray[np.float64]:
-        """Return a latency of every request, NaN if it has none."""
+        """Return one latency of every request, NaN for requests that do not have it."""
         if name == "ntpot":
             return np.asarray(self.columns["e2el_ns"] / np.maximum(self.columns["output_len"], 1) / MS)
         return np.asarray(self.columns[f"{name}_ns"] / MS)
@@ -119,12 +119,12 @@ class Slice:
         return float(c["prompt_len"][done & self.holds(c["first_token_ns"])].sum())
 
     def latency_ms(self, name: str) -> Statistics:
-        """Return the statistics of a latency, computed on request."""
+        """Return the statistics of a latency, computed on demand."""
         return Statistics(self.run.latency_ms(name)[self.rows])
 
     @property
     def good(self) -> Good:
-        """Requests within the limits of the run's scenario."""
+        """Counts of the requests that met the limits of the run's scenario."""
         scenario = self.run.summary["scenario"]
         which = within(self.run, scenario["slo"], scenario["slo_classes"])
         arrived_good = float(which[self.rows].sum())
@@ -140,7 +140,7 @@ class Slice:
         return np.asarray((times >= self.start) & (times <= self.end))
 
     def _with_last(self, which: NDArray[np.bool_]) -> float:
-        """Return the number of these requests whose last token lies within the part."""
+        """Return the number of requests in the mask whose last token lies within the part."""
         return float((which & self.holds(self.run.columns["last_token_ns"])).sum())
 
     def table(self) -> Any:
@@ -183,7 +183,7 @@ class Measure(Protocol):
 
 
 def check_window(warmup: float, cooldown: float) -> None:
-    """Raise UserError unless both are shares that leave a window between them."""
+    """Raise UserError unless both are valid shares that leave a window between them."""
     if not (0 <= warmup < 1 and 0 <= cooldown < 1 and warmup + cooldown <= 0.9):
         raise UserError(
             f"warmup {warmup:g} and cooldown {cooldown:g}: must be shares of the arrivals, at most 0.9 in total"
@@ -201,7 +201,7 @@ def measure(
     """Return the value of each metric, NaN if the window has none.
 
     `rows`, if given, are the requests to use instead of those in the window; repeats are allowed (latencies only).
-    `part` is the first row of a part of the trace and the one after its last. The part is measured from its first
+    `part` is a range of rows of the trace: the first row and one past the last. The part is measured from its first
     arrival to the first arrival after it.
     """
     start, end, steady = _window(run, warmup, cooldown)
@@ -220,8 +220,8 @@ def steady_rows(run: Run, warmup: float, cooldown: float) -> NDArray[np.int64]:
 
 
 def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDArray[np.bool_]]:
-    """Return the start and end in ns, and a mask of the requests that arrive between them. Without a cooldown, the end
-    is the end of the run."""
+    """Return the start and end of the window in ns, and a mask of the requests that arrive in it. Without a cooldown,
+    the window ends when the run does."""
     arrival = run.columns["arrival_ns"]
     first, span = arrival.min(), np.ptp(arrival)
     start, stop = first + warmup * span, first + (1 - cooldown) * span
@@ -230,8 +230,8 @@ def _window(run: Run, warmup: float, cooldown: float) -> tuple[float, float, NDA
 
 
 def part_rows(run: Run, part: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return a mask of the requests that belong to these rows of the trace. Retries have row numbers beyond the trace's
-    end."""
+    """Return a mask of the requests that belong to a range of rows of the trace. Retries, whose row numbers lie beyond
+    the trace's end, belong to the row of their original request."""
     row = run.columns["row"] % run.requests
     return np.asarray((row >= part[0]) & (row < part[1]))
 
@@ -267,8 +267,8 @@ def output_tokens(part: Slice) -> float:
 
 
 def within(run: Run, slo: Mapping[str, float], classes: Mapping[str, Mapping[str, float]]) -> NDArray[np.bool_]:
-    """Return a mask of the requests that completed within every limit, or within their class's limits if it has its
-    own. A missing TPOT counts as 0."""
+    """Return a mask of the requests that completed within every limit (those of their class if it has its own). A
+    missing TPOT counts as 0."""
     good = run.done
     limits: Mapping[str, Any] = slo
     if classes and run.classes is not None:
@@ -288,7 +288,7 @@ def usd_per_hour(run: Run, warmup: float = 0.0, cooldown: float = 0.0, part: tup
 
 
 def _usd_of_replicas(run: Run, start: float, end: float) -> float:
-    """Return the price ($) of the replicas between two times: the time each was up, at the price of its pool."""
+    """Return the cost ($) of the replicas between two times: the time each was up, at the price of its pool."""
     replicas, pools, usd = run.summary["replicas"], run.summary["pools"], 0.0
     first = float(run.columns["arrival_ns"].min())
     for name, pool in pools.items():

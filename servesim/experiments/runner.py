@@ -20,18 +20,18 @@ from servesim.untrusted import read_json
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress after one more cell."""
+    """Progress of an experiment after one more cell is done."""
 
     done: int
     total: int
     cell: Cell
     error: str | None
     computed: bool
-    """Whether the cell was computed now, rather than found in the store."""
+    """Whether the cell was just computed rather than found in the store."""
     name: str = ""
     """Name of the cell in its experiment."""
     left: int | None = None
-    """Number of cells that will probably follow beyond `total`, or None if none will."""
+    """Number of cells likely to follow beyond `total`, or None if none are expected."""
     best: str = ""
     """Best variant that a sweep has found so far."""
     damage: str | None = None
@@ -43,7 +43,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass
 class Runner:
-    """Open experiment directory, and the executor of its cells."""
+    """An open experiment directory, and the executor of its cells."""
 
     store: Store
     execute: Executor
@@ -80,7 +80,8 @@ class Runner:
             self._read |= {cell.address for cell in missing}
 
     def _drop_damaged(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Remove incomplete stored results and return their damage. Each result is checked once."""
+        """Remove damaged stored results and return descriptions of the damage by address. Each result is checked
+        only once."""
         found = {}
         for address in addresses:
             if address in self.store and address not in self._read:

@@ -1,4 +1,4 @@
-"""Detection of variants with equal results and the reason for them, and of differences between variants other than the
+"""Detection of variants that have equal results (and why), and of differences between variants other than the
 policy."""
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _outcome(runner: Runner, cells: Sequence[Cell]) -> tuple[Any, ...]:
 
 
 def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> str | None:
-    """Return the reason, as noted by a run of the group, that a setting in which the group's variants differ has no
-    effect, or None if not known."""
+    """Return the reason why a setting in which the group's variants differ has no effect, as noted by one of the
+    group's runs, or None if not known."""
     differing = {
         part
         for key in variants[0].axes
@@ -71,7 +71,7 @@ def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> 
 
 
 def equal_text(equal: Equal) -> str:
-    """Return a sentence on a group."""
+    """Return a sentence that describes a group."""
     labels = [label or "the run" for label in equal["labels"]]
     return f"{'; '.join(labels[:-1])} and {labels[-1]} are equal in every request, so the difference has no effect" + (
         f": {equal['why']}" if equal["why"] else ""
@@ -95,8 +95,8 @@ BUDGETS = ("max_num_batched_tokens", "chunk_size", "prefill_size", "max_prefill_
 
 
 def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> list[str]:
-    """Return warnings about unrequested differences between variants: token budgets, and the planning of steps (`late`
-    holds the labels of those planned synchronously)."""
+    """Return warnings about unrequested differences between variants: in token budgets, and in the planning of steps
+    (`late` holds the labels of variants whose steps are planned synchronously)."""
     axes = [f"{key}={value}" for v in described for key, value in v["axes"].items()]
     found = []
     budgets = {v["label"]: v["max_num_batched_tokens"] for v in described if v["max_num_batched_tokens"] is not None}

@@ -10,12 +10,12 @@ from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 
 SIZES = (1, 2, 4, 8)
-"""Numbers of GPUs per replica to try on either side."""
+"""GPU counts per replica to try on each side."""
 MOST_GPUS = 64
 
 
 def split(variants: Sequence[Variant]) -> list[Variant]:
-    """Return the variants, with each one whose `pd` is a number of GPUs replaced by its splits. Raise UserError for a
+    """Return the variants, replacing each one whose `pd` is a number of GPUs with its splits. Raise UserError for a
     number that cannot be split."""
     found: list[Variant] = []
     for variant in variants:
@@ -36,7 +36,8 @@ def _splits(variant: Variant, gpus: int) -> Iterator[Variant]:
 
 
 def ratios(gpus: int) -> list[str]:
-    """Return every `pd` that uses this number of GPUs: numbers and sizes (SIZES) of the replicas on both sides."""
+    """Return every `pd` value that uses this number of GPUs in total, with replicas of any of the SIZES on each
+    side."""
     return [
         f"{prefill // p}x{p}:{(gpus - prefill) // d}x{d}"
         for prefill in range(1, gpus)

@@ -1,8 +1,8 @@
 """Statistics of comparisons: pure functions on arrays of paired differences, one per replicate.
 
-Requests of one run share its queue and are never treated as independent: replicates are, and within one long trace
-moving blocks of successive requests are resampled. Differences are of logarithms if a metric is positive (so that "12 %
-lower" and its inverse are symmetric), else plain.
+Requests of one run share a queue, so they are never treated as independent. Replicates are, and within one long trace,
+moving blocks of successive requests are resampled. Differences are taken between logarithms if a metric is positive (so
+that "12 % lower" and its inverse are symmetric), and between plain values otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METHODS = ("auto", "t", "studentised", "bca")
 
 
 def check_method(name: str) -> None:
-    """Raise UserError unless `interval` knows the method."""
+    """Raise UserError unless `interval` supports the method."""
     if name not in METHODS:
         raise UserError(f"interval is {name!r}{suggest(name, METHODS)}")
 
@@ -44,7 +44,7 @@ class Interval(NamedTuple):
 
 def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
     """Return a confidence interval for the mean of independent values by `t`, `studentised` or `bca`, or by the method
-    that suits the number of values: t below 30, and BCa from there on."""
+    that suits the number of values: t for fewer than 30 values, BCa otherwise."""
     if method == "auto":
         method = "bca" if len(d) >= BCA_FROM else "t"
     if len(d) < 2:
@@ -61,8 +61,8 @@ def t_interval(d: Floats, level: float = LEVEL) -> Interval:
 
 
 def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
-    """Return the bootstrap-t interval (Efron and Tibshirani 1993, ch. 12), which resamples the distribution of t
-    instead of assuming it."""
+    """Return the bootstrap-t interval (Efron and Tibshirani 1993, ch. 12), which estimates the distribution of t by
+    resampling instead of assuming it."""
     n = len(d)
     resampled = d[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))]
     spread = resampled.std(axis=1, ddof=1) / np.sqrt(n)
@@ -74,11 +74,11 @@ def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Inte
 
 
 def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
-    """Return the bias-corrected and accelerated bootstrap interval (Efron 1987), by scipy.
+    """Return the bias-corrected and accelerated bootstrap interval (Efron 1987), computed by scipy.
 
-    Resampled means vary less than true ones, by sqrt(1 - 1/n), and their tails are those of a normal distribution, not
-    of t. The level is raised to compensate (Hesterberg 2015, "expanded" interval); otherwise a 95 % interval would
-    cover only 93.5 % at 30 replicates.
+    Resampled means vary less than true sample means, by a factor of sqrt(1 - 1/n), and their tails are those of a
+    normal distribution, not of t. The level is raised to compensate (Hesterberg 2015, "expanded" interval); otherwise a
+    95 % interval would cover only 93.5 % at 30 replicates.
     """
     from scipy.special import ndtr
     from scipy.stats import bootstrap
@@ -93,10 +93,11 @@ def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
 
 
 def sign_flip_p(d: Floats, seed: int = 0) -> float:
-    """Return the two-sided p-value of no difference, under which the sign of each pair is random.
+    """Return the two-sided p-value under the null hypothesis of no difference, by which the sign of each pair is
+    random.
 
-    It is exact if there are fewer sign patterns (2^n) than resamples (n <= 13), else estimated from random flips, by
-    scipy.
+    It is computed by scipy: exactly if there are fewer sign patterns (2^n) than resamples (n <= 13), otherwise from
+    random sign flips.
     """
     from scipy.stats import permutation_test
 
@@ -159,8 +160,8 @@ def block_interval(
     seed: int = 0,
 ) -> tuple[Interval, float]:
     """Apply the moving-block bootstrap (Künsch 1989) to a statistic of n successive requests, given as row numbers.
-    Return the percentile interval, and the two-sided p-value of the hypothesis that the statistic is 0, from the same
-    distribution.
+    Return the percentile interval, and the two-sided p-value of the hypothesis that the statistic is 0, both from the
+    bootstrap distribution.
 
     Blocks wrap around, so that every request is equally likely to be drawn.
     """
@@ -190,8 +191,8 @@ def replicates_needed(
     or shown to lie within the margin, whichever takes fewer, with probability `power`. Return None if that takes more
     than 100,000.
 
-    The spread is the observed one; from few replicates that is a rough guess. `family` is the number of comparisons
-    that Holm adjusts for. `effect` is a difference to detect instead of the observed one.
+    The observed spread is used, which is a rough guess if there are few replicates. `family` is the number of
+    comparisons that Holm adjusts for. `effect` is a difference to detect instead of the observed one.
     """
     spread = float(d.std(ddof=1))
     effect = abs(float(d.mean()) if effect is None else effect)
@@ -199,7 +200,7 @@ def replicates_needed(
     if gap <= 0:
         return None
     alpha = (1 - level) / family if effect >= margin - effect else 1 - level
-    # A sign-flip test of n pairs has 2^n outcomes: its smallest p-value is 2^(1 - n).
+    # A sign-flip test of n pairs has 2^n outcomes, so its smallest p-value is 2^(1 - n).
     least = max(2, int(np.ceil(1 - np.log2(alpha))))
 
     def enough(n: int) -> bool:

@@ -2,11 +2,11 @@
 
     DIR/cells/<address>/    one result directory as `servesim run --out` writes it, complete or absent
 
-Next to it are the experiment's document, its table, its page, and DIR/traces (servesim.experiments.objects).
+Next to `cells` are the experiment's document, its table, its page, and DIR/traces (servesim.experiments.objects).
 
 An address covers the validated scenario, the content of every file it refers to (servesim.experiments.input_files), the
-simulator's code and tables, and the versions of Python and libraries recorded in a result. So stored results are never
-recomputed, and any change leads to a new computation.
+simulator's code and tables, and the versions of Python and libraries recorded in a result. A stored result is therefore
+never recomputed, and any change to what it depends on leads to a new computation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from servesim.untrusted import read_json
 
 CELLS = "cells"
 RUNS = "runs"
-"""Folder of a store inside the --out of a command that writes other files too."""
+"""Folder of a store inside the --out directory of a command that also writes other files."""
 DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
 """Documents that experiments write next to their runs, each with a table of the same name."""
 
@@ -69,20 +69,21 @@ class Cell:
 
 
 def address_of(settings: Mapping[str, Any]) -> str:
-    """Return 20 hexadecimal digits that name the result of these settings with this code."""
+    """Return 20 hexadecimal digits that identify the result of these settings with this code."""
     scenario = Scenario.of(settings)
     return address_with({"scenario": scenario.model_dump(mode="json"), "files": input_digests(scenario)})
 
 
 def address_with(inputs: Mapping[str, Any], *packages: str) -> str:
-    """Return 20 hexadecimal digits that name what this code, and that of further packages, makes of these inputs."""
+    """Return 20 hexadecimal digits that identify the result of these inputs with this code and that of further
+    packages."""
     made_of = {**inputs, "code": code_digest(*packages), "versions": versions()}
     text = json.dumps(made_of, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def compute(cell: Cell, folder: Path) -> str | None:
-    """Run a cell into its folder. Return None, or one line that describes the error."""
+    """Run a cell and write its result to its folder. Return None, or one line that describes the error."""
     try:
         if address_of(cell.settings) != cell.address:
             return (
@@ -157,8 +158,8 @@ class Store:
 
     @contextmanager
     def open(self) -> Iterator[Store]:
-        """Hold the directory until the end, locked against other processes, and remove partial results of a killed run.
-        If an experiment fails before a run has ended, the folders it created are removed."""
+        """Keep the directory locked against other processes until the context ends, and first remove the partial
+        results of a killed run. If an experiment fails before a run has ended, the folders it created are removed."""
         import fcntl
 
         self._refuse_foreign()
@@ -202,8 +203,8 @@ class Store:
 
 @cache
 def code_digest(*packages: str) -> str:
-    """Return a hash of the code and tables that a result depends on, which excludes experiments, reports and command
-    line unless they are among these packages."""
+    """Return a hash of the code and tables that a result depends on. Experiments, reports and the command line are
+    excluded unless they are among these packages."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parents[1]
     files = [(f"servesim/{p.name}", p) for p in sorted(here.glob("*.py"))]

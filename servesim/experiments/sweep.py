@@ -15,19 +15,19 @@ sweep.json, keys sorted, NaN as null:
     axes        {setting: [values]} of the axes with several values
     replicates  {kind: "seeds" | "windows", count}
     metrics     [{name, unit, better, scale, latency}]
-    variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: unstable runs, decided: runs long
-                enough to decide, stability: "stable" | "unstable" | "undecided" (null: failed), cells: [address or null
-                by replicate], values: {metric: mean over replicates}, meets_slo: whether every goal of the SLO is
-                reached (99 % of requests, unless it states another share; null: no SLO), pareto, equal_to: null or
-                the label of the first
-                variant that served every request at the same times, at the same price; with intervals also bars:
+    variants    [{label, axes, status: "ok" | "failed", error: null or text, unstable: number of unstable runs,
+                decided: number of runs long enough to decide, stability: "stable" | "unstable" | "undecided" (null:
+                failed), cells: [address or null by replicate], values: {metric: mean over replicates}, meets_slo:
+                whether every goal of the SLO is reached (99 % of requests, unless it states another share; null: no
+                SLO), pareto, equal_to: null or the label of the first variant that served every request at the same
+                times, at the same price; with intervals also bars:
                 {says, and for each mean latency low and high, between which eight of ten measured servers lie}}], in
                 the order of the axes
     equal       [{labels, why: null or text}]: groups of such variants
-    best        null or {label, metric, value, rate, equal: [labels of variants equal to it]}: of the variants that are
-                stable and did not fail; if rate is an axis, at the highest rate that has several such variants;
-                with intervals also sure: share of measured pairs for which it stays the best, against: the variant
-                from which it is least surely distinguished (null: not known), says}
+    best        null or {label, metric, value, rate, equal: [labels of variants equal to it]}: the best
+                of the variants that are stable and did not fail; if rate is an axis, at the highest rate that has
+                several such variants; with intervals also sure: share of measured pairs for which it stays the best,
+                against: the variant from which it is least surely distinguished (null: not known), says}
     best_by_rate  null or, if rate is an axis, such an entry for each rate that has several such variants
     model_error null, or {level, says, front: [{label, rate, on: whether it is on the front, told: distinguished from
                 others (null: not known), sure: share of measured pairs for which that holds, against: the variant from
@@ -36,10 +36,11 @@ sweep.json, keys sorted, NaN as null:
                 (servesim.experiments.front_error)
     notes       [sentences]
 
-Variants are ranked within a rate, since every server looks better at a lower one. A variant that is unstable at a rate
-is unstable at every higher one, whatever a run that ended too soon indicates. `pareto` means that the variant meets the
-SLO, if there is one, and that no other stable variant at this rate that meets it is at least as good in price per
-million tokens, p99 end-to-end latency and output throughput, and better in one.
+Variants are ranked within a rate, since every server looks better at a lower one. A variant that is unstable at one
+rate counts as unstable at every higher rate, whatever a run that ended too soon indicates. `pareto` means that the
+variant meets the SLO, if there is one, and that no other stable variant at this rate that also meets the SLO is at
+least as good in price per million tokens, p99 end-to-end latency and output throughput, and better in at least one of
+them.
 
 A rerun, even after a crash, computes only the runs that are not in cells/. Failed runs are tried again.
 """
@@ -102,12 +103,12 @@ def sweep(
     """Run every combination of the axes. Return one row per run. The document is in `.attrs["document"]`.
 
     `scenario` may be a YAML file or mapping with a key `axes`: {setting: [values]}; keywords override both. A run that
-    fails is recorded with its error, and the others continue. `best_by` is the metric that decides the best so far
-    (goodput with an SLO, else mean end-to-end latency). `trials` makes Optuna (extra `search`) choose that many
+    fails is recorded with its error, and the others continue. `best_by` is the metric that decides the best so far (by
+    default goodput with an SLO, else mean end-to-end latency). `trials` makes Optuna (extra `search`) choose that many
     combinations instead of trying all; it optimizes best_by, which may then be several metrics separated by commas.
     `overwrite` lets `out` replace another experiment's document. `intervals` adds error bars for means, the front and
-    the best, which take no extra runs. `trust` lets code run that only the scenario's file names. Raises UserError if
-    the question is invalid.
+    the best; they take no extra runs. `trust` allows code to run that is named only in the scenario's file. Raises
+    UserError if the question is invalid.
     """
     import pandas as pd
 
@@ -150,7 +151,7 @@ def sweep(
 
 
 class Table:
-    """Table of the runs of a sweep as they complete."""
+    """Table of a sweep's runs, filled in as they complete."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class Table:
         self._values: dict[tuple[str, int], dict[str, float]] = {}  # by address and replicate
         self._unstable: dict[str, bool] = {}
         self._decided: dict[str, bool] = {}
-        self._reached: dict[str, list[float]] = {}  # by address: SLO goals' shares minus targets
+        self._reached: dict[str, list[float]] = {}  # by address: share minus target, by SLO goal
         self._busy: dict[str, list[str]] = {}
         self._cells: dict[str, tuple[Variant, Replicates, list[Cell]]] = {}  # by label
         self._labels: dict[str, str] = {}  # by address, of the variants being run

@@ -22,7 +22,7 @@ class First(NamedTuple):
 
     side: Case | str
     tail: float | None
-    """Share as defined in Candidate."""
+    """Tail share, as defined in Candidate."""
     bars: Mapping[str, Any]
 
 
@@ -46,9 +46,9 @@ class SweepBars:
         same: Mapping[str, str],
         addresses: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Set the `bars` of each variant and the confidence in each best one. Return the document's `model_error`.
-        `groups` holds the ranked variants by rate, `same` the labels of variants identical to another one, and
-        `addresses` those of the first runs, by label."""
+        """Set the `bars` of each variant and the confidence in each best variant. Return the document's `model_error`.
+        `groups` holds the ranked variants by rate, `same` maps the label of a variant to that of an identical earlier
+        one, and `addresses` maps labels to the addresses of the first runs."""
         known = {label: self._added[address] for label, address in addresses.items() if address in self._added}
         for variant in variants:
             first = known.get(variant["label"])
@@ -65,7 +65,7 @@ class SweepBars:
 
 
 def _of_front(group: Variants, candidates: Sequence[Candidate], same: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the entries of the front of one rate if it has several candidates."""
+    """Return the front's entries at one rate, or none unless it has several candidates."""
     late = {v["label"] for v in group if v["meets_slo"] is False}  # never on a front
     whole = [c for c in candidates if c.label not in late and all(c.values.get(name) is not None for name in PARETO)]
     if len(whole) <= 1:

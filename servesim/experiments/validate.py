@@ -1,4 +1,5 @@
-"""Errors of simulated servers relative to recorded ones: figures of both, and the noise of repeats."""
+"""Errors of simulated servers relative to recorded ones, with the figures of both and the noise between
+repeated runs."""
 
 from __future__ import annotations
 
@@ -199,8 +200,8 @@ def _per_request(theirs: Floats, ours: Floats) -> float | None:
 
 
 def _noise(found: list[Comparison]) -> Iterator[tuple[str, Figures]]:
-    """Yield the spread over runs of the same kind of server with the same number of requests and total prompt length,
-    sent over the same time (both within 1 %) or by the same number of clients."""
+    """Yield the spread over runs of the same kind of server with the same number of requests, the same total prompt
+    length (within 1 %), and either the same sending time (within 1 %) or the same number of clients."""
     groups: dict[Any, list[Comparison]] = {}
     for c in found:
         run = c.run

@@ -1,4 +1,4 @@
-"""Variants of one workload to compare, and which of them are oracles."""
+"""Variants to compare on one workload, and which of them are oracles."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _usd_per_hour(scenario: Scenario) -> float:
 
 
 def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the labels of the variants that plan a step only after the previous one has ended, while others plan
-    ahead. They pay for planning in every step, however good their policy is."""
+    """Return the labels of the variants that plan a step only after the previous one has ended, if other variants plan
+    ahead. Such variants pay for planning in every step, however good their policy is."""
     labels = [v["label"] for v in described if v["asynchronous"] is False]
     return labels if any(v["asynchronous"] for v in described) else []
 

@@ -1,4 +1,4 @@
-"""Conversion of values by replicate to rows with intervals and verdicts."""
+"""Conversion of per-replicate values into rows with intervals and verdicts."""
 
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ def ranking(variants: Sequence[Mapping[str, Any]], rows: Sequence[Row], metric: 
 AT_THE_RATE = "set by the rate"
 """Verdict on a price per token that no policy could have changed."""
 TOO = {("lower", "better"): "too fast", ("lower", "worse"): "too slow"}
-"""Verdicts on a simulated server compared with a measured one, by the metric's direction and the verdict on two
-policies."""
+"""Verdicts on a simulated server compared with a measured one, keyed by the metric's direction and the verdict that
+would be given on two policies."""
 
 
 def set_by_rate(rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], equal: Collection[str] = ()) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Worker process that reads cells as lines of JSON and writes the outcome of each as one.
+"""Worker process that reads cells as lines of JSON and writes the outcome of each as another such line.
 
 It ends immediately, even in the middle of a cell, when the process that feeds it is gone.
 """

@@ -1,18 +1,18 @@
-"""Value of X: a capacity question with and without it, on the same draws of the workload.
+"""Worth of a feature X: a capacity question with and without X, on the same draws of the workload.
 
 Each X of `of` is compared separately with a deployment that has none of them, and several are also compared together.
-Its value is the ratio of the hourly price per request/s with it to the price without it, over the deployments that
-carry `rate` (whole replicas) if it is given, else at their highest rates.
+The worth of X is given by the ratio of the hourly price per request/s with X to the price without it. The deployments
+compared are those that carry `rate` (whole replicas) if it is given, else each at its highest rate.
 
-The document is the one of servesim.experiments.capacity with one more key:
+The document is that of servesim.experiments.capacity with one more key:
 
     worth         [{of: X, which is the label of the row with it, with, without: the settings that differ,
                   price_ratio, gain: 1 - price_ratio; null: one of the two carries nothing,
                   low, high: of the gain, a 95 % t interval over replicates, each with and without X under the same
                   requests, null if there is none (`says`); model_error: {low, high: of the gain, level, says} or
                   null; usd_per_hour, rate, verdicts: of the two rows; usd_range: of the two rows, [low, high] of $/h
-                  per request/s by the model's error, or null; needs: sentences on quality to check and parts to be
-                  had; says_worth, says_error: all of it in sentences}]
+                  per request/s by the model's error, or null; needs: sentences on quality to check and parts to
+                  obtain; says_worth, says_error: all of it in sentences}]
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def worth(
     that do both prefill and decode, each with the scenario's `tp`), or any setting (`scheduler.max_num_seqs=64`)
     against the scenario's own value.
 
-    Keywords are those of `servesim.capacity`, but every setting has one value. Returns the rows of the deployments. The
-    document, including the worth of each feature, is in `.attrs["document"]`. Raises UserError if the question is
-    invalid.
+    Keywords are those of `servesim.capacity`, but each setting takes only one value. Returns the rows of the
+    deployments. The document, including the worth of each feature, is in `.attrs["document"]`. Raises UserError if the
+    question is invalid.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
@@ -103,7 +103,7 @@ def worth(
 
 
 def _names(of: str | Sequence[str]) -> list[str]:
-    """Split lists at commas. A part such as `policy=priority` that is not a setting continues the one before it."""
+    """Split lists at commas. A part such as `policy=priority` that is not a setting is joined to the part before it."""
     names: list[str] = []
     for text in [of] if isinstance(of, str) else of:
         for i, part in enumerate(listed("of", text)):
@@ -260,8 +260,8 @@ def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ra
 
 
 def limits(study: Study, label: str) -> list[float | None]:
-    """Return the highest rate of each replicate separately, interpolated in logarithms between the loads tried, or None
-    if they do not bracket it."""
+    """Return the highest rate of each replicate separately, interpolated logarithmically between the loads tried, or
+    None if those loads do not bracket it."""
     tried = sorted((load, outcomes) for (name, load), outcomes in study.outcomes.items() if name == label)
     goals = np.array([goal.share for goal in study.measuring.goals])
 

@@ -1,4 +1,5 @@
-"""Sentences on the worth of a feature: what it saves, whether that is decided, and what it needs."""
+"""Sentences on the worth of a feature: what it saves, whether the saving is certain, and what the feature
+needs."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ _TRAINED = {
     "early-exit": "a model that was trained to exit early",
     "draft-model": "a small model with the same vocabulary",
 }
-"""Things that a speculator needs beside the model, by its name."""
+"""Things that a speculator needs besides the model, by the speculator's name."""
 
 
 def sentence(one: Mapping[str, Any]) -> str:
-    """Return a sentence on the worth of a feature, and those on what it needs if it saves anything."""
+    """Return a sentence on the worth of a feature, followed by sentences on what it needs if it saves anything."""
     ours, theirs = one["verdicts"]
     if one["price_ratio"] is None:
         if ours == "carries":
@@ -59,8 +60,8 @@ def doubt(one: Mapping[str, Any]) -> str:
 
 
 def usd_range(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the range of a deployment's price that its model error allows, in dollars an hour per request/s, or None
-    if it has no such interval."""
+    """Return the range of a deployment's price that its model error allows, in dollars per hour per request/s, or None
+    if the model error has no such interval."""
     bars = row.get("model_error")
     if bars is None or not bars["low"] or not bars["high"]:
         return None
@@ -71,8 +72,8 @@ def usd_range(row: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def needs(known: Scenario, without: Scenario) -> Iterator[str]:
-    """Yield sentences on what a deployment asks for in comparison with another and no simulation sees: quality to be
-    checked, and parts to be had."""
+    """Yield sentences on what a deployment requires beyond another one and no simulation can show: quality to check,
+    and parts to obtain."""
     if known.dtype != without.dtype:
         yield f"Weights in {known.dtype} change the model's answers a little: check them on tasks of your own."
     if known.kv_dtype == "fp8" != without.kv_dtype:

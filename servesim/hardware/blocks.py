@@ -1,7 +1,7 @@
 """Widths of layers that engines refuse because quantization has one scale per block of weights.
 
-A rank has whole blocks or the engine does not start: vLLM (`validate_fp8_block_shape` for linear layers,
-`Fp8MoEMethod.create_weights` for experts) and SGLang, which took both over.
+Unless every rank has whole blocks, the engine does not start. This is checked by vLLM (`validate_fp8_block_shape` for
+linear layers, `Fp8MoEMethod.create_weights` for experts) and by SGLang, which took over both checks.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from servesim.errors import UserError
 from servesim.hardware.model import ModelSpec, check_tp, kv_heads_per_gpu
 
 _TRIED = (1, 2, 4, 8, 16)
-"""Tensor-parallel degrees that a message proposes."""
+"""Tensor-parallel degrees that the error message may suggest."""
 _EXPERTS = "The output_size of gate's and up's weight"
 _LINEAR = "Weight output_partition_size"
-"""Beginnings of the two engines' messages."""
+"""Beginnings of the engines' two messages."""
 
 
 def check_blocks(model: ModelSpec, dtype: str, block: int, engine: str, *, tp: int, dp: int = 1, ep: int = 1) -> None:

@@ -38,7 +38,8 @@ KNOWN_TYPES = frozenset(
     )
 )
 """Values of `model_type` whose decoders consist of parts that servesim prices: attention with grouped heads, and a
-dense MLP or experts in each layer. A config.json without `model_type` is accepted, because it claims nothing else."""
+dense MLP or experts in each layer. A config.json without `model_type` is accepted, because it does not claim to be
+anything else."""
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True, "linear_attention": False}
 _LLAMA4 = "llama4_text"
 _QWEN_NEXT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")

@@ -17,7 +17,7 @@ class DraftModel:
     decoder: bool = True
     """Whether it has layers; if not, it has only `linears` and the LM head."""
     linears: tuple[tuple[int, int], ...] = ()
-    """(output width, input width) of additional linear layers over every token of every pass."""
+    """(output width, input width) of additional linear layers applied to every token of every pass."""
     first_linears: tuple[tuple[int, int], ...] = ()
     """(output width, input width) of linear layers in the first pass only."""
     owns_lm_head: bool = True

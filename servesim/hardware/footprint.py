@@ -29,7 +29,7 @@ class Load:
     """The load that KV memory must hold, and its KV format."""
 
     context: int = 4096
-    """Tokens per sequence, prompt and output."""
+    """Tokens per sequence, prompt and output together."""
     sequences: int = 1
     kv_dtype: str = "bf16"
     block_size: int = 16
@@ -48,7 +48,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A model on `tp` GPUs of a kind, with the memory budget that vLLM computes at start-up."""
+    """A model on `tp` GPUs of one kind, with the memory budget that vLLM computes at start-up."""
 
     gpu: str
     weights: str
@@ -102,7 +102,7 @@ def attention_kind(model: ModelSpec) -> str:
 
 
 def fit(model: ModelSpec, gpu: Gpu, tp: int, weights: str, load: Load) -> Fit:
-    """Return the room for KV cache next to the weights; raise UserError for a `tp` that does not divide the heads."""
+    """Return the room for KV cache alongside the weights; raise UserError for a `tp` that does not divide the heads."""
     check_tp(model, tp)
     limits, groups = vllm_defaults(gpu), kv_groups(model.kept_layers)
     load = replace(load, block_size=state_block_size(model, load.block_size, load.kv_dtype, tp))

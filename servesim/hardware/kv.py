@@ -17,8 +17,8 @@ from servesim.hardware.layers import STATE_WINDOW, Layer
 from servesim.hardware.model import ModelSpec
 
 _NEARLY_EQUAL = 1.25
-"""Ratio between the kinds' layer counts up to which vLLM pads the smaller kinds instead of splitting all into groups of
-the smallest."""
+"""Ratio between the kinds' layer counts up to which vLLM pads the smaller kinds instead of splitting all kinds into
+groups the size of the smallest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def kv_groups(layers: Sequence[Layer]) -> list[KvGroup]:
 
 
 _ALIGNED = 16
-"""Divisor of the number of tokens in a block if states determine it."""
+"""Number that the tokens in a block are a multiple of if states determine the block size."""
 
 
 def state_block_size(model: ModelSpec, block_size: int, kv_dtype: str = "bf16", tp: int = 1) -> int:

@@ -24,9 +24,9 @@ DTYPE_BYTES = {
     "ternary": 0.1975,
 }
 """Bytes of one weight or KV element. mxfp4 is 4 bits plus an 8-bit scale for every 32 weights (mxfp4_mxfp8: multiplied
-by activations in mxfp8), nvfp4 one for every 16. nf4 has 0.127 bits of scales (QLoRA, arXiv 2305.14314), ternary the
-1.58 bits of BitNet b1.58 (arXiv 2402.17764; packed they take 2). Scales of the other formats (under 1 %, int4 in groups
-of 128 about 3 %) are not counted."""
+by activations in mxfp8), nvfp4 one for every 16. nf4 has 0.127 bits of scales per weight (QLoRA, arXiv 2305.14314);
+ternary weights have the 1.58 bits of BitNet b1.58 (arXiv 2402.17764; they take 2 when packed). Scales of the other
+formats (under 1 %, int4 in groups of 128 about 3 %) are not counted."""
 
 GGUF_BYTES = {"q8_0": 8.5008 / 8, "q6_k": 6.5633 / 8, "q5_k_m": 5.7036 / 8, "q4_k_m": 4.8944 / 8, "q2_k": 3.1593 / 8}
 """Bytes of one weight, including embeddings, LM head and scales, in files of llama.cpp (its tools/quantize/README.md,

@@ -21,9 +21,9 @@ GIB = 2**30
 Version = tuple[int, int]
 """Release of vLLM: (0, 22) is 0.22."""
 NON_TORCH_BYTES = int(0.13 * GIB)
-"""Workspaces of cuBLAS and the attention backend, outside torch's allocator: the part of 90 % of an H100 that weights,
-activations and KV cache of Llama-3.1-8B leave (an earlier release, no graphs subtracted). gpt-oss-20b, Qwen3-0.6B and
-Qwen3-32B leave the same within 0.01 GiB."""
+"""Workspaces of cuBLAS and the attention backend, outside torch's allocator: what remains of 90 % of an H100 after the
+weights, activations and KV cache of Llama-3.1-8B (in an earlier release, with no graphs subtracted). With gpt-oss-20b,
+Qwen3-0.6B and Qwen3-32B, the same remains within 0.01 GiB."""
 NCCL_BYTES = {1: 0, 2: 420 * 2**20, 4: 470 * 2**20, 8: 470 * 2**20}
 """NCCL and all-reduce buffers by number of GPUs: the value for two is fitted to Llama-3.3-70B TP 2 as above; more GPUs
 take 50 MiB more (aiconfigurator-core 0.12.0, system descriptions)."""
@@ -31,8 +31,8 @@ STATES_PER_KV = 0.9
 """Bytes of the state pool per byte of the KV pool (SGLang's mamba_full_memory_ratio), if blocks are not laid out by
 groups of layers."""
 _PADDED_TO = 256
-"""Multiple to which experts in mxfp4 have their hidden size padded on Hopper. Fitted to the weights of gpt-oss-20b
-(13.47 GiB; without padding 12.81); it yields 64.49 GiB for the weights of gpt-oss-120b (64.38 loaded)."""
+"""Multiple to which the hidden size of mxfp4 experts is padded on Hopper. Fitted to the weights of gpt-oss-20b (13.47
+GiB; without padding 12.81); it yields 64.49 GiB for the weights of gpt-oss-120b (64.38 loaded)."""
 
 
 SORTING = 38.3
@@ -41,8 +41,8 @@ and the rest for scratch space of the sort, softmax and sums. Fitted to the acti
 (1,024 sequences on an H100; 38.34 and 38.25); gpt-oss-20b and -120b, Llama-3.3-70B and Qwen3-32B come out within 0.4 %
 (vocabularies of 128,256 to 201,088)."""
 UNSORTED = 18.0
-"""Bytes per logit of a sampler that does not sort: 2 for logits, 4 for a float32 copy and three buffers like it.
-Assumed, not measured: with it, gpt-oss-120b on an H200 (0.22) gets 1 % more blocks than it had."""
+"""Bytes per logit of a sampler that does not sort: 2 for logits, 4 each for a float32 copy and three buffers like it.
+Assumed, not measured: with it, gpt-oss-120b on an H200 (0.22) gets 1 % more blocks than it actually had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ def peak_activation_bytes(
     """Return the peak of the profile run: the larger of the MLP on a full batch and the sampler on full sequences.
 
     MLP: gate and up outputs, their product, residual and hidden state, 2 bytes each; experts: the same for every routed
-    copy of a token, and its output. Sampler (if the stage `samples`): logits of every sequence over the whole
-    vocabulary, in addition to the hidden states of the batch and the hidden states to be sampled.
+    copy of a token, plus the output of that copy. Sampler (if the stage `samples`): logits of every sequence over the
+    whole vocabulary, in addition to the hidden states of the batch and the hidden states to be sampled.
     """
     width = (3 if model.gated_mlp else 2) * model.intermediate_size // tp
     if model.experts is not None:

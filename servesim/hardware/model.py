@@ -69,7 +69,7 @@ class ModelSpec:
     multiplied."""
     chunked: bool = False
     """Whether windows are chunks, in which a token attends only to its own chunk. The cost of a window is then exact up
-    to the end of the first chunk, and up to twice the cost of a chunk beyond it. vLLM keeps all tokens of such
+    to the end of the first chunk; beyond it, the cost is up to twice that of a chunk. vLLM keeps all tokens of such
     layers."""
     layer_kinds: tuple[Layer, ...] = ()
     """The kind of every layer; if empty, all have full attention and one MLP."""
@@ -85,7 +85,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> ModelSpec:
-        """Build from the content of a Hugging Face `config.json`; refuse anything the simulator cannot price."""
+        """Build a spec from the content of a Hugging Face `config.json`; refuse anything the simulator cannot price."""
         return cls(name=name, **model_fields(config, f"model config {name}"))
 
     @property
@@ -249,7 +249,7 @@ def check_tp(model: ModelSpec, tp: int) -> None:
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
     """Read the `config.json` of a bundled model, a file or a folder; return its content, with the changes appended to
-    the name (`llama-3.1-8b:num_hidden_layers=4`), and the model's name."""
+    the name (`llama-3.1-8b:num_hidden_layers=4`) applied, and the model's name."""
     name_or_path, changes = split_changes(name_or_path)
     if changes:
         config, name = read_config(name_or_path)
@@ -271,6 +271,7 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
 
 
 def model_named(name: str) -> Named | None:
-    """Return the meaning of a model name, either a bundled one or a Hugging Face id; None if the name is unknown."""
+    """Return what a model name refers to, whether it is a bundled name or a Hugging Face id; None if the name is
+    unknown."""
     key = name.lower()
     return Named(key) if key in bundled_models() else named(name, tuple(bundled_models()))

@@ -1,7 +1,8 @@
-"""Names of models as users write them: Hugging Face ids, with the weight format at the end.
+"""Model names as users write them: Hugging Face ids, with the weight format as a suffix.
 
-`meta-llama/Llama-3.3-70B-Instruct` has the shape of a bundled model, `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic`
-the shape of another with weights in fp8. names.yaml lists the names that share a shape, and the source of its numbers.
+`meta-llama/Llama-3.3-70B-Instruct` has the shape of a bundled model, and
+`RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic` that of another, with fp8 weights. names.yaml lists the names that
+share a shape, and the sources of its numbers.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ _FORMAT = re.compile("|".join(f"(?P<f{i}>{text})" for i, (text, _) in enumerate(
 _ENDS = ("dynamic", "static", "pertensor", "kv", "quantized", "g128", "marlin", "sym", "ct")
 """Words that qualify a format: `-FP8-dynamic`, `-quantized.w4a16`."""
 _PER_CHANNEL = ("dynamic", "static", "pertensor")
-"""Words that say that FP8 weights have one scale per channel or tensor."""
+"""Words that indicate that FP8 weights have one scale per channel or per tensor."""
 BLOCKS: dict[str, Any] = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-"""Keys of the config.json of a checkpoint in FP8 blocks."""
+"""Keys in the config.json of a checkpoint with block-scaled FP8 weights."""
 _TUNED = ("instruct", "chat", "hf", "it", "base", "meta", "v0.1", "neuralmagic", "redhatai")
-"""Words that do not change the shape."""
+"""Words in a name that do not affect the model's shape."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """The meaning of a name."""
+    """Meaning of a model name: a bundled model, its weight format, and changes to its config.json."""
 
     model: str
-    """The bundled model with its shape."""
+    """The bundled model that has the same shape."""
     dtype: str | None = None
     """Format of its weights, if given by the name or its publisher."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -56,8 +57,8 @@ def _table() -> dict[str, Any]:
 
 
 def named(name: str, bundled: tuple[str, ...]) -> Named | None:
-    """Return the meaning of a name, or None if no bundled model has its shape. Names with a folder are files unless
-    they have one slash."""
+    """Return what a name refers to, or None if no bundled model has its shape. Names that end in `.json` or `/`, or
+    contain several slashes, are file paths."""
     if name.count("/") > 1 or name.endswith((".json", "/")):
         return None
     text = name.rpartition("/")[2].lower().replace("_", "-").replace(".w", "-w")
@@ -80,8 +81,8 @@ def named(name: str, bundled: tuple[str, ...]) -> Named | None:
 
 
 def blocks_of(model: str) -> dict[str, Any]:
-    """Return the keys of config.json that say that the FP8 checkpoint of a bundled model has one scale per block, or
-    nothing if it has not."""
+    """Return the config.json keys of a bundled model's block-scaled FP8 checkpoint, or an empty dict if its FP8
+    checkpoint is not block-scaled."""
     return BLOCKS if model in _table()["fp8_blocks"] else {}
 
 

@@ -1,4 +1,4 @@
-"""Details for refusals: the layers of a `config.json` that cannot be priced, and the nearest bundled model."""
+"""Details for error messages: the layers of a `config.json` that cannot be priced, and the nearest bundled model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LINEAR = frozenset(("linear_attention", "mamba", "gated_deltanet", "kda", "recu
 
 
 def nearest(config: Mapping[str, Any]) -> str:
-    """Return the bundled model whose sizes are nearest to a config's: by the logarithms of hidden size, layers, heads
-    and experts, among models that also have experts (or also have none). Return an empty string if the config states
+    """Return the bundled model whose sizes are nearest to a config's, comparing the logarithms of hidden size, layers,
+    heads and experts, among models that also have (or also lack) experts. Return an empty string if the config states
     too little."""
     own = _text_of(config)
     mine = _sizes(own)

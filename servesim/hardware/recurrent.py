@@ -35,7 +35,7 @@ class Recurrent:
     kernel: int
     """Number of tokens that the convolution spans."""
     state_dtype: str = "bf16"
-    """Format of the matrices; the convolution's cached inputs are kept in 2 bytes per value."""
+    """Format of the state matrices; the convolution's cached inputs take 2 bytes per value."""
 
     @property
     def key_size(self) -> int:
@@ -48,9 +48,9 @@ class Recurrent:
         return self.value_heads * self.value_dim
 
     def linears(self, hidden: int, tp: int = 1) -> list[tuple[int, int]]:
-        """Return (output width, input width) of the projections on one of `tp` GPUs, the output projection last. In
-        `kda`, decay and gate are low-rank projections through the width of one head; their first factor is replicated
-        on every GPU."""
+        """Return (output width, input width) of each projection on one of `tp` GPUs, with the output projection last.
+        In `kda`, decay and gate are low-rank projections whose rank is the width of one head; their first factor is
+        replicated on every GPU."""
         keys, values, heads = self.key_size // tp, self.value_size // tp, self.value_heads // tp
         out = (hidden, values)
         if self.kind == KDA:
@@ -116,8 +116,8 @@ def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
 
 
 def layers_with_states(config: Mapping[str, Any], layers: tuple[Layer, ...], where: str) -> tuple[Layer, ...]:
-    """Return `layers` with the layers that keep a state marked and, for Nemotron-H, with the parts that each layer
-    lacks; raise UserError if the config does not specify which layers keep a state."""
+    """Return `layers` with the layers that keep a state marked as such and, for Nemotron-H, with the parts that each
+    layer lacks marked too; raise UserError if the config does not specify which layers keep a state."""
     pattern, count = config.get("hybrid_override_pattern"), len(layers)
     if pattern is not None:
         if not isinstance(pattern, str) or len(pattern) != count or set(pattern) - set(_PARTS):

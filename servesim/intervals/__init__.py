@@ -1,1 +1,1 @@
-"""Error bars: how far measured servers were from their simulation, and the resulting interval for a run."""
+"""Error bars: how far measured servers were from their simulations, and the resulting interval for a run."""

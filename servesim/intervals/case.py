@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 METRICS = ("ttft", "tpot", "e2e")
-"""Metrics with known intervals, as means over requests: E2E is TTFT + (mean output length - 1) TPOT."""
+"""Metrics for which intervals are known, as means over requests; E2E is TTFT + (mean output length - 1) TPOT."""
 SHORT_TTFT_MS = 100.0
-"""Simulated TTFT below which most of it is front-end and host time, not prefill or queueing."""
+"""Simulated TTFT below which TTFT is mostly front-end and host time, not prefill or queueing."""
 LOADS = ((8.0, "1-8"), (32.0, "9-32"), (128.0, "33-128"), (float("inf"), "129-"))
-"""Bands of requests in flight on one engine, by their upper bound."""
+"""Bands of the number of requests in flight on one engine, each with its upper bound."""
 BEYOND = ((0.0, "0"), (0.05, "0-5 %"), (0.25, "5-25 %"), (1.0, "25-100 %"))
-"""Bands of the share of GPU time priced beyond the range measured in the tables, by their upper bound."""
+"""Bands of the share of GPU time priced beyond the range measured in the tables, each with its upper bound."""
 PROMPTS = ((1500.0, "to 1500"), (5000.0, "to 5000"), (float("inf"), "over 5000"))
-"""Bands of the mean prompt length in tokens, by their upper bound."""
+"""Bands of the mean prompt length in tokens, each with its upper bound."""
 _SUFFIX = re.compile(r"(-(instruct|chat|it|fp8|fp4|nvfp4|awq|gptq|int4|hf|base|[0-9]{4}))+$")
 
 
@@ -39,7 +39,7 @@ class Case:
     ttft_ms: float
     tpot_ms: float
     extrapolated: float
-    """Share of GPU time beyond the range measured in the kernel tables, including formulas."""
+    """Share of GPU time priced beyond the range measured in the kernel tables, including time from formulas."""
 
     @property
     def product(self) -> str:
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def deployment(self) -> str:
-        """The product with its parallelism, regardless of load."""
+        """The `product` plus its parallelism, regardless of load."""
         return f"{self.product} tp{self.tp} ep{self.ep}"
 
     @property
@@ -58,7 +58,8 @@ class Case:
 
     @property
     def crowd(self) -> str:
-        """The last band of `LOADS`, or all other bands together: in the last one, errors are several times as large."""
+        """The last band of `LOADS`, or all other bands combined, because errors in the last band are several times as
+        large."""
         return LOADS[-1][1] if self.load == LOADS[-1][1] else f"1-{LOADS[-2][0]:.0f}"
 
     @property
@@ -78,14 +79,14 @@ def band(value: float, bands: Sequence[tuple[float, str]]) -> str:
 
 
 def model_key(name: str) -> str:
-    """Return a model's name in the form shared by labels, bundled models and folders of a config.json."""
+    """Return a model's name in the form shared by labels, bundled models and folders that contain a config.json."""
     tail = name.removesuffix("/config.json").rstrip("/").rpartition("/")[2]
     tail = tail.removesuffix(".json").removesuffix("_config").rpartition("--")[2]
     return _SUFFIX.sub("", tail.lower())
 
 
 def features(case: Case) -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) of all features that a case may share with others; names begin with their kind."""
+    """Yield (kind, name) for each feature that a case may share with other cases; each name begins with its kind."""
     engine, short = case.engine, "short" if case.short else "long"
     for kind, what in (
         ("all", ""),

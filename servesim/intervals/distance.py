@@ -1,4 +1,5 @@
-"""Distance of a case from all measured ones: the known labels determine which cells' errors apply to it."""
+"""Distance of a case from all measured cases: which of its labels are known determines which cells' errors apply to
+it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from servesim.intervals.case import Case
 
 LABELS = ("engine", "precision", "version", "model", "gpu", "deployment")
-"""Properties that make a case known or unknown."""
+"""Properties of a case that may be known (measured) or unknown."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,11 @@ KINDS = (
     Kind("gpu", ("gpu",), "this GPU was never measured"),
     Kind("model and version", ("model", "version"), "neither this model nor this engine version was ever measured"),
 )
-"""Kinds of distance, from near to far. A case is of the kind that holds out exactly the labels unknown for the case."""
+"""Kinds of distance, from near to far. A case belongs to the kind that holds out exactly the case's unknown labels."""
 
 
 def label(case: Case, name: str) -> str:
-    """Return a label of a case; versions include the engine."""
+    """Return a label of a case; the version label includes the engine."""
     return f"{case.engine} {case.version}" if name == "version" else str(getattr(case, name))
 
 

@@ -1,7 +1,7 @@
 """Two cases under one workload: how far the measured ratio is from the simulated one.
 
-Errors common to both cancel, so a ratio is known better than either side. It is never derived from the difference of
-two intervals.
+Errors common to both cancel, so a ratio is known more precisely than either value. It is never derived from the
+difference of two intervals.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ class Spread:
 
     kind: str
     factor: float
-    """Factor of at least 1: eight of ten measured ratios lie between the simulated ratio divided by it and multiplied
-    by it."""
+    """Factor of at least 1 such that eight of ten measured ratios lie between the simulated ratio divided by it and the
+    simulated ratio multiplied by it."""
     says: str
     by_level: tuple[float, ...]
     """Factors at LEVELS."""
 
     def beyond(self, factor: float) -> float:
-        """Return the share of measured pairs whose ratio exceeds the simulated ratio by more than a factor of at least
-        1, on that side only: a half at factor 1, and no less than (1 - the last of LEVELS) / 2."""
+        """Return the share of measured pairs whose ratio exceeds the simulated one by more than `factor` (at least 1).
+        The share is one-sided: one half at factor 1, and never less than (1 - the last of LEVELS) / 2."""
         halves = (0.0, *(math.log(one) for one in self.by_level))
         level = float(np.interp(math.log(factor), np.maximum.accumulate(halves), (0.0, *LEVELS)))
         return (1 - level) / 2

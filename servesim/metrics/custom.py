@@ -20,7 +20,7 @@ from servesim.parsing import listed
 from servesim.plugins.files import load_file
 
 Function = Callable[[Any, Mapping[str, Any]], Any]
-"""Function called with (requests, a DataFrame; summary)."""
+"""Function called with (requests, summary), where requests is a DataFrame."""
 
 
 def is_custom(name: Any) -> bool:
@@ -72,7 +72,8 @@ def custom_values(
 
 
 def load_metrics(metrics: str | Function | Iterable[str | Function] | None) -> list[tuple[str, Function]]:
-    """Return the names and functions of a list of metrics, of a single one, or of a comma-separated text."""
+    """Return the name and function of each metric, given as a list, as a single metric, or as a comma-separated
+    string."""
     if metrics is None:
         return []
     given = listed("metrics", metrics) if isinstance(metrics, str) else [metrics] if callable(metrics) else metrics

@@ -27,8 +27,8 @@ def mfu(m: Measured) -> float | None:
 
     Per completed request: 2 per computed token (prompt without its prefix hit, and all outputs but the last) and weight
     outside the embeddings, 4 per query-key pair and head dimension, 2 per LM-head weight and output token. Padding and
-    recomputation after preemption are not useful and do not count. None for models whose layers are not all alike and
-    dense, and if there are several pools.
+    recomputation after preemption are not useful and do not count. None if the model's layers are not all alike and
+    dense, or if there are several pools.
     """
     deployment = m.alone
     if deployment is None:
@@ -46,10 +46,10 @@ def mfu(m: Measured) -> float | None:
 
 
 def mbu(m: Measured) -> float | None:
-    """Return memory bandwidth utilization: bytes of the weights, once per step (of embeddings, only a tied LM head),
-    and of the keys and values of every attended context (including the context cached before a prefill chunk), divided
-    by the bytes that the GPUs could read in the duration. None for models whose layers are not all alike and dense, and
-    if there are several pools."""
+    """Return memory bandwidth utilization: bytes of the weights, once per step (of the embeddings, only a tied LM
+    head), and of the keys and values of every attended context (including the context cached before a prefill chunk),
+    divided by the bytes that the GPUs could read in the duration. None if the model's layers are not all alike and
+    dense, or if there are several pools."""
     deployment, totals = m.alone, m.totals
     if deployment is None:
         return None

@@ -25,7 +25,7 @@ OF_A_RUN = (
 )  # fmt: skip
 """Groups that every run has."""
 GROUPS = (*OF_A_RUN, REPLICAS, POOLS)
-"""Groups of every run, and the groups of runs with several replicas."""
+"""Groups of every run, plus the groups that only runs with several replicas have."""
 _FIELD = re.compile(r"{{|}}|{([\w.]+)}")
 """Regular expression that matches a doubled brace or a figure in braces."""
 
@@ -71,8 +71,8 @@ def said(
     groups: Sequence[Group] = GROUPS,
     text: Callable[[Figure | None, Any], str] = text_of,
 ) -> str | None:
-    """Return a text of a group with its figures filled in, or None if it is not to be shown. `text`: returns a figure
-    as text. Fields that are not figures are kept as they are."""
+    """Return a text of a group with its figures filled in, or None if the text is not to be shown. `text`: function
+    that formats a figure. Fields that are not figures are kept as they are."""
     template = words(summary) if callable(words) else words
     if template is None:
         return None
@@ -95,7 +95,7 @@ def said(
 
 def _places(path: list[str], group: Group, groups: Sequence[Group]) -> Iterator[tuple[Group, list[str]]]:
     """Yield the groups in which a path may be found, and the path within each: the group itself, groups whose section
-    is the first name, and top-level groups."""
+    is the first name of the path, and top-level groups."""
     yield group, path
     if len(path) > 1:
         yield from ((each, path[1:]) for each in groups if each.section == path[0])
@@ -115,9 +115,9 @@ def _is_figure(path: list[str], group: Group, groups: Sequence[Group]) -> bool:
 
 
 def plain_sections(groups: Sequence[Group], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections that a user's feature made, with numpy numbers converted to Python. Raise PolicyError for a value
-    that JSON does not support, for a figure that its groups declare but that is missing, and for a value that is not a
-    number although its figure is declared as one."""
+    """Return the sections made by a user's feature, with numpy numbers converted to Python numbers. Raise PolicyError
+    for a value that JSON does not support, for a figure that is declared in the groups but missing, and for a value
+    that is not a number although its figure is declared as one."""
     found = {name: _plain(section, name) for name, section in sections.items()}
     for group in groups:
         section = found.get(group.section)
@@ -156,7 +156,7 @@ def _finite(value: float) -> bool:
 
 
 def rows_of(groups: Sequence[Group], summary: Summary) -> Rows:
-    """Return the rows of a run's table in the order of the groups; groups with `after` are placed after the rows with
+    """Return the rows of a run's table in the order of the groups; the rows of groups with `after` follow the rows with
     those labels."""
     found: Rows = []
     for group in groups:

@@ -1,4 +1,4 @@
-"""Load of a system while requests arrive: numbers waiting and present in tenths of the arrival span."""
+"""Load of a system while requests arrive: numbers of requests waiting and present in each tenth of the arrival span."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 TENTHS = 10
 EARLY = 4
-"""Number of first tenths whose requests show how long a stay is before a queue has grown."""
+"""Number of tenths at the start whose requests show how long a stay lasts before a queue has built up."""
 FEW = 0.03
-"""Share of the arrivals below which a tenth says nothing about the time in service."""
+"""Minimum share of all arrivals that a tenth needs to say anything about the time in service."""
 
 Times = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -26,13 +26,14 @@ class Load:
     """Mean number of requests waiting (not yet scheduled for the first time) in each tenth."""
     in_system: Floats
     arrived: Times
-    """Arrivals before each of the eleven edges."""
+    """Number of arrivals before each of the eleven edges of the tenths."""
     explained: Floats
     """Mean number in the system in each tenth if stays were distributed as those of the first `EARLY` tenths are."""
     service_ns: float
-    """Mean time from the first scheduling to the end, over the requests of the tenth where it is shortest."""
+    """Mean time from first being scheduled to the end, over the requests of the tenth in which this mean is
+    smallest."""
     service_cv2: float
-    """Squared coefficient of variation of that time, over all requests."""
+    """Squared coefficient of variation of the time in service, over all requests."""
     span_ns: int
 
 
@@ -58,7 +59,8 @@ def load_of(arrival: Times, waits: Times, leaves: Times) -> Load | None:
 
 
 def mean_between(enter: Times, leave: Times, edges: Times) -> Floats:
-    """Return the exact mean number present between successive edges: the integral of the number over the width."""
+    """Return the exact mean number present between successive edges: the integral of the number divided by the
+    width."""
     width = np.diff(edges)
     stay = [
         np.maximum(np.minimum(leave, b) - np.maximum(enter, a), 0).sum(dtype=np.float64)
@@ -68,7 +70,8 @@ def mean_between(enter: Times, leave: Times, edges: Times) -> Floats:
 
 
 def shortest_mean(arrived: Times, total: Floats) -> float:
-    """Return the smallest mean of a tenth's requests, given the number of requests and their total before each edge."""
+    """Return the smallest of the tenths' means over their requests, given the number of requests and the sum of their
+    values before each edge."""
     counts, sums = np.diff(arrived), np.diff(total)
     enough = counts >= max(1.0, FEW * counts.sum())
     return float((sums[enough] / counts[enough]).min())

@@ -1,4 +1,4 @@
-"""A measured run: the input of its figures."""
+"""A finished run, as the input from which its figures are computed."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Good(NamedTuple):
 
 
 def good_of(part: Part, slo: Mapping[str, float], limits: Limits | None = None, seconds: float | None = None) -> Good:
-    """Return the requests that are within every limit. `limits`: limits of each completed request, if they differ;
-    `seconds`: the time over which rates are computed, by default from the first arrival to the last token."""
+    """Return the counts of requests that are within every limit. `limits`: limits of each completed request, if they
+    differ; `seconds`: the time over which rates are computed, by default from the first arrival to the last token."""
     within = part.met(slo if limits is None else limits)
     good = within.pop(ALL)
     over = part.duration_ns / SECOND if seconds is None else seconds
@@ -87,7 +87,7 @@ class Measured:
     retries: int = 0
     unsent: int = 0
     drafts: Sequence[SpecStats] = ()
-    """Counts of speculative decoding, by replica."""
+    """Speculative decoding counts, by replica."""
     relative_error: float | None = None
     """Relative standard error of an entry of the kernel tables; None if it is unknown."""
 

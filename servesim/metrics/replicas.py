@@ -40,7 +40,7 @@ class Up:
 
 
 class ReplicaTotals:
-    """Sums by replica over steps and requests, added chunk by chunk."""
+    """Per-replica sums over steps and requests, added chunk by chunk."""
 
     def __init__(self) -> None:
         self._sums = {name: np.zeros(0) for name in SUMS}
@@ -91,9 +91,9 @@ class ReplicaTotals:
         first_ns: int,
         states: Sequence[list[list[Any]] | None],
     ) -> list[dict[str, Any]]:
-        """Return the figures of each replica, by index. `ups`: uptime of each; `pools`: names and deployments;
-        `first_ns`: start of the run, from which seconds are counted; `states`: changes of each as [second, new
-        state]."""
+        """Return the figures of each replica, by index. `ups`: uptime of each replica; `pools`: names and deployments;
+        `first_ns`: start of the run, from which seconds are counted; `states`: state changes of each replica as
+        [second, new state]."""
         have = len(self._sums["steps"])
         found = []
         for index, up in enumerate(ups):
@@ -228,13 +228,14 @@ def of_pools(
 
 
 def imbalance(shares: Sequence[float | None]) -> float | None:
-    """Return the largest share divided by the mean; 1 is even. None if there are no shares."""
+    """Return the largest share divided by the mean share (1: perfectly even), or None if there are no shares."""
     known = [share or 0.0 for share in shares]
     return per(max(known, default=0.0) * len(known), sum(known))
 
 
 def _mean(replicas: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Return the mean of a figure over replicas, weighted by requests for figures of requests, otherwise by uptime."""
+    """Return the mean of a figure over replicas, weighted by number of requests for figures of requests, otherwise by
+    uptime."""
     weight = "requests" if key in ("queue_ms", "hit_rate") else "up_s"
     known = [one for one in replicas if one[key] is not None]
     return per(sum(one[key] * one[weight] for one in known), sum(one[weight] for one in known))

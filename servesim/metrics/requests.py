@@ -1,7 +1,7 @@
-"""Metrics of requests: latencies, throughput, SLOs. Definitions follow the field's (vLLM's) terms.
+"""Metrics of requests: latencies, throughput, SLOs. Definitions follow common usage, as in vLLM.
 
 t_s: arrival; t_1, t_n: first and last output token; n: output tokens; E2E = t_n - t_s. A request with several samples
-counts once (servesim.metrics.samples); n is then the length of the longest.
+counts once (servesim.metrics.samples); n is then the length of the longest sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """Weights of tokens in a tenant's service, as in VTC (Sheng et al., OSDI'24): outputs cost more than inputs."""
 
 Limits = Mapping[str, float] | Mapping[str, NDArray[np.float64]]
-"""Milliseconds by metric, the same for all requests or one value for each completed request."""
+"""Limits in milliseconds by metric: either one value for all requests or one value per completed request."""
 Stats = dict[str, float] | None
 
 
@@ -44,7 +44,7 @@ class Service(NamedTuple):
 
 
 class Part(Protocol):
-    """The source of the figures of some requests: their records, or sums over streamed records."""
+    """Source from which the figures of some requests are computed: their records, or sums over streamed records."""
 
     def total(self, name: str) -> int:
         """Return one of TOTALS."""
@@ -56,7 +56,7 @@ class Part(Protocol):
         """Return the number of completed requests within each limit (value <= limit), and within all of them (ALL)."""
 
     def service(self, rows: int) -> Service:
-        """Return the service given; `rows`: number of requests in the trace."""
+        """Return the amounts served and not served; `rows`: number of requests in the trace."""
 
     @property
     def duration_ns(self) -> int:
@@ -70,16 +70,16 @@ class Requests(Part, Protocol):
         """Return the number of requests that ended in state `ended`, by reason."""
 
     def max_concurrency(self) -> int:
-        """Return the maximum number of completed requests in the system at the same time; at the same instant,
-        departures come before arrivals."""
+        """Return the maximum number of requests in the system at the same time, counting only requests that completed;
+        at the same instant, departures precede arrivals."""
 
     def lookups(self, count: int) -> list[tuple[int, int]]:
         """Return (prompt tokens, how many of them were found in the cache) for the last `count` admitted requests, in
         order of admission."""
 
     def load(self) -> Load | None:
-        """Return the numbers of requests waiting and in the system over the arrival span, or None if there is no
-        span."""
+        """Return the numbers of requests waiting and in the system over the arrival span, or None if all requests
+        arrive at the same time."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class RequestColumns:
 
     @classmethod
     def of(cls, rows: Rows, reasons: Mapping[int, str] | None = None) -> RequestColumns:
-        """Build from the recorder's table in any row order."""
+        """Build the columns from the recorder's table, whose rows may be in any order."""
         rows = rows[np.argsort(rows[:, REQUEST_COLUMNS.index("row")], kind="stable")]
         sequences = {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(REQUEST_COLUMNS)}
         table = requests_of(sequences)
@@ -133,7 +133,7 @@ class RequestColumns:
 
     @property
     def queue_time(self) -> NDArray[np.int64]:
-        """First scheduled - t_s."""
+        """Time from t_s until the request is first scheduled."""
         return self.completed("scheduled_ns") - self.completed("arrival_ns")
 
     @property
@@ -249,9 +249,9 @@ TOTALS: dict[str, Callable[[RequestColumns], int]] = {
     "queried_tokens": _of_admitted("prompt_len"),
     "hit_tokens": _of_admitted("hit_tokens"),
     "useful_tokens": _tokens,
-    "useful_pairs": _pairs,  # query-key pairs of those tokens
+    "useful_pairs": _pairs,  # query-key pairs of the useful tokens
 }
-"""Integer totals of a run that add up over its requests."""
+"""Integer totals of a run, each a sum over its requests."""
 LATENCIES: dict[str, Callable[[RequestColumns], Numbers]] = {
     "ttft": lambda c: c.ttft,
     "tpot": lambda c: c.tpot[c.completed("longest_output_len") > 1],
@@ -263,7 +263,7 @@ LATENCIES: dict[str, Callable[[RequestColumns], Numbers]] = {
 
 
 def most_at_once(enter: NDArray[np.int64], leave: NDArray[np.int64]) -> int:
-    """Return the maximum number of stays that overlap; at the same instant, ends come before beginnings."""
+    """Return the maximum number of simultaneous stays; at the same instant, ends precede beginnings."""
     if not len(enter):
         return 0
     arrivals, departures = np.sort(enter), np.sort(leave)

@@ -1,7 +1,7 @@
 """Requests with several samples (n > 1): their output sequences taken together.
 
 A request counts once. Its tokens are the tokens of all samples. Its first token is the first of any sample, it ends
-with the last token of all, and it fails if one of them does.
+with the last token of all, and it fails if any sample fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Columns = dict[str, NDArray[np.int64]]
 
 def requests_of(table: Columns) -> Columns:
     """Return the records of sequences (servesim.records.columns.REQUEST_COLUMNS, in order of rows) as records of
-    requests, in order of requests: without `sample` and `request`, with the number of `samples` and the
+    requests, in order of requests: without the columns `sample` and `request`, but with `samples` (their number) and
     `longest_output_len`."""
     alone = {name: column for name, column in table.items() if name not in ("sample", "request")}
     if not table["sample"].any():
@@ -32,7 +32,7 @@ def requests_of(table: Columns) -> Columns:
         return reduced
 
     def first(name: str, of: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """Return the earliest time of any sample that has one."""
+        """Return the earliest time over the samples that have one."""
         never = np.iinfo(np.int64).max
         has = table[name][order] >= 0
         time = over(np.minimum, name, has if of is None else has & of, never)

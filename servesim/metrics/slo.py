@@ -3,7 +3,7 @@
     ttft:500  ttft<500ms  ttft<0.5s     a request is good if it is within this limit and all others of the kind (joint)
     ttft:p99<1s  ttft:p99:1000          99 % of the requests are within this limit, regardless of others (each)
 
-Separate several limits by commas or blanks. Limits without a unit are in milliseconds; the units are us, ms, s and min.
+Separate several limits by commas or spaces. Limits without a unit are in milliseconds; the units are us, ms, s and min.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def milliseconds(name: str, value: Any) -> float:
-    """Return a limit in milliseconds from a number or a text such as `1s`."""
+    """Return a limit in milliseconds from a number or a string such as `1s`."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -59,8 +59,8 @@ def is_time(value: Any) -> bool:
 
 
 def split_slo(limits: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return limits by metric, and the percentiles of limits that apply independently of each other, taken out of their
-    keys (`ttft:p99`)."""
+    """Return limits by metric, and the percentiles of limits that apply independently of each other, with the
+    percentiles removed from the keys (`ttft:p99`)."""
     plain: dict[str, Any] = {}
     percentiles: dict[str, float] = {}
     for key, limit in limits.items():

@@ -18,21 +18,24 @@ if TYPE_CHECKING:
     from servesim.metrics.requests import Requests
 
 SERVICES = 20
-"""Number of mean times in service that arrivals must span; before that, a server may still be filling."""
+"""Minimum arrival span, in mean times in service; over a shorter span, a server may still be filling up."""
 SINCE = range(2, 7)
-"""Tenths from which growth to the last one is measured. The first two may fill the server."""
+"""Tenths from which growth to the last tenth is measured. During the first two, the server may still be filling up."""
 STILL = 0.4
-"""Growth in the last three tenths, relative to the growth in all, below which the queue is leveling off."""
+"""Growth per arrival in the last three tenths, relative to all growth per arrival, below which the queue is leveling
+off."""
 SURE, SUSPECT, SURE_SHORT = 1.7, 1.0, 4.0
-"""Standard deviations of a random walk that growth must exceed in an unstable run, below which it must stay in a stable
-one, and that it must exceed in an unstable run of fewer than `SERVICES` times in service. Chosen on 5,855 simulated
-queues below capacity (tests/support/queues.py), of which 0.4 % are then called unstable."""
+"""Thresholds for growth, in standard deviations of a random walk: growth is above the first in an unstable run, below
+the second in a stable run, and above the third in an unstable run of fewer than `SERVICES` times in service. Chosen on
+5,855 simulated queues below capacity (tests/support/queues.py), of which 0.4 % are called unstable with these
+values."""
 KEPT, SUSPECT_KEPT, KEPT_SHORT = 0.03, 0.04, 0.08
-"""The same for growth relative to the arrivals meanwhile, of which a load of 1.1 leaves 9 % behind."""
+"""The same thresholds for growth relative to the arrivals in the same period; at a load of 1.1, growth is 9 % of
+them."""
 FEWEST = 5.0
-"""Requests by which the number must grow to count as growth."""
+"""Minimum increase in the number of requests that counts as growth."""
 MOST_CV2 = 3.0
-"""Largest squared coefficient of variation of the time in service that is believed to be chance."""
+"""Cap on the squared coefficient of variation of the time in service; beyond it, variation is not considered chance."""
 
 GROWING = "the queue was still growing when arrivals ended; latencies depend on the trace's length"
 """Meaning of an unstable run."""
@@ -44,7 +47,7 @@ class Verdict:
 
     says: Literal["stable", "unstable", "too short"]
     enough: int | None = None
-    """If the run is too short: the number of requests of the same traffic that would probably tell."""
+    """If the run is too short: the number of requests of the same traffic that would probably suffice for a verdict."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,15 @@ class Growth:
 
     requests: float
     arrivals: float
-    """Requests that arrived meanwhile, from the middle of one tenth to that of the other."""
+    """Number of requests that arrived in that period, from the middle of the first of these tenths to that of the
+    last."""
     recent: float
     """Growth in the last three tenths."""
     recent_arrivals: float
 
     def exceeds(self, deviations: float, variance: float, kept: float) -> bool:
-        """Return whether it is more than chance, of which `variance` is that of a random walk per arrival, more than
-        `kept` of the arrivals, and goes on."""
+        """Return whether the growth exceeds `deviations` standard deviations of a random walk with this `variance` per
+        arrival, exceeds the share `kept` of the arrivals, and is not leveling off."""
         least = max(FEWEST, kept * self.arrivals, deviations * math.sqrt(variance * self.arrivals))
         still = STILL * self.requests * self.recent_arrivals / max(self.arrivals, 1.0)
         return self.requests > least and self.recent > still
@@ -69,10 +73,10 @@ class Growth:
 def judge(load: Load) -> Verdict:
     """Return whether the number in the system rises beyond what the arrivals explain.
 
-    Growth is what the number in the system and its excess over the explained number have both gained from some tenth to
-    the last one. Chance is a random walk, since the number in a system near capacity moves as arrivals minus departures
-    do (Whitt, Stochastic-Process Limits, 2002, chapter 9). Growth that a drift of the arrival rate may cause is not
-    called stable; a longer run tells.
+    Growth is the increase, from some tenth to the last, in both the number in the system and its excess over the
+    explained number. Chance is modeled as a random walk, because the number in a system near capacity moves as arrivals
+    minus departures do (Whitt, Stochastic-Process Limits, 2002, chapter 9). Growth that a drift of the arrival rate may
+    cause is not called stable; a longer run would tell.
     """
     near, wide = dispersion(load)
     grown = list(growths(load, load.in_system, load.explained))
@@ -91,14 +95,14 @@ def judge(load: Load) -> Verdict:
 
 
 def _rounded(requests: float) -> int:
-    """Return a number of requests rounded up to two digits, since it is an estimate."""
+    """Return a number of requests, which is only an estimate, rounded up to two significant digits."""
     unit: int = 10 ** max(math.floor(math.log10(requests)) - 1, 0)
     return math.ceil(requests / unit) * unit
 
 
 def growths(load: Load, number: Floats, explained: Floats) -> Iterator[Growth]:
-    """Yield the growth of a number, by tenth, from each tenth of `SINCE`: the smaller one of the number and of its
-    excess."""
+    """Yield the growth of a number, given by tenth, from each tenth of `SINCE` to the last: the smaller of the increase
+    of the number and that of its excess over `explained`."""
     middle = (load.arrived[1:] + load.arrived[:-1]) / 2
     risen = np.minimum(number[-1] - number, (number - explained)[-1] - (number - explained))
     for since in SINCE:
@@ -108,8 +112,8 @@ def growths(load: Load, number: Floats, explained: Floats) -> Iterator[Growth]:
 
 
 def dispersion(load: Load) -> tuple[float, float]:
-    """Return the variance per arrival of arrivals minus services, from differences between neighboring tenths, and from
-    those between all, to which a drift of the arrival rate contributes."""
+    """Return two estimates of the variance per arrival of arrivals minus services: from differences between neighboring
+    tenths, and from differences between all tenths, to which a drift of the arrival rate contributes."""
     counts = np.diff(load.arrived)
     mean, service = max(float(counts.mean()), 1e-9), min(load.service_cv2, MOST_CV2)
     near = max(1.0, float((np.diff(counts) ** 2).mean()) / 2 / mean) + service
@@ -117,7 +121,8 @@ def dispersion(load: Load) -> tuple[float, float]:
 
 
 def stability(requests: Requests) -> dict[str, Any]:
-    """Return the verdict and its basis: mean numbers waiting and in the system in tenths of the arrival span."""
+    """Return the verdict and its basis: mean numbers of requests waiting and in the system in each tenth of the arrival
+    span."""
     load = requests.load()
     found = Verdict("stable") if load is None else judge(load)
     return {

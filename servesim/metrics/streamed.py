@@ -30,7 +30,7 @@ class StreamedPart:
         self._first, self._last = NEVER, -1
 
     def add(self, columns: RequestColumns, limits: Limits) -> None:
-        """Add records; `limits`: the SLO of each, in ms."""
+        """Add records; `limits`: the SLO of each request, in ms."""
         for name, of in TOTALS.items():
             self._sums[name] += of(columns)
         for name, sketch in self._sketches.items():
@@ -70,8 +70,8 @@ class StreamedRequests(StreamedPart):
         self._recent = np.empty((0, 4), dtype=np.int64)  # scheduled, row, prompt, hit
 
     def take(self, columns: RequestColumns, limits: Limits, settled_ns: int) -> None:
-        """Add records. By then, the records of all requests that arrived before `settled_ns` and have ended must have
-        been added."""
+        """Add records. Together with those added before, they must include the records of all requests that arrived
+        before `settled_ns` and have ended."""
         self.add(columns, limits)
         for state in (State.FINISHED, State.REJECTED, State.ABORTED):
             self._why.setdefault(state, Counter()).update(columns.why(state))
@@ -116,12 +116,12 @@ class Overlap:
 
 
 class LoadGrid:
-    """Numbers waiting and in the system over time, in bins that double in width as the run goes on: the run is covered
-    by between BINS / 2 and BINS of them, and the edges of tenths are accurate to one bin."""
+    """Numbers of requests waiting and in the system over time, in bins that double in width as the run goes on: between
+    BINS / 2 and BINS bins cover the run, and the edges of tenths are accurate to one bin."""
 
     BINS = 8192
     SLOTS = 64
-    """Groups of bins with a sketch each of the stays that begin in them."""
+    """Number of groups of bins; each group has a sketch of the stays that begin in it."""
 
     def __init__(self, origin_ns: int) -> None:
         self._origin = origin_ns
@@ -130,8 +130,8 @@ class LoadGrid:
         # end.
         self._count = np.zeros((3, self.BINS), dtype=np.int64)
         self._since = np.zeros((3, self.BINS), dtype=np.int64)
-        self._service = np.zeros(self.BINS)  # total, of the arrivals in each bin
-        self._squares = 0.0  # of all times in service
+        self._service = np.zeros(self.BINS)  # total over the arrivals in each bin
+        self._squares = 0.0  # over all times in service
         self._stays = [Sketch() for _ in range(self.SLOTS)]
         self._first, self._last = NEVER, -1
 
@@ -195,7 +195,7 @@ class LoadGrid:
         )
 
     def _early(self, end: float) -> Sketch:
-        """Return a sketch of the stays that begin before bin `end`, to the next slot."""
+        """Return a sketch of the stays that begin before bin `end`, rounded up to the end of a slot."""
         found = Sketch()
         for sketch in self._stays[: math.ceil(end * self.SLOTS / self.BINS)]:
             found.add(*sketch.buckets())

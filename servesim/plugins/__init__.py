@@ -1,1 +1,1 @@
-"""Policies by name: built-in, installed, and in the user's own files, and the checks of their contracts."""
+"""Policies by name (built-in, installed, or in the user's own files), and the checks of their contracts."""

@@ -150,7 +150,7 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
 
 @functools.lru_cache(256)
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    """Return the validator for parameters of that class; building it takes ten times as long as one validation."""
+    """Return the validator for parameters of a class; building it takes ten times as long as one validation."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)

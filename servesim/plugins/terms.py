@@ -1,4 +1,4 @@
-"""Demands of a contract on a user's class, read from the contract's source because a compiled class keeps no
+"""Requirements of a contract for a user's class, read from the contract's source because a compiled class keeps no
 annotations."""
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ KINDS: dict[str, Kind] = {
     "list[Request]": (list, "a list"),
     "frozenset[str]": (frozenset, "a frozenset of str"),
 }
-"""Kinds of attributes by annotation; others are not checked."""
+"""Kinds of attributes by annotation; attributes with other annotations are not checked."""
 
 
 class Terms(NamedTuple):
-    """The demands of a contract beyond Python's own."""
+    """The requirements of a contract beyond those that Python itself enforces."""
 
     returns: dict[str, str]
-    """Return annotations, by verb."""
+    """Annotations of the verbs' return values, by verb."""
     required: list[str]
-    """Verbs without a default."""
+    """Verbs without a default implementation."""
     made: dict[str, Kind]
     """Attributes that the contract's `__init__` sets, and that no class attribute may hide."""
     has: dict[str, Kind]
@@ -40,8 +40,8 @@ NONE = Terms({}, [], {}, {})
 
 @functools.cache
 def terms_of(contract: type[Any]) -> Terms:
-    """Return the terms of a class of servesim.contracts: of its public methods, and of the attributes that its body
-    annotates."""
+    """Return the requirements of a class of servesim.contracts for its public methods and for the attributes that its
+    body annotates."""
     package, _, module = contract.__module__.rpartition(".")
     tree = ast.parse((files(package) / f"{module}.py").read_text(encoding="utf-8"))
     body = next(each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == contract.__name__)

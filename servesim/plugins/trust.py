@@ -19,11 +19,11 @@ from servesim.errors import UserError, shown
 P = ParamSpec("P")
 R = TypeVar("R")
 _allowed: ContextVar[frozenset[Path] | None] = ContextVar("allowed", default=frozenset())
-"""Files of code that the user has named; None: all files are trusted."""
+"""Code files that the user has named; None: all files are trusted."""
 
 
 def code_in(value: Any) -> list[Path]:
-    """Return the existing files of code that the texts of a value name as `file.py:Class`, at any depth."""
+    """Return the existing code files that strings in a value name as `file.py:Class`, at any depth."""
     found: dict[Path, None] = {}
     for text in _texts(value):
         for mark in re.finditer(r"\.py:", text):
@@ -65,7 +65,7 @@ def trusting(trust: bool, own: Any = ()) -> Iterator[None]:
 
 
 def takes_trust(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function with the keyword `trust`; code named in its other arguments is the user's own."""
+    """Give a function the keyword `trust`; code named in its other arguments counts as the user's own."""
 
     @functools.wraps(function)
     def within(*args: P.args, **kwargs: P.kwargs) -> R:

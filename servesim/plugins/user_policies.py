@@ -73,7 +73,7 @@ def _check_params(cls: type[Any]) -> None:
 
 
 def make(cls: type[Any], *args: Any) -> Any:
-    """Make a policy of that class. Raise PolicyError if a user's policy cannot be made, or lacks a required
+    """Create a policy of the given class. Raise PolicyError if a user's policy cannot be created, or lacks a required
     attribute."""
     with blaming([cls]):
         policy = cls(*args)
@@ -122,13 +122,13 @@ def _blame(error: BaseException, own: list[type[Any]], when: str) -> PolicyError
 
 
 def is_own(cls: type[Any]) -> bool:
-    """Return whether a class is from outside servesim and the standard library."""
+    """Return whether a class is defined outside servesim and the standard library."""
     package = cls.__module__.partition(".")[0]
     return package != "servesim" and package not in sys.stdlib_module_names
 
 
 def _name(cls: type[Any]) -> str:
-    """Return the name of a class: its name in the registry, or else in its file."""
+    """Return the name of a class: its name in the registry if it has one, else its name in its file."""
     return str(getattr(cls, "name", cls.__name__))
 
 
@@ -199,7 +199,8 @@ def settles(annotation: str, settle: Callable[[Any], Any], a: str, usual: type[A
 
 
 def _settlers() -> dict[str, _Settler]:
-    """Return, by annotation: the type that needs no further check, the converter of other values, and its name."""
+    """Return for each annotation: the type that needs no further check, the converter of other values, and the type's
+    name in messages."""
     nothing = _Nothing
     return _of_contracts | {
         "int": (int, _whole, "an int"),

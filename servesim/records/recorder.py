@@ -148,8 +148,8 @@ class Recorder:
         internal_ns: int,
         sources: Sources,
     ) -> None:
-        """Record k finished steps: `first` and those like it. `used_ns` and `internal_ns` are the memory integrals
-        minus what they would be if the usage of the first step were held throughout."""
+        """Record k finished steps: `first` and the following steps of the same composition. `used_ns` and `internal_ns`
+        are the memory integrals minus what they would be if the usage of the first step were held throughout."""
         row = self._last.get(replica)
         ns = end_ns - (first.start_ns if row is None else max(first.start_ns, row.end_ns))
         usage = first.usage
@@ -200,8 +200,8 @@ class Recorder:
             self.pool()
 
     def late(self, now: int, late: list[Late]) -> None:
-        """Record the deliveries of a step at `now`, other than one token to a request that also got one from the
-        previous step."""
+        """Record the deliveries of a step at `now`, except deliveries of one token to requests that also got a token
+        from the previous step."""
         shared = count = at_once = 0  # requests delayed together share a gap
         for row, since, tokens in late:
             self.deliveries.add((row, now, since, tokens))
@@ -227,8 +227,8 @@ class Recorder:
         self.gap(now - since, len(rows))
 
     def deliver(self, rows: list[int], gains: NDArray[np.uint8], ends: Rows, before: int, at_once: int) -> None:
-        """Record steps that end at `ends` and deliver `gains` tokens, of shape (rows, steps), to `rows`; in total,
-        `at_once` tokens more than one per row and step. All requests got their previous tokens at `before`."""
+        """Record steps that end at `ends` and deliver `gains` tokens, of shape (rows, steps), to `rows`; in total, they
+        deliver `at_once` more tokens than one per row and step. All requests got their previous tokens at `before`."""
         since = np.empty_like(ends)
         since[0], since[1:] = before, ends[:-1]
         by_step = gains.T
@@ -273,7 +273,7 @@ class Recorder:
         self._gap_sink(ns, count)
 
     def pool(self) -> None:
-        """Pass on the gaps since the last call, with equal ones counted."""
+        """Pass on the gaps recorded since the last call, as distinct values with counts."""
         self._gap_ns.pack()
         self._gap_count.pack()
         if self._gap_ns.packed:

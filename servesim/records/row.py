@@ -26,7 +26,7 @@ class Row:
     sources: Sources
 
     def continues_with(self, step: Step) -> bool:
-        """Return whether a step continues this row: decode only, the same requests, one token later."""
+        """Return whether a step continues this row: it only decodes, for the same requests, one token later."""
         batch, n = step.batch, step.batch.decode_count
         return (
             batch.linear_tokens == n == batch.sampled

@@ -10,7 +10,7 @@ from mypy_extensions import mypyc_attr
 @mypyc_attr(serializable=True)
 @dataclass(slots=True)
 class SpecStats:
-    """Counts of speculative decoding, with vLLM's definitions."""
+    """Counts of draft tokens and their acceptance, as vLLM defines them."""
 
     proposed: int = 0
     """Draft tokens proposed; drafts of requests that were preempted or ended in the meantime are never verified."""
@@ -22,7 +22,7 @@ class SpecStats:
     """Accepted draft tokens by position."""
 
     def add(self, drafts: int, accepted: int) -> None:
-        """Add one verification of `drafts` tokens, of which the first `accepted` were right."""
+        """Add one verification of `drafts` tokens, of which the first `accepted` were correct."""
         self.drafts += 1
         self.draft_tokens += drafts
         self.accepted += accepted
@@ -31,8 +31,8 @@ class SpecStats:
             self.per_pos[i] += 1
 
     def add_many(self, drafts: int, tokens: bytes | bytearray) -> int:
-        """Add one verification of `drafts` tokens for each element of `tokens`: the number of tokens that it delivered,
-        including one of the target's own. Return the number of accepted tokens."""
+        """Add one verification of `drafts` tokens for each element of `tokens`: the number of tokens that the
+        verification delivered, including the target model's own token. Return the number of accepted tokens."""
         before, count = self.accepted, len(tokens)
         self.drafts += count
         self.draft_tokens += drafts * count

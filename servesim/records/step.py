@@ -22,14 +22,14 @@ class Step:
     id: int
     batch: Batch
     sampled: list[Request]
-    """Requests that get a token when it is done, in batch order."""
+    """Requests that get a token when the step is done, in batch order."""
     usage: Usage
     drafts: dict[Request, int]
     preempted: int
     accepted: int
-    """Number of draft tokens accepted and delivered, once it is committed."""
+    """Number of draft tokens accepted and delivered, once the step is committed."""
     verified: list[tuple[int, int]] | None
-    """(depth, accepted) of the drafts it verified, once it is committed."""
+    """(depth, accepted) of the drafts that the step verified, once it is committed."""
     dummies: frozenset[Request]
     """Requests whose drafts only keep the batch uniform (newly admitted requests): none can be accepted."""
     stale: set[Request] | None

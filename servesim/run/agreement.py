@@ -1,5 +1,5 @@
-"""Agreement of two runs to the nanosecond, for every request, step, delivery and gap between tokens; and of both modes
-on the first requests of a run."""
+"""Agreement of two runs to the nanosecond, in every request, step, delivery and gap between tokens, and agreement of
+both modes on the first requests of a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _STEP = {name: i for i, name in enumerate(STEP_COLUMNS)}
 COMPOSITION = (
     "prefill_tokens", "prefill_pieces", "prefill_context", "decode_count", "decode_context", "sampled", "padded_tokens",
 )  # fmt: skip
-"""Columns with values for each step of a row; decode contexts grow by `decode_count` per step."""
+"""Columns whose values apply to each step of a row; decode contexts grow by `decode_count` per step."""
 FIRST = ("planned_ns", "start_ns", "kv_used", "kv_internal", "kv_external")
-"""Columns with values for the first step of a row."""
+"""Columns whose values apply to the first step of a row."""
 SUMMED = (
     "elapsed_ns", "gpu_ns", "host_ns", "kv_used_ns", "kv_internal_ns", "preempted", "drafts", "accepted", "bytes_moved",
     "measured_ns", "interpolated_ns", "extrapolated_ns", "roofline_ns",
@@ -103,7 +103,7 @@ def _steps(run: Rows, plain: Rows, elsewhere: str) -> list[str]:
 
 
 def _first_step(run: Rows, plain: Rows, elsewhere: str) -> tuple[int, int, str] | None:
-    """Return the start of the first step that differs on one replica, its id, and the difference."""
+    """Return the start and the id of the first step that differs on one replica, and the difference."""
     k = run[:, _STEP["k"]]
     at, starts = np.repeat(np.arange(len(run)), k), np.cumsum(k) - k
     behind = np.arange(len(at)) - starts[at]
@@ -126,7 +126,7 @@ def _first_step(run: Rows, plain: Rows, elsewhere: str) -> tuple[int, int, str] 
 
 
 def _sums(run: Rows, plain: Rows, starts: Rows, elsewhere: str) -> tuple[int, int, str] | None:
-    """Compare as `_first_step` does, by the sums that rows hold over their steps."""
+    """Compare like `_first_step`, but by the sums over steps that rows hold."""
     if not len(run):
         return None
     parts = {name: np.add.reduceat(plain[:, _STEP[name]], starts) for name in SUMMED}

@@ -1,7 +1,8 @@
 """Resolution of paths in a scenario file relative to that file, regardless of the working directory of a command.
 
-A name without a file next to the scenario is left unchanged (a bundled one, or a path from the working directory). So
-are names in the scenario.yaml of a result: they are relative to the directory in which the run was started.
+A name without a file next to the scenario is left unchanged (it is a bundled name, or a path relative to the working
+directory). So are names in the scenario.yaml of a result: they are relative to the directory in which the run was
+started.
 """
 
 from __future__ import annotations

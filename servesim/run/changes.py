@@ -18,7 +18,7 @@ from servesim.run.scenario import Scenario
 def on_changes(
     scenario: Scenario, gpu: Gpu, model: ModelSpec, cost: TableCostModel, fitting_blocks: int | None
 ) -> Iterator[str]:
-    """Yield the effect of each change of the data sheet and of the config. `scenario`: resolved; `gpu` and `model`:
+    """Yield the effect of each change to the data sheet and to the config. `scenario`: resolved; `gpu` and `model`:
     with the changes; `fitting_blocks`: KV blocks that fit in the GPU's memory."""
     name, changes = split_changes(scenario.gpu)
     sheet = Gpu.load(name)

@@ -11,7 +11,7 @@ from servesim.errors import UserError, shown
 CONTAINERS = ("docker", "podman", "nerdctl")
 SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh")
 ENTRYPOINTS = {"vllm": ("vllm", "serve")}
-"""Commands that images start by themselves, by a word in the name of the image."""
+"""Commands that images start by default, by a word in the image's name."""
 _SWITCHES = {"detach", "interactive", "tty", "rm", "init", "privileged", "read-only", "publish-all", "no-healthcheck",
              "oom-kill-disable", "quiet", "use-api-socket", "help", "replace", "rmi"}  # fmt: skip
 """Options of `docker run` without a value."""
@@ -20,8 +20,8 @@ _BEFORE = ("sudo", "nohup", "exec", "env", "time")
 
 
 def unwrapped(words: Sequence[str]) -> list[str]:
-    """Return the command that a container or a shell is told to run, or the command itself; raise UserError if a
-    container's command cannot be found."""
+    """Return the command that a container or a shell is told to run, or the given command if it starts neither; raise
+    UserError if a container's command cannot be found."""
     rest = list(words)
     while rest and (rest[0] in _BEFORE or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0], re.DOTALL)):
         rest.pop(0)
@@ -35,7 +35,7 @@ def unwrapped(words: Sequence[str]) -> list[str]:
 
 
 def _last_command(script: str) -> list[str]:
-    """Return the last command of a shell's script: the ones before it prepare it."""
+    """Return the last command of a shell script; the commands before it only prepare for it."""
     lexer = shlex.shlex(script.replace("\\\n", " ").replace("\n", ";"), posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
@@ -48,8 +48,8 @@ def _last_command(script: str) -> list[str]:
 
 
 def _in_container(words: Sequence[str]) -> list[str]:
-    """Return the command after the image of `docker run`, with the image's own entry point if it is known, behind the
-    variables set for it."""
+    """Return the command after the image of `docker run`, with the image's own entry point if it is known, preceded by
+    the environment variables set for it."""
     rest, entry, variables = list(words), [], []
     if "run" not in rest:
         raise UserError(f"--serve: {shown(' '.join(words[:3]))}: only `{words[0]} run` starts a server")
@@ -58,7 +58,7 @@ def _in_container(words: Sequence[str]) -> list[str]:
         name, equals, value = rest.pop(0).partition("=")
         long = name.startswith("--")
         takes_value = name.lstrip("-") not in _SWITCHES if long else not set(name[1:]) <= _SHORT_SWITCHES
-        if takes_value and not equals and (long or len(name) == 2) and rest:  # -p8000:8000 has its value within
+        if takes_value and not equals and (long or len(name) == 2) and rest:  # -p8000:8000 contains its value
             value = rest.pop(0)
         if name == "--entrypoint":
             entry = shlex.split(value)

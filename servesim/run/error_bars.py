@@ -1,4 +1,5 @@
-"""Error bars of a run: the interval of mean TTFT, TPOT and E2E according to measured servers, or why none is known.
+"""Error bars of a run: the interval of mean TTFT, TPOT and E2E according to measured servers, or the reason why none is
+known.
 
 For figures without measurements (p99, goodput, price), see servesim.run.stretched.
 """
@@ -19,7 +20,8 @@ LATENCY_KEYS = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 
 
 def case_of(summary: Mapping[str, Any]) -> Case | None:
-    """Return the case of one replica of a run, or None if no request completed or no completed one has two tokens."""
+    """Return the case of one replica of a run, or None if no request completed or no completed request has at least two
+    tokens."""
     scenario, flow, times = summary["scenario"], summary["throughput"], summary["latency_ms"]
     means: dict[str, Any] = {metric: (times[key] or {}).get("mean") for metric, key in LATENCY_KEYS.items()}
     if not all(means.values()):

@@ -9,9 +9,9 @@ from servesim.cost.breakdown import breakdown
 from servesim.run.server import Server, cost_model_of
 
 SLOWER = 2.0
-"""Ratio to the GPU time with bf16 weights from which a format is reported."""
+"""Minimum ratio of the GPU time to that with bf16 weights at which a format is reported."""
 _PROBE = Batch.decodes(32, 32 * 2048, 32 * 2048**2, 2048)
-"""Priced step: 32 sequences that decode at 2,048 tokens each."""
+"""Priced step: 32 decoding sequences with a context of 2,048 tokens each."""
 
 
 def on_format(server: Server) -> Iterator[str]:

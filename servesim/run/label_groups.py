@@ -1,4 +1,4 @@
-"""Requests by label: those of the labels with the most requests one by one, and those of all others together."""
+"""Requests by label: separately for the labels with the most requests, and together for all other labels."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _SUMS = ("arrived", "good", "given", "refused", "answers", "seconds")
 
 @dataclass(frozen=True)
 class LabelSums:
-    """Sums over the requests of each label, for what compares labels: one value per label in each column."""
+    """Sums over the requests of each label, for comparisons of labels; each column has one value per label."""
 
     columns: dict[str, NDArray[np.float64]]
 
     def share(self, of: str, *whole: str) -> NDArray[np.float64]:
-        """Return one sum as a share of others, 0 where those are 0."""
+        """Return one sum as a share of the total of others, or 0 where that total is 0."""
         total = sum((self.columns[name] for name in whole), np.zeros_like(self.columns[of]))
         return np.divide(self.columns[of], total, out=np.zeros_like(total), where=total > 0)
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The requests of one kind of label."""
+    """Requests grouped by one kind of label."""
 
     parts: Mapping[str, Part]
-    """Requests of each label, sorted by label; the last entry may be all others."""
+    """Requests of each label, sorted by label; the last entry may stand for all other labels."""
     sums: LabelSums | None = None
-    """Sums of every label, if some are among the others."""
+    """Sums of every label, if some labels are grouped as others."""
 
 
 def others(count: int) -> str:
-    """Return the name of the requests of labels without figures of their own."""
+    """Return the name of the group of all labels without figures of their own."""
     return f"({count:,} others)"
 
 
 def counted_together(name: str) -> int | None:
-    """Return how many labels the figures of this name are of, or None if it is the name of one."""
+    """Return how many labels are counted together under this name, or None if it is the name of a single label."""
     found = re.fullmatch(r"\(([\d,]+) others\)", name)
     return int(found[1].replace(",", "")) if found else None
 
@@ -100,8 +100,8 @@ def _sums(
 
 @dataclass
 class StreamedLabels:
-    """Requests by label, to which records are added in pieces. The first labels have figures of their own; of those
-    that come together, the ones with the most requests."""
+    """Requests by label, to which records are added in pieces. The first labels to appear have figures of their own; of
+    labels that appear in the same piece, those with the most requests come first."""
 
     parts: dict[str, StreamedPart] = field(default_factory=dict)
     _rest: StreamedPart = field(default_factory=StreamedPart)
@@ -127,7 +127,7 @@ class StreamedLabels:
             self._sums[name][at] += new
 
     def grouped(self) -> Labels:
-        """Return what was added."""
+        """Return the added requests, grouped by label."""
         parts: dict[str, Part] = dict(sorted(self.parts.items()))
         if len(parts) == len(self._number):
             return Labels(parts)

@@ -77,7 +77,7 @@ def before_run(
 
 
 def _name(scenario: Scenario) -> Iterator[str]:
-    """Yield a note on the interpretation of a name that is not a bundled one."""
+    """Yield a note on how the model's name was interpreted, if it is not a bundled name."""
     found = model_named(scenario.model)
     if found is None or found.model == scenario.model.lower():
         return
@@ -86,7 +86,7 @@ def _name(scenario: Scenario) -> Iterator[str]:
 
 
 def unpriced(scenario: Scenario) -> str | None:
-    """Return a note if prices by GPU are given but do not apply to this one."""
+    """Return a note if prices by GPU are given but do not apply to the scenario's GPU."""
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
         return (
@@ -105,7 +105,7 @@ BUSY = 0.7
 def after_run(
     scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any], front: FrontTerms
 ) -> Iterator[str]:
-    """Yield notes that follow only from the run."""
+    """Yield notes that depend on the outcome of the run."""
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
     if (
@@ -190,7 +190,7 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
 
 
 def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
-    """Yield notes on the treatment of layers with sliding windows or states in memory."""
+    """Yield notes on how layers with sliding windows or states are treated in memory."""
     if model.recurrent is not None:
         yield from _on_states(scenario, model, kv)
         return

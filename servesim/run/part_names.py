@@ -54,8 +54,8 @@ def _sections(kind: type[BaseModel]) -> dict[str, tuple[str, ...]]:
 
 
 def whole_name(key: str, kind: type[BaseModel]) -> str | None:
-    """Return the dotted name of a part by its short name, with hyphens or underscores, or None if no section has it.
-    Raise UserError if two sections have it."""
+    """Return the dotted name of a part, given its short name with hyphens or underscores, or None if no section has
+    such a part. Raise UserError if two sections have one."""
     name = key.replace("-", "_")
     sections = _sections(kind).get(name, ())
     if len(sections) > 1:
@@ -65,8 +65,8 @@ def whole_name(key: str, kind: type[BaseModel]) -> str | None:
 
 
 def full_name(key: str, kind: type[BaseModel], own: type[BaseModel]) -> str:
-    """Return a key of a scenario unchanged, and the short name of a part in full; raise UserError, with a suggestion,
-    if no scenario has such a setting. `own`: the class that also has the sections of a user's features."""
+    """Return a key of a scenario unchanged, or the full name of a part for its short name; raise UserError, with a
+    suggestion, if no scenario has such a setting. `own`: the class that also has the sections of a user's features."""
     fields = own.model_fields
     if "." in key or key in fields:
         return key

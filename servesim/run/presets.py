@@ -55,7 +55,7 @@ def under(settings: Mapping[str, Any], policy_settings: Callable[[Any], dict[str
 
 
 def _dense(model: Any) -> bool:
-    """Return whether the named model has no experts and no weights in FP8 blocks; False for an unknown model."""
+    """Return whether the named model has neither experts nor block-scaled FP8 weights; False for an unknown model."""
     try:
         spec = ModelSpec.load(model)
     except (UserError, TypeError):
@@ -64,8 +64,8 @@ def _dense(model: Any) -> bool:
 
 
 def facts_of(preset: str | None, version: Any = None, gpu: str = "") -> EngineFacts:
-    """Return the facts about the engine of a preset (None: vllm). Systems without facts are priced as the newest vLLM;
-    raise UserError for a version of such a system, or for an invalid version."""
+    """Return the engine facts of a preset (None: vllm). Systems without facts are priced as the newest vLLM; raise
+    UserError if a version is given for such a system, or if a version is invalid."""
     if preset is not None and preset not in engines():
         if version is not None:
             raise UserError(

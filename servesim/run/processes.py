@@ -1,4 +1,4 @@
-"""Execution of independent replicas in separate processes, with results byte-identical to one process.
+"""Execution of independent replicas in separate processes, with results byte-identical to a single process's.
 
 Every process replays and routes all arrivals, so that clocks, tokenizers and horizons are the same everywhere, and
 serves the requests of its own replicas. Their records are put in the order in which one process would have written
@@ -61,7 +61,7 @@ class Share:
     gaps: tuple[Rows, Rows]
     """ns, counts."""
     drafts: dict[int, SpecStats]
-    """Counts of speculative decoding by replica."""
+    """Speculative decoding counts by replica."""
     priced: list[Priced]
     cpu_s: float
 
@@ -95,8 +95,8 @@ def _reasons(scenario: Scenario) -> list[str]:
 
 
 def _followers(setup: Setup) -> list[str]:
-    """Return the reasons why user-defined parts need all replicas in one process: a part could not see the run in other
-    processes."""
+    """Return the reasons why user-defined parts need all replicas in one process, because a part could not see what
+    runs in other processes."""
     own = [part for part in setup.parts if is_own(type(part))]
     seen = [(part, [verb for verb in RUN_VERBS if part.wants(verb)]) for part in own]
     return [f"{type(part).__name__} observes the whole run ({', '.join(verbs)})" for part, verbs in seen if verbs]
@@ -170,7 +170,7 @@ class _Dated(Table):
         self.ns = array("q")
         self.cluster: Cluster | None = None
         self.closing = False
-        """Whether the run has ended: records that waited for a step still running then go to the end."""
+        """Whether the run has ended; records that were still waiting for a running step are then placed at the end."""
 
     def add(self, row: tuple[int, ...]) -> None:
         assert self.cluster is not None
@@ -224,7 +224,7 @@ def serve(task: Task) -> Share:
 def main() -> None:
     """Run one task."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # policy output is not an answer
+    os.dup2(2, 1)  # keeps policy output out of answers
     task = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

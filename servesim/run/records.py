@@ -44,7 +44,7 @@ class Records:
         self._setup, self._writer = setup, writer
         self.totals = StepTotals()
         self.replicas = ReplicaTotals() if setup.several else None
-        """Sums by replica, if there are several."""
+        """Sums for each replica, if there are several replicas."""
         self.tables: dict[str, list[Rows] | Path | None] = {}
         """Rows of each table, or the path of its file; None if they are not kept."""
         sinks = {file: self._sink_of(file) for file in STREAMED}
@@ -137,7 +137,7 @@ class Records:
 
 
 class StreamedRecords(Records):
-    """Sums over records; the records themselves go to the result directory, or nowhere."""
+    """Sums over records; the records themselves go to the result directory, or are discarded."""
 
     workload: StreamedWorkload
     notes = (

@@ -16,7 +16,7 @@ class ReplicaSearch:
         """Smallest number known to carry the load."""
 
     def next(self) -> int | None:
-        """Return the next number to try, or None if the minimum is found or even the maximum is too few."""
+        """Return the next number to try, or None if the minimum is found or even the maximum number is too small."""
         if self._given_up:
             return None
         if self.fewest is None:

@@ -48,9 +48,9 @@ switched off."""
 
 _NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix_cache", "cost_shares"))
 _RUN_AGAIN = ("features", "speculation", "acceptance", "pools")
-"""Settings of a scenario whose code runs when its result is read: figures of features, and prices of steps."""
+"""Settings of a scenario whose code runs when a result is read, for figures of features and prices of steps."""
 _SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list}
-"""Types of the parts of a summary that are not mappings."""
+"""Types of those parts of a summary that are not mappings."""
 
 NOT_KEPT = "a streamed run keeps records only in a result directory: give one (out=...)"
 

@@ -67,7 +67,7 @@ class ResultWriter:
     @classmethod
     @contextmanager
     def of(cls, out: str | Path | None) -> Iterator[ResultWriter | None]:
-        """Yield the writer for a path, if there is one, and discard an unfinished result."""
+        """Yield a writer for `out`, or None without a path; discard an unfinished result at the end."""
         writer = cls(out) if out is not None else None
         try:
             yield writer
@@ -76,7 +76,7 @@ class ResultWriter:
                 writer.discard()
 
     def check_same(self, scenario_yaml: str) -> None:
-        """Raise UserError if the path already has the result of another scenario."""
+        """Raise UserError if the path already holds the result of another scenario."""
         found = self.out / SCENARIO
         try:
             stands = found.read_text(encoding="utf-8") if found.is_file() else scenario_yaml
@@ -90,7 +90,7 @@ class ResultWriter:
         import pyarrow as pa
 
         table = pa.table({name: arrow_array(rows[:, i]) for i, name in enumerate(STREAMED[file])})
-        # Columns of counts and times: deltas are both smaller and faster than dictionaries.
+        # Columns of counts and times: delta encoding is both smaller and faster than dictionary encoding.
         self.add_table(file, table, use_dictionary=False, column_encoding="DELTA_BINARY_PACKED")
 
     def add_table(self, file: str, table: Any, **encoding: Any) -> None:
@@ -195,8 +195,8 @@ def _locked(folder: Path) -> int | None:
 
 
 def clear_up(out: Path) -> None:
-    """Remove unfinished results of other runs with the same `out` whose process is gone and so holds no lock. Restore
-    an earlier result that such a run had moved away, unless another has taken its place."""
+    """Remove unfinished results of other runs with the same `out` whose processes are gone and so hold no lock. Restore
+    an earlier result that such a run had moved away, unless another result has taken its place."""
     for suffix in (REPLACED, ".partial"):
         for left in sorted(out.parent.glob(f"{glob.escape(out.name)}.*{suffix}")):
             pid = left.name[len(out.name) + 1 : -len(suffix)]

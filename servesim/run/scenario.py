@@ -82,7 +82,7 @@ class _Scenario(Section):
     """Number of requests to skip at the start: `skip` and `requests` select a window of a trace."""
     rate: float | str | None = None
     """Mean arrivals per second, to which all gaps are scaled equally, or `3x`: a multiple of the recorded rate; inf:
-    all together; none: as recorded."""
+    all at once; none: as recorded."""
     clients: ClientSettings = ClientSettings()
     sort: bool = False
     """Sort a file's rows by arrival instead of rejecting arrival times that run backwards."""
@@ -107,8 +107,8 @@ class _Scenario(Section):
     dtype: str = "bf16"
     """Format of linear weights: fp32, bf16, fp16, fp8, int8; weight-only: int8_wo, int4, nf4, int3, ternary."""
     kv_dtype: str = "bf16"
-    """Format of the KV cache: bf16, fp16, fp8, fp32. Default: fp8 if the engine derives it from such weights
-    (servesim/versions), else bf16."""
+    """Format of the KV cache: bf16, fp16, fp8, fp32. Default: fp8 if the engine chooses it because of the weights'
+    format (servesim/versions), else bf16."""
     tp: int = Field(default=1, ge=1, le=1024)
     """GPUs per pipeline stage (tensor parallelism)."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
@@ -127,10 +127,10 @@ class _Scenario(Section):
     scheduler: Settings = Field(default={"name": "vllm"})
     """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
-    """KV allocator, written the same way. Prefix caching is on, as in vLLM; `paged` is the same allocator without it.
-    For a model with sliding windows, they become `hybrid` and `hybrid-paged`, as in vLLM."""
+    """KV allocator, written like the scheduler. Prefix caching is on, as in vLLM; `paged` is the same allocator without
+    it. For a model with sliding windows, the two become `hybrid` and `hybrid-paged`, as in vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
-    """Router, written the same way."""
+    """Router, written like the scheduler."""
     pools: list[Settings] = Field(default=[])
     """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and its own settings:
     `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
@@ -149,7 +149,7 @@ class _Scenario(Section):
     slo_percentiles: dict[str, float] = Field(default={})
     """Percentiles of the limits in `slo` that apply independently of each other, as set by `ttft:p99<1s`."""
     slo_classes: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
-    """Limits of single classes (the trace's labels `class`), such as `gold: ttft:300` in YAML; other classes use the
+    """Limits of single classes (the trace's `class` labels), such as `gold: ttft:300` in YAML; other classes use the
     limits of `slo`. With a percentile (`gold: ttft:p99<300ms`), each limit applies to the requests of the class
     independently of the others."""
     slo_class_percentiles: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)

@@ -42,10 +42,10 @@ class EngineSettings(Section):
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     """KV blocks of a replica; none: all that fit."""
     disable_hybrid_kv_cache_manager: bool = False
-    """Keep the whole KV of layers with sliding windows, as engines without such a manager do (and vLLM with some KV
-    connectors); false: such layers free the tokens that have left their windows."""
+    """Keep the whole KV of layers with sliding windows, as engines without a hybrid KV cache manager do (and vLLM with
+    some KV connectors); false: such layers free the tokens that have left their windows."""
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
-    """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; vLLM V0's default."""
+    """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; the default is that of vLLM V0."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
     """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one that the engine is known to use
     (servesim/versions), else the fastest measured."""
@@ -58,8 +58,8 @@ class EngineSettings(Section):
     all2all_backend: Literal[
         "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
     ] = "auto"
-    """How tokens reach the experts of other data-parallel ranks, and return; auto: the engine's default; deepep_auto:
-    low latency if all ranks decode, else high throughput."""
+    """Method by which tokens reach the experts of other data-parallel ranks and return; auto: the engine's default;
+    deepep_auto: low latency if all ranks decode, else high throughput."""
     expert_skew: float | None = Field(default=None, ge=0, le=3)
     """Exponent of the power law of expert loads (0: all equal; the most loaded GPU determines the time); none: as in
     the kernel measurements, 1.2 (over more than 8 GPUs by this law alone)."""
@@ -90,7 +90,7 @@ class ClientSettings(Section):
     """Mean time from an answer to the next request of a closed loop, drawn from an exponential distribution; none: no
     delay, so the successors of requests that end together are sent at the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
-    """Seconds over which the clients of a closed loop start, evenly one after the other."""
+    """Seconds over which the starts of a closed loop's clients are evenly spread."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)
     """Draw arrival times at `rate`, with gaps from a gamma distribution of this shape (1: Poisson; below: bursts), like
     vLLM's --burstiness; none: as recorded."""
@@ -160,7 +160,8 @@ def prices_of(given: Any) -> dict[str, float]:
 
 
 def price_of(gpu: Gpu, prices: Mapping[str, float], usd_per_gpu_hour: float | None) -> float:
-    """Return the price of a GPU-hour: the one for all GPUs, else the one by name, else the data sheet's assumption."""
+    """Return the price of a GPU-hour: the price for all GPUs if there is one, else the price by name, else the data
+    sheet's assumption."""
     return usd_per_gpu_hour if usd_per_gpu_hour is not None else prices.get(gpu.name, gpu.usd_per_hour)
 
 
@@ -209,7 +210,7 @@ def _taken_apart(limits: Any) -> tuple[Any, dict[str, float]]:
 
 
 def check_percentiles(limits: Mapping[str, float], percentiles: dict[str, float]) -> dict[str, float]:
-    """Return percentiles of limits; raise ValueError for one without a limit, or an invalid one."""
+    """Return percentiles of limits; raise ValueError for a percentile that has no limit or is invalid."""
     for name, percentile in percentiles.items():
         if name not in limits or not 0 < percentile <= 100:
             raise ValueError("must be percentiles of limits in slo, above 0 and up to 100")

@@ -1,7 +1,7 @@
 """Conversion of commands that start a server into scenarios: `vllm serve MODEL --tensor-parallel-size 4 ...` and the
 equivalents of SGLang and TensorRT-LLM. serve_flags.yaml lists the meaning of each flag.
 
-A file of flags inside a command (`--config`, `--extra_llm_api_options`) is read; flags of the command override it.
+A file of flags named in a command (`--config`, `--extra_llm_api_options`) is read; flags of the command override it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HINTS = {
         "weights leave"
     ),
 }
-"""Hints on flags that change more, or something else, than their setting."""
+"""Hints on flags that change more than their setting, or something else."""
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 _SKIPPED = ("python3", "python", "-m", "exec", "sudo", "nohup", "env")
 EXAMPLE = "such as: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2"
@@ -60,7 +60,7 @@ Flags = tuple[tuple[str, str], ...]
 
 @dataclass
 class Served:
-    """A command as settings, and its flags that are not settings."""
+    """A command converted to settings, and its flags that do not correspond to settings."""
 
     settings: Settings
     nothing: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Served:
     """Hints on flags that are modeled in part or not at all."""
 
     def notes(self) -> list[str]:
-        """Return notes on the flags without a meaning here."""
+        """Return notes on the flags that have no effect, are not modeled, or are modeled only in part."""
         said = (("flags that have no effect here", self.nothing), ("flags that are NOT MODELED", self.unknown))
         notes = [f"--serve: {what}: {' '.join(flags)}" for what, flags in said if flags]
         return notes + [f"--serve: {hint}" for hint in self.hints]
@@ -79,7 +79,7 @@ class Served:
 
 @cache
 def serve_flags() -> dict[str, dict[str, Any]]:
-    """Return the settings of flags by engine; see serve_flags.yaml."""
+    """Return the settings that flags correspond to, by engine; see serve_flags.yaml."""
     import yaml
 
     text = resources.files("servesim.run").joinpath("serve_flags.yaml").read_text(encoding="utf-8")
@@ -261,8 +261,9 @@ def _size(name: str, value: object) -> int:
 
 
 def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], found: Served) -> None:
-    """Set the distribution of experts and the meaning of data-parallel ranks: with experts, ranks step together;
-    without, they are replicas. vLLM's tp is per rank; SGLang's and TensorRT-LLM's counts the GPUs of all ranks."""
+    """Set the distribution of experts and the meaning of data-parallel ranks: in a model with experts, ranks run their
+    steps together; in a model without experts, each rank is a replica. vLLM's tp is per rank; SGLang's and
+    TensorRT-LLM's counts the GPUs of all ranks."""
     try:
         experts = ModelSpec.load(found.settings["model"]).experts is not None
     except UserError:  # reported by the run
@@ -296,6 +297,6 @@ def _is_section(settings: Mapping[str, Any], key: str) -> bool:
 
 
 def commands(given: Any) -> list[Served]:
-    """Return the commands named by command-line options, one or several."""
+    """Return the one or more commands given by command-line options."""
     texts: Sequence[str] = [given] if isinstance(given, str) else given or ()
     return [served(text) for text in texts]

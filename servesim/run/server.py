@@ -26,7 +26,7 @@ from servesim.versions import EngineFacts
 
 @dataclass(frozen=True)
 class Policies:
-    """The two policies' classes and parameters, and the limits of the scheduler."""
+    """The classes and parameters of scheduler and KV allocator, and the limits of the scheduler."""
 
     scheduler: type[Scheduler]
     scheduler_params: Any
@@ -126,7 +126,7 @@ def _cost_model(
 
 
 def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
-    """Return the requested terms, or those of the newest vLLM if there are none for the engine."""
+    """Return the requested host terms, or those of the newest vLLM if there are none for the engine."""
     if scenario.host == "none":
         return None
     if scenario.host != "auto":
@@ -155,7 +155,7 @@ def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
 
 
 def check_width(scenario: Scenario, model: ModelSpec, engine: EngineFacts) -> None:
-    """Raise UserError for weights in blocks that the scenario's engine refuses to split as asked."""
+    """Raise UserError for block-scaled weights that the scenario's engine refuses to split as requested."""
     block = engine.get("fp8_block_columns")
     if block is None or scenario.preset not in (None, engine.engine):
         return
@@ -175,7 +175,7 @@ def check_version(scenario: Scenario, engine: EngineFacts) -> None:
 
 
 def check_copies(scenario: Scenario) -> None:
-    """Raise UserError for copies of experts without EPLB to place them."""
+    """Raise UserError for redundant experts without EPLB to place them."""
     if scenario.engine.num_redundant_experts and not scenario.engine.enable_eplb:
         raise UserError("engine.num_redundant_experts needs EPLB, which places the copies: set engine.enable_eplb too")
 

@@ -17,8 +17,8 @@ from servesim.run.sections import yaml_value
 
 
 def full_name(key: str, own: tuple[str, ...] = ()) -> str:
-    """Return a key of a scenario unchanged, and the short name of a part in full; raise UserError, with a suggestion,
-    if no scenario has such a setting. `own`: names of a user's features."""
+    """Return a key of a scenario unchanged, or the full name of a part for its short name; raise UserError, with a
+    suggestion, if no scenario has such a setting. `own`: names of a user's features."""
     return part_names.full_name(key, Scenario, scenario_class(own))
 
 
@@ -31,8 +31,8 @@ def load_settings(path: str | Path, but: Collection[str] = ()) -> Settings:
 
 
 def read_settings(path: str | Path) -> Settings:
-    """Read the settings in a YAML file, not yet validated, whatever code they name; paths in it are relative to it
-    (servesim.run.beside)."""
+    """Read the settings in a YAML file without validating them, regardless of the code that they name; paths in the
+    file are relative to it (servesim.run.beside)."""
     loaded = untrusted.read_yaml(Path(path), "scenario")
     if not isinstance(loaded, dict):
         raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")

@@ -65,7 +65,7 @@ class Setup:
     provenance: dict[str, Any]
     """Inputs of the results besides the scenario: hashes of trace, kernel tables and policy files."""
     parts: list[Part] = field(default_factory=list)
-    """Parts of optional features, in order; each serves one cluster."""
+    """Parts of optional features, in order; each part serves only one cluster."""
 
     @property
     def engine_pools(self) -> list[Pool]:
@@ -115,7 +115,7 @@ class Setup:
         return router
 
     def cluster(self, workload: Workload, recorder: Recorder, **options: Any) -> Cluster:
-        """Return the replicas behind router and front end; `options`: additional ones of Cluster."""
+        """Return the replicas behind router and front end; `options`: additional options of Cluster."""
         return Cluster(
             FrontEnd(workload, self.front),
             self.engine_pools,
@@ -184,7 +184,7 @@ def built(feature: Feature, setup: Setup) -> Part | None:
 
 
 def options_of(scenario: Scenario, given: Mapping[str, Any]) -> Any:
-    """Return the options of all features, given ones and defaults; raise UserError for an invalid one."""
+    """Return the options of all features, both given and default; raise UserError for an invalid option."""
     try:
         return _options_class(tuple(feature.Options for feature in features_of(scenario)))(**given)
     except ValidationError as error:

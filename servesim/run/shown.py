@@ -1,4 +1,5 @@
-"""A result as text: the text that Python prints, the table that notebooks show, and the rows of terminal and page."""
+"""A result as text: what Python prints, the tables that notebooks show, and the rows shown in the terminal and on the
+page."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def as_html(summary: Mapping[str, Any]) -> str:
 
 
 DERIVED = "preemptions_per_request"
-"""A metric of comparisons that is not a figure of a run."""
+"""A metric used in comparisons that is not a figure of a run."""
 
 
 def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
@@ -110,16 +111,17 @@ def custom_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 MOST_GROUPS, LEAST_GROUPS = 12, 3
-"""Maximum number of classes or tenants in a table, and number of tenants that are in it however few requests they
+"""Maximum number of classes or tenants in a table, and minimum number of tenants shown, however few requests they
 have."""
 FEW = 10
-"""Number of requests below which figures of a tenant say little."""
+"""Number of requests below which the figures of a tenant are not meaningful."""
 UNNAMED = "(none)"
 
 
 def labeled(summary: Mapping[str, Any], kind: str) -> tuple[list[tuple[str, dict[str, Any]]], str, int] | None:
-    """Return the name and figures of each class or tenant (`kind`) that a table shows, those with the most requests
-    first, and the name of all others (empty if there are none) and their number of requests. None without labels."""
+    """Return the name and figures of each class or tenant (`kind`) that a table shows, starting with those with the
+    most requests, then the name for all others (empty if there are none) and their number of requests. Return None if
+    the trace has no such labels."""
     key = "classes" if kind == "class" else "tenants"
     if key not in summary:
         return None

@@ -59,14 +59,14 @@ def simulate(
     servesim.load_trace converts. With `out`, the result directory is written too, with step records written during the
     run. `page` writes a page into the directory before it is in place. `on_ready` receives the resolved setup before
     the run begins and may return a callback for progress. With `jobs`, replicas are served in `jobs` processes if the
-    router splits requests without looking at them; the result is byte-identical. Without `conclude`, the summary lacks
-    parts derived from it, such as error bars, and takes less time. Without `overwrite`, the result of another scenario
-    in `out` is not replaced. `step_requests`: with mode="reference", write the requests that each step computed
-    (servesim.run.step_requests). `metrics`: your own functions, or `file.py:function` (servesim.metrics.custom), whose
-    values are `summary["custom_metrics"]`. Options of features are keywords too: `propagate=True` adds error bars of
-    percentiles, goodput and price, by two more runs; `burst_replicas=True` finds how many replicas would have held the
-    bursts of the scenario's shape; `intervals=False` leaves out all error bars. `trust=True` lets code run that only
-    the scenario's file names (servesim.plugins.trust).
+    router assigns requests without looking at the replicas; the result is byte-identical. Without `conclude`, the
+    summary lacks parts derived from it, such as error bars, and takes less time. Without `overwrite`, the result of
+    another scenario in `out` is not replaced. `step_requests`: with mode="reference", write the requests that each step
+    computed (servesim.run.step_requests). `metrics`: your own functions, or `file.py:function`
+    (servesim.metrics.custom), whose values are `summary["custom_metrics"]`. Options of features are keywords too:
+    `propagate=True` adds error bars of percentiles, goodput and price, by two more runs; `burst_replicas=True` finds
+    how many replicas would have held the bursts of the scenario's shape; `intervals=False` leaves out all error bars.
+    `trust=True` lets code run that only the scenario's file names (servesim.plugins.trust).
 
     Raises UserError for invalid input, and PolicyError if a policy breaks its contract.
     """

@@ -111,7 +111,7 @@ def layer_groups(scenario: Scenario, model: ModelSpec, allocator: type[KVAllocat
 
 
 def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:
-    """Return the maximum length of a request, as vLLM does: limited by the model's maximum and the `room` in tokens."""
+    """Return the maximum length of a request, limited, as in vLLM, by the model's maximum and the `room` in tokens."""
     asked = scenario.engine.max_model_len
     if asked == "auto":
         return min(model.max_position, room)

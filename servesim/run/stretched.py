@@ -54,11 +54,11 @@ class Stretch:
         return self.by["e2el"]
 
     def limits(self, limits: Mapping[str, float]) -> dict[str, float]:
-        """Return the limits in ms of the replacement run for these limits."""
+        """Return these limits in ms, converted for the replacement run."""
         return {name: limit / self.by[name] for name, limit in limits.items()}
 
     def classes(self, classes: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-        """Return the limits of the replacement run for classes that have their own limits."""
+        """Return the limits of classes that have their own limits, converted for the replacement run."""
         return {name: self.limits(limits) for name, limits in classes.items()}
 
     def settings(self, scenario: Scenario, rate: float | None = None) -> Settings:

@@ -24,7 +24,7 @@ from servesim.run.records import Records
 from servesim.run.setup import Setup
 
 USUAL = ("p10", "p25", "p50", "p75", "p90")
-"""Quantiles of the tokens of a step at which costs are compared with those of larger steps."""
+"""Quantiles of the number of tokens in a step at which costs are compared with those of larger steps."""
 
 
 def summary_of(
@@ -116,7 +116,7 @@ class FleetFigures:
             ]
         self._history = cluster.fleet.history if cluster is not None else []
         self.deployments: list[Deployment] = []
-        """Deployment of each pool, with the uptime of its replicas if they came and went."""
+        """Deployment of each pool, with the uptime of its replicas if replicas came and went."""
         for i, pool in enumerate(setup.pools):
             deployment = pool.deployment
             if cluster is not None and cluster.fleet.changed:

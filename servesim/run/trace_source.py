@@ -95,7 +95,8 @@ def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
 
 
 def open_stream(scenario: Scenario, trace: Trace | None, kv: type[KVAllocator]) -> TraceStream:
-    """Open the same trace as chunks; raise UserError for settings that need the complete trace."""
+    """Open the same trace as `open_scenario`, but in chunks; raise UserError for settings that need the complete
+    trace."""
     from servesim.traces import open_stream as opened
 
     clients = scenario.clients
@@ -137,6 +138,6 @@ def paced(trace: T, rate: Rate | None) -> T:
 
 
 def mean_rate(trace: Trace) -> float | None:
-    """Return the mean arrivals per second, or None if all arrive at the same time."""
+    """Return the mean arrivals per second, or None if all requests arrive at the same time."""
     span = int(trace.arrival_ns[-1] - trace.arrival_ns[0]) if len(trace) else 0
     return (len(trace) - 1) / span * 1e9 if span > 0 else None

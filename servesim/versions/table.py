@@ -39,7 +39,7 @@ class EngineFacts:
 
     @property
     def release(self) -> tuple[int, int]:
-        """The first two numbers of the version."""
+        """The major and minor numbers of the version."""
         version = parse_version(self.version)
         return version.major, version.minor
 
@@ -56,7 +56,7 @@ def engines() -> list[str]:
 
 
 def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> EngineFacts:
-    """Return the facts about a version of an engine on a GPU, by default the newest known version.
+    """Return the facts about a version of an engine on a GPU; the default version is the newest known one.
 
     Raises UserError for an unknown engine and for an invalid version.
     """

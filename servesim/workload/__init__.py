@@ -1,1 +1,1 @@
-"""Requests to send: traces in columnar form, and when their requests arrive."""
+"""Requests to send: traces in columnar form, and the times at which their requests arrive."""

@@ -1,4 +1,4 @@
-"""Benchmark clients by name: their settings for sending requests, overridden by the user's.
+"""Benchmark clients by name: their settings for sending requests, which the user's settings override.
 
   vllm-bench    `vllm bench serve` (docs.vllm.ai/en/latest/cli/bench/serve): --request-rate inf, else gaps of a gamma
                 distribution of shape --burstiness, 1 by default, scaled to the total rate; --max-concurrency none.
@@ -9,13 +9,13 @@
   inferencex    InferenceX's benchmark_serving.py, a fork of vLLM's (github.com/SemiAnalysisAI/InferenceX, benchmarks):
                 --request-rate inf, --max-concurrency C, --num-prompts 10 C; its metrics cover all these prompts.
 
-All of them finish warm-up requests (vllm-bench 1 or --num-warmups, sglang-bench 1, inferencex 2 C, aiperf as
-configured) before they send the first measured request, and measure the server starting from idle. A simulated server
-needs no warm-up, so none are replayed; their side effect, their own prompts in the prefix cache, is not modeled.
+All of them complete their warm-up requests (vllm-bench 1 or --num-warmups, sglang-bench 1, inferencex 2 C, aiperf as
+configured) before they send the first measured request, so the measurement starts with an idle server. A simulated
+server needs no warm-up, so none of these requests are replayed; their side effect, that their prompts stay in the
+prefix cache, is not modeled.
 
-TURN_MS is the time that recorded clients take from an answer to the next request. The lockstep of requests that end in
-the same step is also broken by the API processes, which handle requests one after the other
-(servesim.workload.front_end).
+TURN_MS is the time that recorded clients take from an answer to the next request. Requests that end in the same step
+also get out of lockstep because the API processes handle requests one after the other (servesim.workload.front_end).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any
 from servesim.errors import UserError
 
 TURN_MS = 0.08
-"""Median time from an answer's last chunk to the next request: 0.065 and 0.087 ms in two closed loops of 256 requests
-on the server's own host; across a network, one round trip is added."""
+"""Median time from an answer's last chunk to the next request, measured as 0.065 and 0.087 ms in two closed loops of
+256 requests on the server's own host; a network adds one round trip."""
 INFERENCEX_PROMPTS = 10
 """Number of prompts in a run per unit of concurrency."""
 
 
 def under_tool(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in unset settings with the defaults of `clients.tool`, if any; settings other than None are kept."""
+    """Fill in unset settings (those that are None) with the defaults of `clients.tool`, if any."""
     clients = settings.get("clients")
     tool = clients.get("tool") if isinstance(clients, Mapping) else None
     if tool is None:

@@ -25,19 +25,19 @@ class Prefixes:
 
 def joined(content: Content) -> Content:
     """Return the same prompts in fewer runs: two successive runs are merged under the first run's id if every prompt
-    that continues after the first run continues with the second, and no prompt has a longer first run. The output of a
-    row remains a separate run wherever it appears."""
+    that continues after the first run continues with the second run, and no prompt contains the first run at a greater
+    length. The output of a row remains a separate run wherever it appears."""
     offsets, ids, lengths = content.offsets, content.ids, content.lengths
     if not len(ids):
         return content
     heads = offsets[:-1][np.diff(offsets) > 0]
-    before = np.concatenate(([0], lengths[:-1]))  # tokens of the same prompt's previous run
+    before = np.concatenate(([0], lengths[:-1]))  # token count of the same prompt's previous run
     before[heads] = 0
     names, name = np.unique(ids, return_inverse=True)
     _, length = np.unique(before, return_inverse=True)
     steps = (length * len(names) + name).tolist()
     width = max(steps) + 1
-    numbers: dict[int, int] = {}  # a prefix and its next run -> the prefix they make
+    numbers: dict[int, int] = {}  # (a prefix and its next run) -> the resulting prefix
     prefixes: list[int] = []
     rows = offsets.tolist()
     for first, last in pairwise(rows):
@@ -62,11 +62,12 @@ def joined(content: Content) -> Content:
 class RunContent:
     """A prompt as (content id, length) runs, followed by the request's own output.
 
-    A prefix is identified by the sequence of runs up to the one it ends in, and its length within that run, so one
+    A prefix is identified by the sequence of runs up to the one it ends in, and by its length within that run, so one
     table entry per run serves all block sizes. The output of row r is the content -(r + 1) wherever it appears,
     including inside a later prompt.
 
-    `told`: the prompt's original runs in the trace, as (content of all rows, index), if `runs` may have been merged.
+    `told` gives the prompt's original runs in the trace, as (content of all rows, index), if `runs` may have been
+    merged.
     """
 
     __slots__ = ("_ends", "_index", "_prefixes", "_row", "_runs", "_sequence", "_told")
@@ -80,7 +81,7 @@ class RunContent:
         self._told = told
         self._ends: list[int] = []  # token at which run i ends
         self._sequence: list[int] = []  # number of the sequence of runs 0..i
-        self._index = 0  # run of the last lookup: lookups are mostly in order
+        self._index = 0  # run of the last lookup, since lookups mostly ascend
 
     def prefix_key(self, stop: int) -> Hashable:
         """Return the key of a prefix; see PrefixIdentity."""
@@ -109,7 +110,7 @@ class RunContent:
         return " ".join(parts)
 
     def prefix_keys(self, stops: range) -> list[int]:
-        """Return `prefix_key` for each of the stops, which must ascend."""
+        """Return the `prefix_key` of each of the stops, which must ascend."""
         keys: list[int] = []
         stop, step = stops.start, stops.step
         while stop < stops.stop:
@@ -123,8 +124,9 @@ class RunContent:
 
     def block_runs(self, start: int, stop: int, size: int, lookahead: int = 0) -> list[tuple[int, int]]:
         """Return blocks `start` to `stop`, of `size` tokens each, grouped by the sequence of runs in which they end (or
-        in which the token `lookahead` tokens later lies): for each group, the number of that sequence and the block
-        after the group. Two requests are equal up to the end of a block exactly when these numbers are equal."""
+        in which the token `lookahead` tokens later lies): for each group, the number of that sequence and the first
+        block after the group. Two prompts are equal up to the end of a block exactly when their numbers for it are
+        equal."""
         runs: list[tuple[int, int]] = []
         ends = self._ends
         i = bisect_left(ends, (start + 1) * size + lookahead)

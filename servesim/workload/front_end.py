@@ -1,16 +1,17 @@
 """The front end of a server: API processes that receive requests and stream answers.
 
-An API process (one of vLLM's `--api-server-count`) does one thing at a time: it handles a request's HTTP, tokenizes its
-prompt, detokenizes the output, and streams the text. Processes serve prompts first come, first served; a request goes
-to the process that becomes free first. Streaming answers takes part of each process's time:
+An API process (one of vLLM's `--api-server-count`) does one thing at a time: it handles HTTP for a request, tokenizes
+the prompt, detokenizes the output, and streams the text. Prompts are handled first come, first served, each by the
+process that becomes free first. Streaming answers takes up part of each process's time:
 
 - The work of an answer, split into pieces, falls due evenly over its decoding, which is assumed to take TOKEN_NS per
   token. This depends only on facts known when the request arrives, so arrivals depend only on the requests sent,
   whatever the mode and the process.
-- A process alternates between prompts and due answer work. Before a prompt it does all the due work, but spends no more
-  time on it than the prompt itself takes: a late answer has its chunks merged (vLLM's RequestOutputCollector), which is
-  why servers stream more tokens per second than a process could send chunks (29,000 measured; InferenceX, MiniMax-M2.5
-  on two B300, vLLM 0.19). So the rate of a burst of short prompts is capped, and the rate of long answers is not.
+- A process alternates between prompts and due answer work. Before each prompt it does all the answer work that is due,
+  but spends no more time on it than the prompt itself takes, because an answer that falls behind has its chunks merged
+  (vLLM's RequestOutputCollector), which is why servers stream more tokens per second than a process could send chunks
+  (29,000 measured; InferenceX, MiniMax-M2.5 on two B300, vLLM 0.19). So the front end caps the rate of a burst of short
+  prompts, but not that of long answers.
 - The time that a chunk waits behind others is not added to token times; `out_ns` is a constant.
 """
 
@@ -57,8 +58,8 @@ class FrontTerms:
 
 
 class FrontEnd:
-    """A workload seen through a server's front end. Requests reach the queue when a process has read them, and clients
-    learn that a request has ended `out_ns` after the engine is done with it."""
+    """A workload seen through a server's front end. A request reaches the queue when a process has read it, and its
+    client learns that it has ended `out_ns` after the engine finishes it."""
 
     def __init__(self, inner: Workload, terms: FrontTerms) -> None:
         self._inner = inner
@@ -66,10 +67,10 @@ class FrontEnd:
         self._works = bool(terms.request_ns or terms.token_ns or terms.chunk_ns)
         self._free = [(0, i) for i in range(terms.processes)]
         """A heap of (time at which a process finishes the prompts received so far, process number)."""
-        self._answers: list[list[tuple[int, int]]] = [[] for _ in self._free]  # (due, work), by process
+        self._answers: list[list[tuple[int, int]]] = [[] for _ in self._free]  # by process: (due, work)
         self._on_way: list[tuple[int, int, Request, int]] = []  # a heap ordered by arrival at the queue
         self._count = 0
-        self._ahead = inner.open_loop  # if so, the clock stops only at queue arrivals, not at sends
+        self._ahead = inner.open_loop  # if True, the clock stops only at queue arrivals, not at sends
 
     @property
     def open_loop(self) -> bool:
@@ -96,8 +97,8 @@ class FrontEnd:
         return self._read(due)
 
     def _read_ahead(self) -> None:
-        """Read requests as they are sent until the first to reach the queue is known: with several processes, a later
-        request may overtake an earlier one."""
+        """Read requests in the order in which they are sent until the first to reach the queue is known: with several
+        processes, a later request may overtake an earlier one."""
         while True:
             due = self._inner.next_ns()
             if due is None:
@@ -126,8 +127,8 @@ class FrontEnd:
         return None
 
     def _handled(self, request: Request, output_len: int, sent: int, known: bool) -> int:
-        """Return when a process has read a request sent at `sent`. If the prompt is `known` (a further sample), only
-        its answer costs work."""
+        """Return the time at which a process has read a request sent at `sent`. If its prompt is `known` (the request
+        is a further sample), only its answer costs work."""
         terms = self._terms
         free, which = self._free[0]
         answers, work = self._answers[which], 0 if known else terms.prompt_ns(request.prompt_len)

@@ -8,23 +8,23 @@ from numpy.typing import NDArray
 MINUTE_NS = 60_000_000_000
 WIDTH_NS = 5 * MINUTE_NS
 LEAST = 50
-"""Minimum number of requests in the busiest window for a peak to be meaningful: with fewer, chance alone produces twice
-the mean."""
+"""Minimum number of requests in the busiest window for a peak to be meaningful: with fewer, chance alone can produce
+twice the mean."""
 TIMES = 2.0
 """Minimum ratio to the mean rate for a window to count as a peak."""
 
 
 def busiest(arrival_ns: NDArray[np.int64], width_ns: int = WIDTH_NS) -> tuple[int, int]:
-    """Return the start in ns and the request count of the busiest window (the first one if tied). Arrivals must
-    ascend."""
+    """Return the start in ns and the request count of the busiest window (the first one if tied). Arrivals must be in
+    ascending order."""
     counts = np.searchsorted(arrival_ns, arrival_ns + width_ns) - np.arange(len(arrival_ns))
     at = int(np.argmax(counts))
     return int(arrival_ns[at]), int(counts[at])
 
 
 def peak_note(arrival_ns: NDArray[np.int64]) -> str | None:
-    """Return a one-line message if the rate in the busiest five minutes is over twice the mean, or None for a trace
-    that has no such peak, is shorter than six such windows, or is too small to tell."""
+    """Return a one-line message if the rate in the busiest five minutes is over twice the mean. Return None if there is
+    no such peak, or if the trace is shorter than six such windows or too small to tell."""
     arrival = np.sort(arrival_ns)
     span = int(arrival[-1] - arrival[0]) if len(arrival) else 0
     if span < 6 * WIDTH_NS:

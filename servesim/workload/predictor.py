@@ -1,7 +1,7 @@
 """Predicted output lengths, which policies receive instead of the true ones.
 
-A predictor is `max_tokens` (no prediction: the cap that every engine has), `random:error=0.3` (the true length times a
-lognormal factor of median 1, such that the mean absolute relative error is the stated one), or `exact`.
+A predictor is `max_tokens` (no prediction: the cap, which every engine knows), `random:error=0.3` (the true length
+times a lognormal factor of median 1, with the stated mean absolute relative error), or `exact`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MOST_ERROR = 100.0
 
 
 def predict(spec: str, trace: Trace, seed: int = 0, first: int = 0) -> Ints:
-    """Return the predicted number of output tokens (at least 1) for each row, and then for each further sample. `first`
-    is the number of the first row. Raise UserError if `spec` is not a known predictor."""
+    """Return the predicted number of output tokens (at least 1) for each row, followed by those for each further
+    sample. `first` is the number of the first row. Raise UserError if `spec` is not a known predictor."""
     name, error = parse_predictor(spec)
     cap, truth, rows = trace.max_tokens, trace.output_len, first + np.arange(len(trace))
     samples = np.zeros_like(rows)
@@ -62,7 +62,7 @@ def parse_predictor(spec: str) -> tuple[str, float]:
 
 
 def lognormal_sigma(error: float) -> float:
-    """Return the sigma for which exp(sigma Z), with Z standard normal, has mean distance `error` from 1.
+    """Return the sigma for which exp(sigma Z), with Z standard normal, has mean absolute deviation `error` from 1.
 
     E|exp(sigma Z) - 1| = exp(sigma^2 / 2) erf(sigma / sqrt 2).
     """

@@ -3,8 +3,8 @@
 Engines serve them in three forms (`Scheduler.samples`). "children": n simultaneous requests that share the prompt
 through the prefix cache (vLLM V1: v1/engine/parallel_sampling.py). "prefix-first": a request that only computes the
 prompt, followed by n requests when it is done (SGLang: managers/tokenizer_manager.py). "fork": one request, from which
-the others are forked when its prompt is computed, sharing its memory (vLLM V0: SequenceGroup; PagedAttention, SOSP
-2023).
+the others are forked once its prompt is computed, so that they share its memory (vLLM V0: SequenceGroup;
+PagedAttention, SOSP 2023).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from servesim.workload.trace import Samples
 
 
 class FanOut:
-    """Factory for the samples of a trace's requests; it also holds the samples still to be sent.
+    """Factory for the samples of a trace's requests, which also holds the samples still to be sent.
 
-    With `rows` rows, each tried up to `attempts` times, the first rows * attempts numbers belong to the requests.
-    Further samples are numbered after those, and prompt-only requests after all others.
+    With `rows` rows, each tried up to `attempts` times, the first rows * attempts numbers belong to the requests
+    themselves. Further samples are numbered after those, and prompt-only requests after all others.
     """
 
     def __init__(self, samples: Samples, form: SampleForm, rows: int, attempts: int) -> None:
@@ -44,7 +44,7 @@ class FanOut:
         self, number: int, output_len: int, make: Callable[[int | None], Request], now: int
     ) -> tuple[Request, int]:
         """Return the first request to send for request `number`, and its output length. `make` creates the request or,
-        given i, the sample whose answer is text i: the row for the first sample, and a position after all rows for
+        given i, the sample whose answer is text i; i is the row for the first sample, and a position after all rows for
         further samples."""
         attempt, row = divmod(number, self._rows)
         lengths = self._samples.lengths(row)
@@ -70,7 +70,8 @@ class FanOut:
         return parent.members[0], output_len
 
     def leave(self, request: Request, now: int) -> bool:
-        """Record that a client learns at `now` that a sample has left; return whether the whole request has."""
+        """Record that a client learns at `now` that a sample has left; return whether the whole request has now
+        left."""
         parent = request.parent
         assert parent is not None
         gone = parent.leave(request)

@@ -1,4 +1,5 @@
-"""Dependencies between the requests of a trace: conversations, agents, and their sub-agents, as they unfold."""
+"""Dependencies between the requests of a trace (conversations, agents and their sub-agents), resolved as a run
+proceeds."""
 
 from __future__ import annotations
 
@@ -8,20 +9,21 @@ from heapq import heapify
 from servesim.workload.trace import COMPLETION, DISPATCH, Trace
 
 Entry = tuple[int, int]
-"""Send time of a row, and the row."""
+"""Send time and number of a row."""
 
 
 class Sessions:
     """State of the rows that wait for others and, if sessions are limited, of plays that wait for a slot.
 
-    A play begins at its first recorded arrival or when a slot becomes free, and its recorded times shift with it.
+    A play begins at its first recorded arrival or, if no slot is free then, when one becomes free; its recorded times
+    shift accordingly.
     """
 
     def __init__(self, trace: Trace, max_sessions: int | None) -> None:
         n = len(trace)
         self._ready = trace.arrival_ns.tolist()  # earliest known send time of each row
         self._blocked = [0] * n  # number of pending triggers
-        self._followers: tuple[dict[int, list[Entry]], ...] = ({}, {})  # by trigger: row -> (waiter, delay)
+        self._followers: tuple[dict[int, list[Entry]], ...] = ({}, {})  # by trigger: row -> [(waiter, delay)]
         if trace.after is not None:
             for row in range(n):
                 for source, trigger, delay, _ in trace.after.edges(row):
@@ -37,7 +39,7 @@ class Sessions:
             self._begun = 0
 
     def start(self) -> list[Entry]:
-        """Return a heap of the rows that wait for nothing."""
+        """Return a heap of the rows that do not wait for others."""
         if self._slots is not None:
             entries = [entry for _ in range(len(self._slots)) for entry in self._begin()]
         else:
@@ -64,7 +66,7 @@ class Sessions:
             waiter = waits.pop()
             if self._blocked[waiter] < 0:
                 continue
-            self._blocked[waiter] = -1  # no trigger can bring it to 0
+            self._blocked[waiter] = -1  # no trigger can bring the counter to 0
             lost += 1
             if self._slots is not None:
                 self._unfinished[self._play[waiter]] -= 1

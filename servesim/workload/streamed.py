@@ -1,4 +1,5 @@
-"""Replay of a trace that arrives in chunks: rows are in memory from shortly before they are sent until they leave."""
+"""Replay of a trace that arrives in chunks: a row is in memory from shortly before it is sent until its request
+leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from servesim.workload.workload import Clients, TraceWorkload
 
 
 class StreamedWorkload(TraceWorkload):
-    """A TraceWorkload without sessions, retries, or oracles."""
+    """TraceWorkload without sessions, retries, or oracles."""
 
     def __init__(
         self, chunks: Iterator[Trace], count: int, predict: Callable[[Trace, int], Ints], clients: Clients
@@ -23,7 +24,7 @@ class StreamedWorkload(TraceWorkload):
         self._predict = predict
         self._starts: list[int] = []  # first row of each chunk in memory
         self._traces: list[Trace] = []
-        self._unread: list[int] = []  # per chunk, rows not yet forgotten
+        self._unread: list[int] = []  # per chunk, number of rows not yet forgotten
         self._sent: dict[int, int] = {}  # send time of each row still in flight
         self._now = 0
         first = next(chunks)
@@ -47,13 +48,14 @@ class StreamedWorkload(TraceWorkload):
         return None
 
     def settled_ns(self) -> int:
-        """Return a time such that all requests sent before it have left."""
+        """Return a time before which every request sent has left."""
         if self._sent:
             return next(iter(self._sent.values()))  # rows are sent in time order
         return self._now if self._left else NEVER
 
     def texts(self, rows: Sequence[int]) -> dict[str, list[str]]:
-        """Return the names and labels of the given rows, which must not be forgotten yet, if the trace has them."""
+        """Return the names and labels of the given rows, if the trace has them. The rows must not have been forgotten
+        yet."""
         found: dict[str, list[str]] = {}
         for row in rows:
             chunk = bisect_right(self._starts, row) - 1

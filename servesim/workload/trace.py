@@ -1,4 +1,4 @@
-"""A request trace as columns: arrival times, lengths, and prompt contents."""
+"""A request trace as columns: arrival times, lengths, and prompt content."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Ints = NDArray[np.int64]
 
 LENGTH_CAPPED = "the trace has no finish reasons: every request ends at its length cap"
 LABELS = ("session", "play", "tenant", "class", "model")
-"""Labels of rows; a session is a conversation, and a play is everything that an agent and its sub-agents do."""
+"""Labels of rows; a session is a conversation, and a play is all the requests of an agent and its sub-agents."""
 DISPATCH, COMPLETION = 0, 1
-"""Triggers of a dependency: the earlier request was sent, or the client learned that it ended."""
+"""Triggers of a dependency: the earlier request was sent, or its client learned that it ended."""
 TRIGGERS = ("dispatch", "completion")
 RELATIONS = ("sequence", "spawn", "join", "replay_barrier")
 """Meanings of a dependency, for human readers; the engine uses only the triggers."""
@@ -29,8 +29,8 @@ class Content:
     """The content of prompts without their tokens: each prompt is a sequence of (content id, length) runs.
 
     The runs of row r are `ids[offsets[r]:offsets[r+1]]`, with the corresponding `lengths`, which add up to the row's
-    prompt_len. Two prompts share a prefix exactly as far as their runs agree: token j of a run with id c is the same
-    token wherever (c, j) occurs.
+    prompt_len. Two prompts share a prefix exactly as far as their runs agree, because token j of a run with id c is the
+    same token wherever (c, j) occurs.
     """
 
     offsets: Ints  # n + 1
@@ -43,8 +43,8 @@ class Content:
         return list(zip(self.ids[a:b].tolist(), self.lengths[a:b].tolist(), strict=True))
 
     def take(self, rows: Ints) -> Content:
-        """Return the content of the given rows, in that order. The output of row r is content -(r + 1), which is
-        renumbered along with its row; the output of a dropped row becomes ordinary content."""
+        """Return the content of the given rows, in that order. The output of row r is the content -(r + 1), which is
+        renumbered along with the row; the output of a dropped row becomes ordinary content."""
         offsets, index = _pick(self.offsets, rows)
         ids = self.ids[index]
         said = np.flatnonzero(ids < 0)
@@ -57,9 +57,9 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Dependencies between requests. Edge e of row r, with e in offsets[r]:offsets[r+1], means that the row is sent no
-    earlier than `delays_ns[e]` after the trigger of row `rows[e]`. A row is sent when all its edges and its arrival_ns
-    allow it."""
+    """Dependencies between requests. Edge e of row r, with e in offsets[r]:offsets[r+1], means that row r is sent no
+    earlier than `delays_ns[e]` after the trigger of row `rows[e]`. A row is sent as soon as all its edges and its
+    arrival_ns allow."""
 
     offsets: Ints  # n + 1
     rows: Ints
@@ -92,15 +92,16 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Further answers to the same prompt (parallel sampling, n > 1): output_len[offsets[r]:offsets[r+1]] for row r. The
-    first answer is the row's own output_len, and later turns quote it."""
+    """Further answers to the same prompt (parallel sampling, n > 1), whose lengths are
+    output_len[offsets[r]:offsets[r+1]] for row r. The length of the first answer is the row's own output_len, and later
+    turns quote the first answer."""
 
     offsets: Ints  # rows + 1
     output_len: Ints  # tokens, >= 1
 
     @classmethod
     def of(cls, counts: Ints, output_len: Ints) -> Samples | None:
-        """Build from the number of further answers of each row; return None if there are none."""
+        """Build from the number of further answers per row; return None if there are none."""
         offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         return cls(offsets, output_len) if len(output_len) else None
 
@@ -110,7 +111,7 @@ class Samples:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def lengths(self, row: int) -> list[int]:
-        """Return the output tokens of each further answer of one row."""
+        """Return the token counts of the further answers of one row."""
         lengths: list[int] = self.output_len[self.offsets[row] : self.offsets[row + 1]].tolist()
         return lengths
 
@@ -121,7 +122,8 @@ class Samples:
 
 
 def _pick(offsets: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the new offsets of the given rows' elements laid out contiguously, and the elements' old indices."""
+    """Return the new offsets of the given rows' elements when these are laid out contiguously, and the elements' old
+    indices."""
     counts = offsets[rows + 1] - offsets[rows]
     new = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     return new, np.repeat(offsets[rows] - new[:-1], counts) + np.arange(new[-1])
@@ -139,7 +141,7 @@ class Trace:
     """Columns of n requests, in order of arrival. The row index identifies a request everywhere.
 
     `output_len` is the true length, which only the engine and declared oracles may see; a server receives `max_tokens`.
-    `stop` records how a request ends: by a stop token at `output_len`, or at the cap.
+    `stop` records how a request ends: by a stop token after `output_len` tokens, or at the cap.
     """
 
     name: str
@@ -153,9 +155,9 @@ class Trace:
     content: Content | None = None
     after: After | None = None  # rows that wait for others: conversations and agents
     cancel_ns: Ints | None = None  # delay from sending to client cancel; -1: never
-    samples: Samples | None = None  # further answers to the same prompt; each stops by itself or at the cap
+    samples: Samples | None = None  # further answers to the same prompt; each ends by a stop token or at the cap
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by label: one string per row ("": none)
-    notes: tuple[str, ...] = field(default=())  # defaults and transformations applied, for the result
+    notes: tuple[str, ...] = field(default=())  # defaults and transformations applied, as shown in the result
 
     def __post_init__(self) -> None:
         n = len(self.arrival_ns)
@@ -215,8 +217,8 @@ class Trace:
         samples: Samples | None = None,
         notes: tuple[str, ...] = (),
     ) -> Trace:
-        """Build a trace from lengths alone. By documented default, every request ends at its length cap; of several
-        answers to one prompt, the longest ends at the cap and the others end by a stop token."""
+        """Build a trace from lengths alone. By default (as documented), every request ends at its length cap; of
+        several answers to one prompt, the longest ends at the cap and the others end by a stop token."""
         output = np.asarray(output_len, dtype=np.int64)
         n = len(output)
         cap = output.copy()
@@ -244,7 +246,7 @@ class Trace:
         return replace(self, name=name or self.name, **columns)
 
     def at(self, arrival_ns: Ints) -> Trace:
-        """Return the same requests at other arrival times, in order of those times."""
+        """Return the same requests with other arrival times, in order of those times."""
         order = np.argsort(arrival_ns, kind="stable")
         moved = replace(self, arrival_ns=np.zeros_like(arrival_ns))
         if (np.diff(order) != 1).any():
@@ -252,8 +254,8 @@ class Trace:
         return replace(moved, arrival_ns=arrival_ns[order])
 
     def plays(self) -> Ints:
-        """Return each row's play number, in order of first rows. A play consists of all rows that wait for each other
-        or share a `play` label (or, without such labels, a `session` label)."""
+        """Return each row's play, numbered in order of first rows. A play consists of all rows that are linked by
+        dependencies or share a `play` label (or, without such labels, a `session` label)."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -272,7 +274,7 @@ class Trace:
 
     def with_rate(self, rate: float, span: tuple[int, int, int] | None = None) -> Trace:
         """Return the same requests with all gaps scaled so that the mean arrival rate is `rate` requests/s; with `inf`,
-        all arrive at the same time. If this trace is a part of a larger one, `span` is the request count, first
+        all arrive at the same time. If this trace is part of a larger one, `span` holds the request count, first
         arrival, and last arrival of the whole trace."""
         count, start, end = span or (len(self), int(self.arrival_ns[0]), int(self.arrival_ns[-1]))
         if rate == float("inf"):
@@ -291,8 +293,8 @@ class Trace:
         return replace(self, arrival_ns=arrival, notes=(*self.notes, f"arrivals scaled to {rate:g} requests/s"))
 
     def faster(self, factor: float, start: int | None = None) -> Trace:
-        """Return the same requests with all gaps divided by `factor`. If this trace is a part of a larger one, `start`
-        is the first arrival of the whole trace."""
+        """Return the same requests with all gaps divided by `factor`. If this trace is part of a larger one, `start` is
+        the first arrival of the whole trace."""
         start = int(self.arrival_ns[0]) if start is None else start
         if not (int(self.arrival_ns[-1]) - start) / factor < 1 << 62:
             raise UserError(
@@ -332,7 +334,8 @@ def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
 
 
 def check_after(name: str, after: After, n: int) -> None:
-    """Raise UserError if a row waits for a nonexistent row, for itself in a cycle, or for a negative time."""
+    """Raise UserError if a row waits for a nonexistent row or with a negative delay, or if rows wait for each other in
+    a cycle."""
     if len(after.rows) and not (after.rows.min() >= 0 and after.rows.max() < n and after.delays_ns.min() >= 0):
         raise UserError(f"trace {name}: a request waits for a missing row, or for a negative time")
     waiters = np.repeat(np.arange(n), np.diff(after.offsets))
@@ -355,7 +358,7 @@ def check_after(name: str, after: After, n: int) -> None:
 
 
 def check_pauses(name: str, arrival_ns: Ints, after: After) -> None:
-    """Raise UserError if requests wait for one another beyond the range of times, with two years left to serve them."""
+    """Raise UserError if delays between requests add up beyond the range of times, less two years for serving them."""
     latest = LAST - (1 << 56)
     if not len(after.rows) or float(arrival_ns[-1]) + float(after.delays_ns.sum(dtype=np.float64)) < latest:
         return

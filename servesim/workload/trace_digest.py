@@ -1,4 +1,4 @@
-"""The identity of a trace: a hash of what the simulator sees of it."""
+"""Identity of a trace: a hash of what the simulator sees of it."""
 
 from __future__ import annotations
 

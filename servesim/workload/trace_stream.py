@@ -1,4 +1,4 @@
-"""Traces larger than memory: chunks that can be reread, and facts about a whole trace."""
+"""Traces larger than memory: chunks that can be read repeatedly, and facts about a whole trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servesim.workload.trace import Trace
 from servesim.workload.trace_digest import TraceDigest
 
 CHUNK = 1 << 16
-"""Approximate number of requests in memory at a time."""
+"""Approximate number of requests in memory at any time."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TraceStream:
         return replace(self, read=read) if skip or requests is not None else self
 
     def with_rate(self, rate: float) -> TraceStream:
-        """Scale gaps as Trace.with_rate does, reading the whole stream once to find its span."""
+        """Scale gaps as Trace.with_rate does, after reading the whole stream once to find its span."""
         count = first = last = 0
         for chunk in self.read():
             first = first if count else int(chunk.arrival_ns[0])
@@ -88,14 +88,14 @@ class TraceFacts:
     notes: tuple[str, ...]
     first_ns: int
     last_ns: int
-    """First and last arrival."""
+    """Times of the first and the last arrival."""
     longest_prompt: int
     longest_output: int
     blocks: int
-    """Number of KV blocks that all requests would fill together at their length caps."""
+    """Number of KV blocks that all requests together would fill at their length caps."""
     one_priority: bool
     at_caps: bool
-    """Whether every request is as long as its cap."""
+    """Whether every request's output is as long as its cap."""
     has_content: bool
     samples: bool
     """Whether requests ask for several samples (n > 1)."""
@@ -111,8 +111,8 @@ class TraceFacts:
 
     @classmethod
     def of(cls, trace: Trace | TraceStream, block_size: int) -> TraceFacts:
-        """Read a stream once. Raise UserError if it is empty, its arrival times decrease, or some chunks have content
-        or labels that others lack."""
+        """Read a stream once. Raise UserError if it is empty, if its arrival times decrease, or if some chunks have
+        content or labels that others lack."""
         chunks: Iterable[Trace] = (trace,) if isinstance(trace, Trace) else trace.read()
         digest, notes, at_caps = TraceDigest(), dict[str, None](), True
         samples = False

@@ -1,4 +1,4 @@
-"""Sources of requests: arrivals that follow a trace's times or are triggered by finished requests."""
+"""Sources of requests, whose arrivals follow a trace's times or are triggered by finished requests."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Workload(Protocol):
         """Return when the next request arrives, or None if none is due (a later finish may still trigger one)."""
 
     def pop(self) -> tuple[Request, int] | None:
-        """Return the next request and its true output length, or None if the event that is due does not release a
-        request yet. Call only when `next_ns()` is not None."""
+        """Return the next request and its true output length, or None if the event now due does not release a request
+        yet. Call only when `next_ns()` is not None."""
 
     def on_finish(self, request: Request, now: int) -> None:
         """Handle a client learning at `now` that a request has left (finished, rejected, or aborted)."""
@@ -52,21 +52,22 @@ class Clients:
     max_concurrency: int | None = None
     """Maximum number of outstanding requests; the others wait outside the server, earliest due first (closed loop)."""
     batch: bool = False
-    """Whether to send `max_concurrency` requests together, and the next ones only when all of them have left."""
+    """Whether to send `max_concurrency` requests together, and the next batch only when all of them have left."""
     max_sessions: int | None = None
-    """Maximum number of conversations (with everything they spawn) in progress; the next begins when one has ended."""
+    """Maximum number of conversations (with everything they spawn) in progress; the next begins when one of them
+    ends."""
     timeout_ns: int | None = None
-    """Longest time a client waits for the last token."""
+    """Maximum time a client waits for the last token."""
     ttft_timeout_ns: int | None = None
-    """Longest time a client waits for the first token. A token already on its way at the timeout still counts."""
+    """Maximum time a client waits for the first token. A token already on its way at the timeout still counts."""
     retries: int = 0
     """Maximum number of retries of a request that was rejected or timed out."""
     retry_ns: int = 1_000_000_000
-    """Delay from when a client learns of the failure until it retries."""
+    """Time from when a client learns of the failure until it retries."""
     turn_ns: int = 0
     """Mean time from the end of a request until its client is free for the next one (exponential, keyed by request)."""
     ramp_up_ns: int = 0
-    """Time over which the clients start, evenly spaced."""
+    """Time over which the clients start, at even intervals."""
     seed: int = 0
     """Seed of the draws above."""
 
@@ -75,8 +76,9 @@ class TraceWorkload:
     """Replay of a trace. A request is sent at its recorded time or later, once the events it waits for (`Trace.after`)
     have happened and a client is free. Requests that depend on a permanently failed request are never sent (`unsent`).
 
-    The a-th retry of row r of n is row r + a n, which is unique and independent of the order of events. `form` is how
-    the engine serves a request with several samples (Scheduler.samples); a permit or a deadline applies to one request.
+    The a-th retry of row r of n has the number r + a n, which is unique and independent of the order of events. `form`
+    is how the engine serves a request with several samples (Scheduler.samples); a permit or a deadline applies to one
+    request.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class TraceWorkload:
         further sample; if it is None, they see the caps. `count` is the number of rows of the whole trace if `trace` is
         only its beginning (engine.streamed_workload)."""
         self.unsent = 0
-        """Number of requests never sent because they follow a failed one."""
+        """Number of requests never sent because they depend on a failed one."""
         self._clients = clients = clients or Clients()
         self._count = len(trace) if count is None else count
         self._left = self._count  # rows neither sent nor given up
@@ -102,18 +104,18 @@ class TraceWorkload:
         self._fan_out: FanOut | None = None
         if trace.samples is not None:
             self._fan_out = FanOut(trace.samples, form, self._count, 1 + clients.retries)
-        self._due: list[tuple[int, int]] = []  # rows known to be sent out of trace order, by send time
+        self._due: list[tuple[int, int]] = []  # rows that will be sent out of trace order, by send time
         self._next = 0  # first row sent at its recorded time regardless of other events
         self._sessions: Sessions | None = None
         if trace.after is not None or clients.max_sessions is not None:
             self._sessions = Sessions(trace, clients.max_sessions)
             self._due, self._next = self._sessions.start(), self._count
         most = clients.max_concurrency
-        self._free: list[int] | None = None  # a heap: when clients become free
+        self._free: list[int] | None = None  # a heap of when clients become free
         if most is not None:
             self._free = [clients.ramp_up_ns * i // most for i in range(min(most, self._count))]
         self._outstanding = 0  # requests still in flight
-        self._back: list[int] = []  # turn times of a batch's clients that finish before the batch ends
+        self._back: list[int] = []  # turn times of the batch's clients that finished before the batch ended
 
     @property
     def open_loop(self) -> bool:
@@ -132,7 +134,7 @@ class TraceWorkload:
         self._impatient = any(limit is not None for limit in patience)
         self._labels = [trace.labels.get(name) for name in ("session", "tenant", "class", "model")]
         self._content = self._told = trace.content
-        if trace.content is not None and len(trace) == self._count:  # later rows might diverge where these agree
+        if trace.content is not None and len(trace) == self._count:  # rows yet to come might diverge where these agree
             self._content = joined(trace.content)
         if (trace.content is not None or trace.samples is not None) and self._prefixes is None:
             self._prefixes = Prefixes()
@@ -178,7 +180,7 @@ class TraceWorkload:
         return self._request(number, row, now), self._output[row - self._first]
 
     def on_finish(self, request: Request, now: int) -> None:
-        """Free the client of a finished request, and release the requests that waited for it."""
+        """Free the client of a finished request, and release the requests that were waiting for it."""
         number, failed, reason = request.row, request.state is not State.FINISHED, request.reason
         if (parent := request.parent) is not None:
             assert self._fan_out is not None

@@ -1,4 +1,5 @@
-"""Acceptance models: whether drafts are correct is part of the workload, so that all compared policies share it."""
+"""Acceptance models: whether drafts are correct is part of the workload, so it is the same for all compared
+policies."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ def _chunk(seed: int, purpose: str, row: int, chunk: int) -> list[float]:
 
 @lru_cache(maxsize=256)
 def _delivered(seed: int, block: int, chunk: int, chances: tuple[float, ...]) -> list[bytes]:
-    """Return, for a block of adjacent rows, the number of tokens that a step delivers if it starts at each position of
-    a chunk: consecutive correct drafts, plus one. Computing all rows of a block costs little more than computing
-    one."""
+    """Return, for each row of a block of adjacent rows and each position of a chunk, the number of tokens delivered by
+    a step that starts there: consecutive correct drafts, plus one. Computing all rows of a block costs little more than
+    computing one row."""
     import numpy as np
 
     rows, first = np.arange(block * _ROWS, (block + 1) * _ROWS), chunk * _STARTS
@@ -45,16 +46,17 @@ def luck(seed: int, purpose: str, row: int, position: int) -> float:
 
 
 class ByPosition(AcceptanceModel):
-    """Draft j, if all drafts before it are accepted, is accepted if the single draw of its output token falls below a
-    chance that depends on j (and possibly on the request). Candidates beyond the first are independent guesses."""
+    """Model in which draft j, if all drafts before it are accepted, is accepted if the single draw of its output token
+    falls below a chance that depends on j (and possibly on the request). Candidates beyond the first are independent
+    guesses."""
 
     def conditional(self, request: Request) -> Sequence[float]:
-        """Return the chances that draft 1, 2, ... is accepted, given that the previous ones are; the last value applies
-        to all later drafts."""
+        """Return the chances that drafts 1, 2, ... are accepted, given that all previous drafts are; the last value
+        applies to all later drafts."""
         raise NotImplementedError
 
     def _chain(self, request: Request, drafts: int, width: int) -> list[float]:
-        """Return, for each position, the chance that it has a correct candidate, given that all previous ones have
+        """Return, for each position, the chance that it has a correct candidate, given that all previous positions have
         one."""
         chances = self.conditional(request)
         last = len(chances) - 1

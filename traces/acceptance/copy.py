@@ -1,4 +1,4 @@
-"""Copying, as in prompt lookup: a run of copied text tends to continue."""
+"""Copied text, as in prompt lookup, where a run of copied tokens tends to continue."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from . import luck, vector
 
 @dataclass(frozen=True)
 class CopyParams:
-    """A Markov chain along the output. Defaults are fitted to n-gram drafts on code edits (vLLM PR 24344, k = 5: rates
-    by position .81 .74 .70 .68 .66 per draft; 2.96 tokens per step, since there is no draft for 15% of the tokens)."""
+    """A Markov chain along the output. Defaults are fitted to n-gram drafts on code edits (vLLM PR 24344, k = 5:
+    acceptance rates per draft by position .81 .74 .70 .68 .66; 2.96 tokens per step, since 15% of the tokens have no
+    draft)."""
 
     chances: str = "0.24/0.84/0.96/0.95"
-    """Chances that a token's draft is correct after 0, 1, 2, ... consecutive correct ones; the last value applies to
+    """Chances that a token's draft is correct after 0, 1, 2, ... consecutive correct drafts; the last value applies to
     all longer runs."""
     none: float = 0.8
     """Chance that there is no draft to propose while no run is in progress."""
@@ -28,8 +29,9 @@ class CopyParams:
 
 @acceptance_models.register("copy")
 class Copy(AcceptanceModel):
-    """A token's chance of copying earlier text depends on the run of copies before it, not on step boundaries: the
-    chain is drawn along the output. While no run is in progress, a lookup may find nothing."""
+    """Model in which a token's chance of being a copy of earlier text depends on the run of copies before it, not on
+    step boundaries, since the chain is drawn along the output. While no run is in progress, a lookup may find
+    nothing."""
 
     Params = CopyParams
     params: CopyParams
@@ -73,7 +75,8 @@ _CHUNK = 256
 
 @lru_cache(maxsize=4096)
 def _runs(seed: int, chances: tuple[float, ...], row: int, chunk: int) -> list[int]:
-    """Return the lengths of the runs that end just before each position of a chunk; runs do not span requests."""
+    """Return, for each position of a chunk, the length of the run that ends just before it; runs do not span
+    requests."""
     first = chunk * _CHUNK
     run = _after(seed, chances, row, first - 1, _runs(seed, chances, row, chunk - 1)[-1]) if chunk else 0
     runs = [run]
@@ -84,6 +87,6 @@ def _runs(seed: int, chances: tuple[float, ...], row: int, chunk: int) -> list[i
 
 
 def _after(seed: int, chances: tuple[float, ...], row: int, position: int, run: int) -> int:
-    """Return the length of the run that ends at `position`, given a previous run of length `run`."""
+    """Return the length of the run that ends at `position`, if the run just before it has length `run`."""
     chance = chances[min(run, len(chances) - 1)]
     return run + 1 if luck(seed, "accept", row, position) < chance else 0

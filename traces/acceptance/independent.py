@@ -23,7 +23,7 @@ class IndependentParams:
 
 @acceptance_models.register("independent")
 class Independent(ByPosition):
-    """Independent drafts: k drafts have a mean acceptance length of (1 - alpha^(k+1)) / (1 - alpha)."""
+    """Independent drafts: with k drafts, the mean acceptance length is (1 - alpha^(k+1)) / (1 - alpha)."""
 
     Params = IndependentParams
     params: IndependentParams
@@ -36,5 +36,6 @@ class Independent(ByPosition):
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Return the mean tokens of a step with k drafts, including the target's own (Leviathan et al., equation 1)."""
+    """Return the mean number of tokens of a step with k drafts, including the target's own token (Leviathan et al.,
+    equation 1)."""
     return k + 1.0 if alpha == 1.0 else (1.0 - alpha ** (k + 1)) / (1.0 - alpha)

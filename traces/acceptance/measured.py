@@ -25,10 +25,9 @@ class MeasuredParams:
     """Choice of measurement."""
 
     table: str = "smollm2-ngram"
-    """Name of a table that ships with servesim (calibrate/tables/acceptance), or a file."""
+    """Name of a table that ships with servesim (calibrate/tables/acceptance), or path of a file."""
     domain: str = ""
-    """Domain of every request; if empty, each request's domain is drawn by row, weighted by the table's prompt
-    counts."""
+    """Domain of every request; if empty, a domain is drawn for each row, weighted by the table's prompt counts."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,14 @@ class Rates:
 
     weight: float
     conditional: tuple[float, ...]
-    """Chance of acceptance, given that the draft is proposed and all previous ones are accepted."""
+    """Chance that a draft is accepted, given that it is proposed and all previous ones are accepted."""
     found: tuple[float, ...]
     """Chance that a step has a draft at the position."""
 
     @classmethod
     def of(cls, counts: dict[str, Any]) -> Rates:
-        """Build from a table's counts. A position reached fewer than ten times takes the chance of the last position
-        reached at least that often."""
+        """Build from a table's counts. A position reached fewer than ten times gets the chance of the last position
+        reached at least ten times."""
         accepted, reached, proposed = (counts[name] for name in ("accepted", "reached", "proposed"))
         pairs = enumerate(zip(accepted, reached, strict=True))
         chances = tuple(hits / tries for j, (hits, tries) in pairs if tries >= (1 if j == 0 else _ENOUGH))
@@ -62,9 +61,9 @@ class Rates:
 
 @acceptance_models.register("measured")
 class Measured(ByPosition):
-    """Acceptance rates by position and the share of steps without a draft, by domain. One draw for a step's output
-    token determines whether the step has drafts, and how many. Steps are independent, unlike in copied text, where runs
-    continue (see the model `copy`)."""
+    """Acceptance rates by position and the share of steps without a draft, by domain. The single draw of a step's
+    output token determines whether the step has drafts, and how many. Steps are independent, unlike in copied text,
+    where runs continue (see the model `copy`)."""
 
     Params = MeasuredParams
     params: MeasuredParams
@@ -95,7 +94,7 @@ class Measured(ByPosition):
 
     def rates(self, k: int) -> list[float]:
         """Return acceptance rates per verification. Each domain is weighted by the number of steps that its outputs
-        take, with outputs of the same length in all domains."""
+        take, if outputs are equally long in all domains."""
         steps = [domain.weight / (1.0 + sum(domain.accepted(k))) for domain in self._domains]
         verifications = sum(n * domain.has(0) for n, domain in zip(steps, self._domains, strict=True))
         if not verifications:

@@ -1,4 +1,4 @@
-"""Mixed requests: code is easier to draft for than prose."""
+"""Mixed requests: drafting for code is easier than for prose."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MixtureParams:
 
 @acceptance_models.register("mixture")
 class Mixture(ByPosition):
-    """Requests of several kinds: the kind is drawn for each row, and drafts are independent within a kind."""
+    """Requests of several kinds: a kind is drawn for each row, and drafts are independent within a kind."""
 
     Params = MixtureParams
     params: MixtureParams

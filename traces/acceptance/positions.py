@@ -1,4 +1,4 @@
-"""Chances by draft position, as counted by engines."""
+"""Acceptance chances by draft position, as counted by engines."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from . import ByPosition, running_product, vector
 
 GOLDEN = 0.6180339887498949
 NODES = [NormalDist().inv_cdf((i + 0.5) / 128) for i in range(128)]
-"""Normal quantiles that stand for equally frequent kinds of requests."""
+"""Normal quantiles that represent equally frequent kinds of requests."""
 
 
 @dataclass(frozen=True)
 class PositionsParams:
-    """Acceptance rates in one of two forms, such as 0.73/0.52/0.36. The last conditional chance also applies to all
-    later positions."""
+    """Acceptance rates in one of two forms, such as 0.73/0.52/0.36. The last conditional rate also applies to all later
+    positions."""
 
     marginal: str = ""
-    """Accepted drafts at each position per verification (vLLM: accepted_per_pos / num_drafts), which must not increase.
-    The acceptance length is 1 + their sum."""
+    """Number of accepted drafts at each position per verification (vLLM: accepted_per_pos / num_drafts), which must not
+    increase from one position to the next. The acceptance length is 1 + their sum."""
     conditional: str = ""
     """Chance of acceptance at each position, given that the drafts at all previous positions are accepted."""
     spread: float = 0.0
-    """Spread over requests: coefficient of variation of the passes that a token takes (1 / acceptance length), which is
-    the amount that drafts add to the spread of TPOT. The rates above are for all drafts together."""
+    """Spread over requests: coefficient of variation of the number of passes per token (1 / acceptance length), which
+    is what drafts add to the spread of TPOT. The rates above are averages over all drafts."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.spread < 1.0:
@@ -58,7 +58,7 @@ def conditional(params: PositionsParams) -> list[float]:
 class Positions(ByPosition):
     """Acceptance rates by draft position. With `spread`, a request's odds are the overall odds times a lognormal
     factor. Factors come in pairs, one as far above the median as the other is below it (on a log scale), and are evenly
-    distributed, so that even a few requests have about these rates."""
+    distributed, so that even a few requests together have about these rates."""
 
     Params = PositionsParams
     params: PositionsParams
@@ -85,7 +85,7 @@ class Positions(ByPosition):
         if not self._sigma:
             return running_product(self._chances, k)
         kinds = [shifted(self._chances, self._shift + self._sigma * z) for z in NODES]
-        passes = [1.0 / length(kind) for kind in kinds]  # kinds with few correct drafts need more passes
+        passes = [1.0 / length(kind) for kind in kinds]  # kinds with fewer correct drafts need more passes
         rates = [running_product(kind, k) for kind in kinds]
         return [sum(p * rate[j] for p, rate in zip(passes, rates, strict=True)) / sum(passes) for j in range(k)]
 
@@ -103,9 +103,9 @@ def shifted(chances: Sequence[float], by: float) -> list[float]:
 
 @cache
 def spread_out(chances: tuple[float, ...], spread: float) -> tuple[float, float]:
-    """Return (sigma, shift) such that over requests with odds multiplied by exp(shift + sigma z), z normal, the passes
-    per token have the mean implied by `chances` and the relative standard deviation `spread`. Raise ValueError if
-    `spread` is too large."""
+    """Return (sigma, shift) such that, if each request's odds are multiplied by exp(shift + sigma z) with z normal, the
+    number of passes per token has the mean implied by `chances` and the relative standard deviation `spread`. Raise
+    ValueError if `spread` is too large."""
     mean = 1.0 / length(chances)
 
     def passes(sigma: float, shift: float) -> list[float]:

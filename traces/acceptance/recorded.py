@@ -1,4 +1,4 @@
-"""Acceptance from a recording."""
+"""Acceptance taken from a recording."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RecordedParams:
 
 @acceptance_models.register("recorded")
 class Recorded(AcceptanceModel):
-    """Recorded draft outcomes, output token by output token. Positions and rows beyond the recording wrap around
-    (modulo the number recorded)."""
+    """Recorded draft outcomes, one per output token. Positions and rows beyond the recording wrap around (modulo the
+    number recorded)."""
 
     Params = RecordedParams
     params: RecordedParams

@@ -1,4 +1,4 @@
-"""A chosen mean acceptance length, as engines offer for benchmarks."""
+"""A chosen mean acceptance length, as engines offer for benchmarking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SyntheticParams:
     """Chosen acceptance length."""
 
     length: float = 2.5
-    """Mean tokens per step, including the target's own (vLLM synthetic_acceptance_length, SGLang
+    """Mean number of tokens per step, including the target's own token (vLLM synthetic_acceptance_length, SGLang
     SGLANG_SIMULATE_ACC_LEN; TensorRT-LLM's TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS is one less)."""
 
     def __post_init__(self) -> None:
@@ -28,8 +28,8 @@ class SyntheticParams:
 
 
 def acceptance_rates(length: float, k: int) -> list[float]:
-    """Return the marginal rates of k positions that have the given mean length and the least variance: 1 at the first
-    positions, then the fractional rest, then 0 (vllm/config/speculative.py)."""
+    """Return the marginal rates of k positions that give the stated mean length with the least variance: 1 at the first
+    positions, then the fractional remainder, then 0 (vllm/config/speculative.py)."""
     accepted = min(length - 1.0, float(k))
     whole = floor(accepted + 1e-9)
     return [1.0 if j < whole else round(accepted - whole, 12) if j == whole else 0.0 for j in range(k)]

@@ -1,5 +1,5 @@
-"""Trace formats: one module per format, found by listing this folder, or one table row (._columns) if the format is
-just the columns of a CSV.
+"""Trace formats: one module per format, found by listing this folder, or one table row (._columns) if the format
+consists only of CSV columns.
 
 A format module (its name must not begin with `_`) defines
 
@@ -8,7 +8,7 @@ A format module (its name must not begin with `_`) defines
     detect(head: bytes) -> bool               whether a file with this beginning looks like this format
     read(path: Path, **options) -> Trace      keyword-only options; UserError names the line
     write(trace: Trace, path: Path) -> None   if the format can be written, with
-    HOLDS: frozenset[str]                     the trace features (servesim.traces.io) that it keeps
+    HOLDS: frozenset[str]                     the trace features (servesim.traces.io) that the format keeps
     stream(path: Path, chunk: int) -> TraceStream   if it can be read a few rows at a time
     confirm(path: Path) -> bool               if the start of a file does not identify it (Parquet)
     recorded(path: Path) -> Recorded          if it contains latencies: the measured side of comparisons (._recorded)
@@ -40,7 +40,7 @@ Format = ModuleType | SimpleNamespace
 
 @lru_cache(maxsize=1)
 def formats() -> dict[str, Format]:
-    """Return every format by its NAME, sorted by module name or by name in the table."""
+    """Return all formats by NAME, sorted by module name or by name in the table."""
     from ._columns import COLUMN_FORMATS, as_module
 
     names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
@@ -68,8 +68,8 @@ def read_head(path: Path) -> bytes:
 
 
 def first_of(folder: Path) -> Path:
-    """Return the first file of a folder whose JSON files each contain one session, or whose Parquet files form a
-    trace."""
+    """Return the first file of a folder whose JSON files each contain one session, or whose Parquet files together form
+    a trace."""
     files = sorted(folder.glob("*.json*")) or sorted(folder.glob("*.parquet"))
     if not files:
         raise UserError(f"{folder}: not a trace: the folder has no session files (*.json) or Parquet files")
@@ -77,7 +77,7 @@ def first_of(folder: Path) -> Path:
 
 
 def detect_format(path: Path) -> str:
-    """Return the name of the one format that the file's content matches."""
+    """Return the name of the only format that matches the file's content."""
     head = read_head(path)
     for name, module in sorted(formats().items(), key=lambda item: getattr(item[1], "LOOSE", False)):
         if module.detect(head) and (not hasattr(module, "confirm") or module.confirm(path)):
@@ -97,7 +97,7 @@ def format_module(name: str) -> Format:
 
 
 def call_read(module: Format, path: Path, options: dict[str, Any]) -> Trace:
-    """Call the format's `read` with the given options; raise UserError naming an option it does not support."""
+    """Call the format's `read` with the given options; raise UserError naming any option that it does not support."""
     known = [p.name for p in inspect.signature(module.read).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in known:

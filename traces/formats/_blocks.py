@@ -1,4 +1,4 @@
-"""Prompts of one session, built from the ids of their full blocks, with the outputs that later prompts contain."""
+"""Prompts of one session, built from the ids of their full blocks and from the outputs that later prompts contain."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ._calls import Runs
 class SessionBlocks:
     """Prompts of a session so far, as a tree of block runs: a node represents a sequence of whole runs from the start.
 
-    Content ids continue from `next_id`, so that sessions share nothing.
+    Content ids are numbered from `next_id` on, so that sessions share no content.
     """
 
     def __init__(self, block_size: int, next_id: int, outputs: bool) -> None:
-        """Begin a session. With `outputs`, the first prompt that extends all of an earlier prompt is assumed to
-        continue with the output of that call."""
+        """Begin a session. With `outputs`, the first prompt that extends the whole prompt of an earlier call is assumed
+        to continue with that call's output."""
         self.next_id = next_id
         self._size = block_size
         self._outputs = outputs
@@ -54,8 +54,8 @@ class SessionBlocks:
         return runs
 
     def _match(self, blocks: Runs) -> tuple[int, int | None, int | None]:
-        """Return the largest number of leading blocks shared with an earlier prompt, an earlier prompt with these
-        blocks, and one that consists of exactly these blocks."""
+        """Return the largest number of leading blocks shared with an earlier prompt, the position of an earlier prompt
+        that begins with these blocks, and that of one that consists of exactly these blocks."""
         node = shared = 0
         holder = whole = None
         for first, count in blocks:

@@ -1,5 +1,5 @@
-"""Code shared by formats of conversations and agents: calls that wait for other calls, and timing by think time or
-clock."""
+"""Code shared by formats of conversations and agents: calls that wait for other calls, and timing by think time or by
+the clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Runs = list[tuple[int, int]]
 
 @dataclass(slots=True)
 class Call:
-    """One request of a file. `after` refers to calls by their position in the list passed to `build`; content
+    """One request of a file. `after` refers to other calls by their positions in the list passed to `build`; content
     -(position + 1) in a run is that call's output."""
 
     line: int
@@ -37,11 +37,11 @@ class Call:
     name: str | None = None
     priority: int = 0
     further: list[int] = field(default_factory=list)
-    """Number of output tokens of each further sample of the answer."""
+    """Number of output tokens of each further answer (sample)."""
 
 
 def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Trace:
-    """Return the calls as a trace, in time order; calls with the same time stay in file order."""
+    """Return the calls as a trace, in time order; calls with equal times stay in file order."""
     if not calls:
         raise UserError(f"{path}: no requests")
     lines = [call.line for call in calls]
@@ -72,7 +72,7 @@ def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Tra
 
 
 def _renumbered(content: Content) -> Content:
-    """Renumber texts from 0 in order of first use."""
+    """Renumber text ids from 0 in order of first use."""
     ids = content.ids.copy()
     texts = ids >= 0
     _, first, which = np.unique(ids[texts], return_index=True, return_inverse=True)
@@ -110,8 +110,8 @@ def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int
 def block_runs(
     path: Path, line: int, ids: object, length: int, size: int, numbers: dict[object, int], scope: object = None
 ) -> Runs:
-    """Return a prompt of `length` tokens, whose blocks of `size` tokens are hashed (the last may be partial), as runs.
-    `numbers` maps each (scope, id) to its content id, in order of first use."""
+    """Return a prompt of `length` tokens as runs, given the hashes of its blocks of `size` tokens (the last block may
+    be partial). `numbers` maps each (scope, id) to its content id, in order of first use."""
     blocks = -(-length // size)
     if not isinstance(ids, list) or len(ids) != blocks:
         raise UserError(

@@ -20,15 +20,16 @@ from ._names import UNITS
 EPOCH = (1e9, 4.2e9)
 """Range of clock times in seconds since 1970: from September 2001 to 2103."""
 LEAST_RATE = 0.05
-"""Rate in requests/s below which a log of whole numbers is assumed to be in a finer unit. A log at one request in 20
-seconds has 50/s in a unit 1,000 times finer, so for any log, one of two adjacent units gives a rate in this range."""
+"""Rate in requests/s below which a log of whole numbers is assumed to be in a finer unit. A log at one request per 20
+seconds would be at 50/s in a unit 1,000 times finer, so for any log, one of two adjacent units gives a rate in this
+range."""
 LEAST_SECONDS_RATE = 5e-4
-"""The corresponding rate for fractional numbers, which are seconds in almost all logs: two requests an hour."""
+"""The same bound for fractional numbers, which are seconds in almost all logs: two requests an hour."""
 FEW, GROWS = 4, 0.75
-"""Minimum number of times needed to judge whether they grow, and the minimum share of steps that must not decrease for
-times to count as growing."""
+"""Minimum number of times needed to judge whether they grow, and the minimum share of steps that must not be decreases
+for times to count as growing."""
 MANY = 100.0
-"""Rate in requests/s (and minimum number of requests) from which the unit of times is asked for."""
+"""Rate in requests/s (and number of requests) from which the user is asked for the unit of times."""
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _MOST_NS = 1 << 62
 _ISO = re.compile(
@@ -59,7 +60,7 @@ def iso_ns(text: str) -> int | None:
 
 
 def dates_ns(path: Path, column: str, cells: Sequence[str], lines: Sequence[int]) -> Ints:
-    """Return a column of UTC times as ns since 1970, parsed in one call; raise UserError naming the line of an invalid
+    """Return a column of UTC times as ns since 1970, parsed in one call; raise UserError naming the line of any invalid
     time."""
     plain = [cell.strip().removesuffix("Z").removesuffix("+00:00") for cell in cells]
     stamps = _stamps(plain)
@@ -73,7 +74,7 @@ def dates_ns(path: Path, column: str, cells: Sequence[str], lines: Sequence[int]
 
 
 def _stamps(texts: list[str]) -> Ints | None:
-    """Return nanoseconds since 1970, or None if any text is not a time or has another time zone (for which numpy
+    """Return nanoseconds since 1970, or None if any cell is not a time or has another time zone (about which numpy
     warns)."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -125,8 +126,8 @@ def clock_ns(
     order: str | None = None,
 ) -> tuple[Ints, str]:
     """Return times as ns since 1970 or since an arbitrary start, and a note on how they were read. `unit` is the unit
-    given by the user, `named` is the unit in the column's name, and `order` is that of day and month in dates that end
-    in the year. Raise UserError naming the line of a cell that is not a time."""
+    given by the user, `named` is the unit in the column's name, and `order` is the order of day and month in dates that
+    end in the year. Raise UserError naming the line of any cell that is not a time."""
     dated = cells if order is None else [as_iso(cell, order) for cell in cells]
     iso = [iso_ns(cell) if isinstance(cell, str) else None for cell in dated]
     if any(stamp is not None for stamp in iso):
@@ -185,21 +186,22 @@ def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
 
 
 def _hurried(values: Sequence[float | int], unit: str) -> bool:
-    """Return whether the rate of times in this unit is higher than that of almost all servers."""
+    """Return whether the rate implied by this unit is higher than that of almost all servers."""
     span = max(values) - min(values)
     return len(values) >= MANY and span > 0 and (len(values) - 1) / span * 1e9 / UNITS[unit] >= MANY
 
 
 def _slower(values: Sequence[float | int], unit: str) -> str:
-    """Return the finest coarser unit in which the rate is a usual one."""
+    """Return the finest coarser unit that implies a plausible rate."""
     coarser = [each for each in UNITS if UNITS[each] > UNITS[unit] and not _hurried(values, each)]
     return coarser[-1] if coarser else unit
 
 
 def declared_ns(arrival_ns: Ints) -> tuple[str, str | None, str | None]:
     """Return the unit of times that are declared as nanoseconds, a note if it is another unit, and a question to the
-    user if it cannot be told: if the rate is higher than that of almost all servers, numbers that are times since 1970
-    at a usual rate in milliseconds or microseconds are in that unit. (In seconds they could be a burst.)"""
+    user if the unit cannot be determined. If the rate is higher than that of almost all servers, but the numbers read
+    as times since 1970 at a plausible rate in milliseconds or microseconds, they are in that unit. (In seconds they
+    could be a burst.)"""
     ends = int(arrival_ns.min()), int(arrival_ns.max())
     span = (ends[1] - ends[0]) / 1e9
     rate = (len(arrival_ns) - 1) / span if span else 0.0

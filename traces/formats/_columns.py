@@ -1,6 +1,6 @@
 """Formats that consist only of CSV columns. Each is one row of COLUMN_FORMATS, read and written by shared code.
 
-To add such a format, add a row; listing, recognition, reading, streaming, and writing follow from the row.
+To add such a format, add a row, which is all that listing, recognition, reading, streaming, and writing need.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class ColumnFormat:
     arrival: str = ""
     """Column of request arrival times; empty if there are no times."""
     unit: str = "s"
-    """Unit of `arrival`, one of UNITS, or DATES for clock times, which are counted from the first request."""
+    """Unit of `arrival`, one of UNITS, or DATES for dates with times, which are counted from the first request."""
     beside: tuple[str, ...] = ()
     """Further required columns."""
     without: tuple[str, ...] = ()
-    """Columns whose presence means that a file is of another format."""
+    """Columns whose presence means that a file has another format."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Column for each label of the trace, if present."""
     elapsed: str = ""
-    """Column of request durations in seconds, if present; turns of a session then follow the previous answer."""
+    """Column of request durations in seconds, if present; the turns of a session then follow the previous answer."""
     failed: str = ""
     """Description of the requests without output tokens, which are left out; if empty, such requests are rejected."""
     tells_unused: bool = False
@@ -67,7 +67,7 @@ class ColumnFormat:
 
 
 COLUMN_FORMATS = (
-    # Azure LLM inference traces, 2023 (Patel et al., Splitwise, ISCA'24) and later. The 2023 files have clock times
+    # Azure LLM inference traces, 2023 (Patel et al., Splitwise, ISCA'24) and later. The 2023 files have dates and times
     # with seven decimals and no zone, the 2024 files add "+00:00", and the multimodal file has times like "T...Z" and a
     # NumImages column.
     ColumnFormat(
@@ -92,7 +92,7 @@ COLUMN_FORMATS = (
         elapsed="Elapsed time",
         failed="failed requests without response tokens",
     ),
-    # Lengths from Vidur and Sarathi-Serve; --shape arrive:process=poisson,rate=5 adds times.
+    # Lengths from Vidur and Sarathi-Serve, without times, which --shape arrive:process=poisson,rate=5 adds.
     ColumnFormat(
         "lengths",
         "CSV: num_prefill_tokens,num_decode_tokens, no times",
@@ -100,7 +100,7 @@ COLUMN_FORMATS = (
         output="num_decode_tokens",
         without=("arrived_at",),
     ),
-    # Vidur (Agrawal et al., MLSys'24), Sarathi-Serve, and forks: times are relative to the start.
+    # Vidur (Agrawal et al., MLSys'24), Sarathi-Serve, and forks, with times relative to the start.
     ColumnFormat(
         "vidur",
         "CSV: arrived_at (s),num_prefill_tokens,num_decode_tokens",
@@ -191,7 +191,7 @@ def _notes(row: ColumnFormat, header: Sequence[str]) -> tuple[str, ...]:
 def _without_failed(
     row: ColumnFormat, path: Path, cells: Cells, lines: list[int]
 ) -> tuple[Cells, list[int], tuple[str, ...]]:
-    """Return the cells and line numbers of the requests that have output tokens, and a note on the others."""
+    """Return the cells and line numbers of the requests that have output tokens, and a note on the other requests."""
     kept = np.flatnonzero(_text.whole(path, row.output, cells[row.output], lines) > 0).tolist()
     if not kept:
         raise UserError(f"{path}: no requests other than {row.failed}")
@@ -201,8 +201,8 @@ def _without_failed(
 
 
 def _turns(sessions: Sequence[str], sent: Ints, spent: Ints, timing: str) -> dict[str, Any]:
-    """Return the dependencies of turns on the previous turn of their session, and the arrivals. With timing "think",
-    only the pause counts: a turn waits only for the previous one, and its arrival is that of the session's first
+    """Return the dependency of each turn on the previous turn of its session, and the arrivals. With timing "think",
+    only the pause counts: a turn waits only for the previous turn, and its arrival is that of the session's first
     turn."""
     edges: list[list[_calls.Edge]] = []
     last: dict[str, int] = {}

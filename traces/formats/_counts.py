@@ -1,4 +1,4 @@
-"""Token counts in the columns of a log, and the columns that could be what a log lacks."""
+"""Token counts in the columns of a log, and columns to propose for what a log lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._table import Table
 MISSING = {"", "nan", "null", "none", "na", "n/a", "-", "nat"}
 _BARE = ({"prompt"}, {"input"}, {"output"}, {"completion"}, {"response"})
 _LOOKED_AT = 200
-"""Number of cells from which the meaning of a column is proposed."""
+"""Maximum number of cells inspected to propose the meaning of a column."""
 
 
 def is_missing(cell: Any) -> bool:
@@ -28,7 +28,7 @@ def is_missing(cell: Any) -> bool:
 
 
 def is_text(table: Table, name: str) -> bool:
-    """Return whether a column with a name such as `input` holds texts instead of token counts."""
+    """Return whether a column with a name such as `input` holds text instead of token counts."""
     if set(words(name)) not in _BARE:
         return False
     first = next((cell for cell in table.column(name) if not is_missing(cell)), 0)
@@ -36,7 +36,7 @@ def is_text(table: Table, name: str) -> bool:
 
 
 def numeric(table: Table, role: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return the columns that hold numbers, and those of them that count tokens."""
+    """Return the columns that hold numbers, and those among them that count tokens."""
     sides = [name for side in ("prompt", "output") for name in beside_of(table, role, side)]
     whole = [role[name] for name in ("prompt", "output", "total") if name in role] + sides
     times = [role[name] for name in ("arrival", "end", "latency", "ttft") if name in role]
@@ -44,12 +44,13 @@ def numeric(table: Table, role: dict[str, str]) -> tuple[list[str], list[str]]:
 
 
 def tokens(table: Table, role: dict[str, str], columns: Columns) -> tuple[Floats, Floats, list[str]]:
-    """Return prompt and output lengths (NaN if a row has none), including tokens that usage counts in columns of their
-    own, and notes on these and on how many tokens came from the server's cache, if a column records this."""
+    """Return prompt and output lengths (NaN if a row has none), including tokens that the log counts in separate
+    columns, and notes on these columns and on how many tokens came from the server's cache, if a column records
+    this."""
     side = {name: _side(table, role, columns, name) for name in ("prompt", "output")}
     more = {name: beside_of(table, role, name) for name in side}
     added = {name: sum((np.nan_to_num(counts(table, one)) for one in more[name]), 0 * side[name]) for name in side}
-    if "total" in role and any(more.values()):  # the total tells whether the finer counts are part of the others
+    if "total" in role and any(more.values()):  # the total tells whether the other counts include the finer ones
         rest = counts(table, role["total"]) - side["prompt"] - side["output"]
         finer = added["prompt"] + added["output"]
         if np.sum((rest == 0) & (finer > 0)) > np.sum((rest == finer) & (finer > 0)):
@@ -60,7 +61,7 @@ def tokens(table: Table, role: dict[str, str], columns: Columns) -> tuple[Floats
 
 
 def beside_of(table: Table, role: dict[str, str], side: str) -> list[str]:
-    """Return the columns with tokens that the column of a side may exclude."""
+    """Return the columns that count tokens which the main column of a side may exclude."""
     return [name for name in beside(table.names, role[side], side) if name not in role.values()] if side in role else []
 
 
@@ -107,8 +108,8 @@ def counts(table: Table, name: str) -> Floats:
 
 
 def proposed(table: Table, role: dict[str, str], lacking: Sequence[str]) -> str:
-    """Return the option that names the columns of the meanings that a log lacks: those that could have them by what
-    they contain, in file order."""
+    """Return the `--columns` option to suggest for the meanings that a log lacks: columns whose contents fit, in file
+    order."""
     free = [name for name in table.names if name not in role.values()]
     could: dict[str, list[str]] = {"arrival": [], "prompt": []}
     for name in free:

@@ -23,8 +23,9 @@ def is_date(cell: Any) -> bool:
 
 
 def date_order(path: Path, columns: Mapping[str, Sequence[Any]], lines: Sequence[int], asked: str | None) -> str | None:
-    """Return the order of day and month in the dates of these columns: the one asked for, or the only one in which all
-    of them exist; None if there are no such dates. Raise UserError if both orders are possible, or neither."""
+    """Return the order of day and month in the dates of these columns: the order asked for, or the only order in which
+    all of the dates are valid; None if there are no such dates. Raise UserError if both orders are possible, or
+    neither."""
     found = list(_found(columns))
     if not found or asked is not None:
         return asked if found else None

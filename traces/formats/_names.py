@@ -1,4 +1,4 @@
-"""Meanings of log columns, recognized by the names that gateways, proxies, and tracers use."""
+"""Meanings of log columns, recognized by the column names that gateways, proxies, and tracers use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from servesim.errors import UserError, shown, suggest
 
 ROLES = ("arrival", "end", "prompt", "output", "total", "latency", "ttft", "session", "tenant", "model", "class", "id",
          "status", "error")  # fmt: skip
-"""Meanings of a column. `end`: time at which the answer was complete; `total`: prompt and output tokens combined."""
+"""Meanings of a column. `end`: time at which the answer was complete; `total`: number of prompt and output tokens
+combined."""
 CHOICES = {"unit": ("s", "ms", "us", "ns"), "decimal": ("comma", "point"), "dates": ("mdy", "dmy")}
-"""Settings of `--columns` that are not columns, with their values."""
+"""Settings of `--columns` that do not name columns, with their values."""
 SETTINGS = (*ROLES, *CHOICES)
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 UNIT_WORDS = {
@@ -30,7 +31,7 @@ _OTHER = {"cached", "cache", "reasoning", "thinking", "max", "min", "mean", "avg
           "details", "text", "image", "audio", "video", "rate", "per", "time", "latency", "id", "ids", "hash", "hashes",
           "budget", "char", "chars", "characters", "bytes", "words", "accepted", "rejected", "draft", "throughput",
           "type", "url", "slo", "p50", "p99"}  # fmt: skip
-"""Words in names that count something other than the tokens of a prompt or an answer."""
+"""Words that mark a name as counting something other than the tokens of a prompt or an answer."""
 _TIME = {"time", "times", "timestamp", "timestamps", "ts", "date", "datetime", "at", "unix", "epoch", "utc", "iso",
          "iso8601", "clock", "stamp", "created", "createdat", "t"}  # fmt: skip
 _ARRIVAL = {"arrival", "arrived", "arrive"}
@@ -40,7 +41,7 @@ _END = {"end", "ended", "finish", "finished", "completed", "completion", "done",
 _LATENCY = {"latency", "duration", "elapsed", "e2e", "e2el", "took"}
 _PARTS = {"first", "token", "tokens", "ttft", "tpot", "itl", "queue", "queued", "wait", "waiting", "network", "per",
           "inter", "prefill", "decode", "scheduled", "last", "updated", "model"}  # fmt: skip
-"""Words in names of times that are neither the arrival of a request nor its total duration."""
+"""Words that mark a time as neither the arrival of a request nor its total duration."""
 _SESSION = {"session", "conversation", "chat", "thread", "dialog", "dialogue"}
 _TENANT = {"user", "tenant", "customer", "org", "organization", "team", "account", "project"}
 _NAMED = {"id", "ids", "name", "key", "provided", "uuid"}
@@ -51,21 +52,20 @@ _SUMS = {"num", "n", "number", "of", "model", "requests", "request", "count", "t
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns given by `--columns`: the column of each meaning, and how times and numbers are written."""
+    """Columns given by `--columns`: the column for each meaning, and how times and numbers are written."""
 
     given: Mapping[str, str]
     """Column for each meaning; an empty string means that there is none."""
     unit: str | None = None
     """Unit of times."""
     decimal: str | None = None
-    """Mark before fractions of numbers."""
+    """Decimal mark of numbers."""
     dates: str | None = None
     """Order of day and month in dates that end in the year."""
 
     @classmethod
     def of(cls, text: str | Mapping[str, object] | None) -> Columns:
-        """Parse `arrival='Request Time',prompt=...`; raise UserError that lists the valid meanings if one is
-        unknown."""
+        """Parse `arrival='Request Time',prompt=...`; raise UserError listing the valid meanings if one is unknown."""
         given = _pairs(text) if isinstance(text, str) else {str(k): str(v) for k, v in (text or {}).items()}
         for role in given:
             if role not in SETTINGS:
@@ -77,7 +77,7 @@ class Columns:
         return cls(given, **chosen)
 
     def constant(self, role: str, names: Sequence[str]) -> int | None:
-        """Return the number of tokens given instead of a column: `prompt=2000`."""
+        """Return the token count given instead of a column, as in `prompt=2000`."""
         text = self.given.get(role, "")
         return int(text) if role in ("prompt", "output") and text.isdecimal() and text not in names else None
 
@@ -93,7 +93,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def words(name: str) -> list[str]:
-    """Return the words of a name in lowercase: `promptTokenCount` and `Prompt Token-Count` give the same words."""
+    """Return the words of a name in lowercase: `promptTokenCount` and `Prompt Token-Count` yield the same words."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name.replace("OpenAI", "openai"))
     found = re.findall(r"[a-zµ0-9]+", spaced.lower())
     genai = {i + k for i in range(len(found) - 1) if found[i : i + 2] == ["gen", "ai"] for k in (0, 1)}
@@ -101,7 +101,7 @@ def words(name: str) -> list[str]:
 
 
 def unit_of(name: str) -> str | None:
-    """Return the unit in a name: `latency_ms`, `Time (us)`, `startTimeUnixNano`."""
+    """Return the unit in a name such as `latency_ms`, `Time (us)`, or `startTimeUnixNano`."""
     found = words(name)
     return next((UNIT_WORDS[word] for word in reversed(found) if word in UNIT_WORDS and len(found) > 1), None)
 
@@ -110,9 +110,9 @@ def roles(
     names: Sequence[str], columns: Columns, same: Callable[[str, str], bool], clock: Callable[[str], int]
 ) -> dict[str, str]:
     """Return the column for each meaning that is found: the given one, or else the one whose name fits best. `same(a,
-    b)` returns whether two columns have equal contents, and `clock(name)` whether one contains dates (0), growing
-    numbers (1), or others (2): for arrivals, dates are preferred, and numbers that do not grow are excluded. Raise
-    UserError if two different columns match equally well, or if a given column does not exist."""
+    b)` returns whether two columns have equal contents, and `clock(name)` whether a column contains dates (0), growing
+    numbers (1), or other numbers (2): for arrivals, dates are preferred, and numbers that do not grow are excluded.
+    Raise UserError if two different columns match equally well, or if a given column does not exist."""
     found: dict[str, str] = {}
     for role, column in columns.given.items():
         if column and column not in names and columns.constant(role, names) is None:
@@ -207,14 +207,14 @@ def _tokens_rank(found: set[str], own: set[str], other: set[str]) -> int | None:
 def _time_rank(role: str, found: set[str], name: str) -> int | None:
     if role == "ttft":
         return 0 if "ttft" in found or ({"first", "token"} <= found and found & (_TIME | _LATENCY | {"to"})) else None
-    if not found and name == "msec":  # nginx: seconds since 1970
+    if not found and name == "msec":  # nginx: epoch seconds
         return 3 if role == "arrival" else None
     if found & _PARTS - ({"completion"} if role == "end" else set()):
         return None
     if role == "latency":
         if found & _LATENCY:
             return 0
-        if found == {"request", "time"}:  # nginx's; a growing arrival column is taken by now
+        if found == {"request", "time"}:  # nginx's; a growing arrival column is already taken
             return 2
         return 1 if found & {"response", "total", "processing", "run"} and found & {"time"} else None
     if found & (_LATENCY | {"response", "total", "processing", "run", "count", "id", "ids", "zone", "timezone"}):

@@ -25,7 +25,7 @@ REQUIRED = ("arrival_ns", "prompt_len", "output_len")
 OPTIONAL = ("max_tokens", "stop", "priority", "request_id", "cancel_ns", "after", "n", "samples", *LABELS, "content")
 NUMBERS = (*REQUIRED, "max_tokens", "stop", "priority")
 MOST_ASIDE = 20
-"""Maximum number of unknown columns listed in a note."""
+"""Maximum number of unknown columns that a note lists."""
 WRITTEN = {"max_tokens", "priority"}
 """Columns of every trace and result that servesim writes."""
 HOLDS = frozenset({"content", "outputs", "priority", "max_tokens", "sessions", "cancel", "samples", *LABELS})
@@ -43,7 +43,8 @@ def build(
     unit: str | None = None,
 ) -> Trace:
     """Build a Trace from cells by column (text or JSON values); absent columns get the defaults of Trace. For `start`,
-    see _text.in_order; `first` is the number of the first row; `unit`: that of arrivals, found if not given."""
+    see _text.in_order; `first` is the number of the first row; `unit` is the unit of arrivals, inferred if not
+    given."""
     if unit is None:
         unit, told = checked_unit(path, _unit(path, cells, lines))
         notes = (*notes, *told)
@@ -87,7 +88,8 @@ def build(
 
 
 def _unit(path: Path, cells: Mapping[str, list[Any]], lines: Sequence[int]) -> tuple[str, str | None, str | None]:
-    """Return the unit of arrivals, a note and a question, as declared_ns does. What servesim wrote is in ns."""
+    """Return the unit of arrivals, a note and a question, as declared_ns does. Times in files that servesim wrote are
+    in ns."""
     if cells.keys() >= WRITTEN:
         return "ns", None, None
     return declared_ns(_text.times_ns(path, "arrival_ns", cells["arrival_ns"], lines, 1))
@@ -102,13 +104,13 @@ def checked_unit(path: Path, found: tuple[str, str | None, str | None]) -> tuple
 
 
 def only_unit(columns: str | Mapping[str, Any] | None) -> tuple[bool, str | None]:
-    """Return whether `--columns` names no columns, and the unit that it names."""
+    """Return whether `--columns` names no columns, and the unit that it gives, if any."""
     asked = Columns.of(columns)
     return not asked.given, asked.unit
 
 
 def aside(extra: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on unknown columns, which suggests the known name for a near match."""
+    """Return a note on unknown columns, which suggests the known name for one that nearly matches."""
     known, unknown, told = (*REQUIRED, *OPTIONAL), list(extra), []
     for name in unknown[:MOST_ASIDE]:
         close = difflib.get_close_matches(name[:MOST_SHOWN], known, n=1, cutoff=0.85)
@@ -144,14 +146,14 @@ def parts(
 
 
 def sample_cells(trace: Trace) -> list[list[int]] | None:
-    """Return the numbers of output tokens of all samples of each row, or None if every row has only one sample."""
+    """Return the output token counts of all samples of each row, or None if every row has only one sample."""
     if trace.samples is None:
         return None
     return [[own, *trace.samples.lengths(row)] for row, own in enumerate(trace.output_len.tolist())]
 
 
 def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, lines: Sequence[int]) -> Samples | None:
-    """Build samples from the numbers of output tokens of all samples of each row; the first sample is the row's
+    """Build samples from the output token counts of all samples of each row; the first sample's count is the row's
     output_len."""
     for row, own, line in zip(rows, output_len.tolist(), lines, strict=True):
         if not row or row[0] != own or min(row) < 1:
@@ -176,8 +178,8 @@ def check_samples(path: Path, further: Ints, lines: Sequence[int]) -> None:
 
 
 def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], first: int = 0) -> None:
-    """Raise UserError if a prompt quotes the output of a row that does not come before it, or more tokens than that
-    output has. `first` is the number of the first row; outputs of rows before it are no longer known."""
+    """Raise UserError if a prompt quotes the output of a row that does not come before it, or quotes more tokens than
+    that output has. `first` is the number of the first row; the outputs of rows before that are no longer known."""
     content: Content | None = columns.get("content")
     if content is None:
         return
@@ -203,8 +205,8 @@ def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], firs
 
 
 def _samples(path: Path, cells: dict[str, list[Any]], output_len: Ints, lines: list[int]) -> Samples | None:
-    """Build samples from the cells of `samples` (the number of output tokens of each) or of `n` (the number of samples,
-    all with output_len tokens)."""
+    """Build samples from the cells of `samples` (the output token count of each sample) or of `n` (the number of
+    samples, all with output_len tokens)."""
     if "samples" in cells:
         return samples_of(
             path, [_lengths(path, *c) for c in zip(cells["samples"], lines, strict=True)], output_len, lines

@@ -1,4 +1,4 @@
-"""Numbers as spreadsheets write them: 1,234.5 or 1.234,5, told apart by what a file's columns contain."""
+"""Numbers as spreadsheets write them, 1,234.5 or 1.234,5, told apart by the contents of a file's columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servesim.errors import UserError, shown
 from ._table import Table
 
 GROUPS = {"point": ",", "comma": "."}
-"""Character that groups digits, by decimal mark."""
+"""Character that groups digits, for each decimal mark."""
 _SPACES = re.compile(r"(?<=\d)[ '\u2019\u00a0\u202f](?=\d{3}(?!\d))")
 _WRITTEN = re.compile(r"[+-]?\d[\d.,]*")
 _GROUPED = {
@@ -25,20 +25,20 @@ Place = tuple[str, int]
 
 @dataclass
 class _Seen:
-    """Evidence for the character that groups digits: the first cell of each kind, by that character."""
+    """Evidence on the character that groups digits: the first cell of each kind, keyed by that character."""
 
     shows: dict[str, Place]
-    """Cells that are numbers with only one of the two."""
+    """Cells that are valid numbers only if this character groups digits."""
     doubtful: dict[str, Place]
-    """Cells that have either grouped digits or a fraction."""
+    """Cells in which this character may either group digits or begin a fraction."""
 
 
 def plain_numbers(
     table: Table, columns: Sequence[str], whole: Sequence[str], asked: str | None
 ) -> tuple[Table, list[str]]:
-    """Return the table with the numbers of some columns written plainly (1234.5), and a note if some were not. Those in
-    `whole` count something and cannot be fractions. `asked`: the decimal mark that the user names. Raise UserError if
-    the file does not show which mark it uses, or shows both."""
+    """Return the table with the numbers of some columns written plainly (1234.5), and a note if some were not. Columns
+    in `whole` hold counts, which cannot be fractions. `asked` is the decimal mark that the user names. Raise UserError
+    if the file does not show which mark it uses, or uses both."""
     marked = {name for name in columns if any(_has_mark(cell, name in whole) for cell in table.column(name))}
     if not marked:
         return table, []
@@ -78,7 +78,7 @@ def _group(table: Table, columns: Sequence[str], whole: Sequence[str]) -> str:
         return next(iter(seen.shows))
     in_whole = {group: place for group, place in seen.doubtful.items() if place[0] in whole}
     if table.separator == "," and "." not in in_whole:
-        return ","  # commas separate cells here, so within a cell they group digits
+        return ","  # commas separate cells, so a comma within a cell groups digits
     if in_whole:
         group, (name, row) = next(iter(in_whole.items()))
         raise _doubtful(table.path, name, table.column(name)[row], table.lines[row], group)
@@ -95,7 +95,7 @@ def _doubtful(path: Path, name: str, cell: str, line: int, group: str) -> UserEr
 
 
 def _look(name: str, cells: Sequence[Any], whole: bool, seen: _Seen) -> None:
-    """Note what the cells of one column show."""
+    """Record what the cells of one column show."""
     doubtful: dict[str, int] = {}
     small = large = False
     for row, cell in enumerate(cells):
@@ -114,9 +114,9 @@ def _look(name: str, cells: Sequence[Any], whole: bool, seen: _Seen) -> None:
         else:
             seen.shows.setdefault("," if kinds[0] == "." else ".", (name, row))
     for group, row in doubtful.items():
-        if whole and small and not large:  # 812 beside 1.234: a fraction would be written with as many digits
+        if whole and small and not large:  # 812 beside 1.234: as a fraction, 812 would be 812.000
             seen.shows.setdefault(group, (name, row))
-        elif whole or group == ",":  # 1.234 is a fraction wherever fractions make sense
+        elif whole or group == ",":  # 1.234 is a fraction where fractions are possible
             seen.doubtful.setdefault(group, (name, row))
 
 

@@ -34,7 +34,8 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def open_files(path: Path) -> list[Any]:
-    """Open a file, or the files of a folder. Texts are read as dictionaries: each distinct one is held once."""
+    """Open a file, or the files of a folder. Text columns are read as dictionaries, which hold each distinct text
+    once."""
     import pyarrow.parquet as pq
 
     paths = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -59,8 +60,8 @@ def _is_text(column: Any) -> bool:
 
 
 def cells_of(column: Any, longest: int | None = None) -> list[Any]:
-    """Return the cells of a column; equal texts of a chunk are one object, and those with more than `longest`
-    characters, such as prompts, are None."""
+    """Return the cells of a column. Equal texts of a chunk are one object, and texts longer than `longest` characters,
+    such as prompts, are None."""
     import pyarrow as pa
 
     cells: list[Any] = []
@@ -76,7 +77,7 @@ def cells_of(column: Any, longest: int | None = None) -> list[Any]:
 
 
 def parquet_names(path: Path) -> list[str]:
-    """Return the names of the columns of a Parquet file, or of the first one in a folder."""
+    """Return the column names of a Parquet file, or of the first file in a folder."""
     import pyarrow.parquet as pq
 
     with readable(path):

@@ -21,10 +21,10 @@ from ._calls import Call, Runs
 
 Floats = NDArray[np.float64]
 GROWING = 0.8
-"""Minimum share of later turns whose prompt is at least as long as the previous prompt plus its answer, for sessions to
-be assumed to resend their history. For independent requests, the share is below half."""
+"""Minimum share of later turns whose prompt is at least as long as the previous prompt plus its answer; from this share
+up, sessions are assumed to resend their history. For independent requests, the share is below half."""
 LEAST_TURNS = 10
-"""Minimum number of later turns needed to tell, from lengths alone, that a column named after users identifies
+"""Minimum number of later turns needed to tell, from lengths alone, that a column whose name refers to users identifies
 conversations."""
 
 
@@ -48,7 +48,7 @@ class Recorded:
     """Contents of prompts, if known."""
     model: str | None = None
     concurrency: int | None = None
-    """Number of requests that the client kept in flight, or None if it sent them at given times."""
+    """Number of requests that the client kept in flight, or None if it sent requests at given times."""
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -81,8 +81,8 @@ def _or_nan(value: Any) -> float:
 
 
 def need(path: Path, number: int, row: Any, *keys: str) -> Any:
-    """Return a record's value for the first of these keys (with dots for nesting) that it has; raise UserError if it
-    has none of them."""
+    """Return a record's value for the first of these keys (with dots for nesting) that the record has; raise UserError
+    if it has none of them."""
     for key in keys:
         value = row
         for part in key.split("."):
@@ -95,7 +95,7 @@ def need(path: Path, number: int, row: Any, *keys: str) -> Any:
 
 
 def optional(row: Any, *keys: str) -> Any:
-    """Return a record's value for the first of these keys that it has, or None if it has none of them."""
+    """Return a record's value for the first of these keys that the record has, or None if it has none of them."""
     try:
         return need(Path(), 0, row, *keys)
     except UserError:
@@ -105,8 +105,8 @@ def optional(row: Any, *keys: str) -> Any:
 def trace_of(log: Recorded, timing: str | None = None, named_sessions: bool = True) -> Trace:
     """Return a recording as a trace. Requests of a session with known latencies follow the previous answer after the
     recorded pause (timing "think", the default; for "original" and "open", see _calls), and their prompts contain the
-    preceding turns if the lengths indicate so. `named_sessions` tells whether the name of the column identifies
-    sessions; if not, the lengths alone must indicate them."""
+    preceding turns if the lengths indicate so. `named_sessions` tells whether the name of the session column identifies
+    sessions; if not, the lengths alone must show that they are sessions."""
     _calls.check_timing(log.path, timing or "think")
     order = np.argsort(log.start_ns, kind="stable")
     notes = [*log.notes]
@@ -130,7 +130,7 @@ def _name(path: Path) -> str:
 
 
 def _history(log: Recorded, order: Ints, named: bool) -> dict[int, int] | None:
-    """Return the previous turn of each later turn, by row, or None if the requests are not conversations."""
+    """Return the previous turn of each row that is a later turn, or None if the requests are not conversations."""
     if not log.session:
         return None
     before: dict[int, int] = {}
@@ -157,7 +157,7 @@ def _with_sessions(
     ends = log.start_ns + np.rint(np.nan_to_num(log.e2el_ms, nan=-1.0) * 1e6).astype(np.int64)
     timed = np.isfinite(log.e2el_ms)
     share = _growing(log, before) if before and not log.runs else 0.0
-    place: dict[int, int] = {}  # row -> its position among the calls
+    place: dict[int, int] = {}  # row -> index among the calls
     calls: list[Call] = []
     texts, waits = 0, 0
     for row in order.tolist():
@@ -196,8 +196,8 @@ def _with_sessions(
 def _runs(
     log: Recorded, row: int, earlier: int | None, place: dict[int, int], calls: list[Call], texts: int
 ) -> tuple[Runs, int]:
-    """Return the content of a prompt, which includes the previous turn if it is long enough, and the next unused text
-    id."""
+    """Return the content of a prompt, which begins with the previous turn if the prompt is long enough, and the next
+    unused text id."""
     runs: Runs = []
     if earlier is not None and log.prompt[row] >= log.prompt[earlier] + log.output[earlier]:
         runs = [*(calls[place[earlier]].runs or ()), (-place[earlier] - 1, int(log.output[earlier]))]

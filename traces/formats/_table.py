@@ -1,4 +1,4 @@
-"""Rows with named cells from any kind of file: CSV with any separator, JSON lines, a JSON document, or Parquet."""
+"""Rows with named cells from files of any kind: CSV with any separator, JSON lines, a JSON document, or Parquet."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ._parquet import cells_of, open_files, readable
 
 SEPARATORS = (",", ";", "\t", "|")
 LONGEST_OBJECT = 4000
-"""Maximum length, in characters, of a JSON object in a cell that is read."""
+"""Maximum number of characters of a JSON object in a cell for it to be parsed."""
 LONGEST_CELL = 200
-"""Maximum length, in characters, of a text that is kept; the prompts and answers in a log are not needed."""
+"""Maximum number of characters of a text that is kept; the prompts and answers in a log are not needed."""
 _DEEPEST = 4
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file. A cell that a row lacks is None or empty."""
+    """Rows of a file. A cell missing from a row is None or empty."""
 
     path: Path
     names: list[str]
     lines: list[int]
-    """Position of each row: its line number in a text file, or the number of its record."""
+    """Position of each row: its line number in a text file, or its record number in other files."""
     column: Callable[[str], list[Any]]
     units: dict[str, str] = field(default_factory=dict)
     """Units of times by column, if the file states them."""
     separator: str = ""
-    """Character between the cells of a text file; empty for other files."""
+    """Separator between the cells of a text file; empty for other files."""
 
 
 def is_table(head: bytes) -> bool:
@@ -76,8 +76,8 @@ def _csv(path: Path, start: str) -> Table:
 
 
 def unpacked(path: Path, name: str, cells: Sequence[Any], lines: Sequence[int]) -> dict[str, list[Any]]:
-    """Return the columns in a column of JSON objects, such as Langfuse's usage, with dotted names, or the column itself
-    if any cell is something else or long (a text)."""
+    """Return the fields of a column of JSON objects, such as Langfuse's usage, as columns with dotted names, or the
+    column itself if any cell holds anything else or is long (a text)."""
     rows: list[tuple[int, dict[str, Any]]] = []
     for cell, line in zip(cells, lines, strict=True):
         if (value := _object(cell)) is None:
@@ -90,7 +90,7 @@ def unpacked(path: Path, name: str, cells: Sequence[Any], lines: Sequence[int]) 
 
 
 def _object(cell: Any) -> dict[str, Any] | None:
-    """Return the JSON object in a cell, empty for an empty cell; None if the cell holds anything else."""
+    """Return the JSON object in a cell, or {} if the cell is empty; return None if the cell holds anything else."""
     if cell is None or cell == "":
         return {}
     if isinstance(cell, str) and cell.lstrip().startswith("{") and len(cell) <= LONGEST_OBJECT:
@@ -167,8 +167,8 @@ def _flat(row: dict[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[s
 
 
 def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
-    """Read a Parquet file, or the Parquet files in a folder. Columns are read only when needed; of the list columns,
-    only the named ones are read."""
+    """Read a Parquet file, or the Parquet files in a folder. Columns are read only when needed; list columns are read
+    only if they are named."""
     import pyarrow as pa
 
     with readable(path):

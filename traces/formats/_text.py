@@ -23,7 +23,7 @@ MAX_TOKENS = 1 << 40  # far above any real length, far below overflow of int64 s
 
 def is_delta(head: bytes) -> bool:
     """Return whether Mooncake rows are turns that contain only their new text: a later turn's first hash differs from
-    the previous turn's or, without hashes, the later turn is shorter."""
+    the previous turn's first hash or, without hashes, a later turn is shorter than the previous one."""
     before: dict[str, dict[str, Any]] = {}
     for line in head.split(b"\n")[:1000]:
         row = first_object(line)
@@ -51,7 +51,7 @@ def header_fields(head: bytes) -> list[str]:
 
 
 def first_object(head: bytes) -> dict[str, Any] | None:
-    """Return the first line of a JSONL file if it is a complete object."""
+    """Return the first line of a JSONL file, if it is a complete object."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
     try:
         value = json_value(line.decode())
@@ -61,7 +61,7 @@ def first_object(head: bytes) -> dict[str, Any] | None:
 
 
 def csv_columns(path: Path, needed: Sequence[str]) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return header, cells by column, and line numbers of a CSV; rows that are too short or too long are rejected."""
+    """Return the header, cells by column, and line numbers of a CSV, rejecting rows that are too short or too long."""
     return next(csv_chunks(path, needed, None))
 
 
@@ -114,7 +114,7 @@ def _columns(rows: list[list[str]]) -> list[list[str]]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of a JSONL file; blank lines are skipped."""
+    """Yield the (line number, object) pairs of a JSONL file, skipping blank lines."""
     number = 0
     with open_text(path) as file:
         try:
@@ -174,7 +174,7 @@ def _is_count(cell: Any) -> bool:
 
 
 def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int], unit_ns: int) -> Ints:
-    """Convert relative times in units of `unit_ns` to integer nanoseconds; integers stay exact."""
+    """Convert relative times in units of `unit_ns` to integer nanoseconds, keeping integers exact."""
     out = np.empty(len(cells), dtype=np.int64)
     for i, cell in enumerate(cells):
         try:
@@ -195,7 +195,7 @@ def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]
 
 
 def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -> Ints:
-    """Parse a column of whole numbers of any sign."""
+    """Parse a column of whole numbers, which may be negative."""
     out = np.zeros(len(cells), dtype=np.int64)
     for i, cell in enumerate(cells):
         try:
@@ -233,8 +233,8 @@ def in_order(
 ) -> dict[str, Any]:
     """Sort columns by arrival. Raise UserError if times decrease, unless `sort` is set; sorting adds a note.
 
-    Times more than a year from zero are clock times and are counted from the first one (or from `start`, the first time
-    of the whole file, if this is a part of it).
+    Times more than a year from zero are clock times and are counted from the first one (or, if this is part of a file,
+    from `start`, the first time of the whole file).
     """
     arrival: Ints = trace_columns["arrival_ns"]
     notes: list[str] = []

@@ -14,7 +14,7 @@ Tokens = list[int]
 class _Node:
     tokens: Tokens
     children: dict[int, _Node] = field(default_factory=dict)
-    ends: int = -1  # the first prompt that ends here
+    ends: int = -1  # number of the first prompt that ends here
     number: int = -1
 
 
@@ -38,7 +38,7 @@ class TokenTree:
     def _walk(self, prompt: Tokens, answers: Sequence[Tokens | None]) -> Runs:
         runs: Runs = []
         node, at = self._root, 0
-        skip = 0  # next tokens already represented as an output
+        skip = 0  # number of next tokens already represented as an output
         while at < len(prompt):
             node = node.children[prompt[at]]
             if node.number < 0:
@@ -82,7 +82,7 @@ class TokenTree:
 
 
 def _common(tokens: Tokens, prompt: Tokens, at: int) -> int:
-    """Return how many of `tokens` match the prompt from position `at` on."""
+    """Return how many leading items of `tokens` match the prompt from position `at` on."""
     if prompt[at : at + len(tokens)] == tokens:
         return len(tokens)
     return next(i for i, token in enumerate(tokens) if at + i == len(prompt) or prompt[at + i] != token)

@@ -24,7 +24,7 @@ ABOUT = "JSONL: a dynamo.agentic_mooncake header, then request_id, play_id, inpu
 SCHEMA, VERSION = "dynamo.agentic_mooncake", 2
 HOLDS = frozenset({"content", "sessions", "session", "play", "model", "class", "priority"})
 MS = 1_000_000
-FINEST = 16  # tokens per block for content not in blocks: the common default of engines
+FINEST = 16  # tokens per block for content not in blocks: engines' usual default
 
 
 def detect(head: bytes) -> bool:
@@ -93,8 +93,8 @@ def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> 
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write a trace. Content that is already in blocks keeps them; other content is split into blocks of the size that
-    engines use by default. Ids have local scope unless some are shared by several plays."""
+    """Write a trace. Content already in blocks keeps its blocks; other content is split into blocks of the size that
+    engines use by default. Ids have local scope unless some of them are shared by several plays."""
     n = len(trace)
     plays = trace.labels.get("play") or tuple([f"play-{number}" for number in trace.plays().tolist()])
     sessions = trace.labels.get("session") or plays

@@ -2,8 +2,8 @@
 
 {"num_turns", "input_prompt_length", "assistant_response_length": [...], "tool_call_output_length": [...],
 "tool_call_latency": [s, ...], "final_assistant_response_length"}: the prompt grows by each response and each tool's
-output; a turn follows the end of the previous one after the tool's latency. There are no times, so all sessions are
-present from the start (limit them with clients.max_sessions, or add arrivals with --shape).
+output; each turn starts one tool latency after the previous turn ends. There are no times, so all sessions are present
+from the start (limit them with clients.max_sessions, or add arrivals with --shape).
 """
 
 from __future__ import annotations

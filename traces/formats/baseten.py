@@ -79,7 +79,7 @@ def recorded(path: Path) -> Recorded:
 
 
 def _contents(path: Path, lines: list[int], prompts: list[int], hashes: list[Any], sizes: list[Any]) -> list[Runs]:
-    """Return prompts as runs of their blocks, followed by a unique text for the part that no hash covers."""
+    """Return prompts as runs of their blocks, each followed by a unique text for the part that no hash covers."""
     numbers: dict[int, int] = {}
     found: list[Runs] = []
     texts: list[tuple[int, int]] = []

@@ -44,14 +44,14 @@ def read(path: Path, *, timing: str = "think") -> Trace:
     if timing != "open":
         _link(requests, joins, timing)
     start = requests[0].start if requests else 0
-    for recorded in requests:  # with think time, a follower may be sent from the session's start on
+    for recorded in requests:  # with think time, a follower may be sent any time from the session's start
         follows = recorded.call.after and timing == "think"
         recorded.call.at_ns = requests[recorded.call.after[0][0]].call.at_ns if follows else recorded.start - start
     return _calls.build(path, [recorded.call for recorded in requests], (f"timing={timing}",))
 
 
 class _Recorded:
-    """A recorded request: its call, and the times at which it was received and ended."""
+    """A recorded request: its call, and the times at which the request was received and ended."""
 
     position: int
 
@@ -75,7 +75,8 @@ class _Recorded:
 
 
 def _runs(path: Path, line: int, hashes: object, prompt: int, size: int, numbers: dict[object, int]) -> _calls.Runs:
-    """Return the runs of a prompt. Hashes identify full blocks, but some recorders also hash the partial last block."""
+    """Return the runs of a prompt. Hashes identify full blocks, although some recorders also hash the partial last
+    block."""
     full = prompt // size
     if isinstance(hashes, list) and len(hashes) == full and prompt % size:
         rest = numbers.setdefault(("tail", line), len(numbers))
@@ -85,7 +86,8 @@ def _runs(path: Path, line: int, hashes: object, prompt: int, size: int, numbers
 
 
 def _blocking(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return (child session, request that used its result) if a tool was a sub-agent that the request waited for."""
+    """Return (child session, request that used its result) if a tool call was a sub-agent that the request waited
+    for."""
     said = [part for part in (row.get("tool") or {}).values() if isinstance(part, dict)]
     return [
         (str(part["child_session_id"]), str(part["consumer_request_id"]))
@@ -97,8 +99,8 @@ def _blocking(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _link(requests: list[_Recorded], joins: list[tuple[str, str]], timing: str) -> None:
-    """Link each request to the previous one of its session, a child's first request to the parent, and a child's last
-    request to the request that waited for the child."""
+    """Link each request to the previous request of its session, a child session's first request to its parent, and its
+    last request to the request that waited for the child."""
     sessions: dict[str, list[_Recorded]] = {}
     by_name = {recorded.name: recorded for recorded in requests}
     for recorded in requests:

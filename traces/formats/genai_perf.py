@@ -2,7 +2,7 @@
 "response_timestamps", "response_outputs"}]}]}, times in ns.
 
 The file records texts, not tokens. Prompts are counted at four characters per token, and answers at one token per
-response; `columns="prompt=2000,output=300"` sets the true lengths if all requests are alike.
+response; if all requests have the same lengths, `columns="prompt=2000,output=300"` sets the true ones.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 {"input_toks", "output_toks", "arrival_time_ns"[, "input_tok_ids", "output_tok_ids"]}, or a session: {"session_id",
 "arrival_time_ns", "sub_requests": [{"input_toks", "output_toks", "tool_duration_ns"[, "input_tok_ids"]}, ...]}, in
-which each request follows the end of the previous one after that one's tool time. Prompts share the prefixes that their
-token ids share.
+which each request starts when the previous request has ended and its tool time has passed. Prompts share prefixes as
+far as their token ids agree.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def detect(head: bytes) -> bool:
 def read(
     path: Path, *, columns: str | Mapping[str, Any] | None = None, timing: str = "think", sort: bool = True
 ) -> Trace:
-    """Read a log; rows are sorted by time regardless of `sort`."""
+    """Read a log; rows are sorted by time whether or not `sort` is set."""
     return of_table(read_table(path), Columns.of(columns), timing)
 
 
@@ -54,13 +54,13 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
 
 
 def of_table(table: Table, columns: Columns, timing: str = "think") -> Trace:
-    """Return the trace in a table with columns of any names."""
+    """Return the trace in a table whose columns may have any names."""
     log, named = _recorded(table, columns)
     return trace_of(log, timing, named)
 
 
 def _recorded(table: Table, columns: Columns) -> tuple[Recorded, bool]:
-    """Return the requests, and whether the name of a column identifies sessions."""
+    """Return the requests, and whether the name of the session column identifies sessions."""
     path = table.path
     try:
         role = roles(
@@ -122,7 +122,7 @@ def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> Non
 
 
 def _check_single(table: Table, role: dict[str, str]) -> None:
-    """Raise UserError if a row represents several requests."""
+    """Raise UserError if single rows represent several requests."""
     for name in table.names:
         if name in role.values() or not of_several(name):
             continue
@@ -139,7 +139,7 @@ def _check_single(table: Table, role: dict[str, str]) -> None:
 
 
 def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) -> tuple[Ints, list[str]]:
-    """Return the rows with an answer, and notes on the others."""
+    """Return the rows with an answer, and notes on the other rows."""
     without = np.isnan(prompt) | np.isnan(output) | (output == 0)
     failed = np.zeros(len(prompt), dtype=np.bool_)
     for name, test in (("status", _is_failure), ("error", _is_error)):
@@ -178,7 +178,7 @@ def _is_error(cell: Any) -> bool:
 def _times(
     table: Table, role: dict[str, str], columns: Columns, kept: Ints, lines: list[int]
 ) -> tuple[Ints | None, Ints | None, list[str]]:
-    """Return the arrival times, the end times if known, and how they were read."""
+    """Return the arrival times, the end times if known, and notes on how they were read."""
     found: dict[str, Ints | None] = {"arrival": None, "end": None}
     notes = []
     clocks = {name: _of(table.column(name), kept) for name in (role[side] for side in found if side in role)}

@@ -38,8 +38,8 @@ def detect(head: bytes) -> bool:
 
 
 def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread_ticks: str = "none") -> Trace:
-    """Read a trace. With `spread_ticks="uniform"`, requests that share a clock tick are spread over it by fixed keyed
-    draws."""
+    """Read a trace. With `spread_ticks="uniform"`, requests that share a clock tick are spread over the tick by fixed
+    keyed draws."""
     if spread_ticks not in SPREADS:
         raise UserError(f"{path}: spread_ticks is {spread_ticks!r}, must be one of {', '.join(SPREADS)}")
     if block_size < 1:
@@ -124,8 +124,8 @@ def write(trace: Trace, path: Path) -> None:
 def spread(arrival_ns: Ints) -> tuple[Ints, str]:
     """Return arrivals spread over their clock ticks, in the same order, and a note on the spreading.
 
-    The published traces are quantized to ticks of about 3 s, so if they are replayed as is, about ten requests arrive
-    at the same time. Each tick's requests get fixed uniform draws within one tick; the length of a tick is the median
+    The published traces are quantized to ticks of about 3 s, so if they are replayed as is, about ten requests at a
+    time arrive simultaneously. Each tick's requests get fixed uniform draws within the tick, whose length is the median
     step between distinct times.
     """
     distinct, counts = np.unique(arrival_ns, return_counts=True)
@@ -158,7 +158,7 @@ def _content(path: Path, prompt_len: Ints, hashes: list[Any], lines: list[int], 
     flat = [i for ids in hashes for i in ids]
     try:
         values = np.array(flat, dtype=np.int64)
-    except OverflowError:  # 64-bit hashes: only equality matters, so number them in first-use order
+    except OverflowError:  # 64-bit hashes: only equality matters, so number them in order of first use
         numbers: dict[int, int] = {}
         values = np.array([numbers.setdefault(i, len(numbers)) for i in flat], dtype=np.int64)
     offsets = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)

@@ -2,8 +2,8 @@
 
 Rows with the same session_id are turns: the first has a timestamp (ms), and each later one a `delay` (ms after the
 previous answer) and the input_length and hash_ids of its new text alone. A later turn's prompt is the whole
-conversation so far, including answers. Files whose later turns repeat the conversation are plain Mooncake; the two are
-told apart by the first hash of a later turn.
+conversation so far, including answers. Files whose later turns repeat the conversation are plain Mooncake; the first
+hash of a later turn tells the two formats apart.
 """
 
 from __future__ import annotations

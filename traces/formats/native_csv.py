@@ -1,7 +1,8 @@
 """servesim's own trace format as CSV: arrival_ns,prompt_len,output_len[,max_tokens,stop,priority,request_id,
 cancel_ns,after,n,samples,session,play,tenant,class,model]; `after` and `samples` are JSON as in the JSONL form.
 
-It has no prompt content, since a list does not fit in a cell. Use Parquet or JSONL for traces that share prefixes.
+It has no prompt content, since a list of runs does not fit in a cell. Use Parquet or JSONL for traces that share
+prefixes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def stream(path: Path, chunk: int) -> TraceStream:
 
 
 def _by_name(path: Path, header: list[str], cells: list[list[str]]) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Return the known columns, and a note on others."""
+    """Return the known columns, and a note on the others."""
     known = [name for name in (*_native.REQUIRED, *_native.OPTIONAL) if name != "content"]
     if "content" in header:
         raise UserError(f"{path}: line 1: content cannot be read from CSV; use Parquet or JSONL")

@@ -2,10 +2,10 @@
 
 The first line is {"servesim_trace": 1, "name": ..., "notes": [...]}; each further line is a request with arrival_ns,
 prompt_len, output_len and optionally max_tokens, stop (ends by a stop token), priority (lower first), request_id,
-cancel_ns (client gives up N ns after sending; -1: never), n (samples of the answer, all of output_len) or samples =
-[output_len, ...] (the tokens of each), session, play, tenant, class, model, after = [[row, "dispatch" | "completion",
-delay in ns, relation], ...] (rows count from 0) and content = [[content id, tokens], ...], whose tokens add up to
-prompt_len; id -(row + 1) is the output of that row.
+cancel_ns (client gives up N ns after sending; -1: never), n (number of samples, each of output_len tokens) or samples =
+[output_len, ...] (the token count of each), session, play, tenant, class, model, after = [[row, "dispatch" |
+"completion", delay in ns, relation], ...] (rows count from 0) and content = [[content id, tokens], ...], whose tokens
+add up to prompt_len; id -(row + 1) is the output of that row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def stream(path: Path, chunk: int) -> TraceStream:
 
 
 def _open(path: Path, chunk: int | None) -> tuple[str, tuple[str, ...], Iterator[Part]]:
-    """Return the name, the notes, and the rows, in chunks of `chunk` rows (or all together if `chunk` is None)."""
+    """Return the name, the notes, and the rows in chunks of `chunk` rows (or in one chunk if `chunk` is None)."""
     rows = _text.json_lines(path)
     number, header = next(rows, (0, {}))
     if header.get("servesim_trace") != _native.VERSION:
@@ -70,7 +70,7 @@ def _parts(path: Path, rows: Iterator[tuple[int, dict[str, Any]]], chunk: int | 
 
 
 def _cells(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Part:
-    """Return the cells of the columns that at least one row has, and line numbers."""
+    """Return the cells of each column that at least one row has, and the line numbers."""
     lines: list[int] = []
     cells: dict[str, list[Any]] = {name: [] for name in (*_native.REQUIRED, *_native.OPTIONAL)}
     for number, row in rows:

@@ -1,9 +1,9 @@
-"""servesim's own trace format as Parquet: one Parquet column per column of Trace. It is lossless, and the fastest of
-servesim's formats to read.
+"""servesim's own trace format as Parquet: one Parquet column per column of Trace. It is lossless, and it is the fastest
+of servesim's formats to read.
 
 content_ids and content_lengths are list columns (the runs of a prompt), as are after_rows, after_triggers,
-after_delays_ns and after_relations (the dependencies of a row), and samples (the output tokens of each sample). The
-name and notes are in the file's metadata. A folder of such files is one trace, ordered by file name.
+after_delays_ns and after_relations (the dependencies of a row), and samples (the output token count of each sample).
+The name and notes are in the file's metadata. A folder of such files is one trace, ordered by file name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOLDS = _native.HOLDS
 FOLDERS = True
 META = b"servesim_trace"
 _MOST = {0: _native.MOST, 1: _text.MAX_TOKENS}
-"""Maximum values of times and of lengths, keyed by their minimum values (0 and 1)."""
+"""Maximum values of times and lengths, keyed by their minimum values (0 for times, 1 for lengths)."""
 EDGES = ("rows", "triggers", "delays_ns", "relations")
 LISTS = ("content_ids", "content_lengths", *(f"after_{name}" for name in EDGES))
 KNOWN = {*_native.REQUIRED, *_native.OPTIONAL, *LISTS} - {"after", "n", "content"}
@@ -92,7 +92,7 @@ def stream(path: Path, chunk: int) -> TraceStream:
 
 
 def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
-    """Return the name and notes; raise UserError if a column occurs twice."""
+    """Return the name and notes; raise UserError if a column appears twice."""
     check_header(path, schema.names)
     meta = json_value((schema.metadata or {}).get(META, b"{}").decode())
     if not isinstance(meta, dict):
@@ -116,13 +116,13 @@ def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: boo
         _native.check_caps(path, columns, rows)
         _native.check_quotes(path, columns, rows, first)
         return Trace(name=name, **_text.in_order(path, columns, rows, sort, start))
-    except UserError as error:  # checks name a line, or the trace; a Parquet file has rows, so name the file and row
+    except UserError as error:  # checks name a line or the trace; a Parquet file has rows, so name the file and row
         text = str(error).removeprefix(f"{path}: ").replace("line ", "row ", 1)
         raise UserError(f"{path}: {text}") from error
 
 
 def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the columns of Trace; absent ones get Trace's defaults."""
+    """Return the columns of Trace, with Trace's defaults for absent ones."""
     for name in _native.REQUIRED:
         if name not in table.column_names:
             raise UserError(f"{path}: no column {shown(name)}; columns are {', '.join(table.column_names)}")
@@ -149,7 +149,8 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _is_listed(table: Any, name: str) -> bool:
-    """Return whether the table has this column as a list column; in the records of a run, it is a column of counts."""
+    """Return whether the table has this column as a list column; in the result records of a run, it holds counts
+    instead."""
     import pyarrow as pa
 
     return name in table.column_names and not pa.types.is_integer(table[name].type)
@@ -197,7 +198,7 @@ def _texts(path: Path, name: str, table: Any) -> tuple[str, ...]:
 
 
 def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
-    """Return the offsets and values of list columns that have equal lengths in each row."""
+    """Return the offsets and the values of list columns whose lists have equal lengths in each row."""
     import pyarrow as pa
 
     for name in names:

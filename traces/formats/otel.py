@@ -1,11 +1,11 @@
-"""OpenTelemetry GenAI spans: JSON {"spans": [...]} or one span per line, as inference-perf's otel_trace_replay reads
-them, or OTLP ({"resourceSpans": [...]}, whole or one per line), as the collector's file exporter writes it.
+"""OpenTelemetry GenAI spans: JSON {"spans": [...]} or one span per line, as read by inference-perf's otel_trace_replay,
+or OTLP ({"resourceSpans": [...]}, whole or one per line), as written by the collector's file exporter.
 
 The reader uses each span that has gen_ai.usage token counts: trace_id (the session), start_time and end_time (ISO), the
 request's model and max_tokens, and, if recorded, gen_ai.input.messages and gen_ai.output.messages. A call depends on
-the last call whose output its messages contain or, without messages, on the last call of its trace that had ended.
-Tokens per message are not recorded, so a prompt's tokens are divided among its new messages in proportion to their
-characters, and the output tokens are divided evenly among the gen_ai.request.choice.count choices.
+the last call whose output its messages contain or, without messages, on the last call of its trace that had ended by
+then. Tokens per message are not recorded, so a prompt's tokens are divided among its new messages in proportion to
+their characters, and the output tokens are divided evenly among the gen_ai.request.choice.count choices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 CHOICES = "gen_ai.request.choice.count"
 FIRST_TOKEN = ("gen_ai.latency.time_to_first_token", "gen_ai.server.time_to_first_token")
-"""Attribute names of the TTFT in seconds; the first is vLLM's."""
+"""Attribute names of the TTFT in seconds; the first is the one that vLLM uses."""
 Message = tuple[str, str]
 
 
@@ -109,12 +109,12 @@ class _Span:
         self.answer = _messages(path, line, attributes, "gen_ai.output.messages")
 
     def before(self, other: _Span) -> bool:
-        """Return whether this span ended before the other one began and both belong to the same trace."""
+        """Return whether this span ended before the other span began and both belong to the same trace."""
         return self.trace == other.trace and self.end <= other.start
 
 
 class _Texts:
-    """Messages seen so far: their content ids and token counts."""
+    """Messages seen so far, with their content ids and token counts."""
 
     def __init__(self) -> None:
         self._known: dict[Message, tuple[int, int]] = {}
@@ -134,7 +134,7 @@ class _Texts:
             if tokens and left:
                 runs.append((content, min(tokens, left)))
                 left -= min(tokens, left)
-        if left:  # no messages, or fewer tokens than were counted
+        if left:  # no messages, or they add up to fewer tokens
             runs.append((self._content(), left))
         heard = [-self._known[m][0] - 1 for m in span.messages if self._known[m][0] < 0]
         for message in span.answer[:1]:
@@ -147,14 +147,15 @@ class _Texts:
 
 
 def _share(total: int, weights: list[int]) -> list[int]:
-    """Divide tokens into nonnegative integers by weight so that they add up to the total."""
+    """Divide a number of tokens by weight into nonnegative integers that add up to that number."""
     edges = np.concatenate(([0], np.cumsum(weights))) * max(total, 0) // max(sum(weights), 1)
     shares: list[int] = np.diff(edges).tolist()
     return shares
 
 
 def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, span); for a file that is a single JSON value, yield the number of the span instead of a line."""
+    """Yield (line, span) pairs; for a file that is a single JSON value, yield the number of the span instead of a line
+    number."""
     try:
         value = json_value(read_text(path))
     except ValueError:
@@ -174,7 +175,8 @@ def _spans(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _flat(path: Path, line: int, row: Any) -> Iterator[Any]:
-    """Yield the spans of OTLP's resourceSpans with their attributes by name, or the row itself."""
+    """Yield the spans of OTLP's resourceSpans with their attributes by name, or the row itself if it has no
+    resourceSpans."""
     if not isinstance(row, dict) or "resourceSpans" not in row:
         yield row
         return
@@ -193,7 +195,7 @@ def _flat(path: Path, line: int, row: Any) -> Iterator[Any]:
 
 
 def _value(value: dict[str, Any]) -> Any:
-    """Return the value that an OTLP value encodes: {"intValue": "388"} is 388."""
+    """Return the value that an OTLP value encodes: {"intValue": "388"} encodes 388."""
     (kind, inner), *_ = value.items()
     if kind == "intValue":
         return int(inner)

@@ -1,5 +1,5 @@
-"""Synthetic workload from the histograms of prompt and output tokens on a server's /metrics page (Prometheus' text
-format): it has the counted number of requests in each bucket and the recorded mean.
+"""Synthetic workload from the histograms of prompt and output tokens on a server's /metrics page (in Prometheus' text
+format). It has the recorded number of requests in each bucket and the recorded mean.
 
 The histograms are vLLM's request_prompt_tokens and request_generation_tokens, SGLang's prompt_tokens_histogram and
 generation_tokens_histogram, and TGI's request_input_length and request_generated_tokens. All series of one histogram
@@ -25,11 +25,11 @@ ABOUT = "Prometheus text: histograms of prompt and output tokens (vLLM, SGLang, 
 PROMPT = ("request_prompt_tokens", "prompt_tokens_histogram", "request_input_length")
 OUTPUT = ("request_generation_tokens", "generation_tokens_histogram", "request_generated_tokens")
 MOST_REQUESTS = 10_000
-"""Maximum number of requests drawn: the histogram of a busy server counts millions, and drawing more would not change
-any percentile."""
+"""Maximum number of requests drawn: the histograms of a busy server count millions, but more draws would not change any
+percentile."""
 SECOND = 1_000_000_000
 BEYOND = 2.0
-"""Upper end of the open bucket's lengths, as a multiple of the last finite edge."""
+"""Upper end of the lengths in the open-ended bucket, as a multiple of the last finite edge."""
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
 _LE = re.compile(r'(?:^|,)\s*le="([^"]*)"')
 
@@ -66,7 +66,7 @@ def read(path: Path) -> Trace:
 
 
 def _series(path: Path) -> dict[str, tuple[dict[float, float], float]]:
-    """Return the cumulative counts by upper edge, and the sum, of each histogram in the file."""
+    """Return the cumulative counts by upper edge, and the sum, for each histogram in the file."""
     buckets: dict[str, dict[float, float]] = {}
     sums: dict[str, float] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):

@@ -1,5 +1,5 @@
 """Result of `vllm bench serve --save-result` as a workload: JSON with input_lens, output_lens and start_times (s) if it
-was saved with details; otherwise it has only totals, and all requests get the mean length."""
+was saved with details. Otherwise it has only totals, and all requests get the mean lengths."""
 
 from __future__ import annotations
 

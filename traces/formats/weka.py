@@ -4,8 +4,8 @@ One object per session, one per file (pass the folder) or one per line: {"id", "
 "type": "n" | "s", "model", "in", "out", "hash_ids", "think_time": s, "api_time": s}, ...]}. The ids name full blocks
 (floor(in / 64)), are prefix-chained and are comparable only within a session; runs of ids may be encoded as "h":
 [[first, count], ...]. {"type": "subagent", "t", "duration_ms", "requests"} is an agent that the previous call started,
-with times relative to its own start (t is its end time). The next call waits for the sub-agent if it did so when
-recorded.
+with times relative to its own start (t is its end time). The next call waits for the sub-agent if it did so in the
+recording.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ABOUT = "JSON, one object per session: id, block_size, requests[{t, type, in, ou
 FOLDERS = True
 SEQUENCE, SPAWN, JOIN = (RELATIONS.index(name) for name in ("sequence", "spawn", "join"))
 CONTENTS = ("outputs", "prompts")
-SLACK_NS = 1_000_000_000  # calls are stamped to the second
+SLACK_NS = 1_000_000_000  # timestamps have a resolution of 1 s
 
 
 def detect(head: bytes) -> bool:
@@ -36,9 +36,10 @@ def detect(head: bytes) -> bool:
 
 
 def read(path: Path, *, timing: str = "think", content: str = "outputs", duplicates: str = "keep") -> Trace:
-    """Read sessions. With `content="outputs"`, the first prompt that extends a whole earlier one is assumed to continue
-    with that call's output, as agents' prompts do, although the file has hashes of prompts only; with "prompts", this
-    is not assumed. `duplicates="drop"` leaves out sessions that are marked as copies of another one."""
+    """Read sessions. With `content="outputs"`, the first prompt that extends an earlier call's whole prompt is assumed
+    to continue with that call's output, as agents' prompts do, although the file has hashes of prompts only; with
+    "prompts", this is not assumed. `duplicates="drop"` leaves out sessions that are marked as copies of another
+    session."""
     _calls.check_timing(path, timing)
     if content not in CONTENTS:
         raise UserError(f"{path}: content is {content!r}, must be one of {', '.join(CONTENTS)}")
@@ -78,19 +79,20 @@ class _Reader:
         self.silent = 0
 
     def thread(self, entries: Any, start_ns: int, parent: int = -1, parent_end: int = 0, agent: str = "") -> int:
-        """Add the calls of one agent and return the position of the last one (`parent` if there are none). `parent` is
-        the call that started the agent, which ended at `parent_end`, or -1 for the session's own agent."""
+        """Add the calls of one agent and return the position of the last one (`parent` if the agent makes none).
+        `parent` is the call that started the agent and that ended at `parent_end`, or -1 for the session's own
+        agent."""
         if not isinstance(entries, list):
             raise UserError(f"{self.path}: line {self.line}: requests of {self.play} must be a list")
         last, end = parent, parent_end
         relation = SPAWN if parent >= 0 else SEQUENCE
-        agents: list[tuple[int, int]] = []  # running agents: last call, end time
+        agents: list[tuple[int, int]] = []  # running agents: (last call, end time)
         for entry in entries:
             _object(self.path, self.line, entry)
             at = start_ns + self._seconds(entry, "t")
             if entry.get("type") == "subagent":
                 spent = self._milliseconds(entry, "duration_ms")
-                begun = at - spent if at - spent >= end - SLACK_NS else at  # stamped at its end or its beginning
+                begun = at - spent if at - spent >= end - SLACK_NS else at  # t is its end or its start
                 name = f"{agent}::{entry.get('agent_id', len(self.calls))}"
                 child = self.thread(_text.need(self.path, self.line, entry, "requests"), begun, last, end, name)
                 agents += [(child, begun + spent)] if child != last else []
@@ -136,7 +138,7 @@ class _Reader:
 
     def _pause(self, entry: dict[str, Any], at: int, end: int, relation: int, joined: list[tuple[int, int]]) -> int:
         """Return the client's own wait between the end of the previous call and this call, or 0 if sub-agents ran in
-        between, since they took up that time."""
+        between, since that time was theirs."""
         if self.timing != "think" or joined:
             return 0
         if relation == SEQUENCE and entry.get("think_time") is not None:

@@ -2,7 +2,7 @@
 
 A twin reproduces the original's arrivals (rate over time, burstiness at 1, 10 and 60 s), the joint distribution of
 prompt and output lengths, and, for conversation traces, the tree of shared prefixes. Each seed gives a different twin
-of the same quality. No row of an original is included.
+with the same fidelity. No row of an original is included.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Fit:
 
     def draw(self, requests: int | None = None, seed: int = 0) -> Trace:
         """Draw a twin: by default with the original's number of requests, or with `requests` requests, which may be
-        fewer or take more than one lap."""
+        fewer or may take more than one lap of the original."""
         n = self.arrivals.requests if requests is None else requests
         if n < 1:
             raise UserError(f"preset {self.name}: requests is {n}, must be at least 1")
@@ -81,8 +81,8 @@ def load_fit(name: str) -> Fit | ServeGenFit:
 
 
 def load_preset(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
-    """Draw a twin of a public trace; equal arguments give equal twins. `spec` is the name of the preset; for a day of
-    traffic, it may continue with `:scale=0.02,start=36000,seconds=3600`."""
+    """Draw a twin of a public trace; equal arguments give equal twins. `spec` is the name of the preset; for a preset
+    of a day of traffic, it may be followed by `:scale=0.02,start=36000,seconds=3600`."""
     name, _, rest = spec.partition(":")
     fit = load_fit(name)
     if isinstance(fit, ServeGenFit):

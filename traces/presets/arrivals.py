@@ -1,9 +1,9 @@
 """Fitted arrivals: a rate profile over time, and gamma gaps in the profile's own (operational) time.
 
 Each minute has the original's number of requests. Within it, request i arrives when the cumulative profile reaches the
-sum of the gaps so far. The profile thus carries the load at 10 s and longer, and the gaps' cv carries the bursts below
-that. With an hour-long trace, random counts per minute would miss the original's dispersion by a fifth or more. A lap
-has the original's number of requests and duration; longer traces consist of several laps with new draws.
+sum of the gaps so far. The profile thus represents load variation over 10 s and longer, and the gaps' cv represents
+shorter bursts. For an hour-long trace, random counts per minute would miss the original's dispersion by a fifth or
+more. A lap has the original's number of requests and duration; longer traces consist of several laps with new draws.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ArrivalFit:
         points = (self._points(minutes, counts, lap, seed) for lap in laps)
         times = [np.interp(p, mass, edges) + lap * self.span_s for lap, p in enumerate(points)]
         seconds = np.concatenate(times)[:requests]
-        seconds[0] = 0.0  # shifting all times would move the profile relative to the clock
+        seconds[0] = 0.0  # shifting all times would misalign profile and clock
         return np.rint(seconds * 1e9).astype(np.int64)
 
     def _points(self, minutes: Floats, counts: Ints, lap: int, seed: int) -> Floats:
@@ -88,8 +88,8 @@ def smoothed_profile(arrival_ns: Ints, keep: float) -> Floats:
 
 
 def fit_arrivals(arrival_ns: Ints, seeds: range = range(1000, 1012)) -> ArrivalFit:
-    """Fit the profile and cv such that their twins, on average over several seeds, have the original's dispersion at 1
-    and 10 s."""
+    """Fit the profile and cv so that their twins, averaged over several seeds, have the original's dispersion at 1 and
+    10 s."""
     from scipy.optimize import minimize
 
     target = np.array([dispersion(arrival_ns, w) for w in (1, 10)], dtype=np.float64)

@@ -2,7 +2,7 @@
 NSDI'26).
 
 A fit of one day holds the total rate of all clients in each ten-minute window. For each client and quarter of the day,
-it holds the client's share of that rate, the mean coefficient of variation (cv) of its gaps, and quantiles of its
+it also holds the client's share of that rate, the mean coefficient of variation (cv) of its gaps, and quantiles of its
 lengths. In a twin, every client sends its share of requests in every ten-minute window. The gaps are evenly spaced
 quantiles of a Weibull distribution whose exponent gives them the fitted cv, and each seed orders them differently.
 """
@@ -26,12 +26,12 @@ from .tables import GIVEN_LEVELS
 
 Floats = NDArray[np.float64]
 DAY_S, WINDOW_S, WINDOWS, QUARTERS = 86_400, 600, 144, 4
-SCALE = 0.01  # default share of the load: what a server with one or two GPUs can handle
+SCALE = 0.01  # default share of the load: about what a server with one or two GPUs can handle
 SECOND = 1_000_000_000
 
 
 class Arrivals(NamedTuple):
-    """Requests: arrival times (seconds of the day), clients, and lengths."""
+    """Columns of requests: arrival times (seconds of the day), clients, and lengths."""
 
     at: Floats
     client: Ints
@@ -50,9 +50,9 @@ class ServeGenFit:
     name: str
     original: dict[str, Any]
     rate: Floats  # requests/s of all clients, by ten-minute window
-    share: Floats  # (client, quarter of the day): % of rate
-    cv: Floats  # (client, quarter): of the gaps; 0 if the client sends nothing
-    prompt: Floats  # (client, quarter, level of GIVEN_LEVELS): quantiles, NaN if unknown
+    share: Floats  # (client, quarter of the day): % of the rate
+    cv: Floats  # (client, quarter): cv of the gaps; 0 if the client sends nothing
+    prompt: Floats  # (client, quarter, level in GIVEN_LEVELS): quantiles, NaN if unknown
     output: Floats
 
     @classmethod
@@ -111,7 +111,7 @@ class ServeGenFit:
         return self._lengths(client, quarter, seed, rows, 0)
 
     def exponents(self, scale: float) -> Floats:
-        """Return p for each client and quarter such that the gaps (-log u)^p of a window, with u evenly spaced, have
+        """Return p for each client and quarter such that the gaps (-log u)^p in a window, with u evenly spaced, have
         the client's coefficient of variation in that quarter."""
         mean = self.rate.reshape(QUARTERS, -1).mean(axis=1) * self.share * WINDOW_S * scale
         out = np.ones_like(self.cv)
@@ -135,7 +135,7 @@ class ServeGenFit:
 
     def _lengths(self, client: Ints, quarter: Ints, seed: int, rows: Any, positions: Any) -> tuple[Ints, Ints]:
         """Draw prompt and output lengths by inverse transform. For a client without known lengths, each request uses
-        the lengths of another client and quarter, drawn by load."""
+        the lengths of another client and quarter, drawn with probability proportional to load."""
         cell = client * QUARTERS + quarter
         known = ~np.isnan(self.prompt[:, :, 0].ravel())
         load = (self.share * self.rate.reshape(QUARTERS, -1).sum(axis=1)).ravel()
@@ -184,7 +184,7 @@ def _exponent(cv: float, count: int) -> float:
 
 def fit_servegen(folder: Path) -> dict[str, Any]:
     """Fit the statistics of the first day of a ServeGen workload from `chunk-N-trace.csv` (window start s, rate, cv,
-    pattern, two parameters) and, if present, `chunk-N-dataset.json` (histograms of lengths by window)."""
+    pattern, two parameters) and, if present, `chunk-N-dataset.json` (histograms of lengths per window)."""
     files = sorted(folder.glob("chunk-*-trace.csv"), key=lambda path: int(path.name.split("-")[1]))
     if not files:
         raise UserError(f"{folder}: no chunk-N-trace.csv in it")
@@ -220,7 +220,7 @@ def _profile(path: Path) -> tuple[Floats, Floats]:
 
 
 def _length_tables(path: Path) -> tuple[list[list[float]], list[list[float]]]:
-    """Return the quantiles of prompts and outputs by quarter of the day; a quarter without lengths is empty."""
+    """Return the quantiles of prompt and output lengths by quarter of the day; a quarter without lengths is empty."""
     beside = path.with_name(path.name.replace("-trace.csv", "-dataset.json"))
     windows = read_json(beside) if beside.exists() else {}
     tables: list[list[list[float]]] = [[[] for _ in range(QUARTERS)] for _ in range(2)]
@@ -237,7 +237,7 @@ def _length_tables(path: Path) -> tuple[list[list[float]], list[list[float]]]:
 
 
 def _quantiles(histogram: dict[int, float]) -> list[float]:
-    """Return the quantiles of a histogram of tokens at GIVEN_LEVELS."""
+    """Return the quantiles at GIVEN_LEVELS of a histogram of token counts."""
     tokens = np.array(sorted(histogram))
     reached = np.cumsum([histogram[t] for t in tokens.tolist()])
     at = np.searchsorted(reached / reached[-1], GIVEN_LEVELS - 1e-12)

@@ -30,7 +30,7 @@ class GivenPrompt:
         return cls(np.array([np.quantile(part, GIVEN_LEVELS) for part in parts]))
 
     def draw(self, prompt_u: Floats, u: Floats) -> Ints:
-        """Draw integers by inverse transform, given the uniforms from which the prompts were drawn."""
+        """Draw integers by inverse transform, given the uniform draws from which the prompt lengths were computed."""
         bins = np.minimum((prompt_u * len(self.table)).astype(np.int64), len(self.table) - 1)
         values = np.empty(len(u))
         for b in np.unique(bins):
@@ -41,7 +41,7 @@ class GivenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class JointTable:
-    """Prompt quantiles and, for each prompt bin, the quantiles of the output and of other columns."""
+    """Quantiles of the prompt length and, for each prompt bin, those of the output length and of other columns."""
 
     prompt: Floats
     given: dict[str, GivenPrompt]
@@ -52,7 +52,7 @@ class JointTable:
         return cls(np.quantile(prompt, PROMPT_LEVELS), given)
 
     def draw(self, count: int, seed: int, purpose: str) -> dict[str, Ints]:
-        """Draw columns by name for draws 0..count-1: `prompt` (stratified, as its tail carries the load) and the
+        """Draw columns by name for draws 0..count-1: `prompt` (stratified, because its tail carries the load) and the
         columns that depend on it."""
         prompt_u = draws.stratified(seed, f"{purpose} prompt", count)
         rows = np.arange(count)

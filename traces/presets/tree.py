@@ -1,9 +1,9 @@
 """Fitted prefix tree of a conversation trace.
 
-Every prompt begins with the same system prompt. A new conversation adds its own text. A later turn extends the prompt
-of an earlier request up to that request's last full block (its partial last block is hashed again). The fit records the
-frequency of later turns, the length of their prompts, their share of new text, and how many rows back the earlier
-request is. Row i depends only on earlier rows, so a shorter twin is the beginning of a longer one.
+Every prompt begins with the same system prompt. A new conversation adds its own text. A later turn shares the prompt of
+an earlier request up to that request's last full block (its partial last block is hashed again) and extends it. The fit
+records the frequency of later turns, the length of their prompts, their share of new text, and how many rows back the
+extended request is. Row i depends only on earlier rows, so a shorter twin is the beginning of a longer one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Runs = list[tuple[int, int]]
 @dataclass(frozen=True, slots=True)
 class TreeFit:
     block_size: int
-    requests: int  # rows of the original
-    turn_share: Floats  # share of later turns in each 1/24 of the original; after its end, the last third's mean
+    requests: int  # rows in the original
+    turn_share: Floats  # share of later turns in each 1/24 of the original; beyond its end, the mean of its last third
     branch_share: float  # share of later turns that branch off before the last full block
     age_rows: Floats  # quantiles (GIVEN_LEVELS) of how many rows back the extended request is
-    first: JointTable  # prompt and output of first turns
-    later: JointTable  # prompt, output and new blocks of later turns
+    first: JointTable  # prompt and output lengths of first turns
+    later: JointTable  # prompt and output lengths and new blocks of later turns
 
     def draw(self, requests: int, seed: int) -> tuple[Ints, Ints, Content]:
         """Draw the prompt lengths, output lengths and content of the first `requests` rows."""
@@ -87,13 +87,13 @@ class TreeFit:
 
 @dataclass(slots=True)
 class _Growing:
-    """Rows drawn so far, and those not yet extended, by their number of blocks."""
+    """Rows drawn so far, and the rows not yet extended, by their number of blocks."""
 
     size: int
     prompt: list[int] = field(default_factory=list)
     runs: list[Runs] = field(default_factory=list)
     leaves: dict[int, list[int]] = field(default_factory=dict)
-    longest: int = 0  # blocks of the longest prompt so far
+    longest: int = 0  # block count of the longest prompt so far
 
     def begin(self, row: int, length: int) -> None:
         """Add a first turn: the system prompt (content 0, one block) and its own text (content row + 1)."""
@@ -101,8 +101,8 @@ class _Growing:
         self._add(row, length, [(0, head)] + ([(row + 1, length - head)] if length > head else []))
 
     def extend(self, row: int, length: int, new_blocks: int, target: int, branch: bool) -> None:
-        """Add a later turn that shares all but its last `new_blocks` blocks with an earlier request: of those that fit,
-        the one nearest to `target`."""
+        """Add a later turn that shares all but its last `new_blocks` blocks with an earlier request: the one nearest to
+        `target` among those that fit."""
         blocks = -(-length // self.size)
         shared = min(blocks - max(new_blocks, 1), self.longest - 1)
         if shared < 1:
@@ -139,7 +139,8 @@ class _Growing:
         return min(rows[max(at - 1, 0) : at + 1], key=lambda row: abs(row - target))
 
     def _nearest(self, shared: int, target: int) -> int:
-        """Return the row nearest to `target` with more than `shared` blocks; `longest` guarantees that there is one."""
+        """Return the row nearest to `target` with more than `shared` blocks; `longest` guarantees that such a row
+        exists."""
         target = min(max(target, 0), len(self.prompt) - 1)
         for step in range(len(self.prompt)):
             for row in (target - step, target + step):
@@ -160,7 +161,7 @@ def _cut(runs: Runs, tokens: int) -> Runs:
 
 def fit_tree(content: Content, prompt: Ints, output: Ints, block_size: int) -> TreeFit:
     """Fit statistics of which request extends which. A later turn is a request that shares more than the system
-    prompt's block with an earlier one."""
+    prompt's block with an earlier request."""
     blocks, hits, _ = prefix.block_hits(content, prompt, block_size)
     rows = np.flatnonzero(hits > 1)
     parents = _last_owners(prefix.block_ids(content, block_size), hits, rows)

@@ -12,7 +12,7 @@
               whole conversation so far plus `prompt` new tokens, sent a mean of `think` s after the output [none]
 
 Every draw is keyed by (seed, purpose, request, sample), so request i has the same lengths and prefix for any number of
-requests, rate or arrival process, and a new rate only stretches or compresses the same arrivals.
+requests, rate or arrival process, and another rate only stretches or compresses the same arrivals.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def synthesize(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
 
 
 def drawn_in_chunks(spec: str) -> bool:
-    """Return whether a spec's requests can be drawn in chunks, which is impossible if states or conversations span
-    requests, and if requests have several samples, which streamed runs do not support."""
+    """Return whether a spec's requests can be drawn in chunks. They cannot if states or conversations span requests, or
+    if requests have several samples, which streamed runs do not support."""
     _, calls = _parse(spec, None)
     return calls["arrivals"].name != "mmpp" and not {"n", "lengths", "turns"} & set(calls)
 
 
 def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) -> Iterator[Trace]:
-    """Draw the same trace and yield `chunk` requests at a time."""
+    """Draw the trace that a spec describes, and yield it `chunk` requests at a time."""
     n, calls = _parse(spec, requests)
     clock = arrivals.Clock(calls["arrivals"], _rate(calls), seed)
     for first in range(0, n, chunk):
@@ -89,7 +89,7 @@ def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Sam
     further = lengths.draw(calls["n"], rows, seed) - 1
     if further.max() >= MOST_SAMPLES:
         raise UserError(f"synth: n is {further.max() + 1}, must be at most {MOST_SAMPLES}")
-    if "lengths" in calls:  # joint distribution: with lengths=PRESET, further outputs have the first one's length
+    if "lengths" in calls:  # joint distribution: with lengths=PRESET, further outputs are as long as the first
         return Samples.of(further, np.repeat(output, further))
     again = np.repeat(rows, further)
     sample = 1 + np.arange(len(again)) - np.repeat(np.cumsum(further) - further, further)
@@ -97,7 +97,7 @@ def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Sam
 
 
 def _parse(spec: str, requests: int | None) -> tuple[int, dict[str, Call]]:
-    """Return the number of requests and the values of all keys that are given or have a default."""
+    """Return the number of requests, and the values of all keys that are given or have defaults."""
     n = DEFAULT_REQUESTS if requests is None else requests
     if n < 1:
         raise UserError(f"synth: requests is {n}, must be at least 1")

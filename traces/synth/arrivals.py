@@ -1,4 +1,4 @@
-"""Arrival processes: the time of request i, in seconds.
+"""Arrival processes, which give the time of request i in seconds.
 
 Each process is a function (call, rows, rate, seed) -> seconds, registered in PROCESSES under its name.
 """
@@ -23,7 +23,7 @@ MOST_CYCLES = 10_000_000
 
 def poisson(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     """Draw exponential gaps."""
-    with np.errstate(over="ignore"):  # infinite times are rejected later, like others that are too late
+    with np.errstate(over="ignore"):  # infinite times are rejected later, as other excessive times are
         return np.asarray(np.cumsum(poisson_gaps(call, rows, seed)) / rate)
 
 
@@ -57,11 +57,11 @@ def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
 
 
 def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
-    """Draw Poisson arrivals whose rate switches: it is `ratio` times higher for a mean of `on` s than for the following
-    mean of `off` s.
+    """Draw Poisson arrivals whose rate switches: it is `ratio` times as high during "on" states, which last `on` s on
+    average, as during the "off" states that follow, which last `off` s on average.
 
     State durations are exponential and do not depend on the rate; the rates are set so that the mean is `rate`.
-    Arrivals are unit-rate Poisson points mapped through the cumulative rate, so a new rate uses the same draws.
+    Arrivals are unit-rate Poisson points mapped through the cumulative rate, so another rate uses the same draws.
     """
     args = call.floats("ratio on off")
     if min(args.values()) <= 0:
@@ -101,11 +101,11 @@ def draw(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
 
 
 class Clock:
-    """Arrival times of successive rows, with the same floats that `draw` gives for all rows in one call."""
+    """Arrival times of successive rows, with exactly the floats that `draw` gives for all rows in one call."""
 
     def __init__(self, call: Call, rate: float, seed: int) -> None:
         self._call, self._rate, self._seed = call, rate, seed
-        self._sum = 0.0  # sum of the gaps
+        self._sum = 0.0  # sum of the gaps so far
 
     def draw(self, rows: Ints) -> Floats:
         """Return the arrival times of the next rows."""

@@ -1,5 +1,5 @@
-"""Length distributions: the number of tokens of request i is the inverse of the distribution function at one keyed
-uniform draw."""
+"""Length distributions: the number of tokens of request i is the inverse distribution function at one keyed uniform
+draw."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ DISTRIBUTIONS: dict[str, Callable[[Call, Floats], Floats]] = {
 
 
 def draw(call: Call, rows: Ints, seed: int, samples: Ints | int = 0) -> Ints:
-    """Draw the token counts of the rows (and of those of their samples whose numbers are given), rounded and at least
-    1; the draws are keyed by the key of the spec (prompt, output)."""
+    """Draw the token counts of the rows (or, if sample numbers are given, of those samples), rounded and at least 1;
+    the draws are keyed by the name of the spec's key (prompt, output)."""
     if call.name and call.name.lstrip("+-").replace(".", "", 1).isdigit():
         call = Call(call.key, "fixed", {"0": call.name})
     if call.name not in DISTRIBUTIONS:

@@ -18,8 +18,8 @@ LONGEST_S = 10_000_000
 
 
 def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content | None, seed: int) -> dict[str, Any]:
-    """Return the columns of a trace whose rows are turns, `turns` per session in order (the last session may have
-    fewer).
+    """Return the columns of a trace whose rows are turns, with `turns` successive rows per session (the last session
+    may have fewer).
 
     Sessions begin at the arrivals, in order. The prompt of a later turn is the whole conversation so far, outputs
     included, plus `new` tokens; the turn follows the previous output after an exponential pause with mean `think` s.
@@ -48,7 +48,7 @@ def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content
     edges = [[(row - 1, COMPLETION, int(pause[row]), 0)] if row != first[row] else [] for row in rows.tolist()]
     sessions = tuple([f"session-{begin // turns}" for begin in first.tolist()])
     return {
-        "arrival_ns": arrival_ns[first // turns],  # sessions arrive at the rate, in order
+        "arrival_ns": arrival_ns[first // turns],  # sessions arrive at the given rate, in order
         "prompt_len": np.add.reduceat(flat[:, 1], offsets[:-1]),
         "output_len": output,
         "content": Content(offsets, np.ascontiguousarray(flat[:, 0]), np.ascontiguousarray(flat[:, 1])),

@@ -1,5 +1,5 @@
-"""Numbers of tokens that a request has after each coming step if all steps verify the same number of drafts. Acceptance
-is known in advance."""
+"""Token counts of a request after each future step if all steps verify the same number of drafts. Acceptance is known
+in advance."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from servesim.contracts.request import Request
 
 AHEAD = 256  # tokens
 DEEPEST = 254
-"""Maximum number of drafts in a row: the tokens that a step delivers must fit in a byte."""
+"""Maximum depth of drafts: the number of tokens that a step delivers must fit in a byte."""
 
 
 class Walk:
-    """Numbers of tokens that successive steps deliver, starting from `tokens` known tokens: `gains[index]`,
+    """Numbers of tokens that successive steps deliver to a request with `tokens` known tokens: `gains[index]`,
     `gains[index + 1]`, ..."""
 
     __slots__ = ("_until", "depth", "gains", "index", "tokens")
@@ -25,14 +25,15 @@ class Walk:
 
     @staticmethod
     def of(request: Request, tokens: int, depth: int) -> Walk:
-        """Return the walk of a request from `tokens` on, in steps with drafts `depth` deep."""
+        """Return the walk of a request that starts from `tokens` known tokens, in steps with drafts `depth` deep."""
         walk = request._walk
         if not isinstance(walk, Walk) or walk.tokens != tokens or walk.depth != depth:
             walk = request._walk = Walk(depth, tokens)
         return walk
 
     def delivers(self, tokens: int, depth: int, gained: int) -> bool:
-        """Return whether the next step starts from `tokens` with that depth and delivers `gained` tokens."""
+        """Return whether the next step starts from `tokens` known tokens with that depth and delivers `gained`
+        tokens."""
         known = self.tokens == tokens and self.depth == depth and self.index < len(self.gains)
         return known and self.gains[self.index] == gained
 

@@ -1,8 +1,8 @@
 """Planning transaction that serves, in bulk, requests that decode together.
 
 It also records what the scheduler reads. A plan depends on the queues and on the values that the scheduler reads: the
-clock, the counters of requests, and memory. If it read nothing that changes from step to step, and served nothing but
-decodes, the next plan is the same and need not be made.
+clock, the counters of requests, and memory. If the scheduler read nothing that changes from step to step, and served
+nothing but decodes, the next plan is the same and need not be made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FastPlan(Plan):
-    """Plan that lists the members of the lockstep only when it is read."""
+    """Plan that lists the members of the lockstep only when the list is read."""
 
     lockstep: Lockstep | None = None
 
@@ -54,7 +54,7 @@ class FastContext(PlanContext):
         self._core = core
         self._lockstep = lockstep
         self._memory = memory
-        self._asked: Request | None = None  # prefix was looked up, but not admitted yet
+        self._asked: Request | None = None  # its prefix was looked up, but it is not admitted yet
         self.served = False
         """Whether the scheduler has called `decode`."""
         self.num_left = 0
@@ -89,7 +89,7 @@ class FastContext(PlanContext):
 
     def has_looked(self) -> bool:
         """Whether the scheduler asked for something that changes from step to step, as far as memory can tell. A plain
-        allocator cannot tell, so it counts as asked."""
+        allocator cannot tell, so the answer is yes."""
         memory, lockstep = self._memory, self._lockstep
         if memory is None or memory.looked or self._asked is not None:
             return True
@@ -109,7 +109,7 @@ class FastContext(PlanContext):
         if self.served or plan._tokens or plan.layout == "recompute":
             return running
         if overrun and lockstep is not None and lockstep.overrun:
-            return running  # the scheduler decides how far beyond its cap a request is computed
+            return running  # the scheduler decides how far past its cap a request is computed
         if steps is not None:
             self.until, self.has_state = plan.step_id + steps, True
         if lockstep is not None and memory is not None:
@@ -126,8 +126,8 @@ class FastContext(PlanContext):
         return left
 
     def _verify(self, running: Sequence[Request], most: int) -> Sequence[Request]:
-        """Serve requests together with the drafts attached to them, up to the first whose drafts cannot all be
-        verified."""
+        """Serve requests together with the drafts attached to them, stopping at the first request whose drafts cannot
+        all be verified."""
         tokens, verified, grow = self.plan._tokens, self.plan.drafts, self.kv.grow
         limit, ahead = self._core.scheduler.limits.max_model_len, self._core.lookahead
         for i, request in enumerate(running):
@@ -176,7 +176,7 @@ class FastContext(PlanContext):
         """See `PlanContext.deferred`."""
         deferred = super().deferred(request, hit)
         if deferred:
-            self._look()  # KV on its way to another request will be there later
+            self._look()  # KV on its way to another request will be available later
         return deferred
 
     def external(self, request: Request, hit: Hit) -> int:
@@ -192,7 +192,7 @@ class FastContext(PlanContext):
         """See `PlanContext.fetch`."""
         taken = super().fetch(request, hit, full_tokens=full_tokens, reserve=reserve, owed=owed)
         if self.connector is not None and request.state is not State.RUNNING:
-            self._look()  # more remote KV may exist by the next plan
+            self._look()  # more remote KV may be available by the next plan
         return taken
 
     def admit(
@@ -230,8 +230,8 @@ class FastContext(PlanContext):
 
     def _stays_refused(self, request: Request, full_tokens: int) -> bool:
         """Return whether a request that was refused for lack of memory stays refused as long as running requests only
-        grow. Generated tokens may become a prefix of it; tokens it left in the cache may be evicted, so its first chunk
-        may end earlier."""
+        grow. It may not: generated tokens may become a prefix of it, or tokens that it left in the cache may be
+        evicted, so that its first chunk ends earlier."""
         return request.content is None and full_tokens >= request._num_tokens
 
     def extend(self, request: Request, num_tokens: int, *, lookahead: int = 0, drafts: int = 0) -> bool:
@@ -256,6 +256,6 @@ class FastContext(PlanContext):
         super()._stop(request)
 
     def _single_out(self, request: Request) -> None:
-        """Dissolve the lockstep because one of its members is handled separately."""
+        """Dissolve the lockstep because a member is handled separately."""
         if request._keeper is not None and self._lockstep is not None:
             self._lockstep.dissolve(self.plan)

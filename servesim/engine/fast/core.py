@@ -31,7 +31,7 @@ MOST = 1024
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FastCore(EngineCore):
-    """Core that plans and commits as EngineCore does, to the nanosecond, and determines which plans need not be
+    """Core that plans and commits exactly as EngineCore does, to the nanosecond, and determines which plans need not be
     made."""
 
     def __init__(self, scheduler: Scheduler, kv: KVAllocator, check: bool = False) -> None:
@@ -40,7 +40,7 @@ class FastCore(EngineCore):
         """Lockstep interface of the allocator, or None if it has none."""
         self.lockstep: Lockstep | None = None
         self.on_late_together: Callable[[int, int, list[int]], None] = lambda now, since, rows: None
-        """Callback for requests that got their last token at `since` and one now, called with (now, since, rows)."""
+        """Callback for requests that got one token at `since` and the next one now, called with (now, since, rows)."""
         self._context: FastContext | None = None
         self._before: dict[str, Any] | None = None  # attributes of a Python scheduler before the plan
         self.stands = False
@@ -55,8 +55,8 @@ class FastCore(EngineCore):
         """Whether a request was refused for lack of memory."""
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
-        """See `EngineCore.listen`. Memory is then stepped plainly, like an allocator without a fast class: in lockstep,
-        blocks are published when they are read, not when they become full."""
+        """See `EngineCore.listen`. Memory is then stepped plainly, as for an allocator without a fast class, because in
+        lockstep blocks are published when they are read, not when they become full."""
         super().listen(on_event)
         self.step_plainly()
 
@@ -68,11 +68,11 @@ class FastCore(EngineCore):
     def keep_lockstep(self, depth: int) -> None:
         """Start counting requests that decode together, if memory supports it. At most `depth` steps are in flight."""
         kv, scheduler = self.kv, self.scheduler
-        told: Any = type(scheduler).commit  # an override must be told of each token
+        told: Any = type(scheduler).commit  # an overriding method must be told of each token
         if self.speculator is not None or self.lookahead or told is not Scheduler.commit:
             return
         if self.memory is not None:
-            steps: Any = self.in_flight  # all of them are FastSteps from here on
+            steps: Any = self.in_flight  # all steps are FastSteps from here on
             self.lockstep = Lockstep(kv, self.memory, steps, scheduler.limits.async_scheduling, depth)
 
     def open(self, now: int) -> PlanContext:
@@ -133,25 +133,26 @@ class FastCore(EngineCore):
         return step
 
     def _state_moved(self) -> bool:
-        """Return whether the plan changed the scheduler's own state as far as is visible from outside: whether an
+        """Return whether the plan changed the scheduler's own state as far as is visible from outside, i.e. whether an
         attribute is a different object or number."""
         own: Any = self.scheduler
         if self._before is None:
             return False
         try:
             return bool(own.__dict__ != self._before)
-        except Exception:  # custom attributes, such as arrays, may not compare to one bool
+        except Exception:  # comparing custom attributes, such as arrays, may not give a single bool
             return True
 
     def _note(self, ctx: FastContext, stands: bool, alone: bool) -> None:
-        """Record what a plan implies for the next one. `alone` means that it holds only requests served in bulk."""
+        """Record what a plan implies for the next one. `alone` means that the plan holds only requests served in
+        bulk."""
         self.stands = stands
         self.pure = alone and not ctx.plan.changes_queues
         self.until, self.has_state, self.refused = ctx.until, ctx.has_state, ctx.refused
 
     def plans_known(self, past: int) -> int:
-        """Return the maximum number of further steps whose plan is known to serve all requests in lockstep and nothing
-        else. `past`: 1 if steps were committed since the last plan, else 0."""
+        """Return the maximum number of further steps whose plans are known to serve all requests in lockstep and
+        nothing else. `past`: 1 if steps were committed since the last plan, else 0."""
         lockstep, plan, scheduler = self.lockstep, self.last_plan, self.scheduler
         assert lockstep is not None
         assert plan is not None
@@ -169,7 +170,7 @@ class FastCore(EngineCore):
         return min(MOST, self.until - self.next_step_id)
 
     def next_batch(self) -> Batch:
-        """Return the batch of the next step if it consists of all requests in lockstep."""
+        """Return the batch of the next step, assuming that it consists of all requests in lockstep."""
         lockstep, plan = self.lockstep, self.last_plan
         assert lockstep is not None
         assert plan is not None
@@ -185,7 +186,7 @@ class FastCore(EngineCore):
         if lockstep is not None:
             assert isinstance(step, FastStep)
             for request in finished:
-                if request in lockstep.members:  # it joined, but its turns have no effect
+                if request in lockstep.members:  # it had joined, but its turns have no effect
                     lockstep.leave(request)
             if step.together and (ended := lockstep.ended(step.turn)):
                 finished += ended
@@ -195,8 +196,8 @@ class FastCore(EngineCore):
     def deliver(
         self, step: Step, before: int, now: int, tokens: Mapping[Request, int] | None = None
     ) -> tuple[list[Request], list[Request]]:
-        """Deliver the tokens that a step sampled, including to requests in lockstep. The step before it was committed
-        at `before`. Return the same as `delivery.deliver`, but without members."""
+        """Deliver the tokens that a step sampled, including those of requests in lockstep. The step before it was
+        committed at `before`. Return the same lists as `delivery.deliver`, but without members."""
         self.committed_ns = now
         lockstep = self.lockstep
         if lockstep is None:
@@ -226,7 +227,7 @@ class FastCore(EngineCore):
 
     def commit_run(self, now: int, retired: list[Request]) -> None:
         """Commit a step of lockstep requests only, which is already delivered and no longer in flight. `retired` are
-        those that have left the lockstep but still get their last token from this step."""
+        the requests that have left the lockstep but still get their last token from this step."""
         lockstep = self.lockstep
         assert lockstep is not None
         lockstep.committed += 1

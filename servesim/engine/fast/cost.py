@@ -1,5 +1,5 @@
-"""Fast mode's queries to a cost model, which price many steps in one call. A model without them is queried step by
-step."""
+"""Fast mode's queries to a cost model, which price many steps in one call. A model without these methods is queried
+step by step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from servesim.contracts.cost import Batch, CostModel, RunSources, Sources
 
 Run = tuple[list[int], list[int], int, RunSources]
-"""GPU ns of each step, total ns of each step, host time of one step, and the sources of the GPU times."""
+"""GPU ns of each step, total ns of each step, host ns of one step, and the sources of the GPU times."""
 
 
 class RunCost(Protocol):
@@ -19,7 +19,7 @@ class RunCost(Protocol):
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """Price successive steps of a batch, perhaps padded, that holds only decodes of one token each. Price as many
-        as would begin within `until_ns` (if all are as long as the first), at least one and at most `most`."""
+        steps as would begin within `until_ns` (if all took as long as the first), at least one and at most `most`."""
 
     def gpu_over(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the GPU ns of decode steps that differ from `batch` only in their contexts, given the sums of those
@@ -30,7 +30,7 @@ class RunCost(Protocol):
 
 
 class PlainRuns:
-    """Runs priced with the methods that every cost model has."""
+    """Runs priced with only the methods that every cost model has."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
@@ -49,13 +49,13 @@ class PlainRuns:
 
 
 def runs_of(cost: CostModel) -> RunCost:
-    """Return an object that prices runs of steps by a cost model: the model itself if it can."""
+    """Return an object that prices runs of steps by a cost model: the model itself if it has the methods."""
     own: Any = cost
     return own if hasattr(own, "decode_run") else PlainRuns(cost)
 
 
 def plain_run(cost: CostModel, batch: Batch, most: int, until_ns: int) -> Run:
-    """Price a run as `RunCost.decode_run` does, using the methods that every cost model has."""
+    """Price a run as `RunCost.decode_run` does, using only the methods that every cost model has."""
     price = cost.price(batch)
     gpu = cost.gpu_run(batch, min(most, until_ns // max(price.ns, 1) + 1))
     times = gpu.tolist()

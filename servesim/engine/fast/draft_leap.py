@@ -1,8 +1,9 @@
 """Fast-forward of speculative decoding: a run of steps that all verify the same number of drafts for the same requests.
 
 Acceptance of drafts is known in advance (see AcceptanceModel), so the contexts, memory and times of the coming steps
-follow. Planning points are numbered as in `leap`: at E_p comes the p-th commit, then the p-th plan. Only the first step
-in flight may differ from the coming ones: prompts, requests that have ended since, dummy drafts.
+can be computed. Planning points are numbered as in `leap`: at E_p, the p-th commit is followed by the p-th plan. Only
+the first step in flight may differ from the coming ones, because of prompts, requests that have ended since, or dummy
+drafts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from servesim.records.recorder import Recorder
 from servesim.records.row import Row
 from servesim.records.step import Step
 
-MOST = 256  # max. steps to look ahead
+MOST = 256  # max. number of steps to look ahead
 ACCEPTED = STEP_COLUMNS.index("accepted")
 SOURCES = slice(STEP_COLUMNS.index("measured_ns"), STEP_COLUMNS.index("roofline_ns") + 1)
 VARYING = [
@@ -50,7 +51,7 @@ class Ahead(NamedTuple):
     """Number of commits that are not verifications like the others: 0 or 1."""
     walks: list[Walk]
     starts: list[int]
-    """Each walk's index after the real commits."""
+    """Index of each walk after the real commits."""
     tokens: Rows
     """Known tokens after each commit, of shape (requests, m) or more."""
     known: list[list[int]]
@@ -60,7 +61,7 @@ class Ahead(NamedTuple):
 
 
 def can_run(core: FastCore) -> bool:
-    """Return whether the steps in flight may be followed by others like the last one."""
+    """Return whether the steps in flight may be followed by further steps like the last one."""
     in_flight, speculator, acceptance = core.in_flight, core.speculator, core.acceptance
     first, last = in_flight[0], in_flight[-1]
     if not (core.stands and core.pure) or core.last_plan is None or core.last_plan.step_id != last.id:
@@ -70,7 +71,7 @@ def can_run(core: FastCore) -> bool:
     if speculator is None or not last.drafts or speculator.expands or not speculator.steady():
         return False
     if acceptance is None or type(acceptance).available is not AcceptanceModel.available:
-        return False  # the number of drafts varies from token to token
+        return False  # the number of drafts varies by token
     if last.batch.draft_k > DEEPEST:
         return False
     drafts, depth = speculator.verified(last.batch.draft_k), len(in_flight)
@@ -88,7 +89,7 @@ def can_run(core: FastCore) -> bool:
     if _verifies(first, drafts) and first.sampled == last.sampled:
         return True
     if core.shares:
-        return False  # others may look up a prompt it computes while it is skipped
+        return False  # others may look up a prompt that it computes while it is skipped
     here = [request for request in first.sampled if request.state < State.FINISHED]
     return here == last.sampled and not any(r.parent is not None and r.parent.unforked for r in here)
 
@@ -201,9 +202,9 @@ class DraftLeap(Run):
     def _pass_on(
         self, core: FastCore, recorder: Recorder, replica: int, allocated: Rows, filled: Rows, accepted: Rows
     ) -> None:
-        """Record the committed steps and put the planned ones in flight. For each plan, `allocated` gives the tokens
-        allocated since the last real plan and `filled` how many of them are used. For each commit except the real one,
-        `accepted` gives the accepted drafts."""
+        """Record the committed steps and put the planned ones in flight. For each plan, `allocated` gives the number of
+        tokens allocated since the last real plan and `filled` how many of them are used. For each commit except the
+        real one, `accepted` gives the number of accepted drafts."""
         in_flight, m, real = core.in_flight, self.skip, self._stepped
         last, depth = in_flight[-1], len(in_flight)
         for i in range(min(m, depth)):  # really planned
@@ -211,7 +212,7 @@ class DraftLeap(Run):
             if i >= real:
                 step.accepted = int(accepted[i - real])
             recorder.step(step, replica)
-        done = max(m - depth, 0)  # planned and committed meanwhile
+        done = max(m - depth, 0)  # planned and committed within the run
         if done:
             rows = self._rows(last, replica, depth, allocated[:done], filled[:done])
             rows[:, ACCEPTED] = accepted[depth - real :]
@@ -278,7 +279,7 @@ def _real(core: FastCore) -> int:
 
 
 def _look_ahead(core: FastCore, m: int, bounds: Sequence[int]) -> Ahead | None:
-    """Look at most m commits ahead, as long as no request ends or exceeds its bound. Return None if one does in the
+    """Look at most m commits ahead, stopping before a request ends or exceeds its bound. Return None if one does in the
     next commit."""
     first, last, speculator, acceptance = core.in_flight[0], core.in_flight[-1], core.speculator, core.acceptance
     assert speculator is not None
@@ -324,7 +325,7 @@ def _look_ahead(core: FastCore, m: int, bounds: Sequence[int]) -> Ahead | None:
 
 
 def _batch(like: Batch, contexts: list[int]) -> Batch:
-    """Return a batch of the same shape with other contexts."""
+    """Return a batch of the same shape but with other contexts."""
     total = sum(contexts)
     return Batch(
         like.linear_tokens,

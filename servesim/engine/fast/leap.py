@@ -3,7 +3,7 @@
 With in_flight = S_1..S_D just planned (S_1 executing until E_1), planning points follow at E_1, E_2, ...: at E_p the
 p-th step of the sequence is committed and one more is planned. As long as no request finishes in a commit and every
 plan is known, commits and plans 1..m need no separate events; the replica wakes at E_(m+1), when commit and plan are
-real again. An arrival at time a must be seen by the first planning point at or after a, so it lowers m; so does any
+real again. An arrival at time a must be seen by the first planning point at or after a, so it lowers m, as does any
 other event that needs the replica's current state.
 """
 
@@ -23,7 +23,7 @@ class Run:
     def __init__(self, ends: list[int], skip: int, past: int = 0) -> None:
         self._ends = ends  # E_1..E_(skip+depth)
         self.skip = skip
-        self._past = past  # planning points already past when the run begins: zero or one
+        self._past = past  # planning points already past when the run begins (zero or one)
 
     @property
     def end_ns(self) -> int:
@@ -31,7 +31,7 @@ class Run:
         return self._ends[self.skip]
 
     def cut(self, now: int) -> bool:
-        """Make the first planning point from `now` on real. Return whether that changes anything."""
+        """Make the first planning point at or after `now` real. Return whether that changes anything."""
         skip = max(bisect_left(self._ends, now), self._past)
         if skip >= self.skip:
             return False
@@ -39,12 +39,12 @@ class Run:
         return True
 
     def land(self, core: FastCore, recorder: Recorder, replica: int) -> int:
-        """Apply commits and plans 1..skip. The step that ends now is left in flight. Return the time at which the last
+        """Apply commits and plans 1..skip. Leave the step that ends now in flight. Return the time at which the last
         step in flight will end."""
         raise NotImplementedError
 
     def end(self, core: FastCore, recorder: Recorder, replica: int) -> int:
-        """Land at the time the run was scheduled to end, and commit the step that ends then."""
+        """Apply the run up to its scheduled end, and commit the step that ends then."""
         free_ns = self.land(core, recorder, replica)
         step = core.in_flight[0]
         core.commit(self.end_ns)

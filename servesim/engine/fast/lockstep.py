@@ -1,8 +1,8 @@
 """Requests that get one token in every turn, counted together.
 
-A turn is a step of all of them. Every step is a turn unless the requests pause in it. While a request decodes, its
-counters follow from the number of turns. With `offset` = (tokens computed before turn t is planned) - t, which is
-constant,
+A turn is a step that includes all of them. Every step is a turn unless the requests pause in it. While a request
+decodes, its counters follow from the number of turns. With `offset` = (tokens computed before turn t is planned) - t,
+which is constant,
 
     num_computed_tokens = t + offset                  once t turns are planned,
     num_tokens          = c + offset + 1              once c turns are committed,
@@ -30,12 +30,12 @@ from servesim.engine.fast.step import FastStep
 from servesim.records.step import Late
 
 Entry = tuple[int, int, Request]
-"""(turn or other key, order, member), compared up to the order, which is unique."""
+"""(turn or other key, order, member), compared only up to the order, which is unique."""
 _ORDER = attrgetter("_order")
 
 
 class Lockstep(CounterKeeper):
-    """Members in batch order, and the requests after them in the list that the scheduler has served."""
+    """Members in batch order, and the requests after them in the list that the scheduler serves."""
 
     def __init__(
         self, kv: KVAllocator, memory: LockstepMemory, in_flight: deque[FastStep], asynchronous: bool, depth: int = 1
@@ -49,7 +49,7 @@ class Lockstep(CounterKeeper):
         self.members: dict[Request, tuple[int, int, int]] = {}
         """(offset, first turn as a member, first turn not yet committed on joining that gives it a token) by member, in
         batch order."""
-        self._following: list[Request] = []  # join once the step being planned is in flight
+        self._following: list[Request] = []  # will join once the step being planned is in flight
         self.turn = 0
         """Number of the next turn to be planned."""
         self.committed = 0
@@ -61,16 +61,16 @@ class Lockstep(CounterKeeper):
         self.paused = 0
         """Number of steps in flight that are not turns."""
         self.context_sum = 0
-        """Sum of the computed tokens of all members once the last turn is planned."""
+        """Sum of the computed tokens of all members after the last planned turn."""
         self.context_sumsq = 0
         self._ends: list[Entry] = []  # by the turn that delivers the last token
-        self._caps: list[Entry] = []  # by the turns committed when tokens in flight reach the length cap
+        self._caps: list[Entry] = []  # by the number of turns committed when tokens in flight reach the length cap
         self._longest: list[Entry] = []  # by -offset
-        self._cap_sum = 0  # sum over members of the turns committed when each reaches its length cap
-        self._cap_max = 0  # largest such turn, perhaps of a member that left
+        self._cap_sum = 0  # sum over members of the number of turns committed when each reaches its length cap
+        self._cap_max = 0  # largest such number, perhaps of a member that has left
         self._joined = 0
-        self._written = (-1, -1, -1)  # turns planned and committed, and members, when counters were last written
-        # State of the scheduler at its last plan.
+        self._written = (-1, -1, -1)  # turns planned, turns committed and members when counters were last written
+        # State of the scheduler as of its last plan.
         self.queue: list[Request] = []
         """List that the scheduler serves, as last seen: members, former members that have not ended, others."""
         self.apart: list[Request] = []
@@ -81,13 +81,13 @@ class Lockstep(CounterKeeper):
         self.most = 0
         """Maximum number of members in a step."""
         self.free = 0
-        """Number of memory tokens that must be free before a step."""
+        """Amount of memory in tokens that must be free before a step."""
         self.retires = False
         """Whether a member whose last token is in flight is left out of further turns."""
         self.looked = False
-        """Whether a member's counters were read."""
+        """Whether a member's counters have been read."""
         self.on_read: Callable[[], None] = lambda: None
-        """Callback invoked before the counters are written for a read."""
+        """Callback invoked before the counters are written because of a read."""
 
     # During a plan.
 
@@ -121,7 +121,7 @@ class Lockstep(CounterKeeper):
         return self.apart
 
     def _adopt(self, served: list[Request]) -> bool:
-        """Return whether a list is the last one seen, except for requests appended at its end, and adopt those."""
+        """Return whether a list is the same as last seen, except for requests appended at its end, and adopt those."""
         known = len(self.queue)
         if len(served) <= known or served[:known] != self.queue:
             return False
@@ -143,8 +143,8 @@ class Lockstep(CounterKeeper):
         return known - computed == 1 and not request.num_draft_tokens
 
     def tokens_left(self, requests: Sequence[Request], most: int) -> tuple[int, list[Request]] | None:
-        """Return how many tokens all members may still generate, and the `requests` that are not members. Return None
-        if some members are not among `requests`, or if one may generate more than `most`."""
+        """Return how many tokens all members together may still generate, and those of `requests` that are not members.
+        Return None if some members are not among `requests`, or if one may generate more than `most`."""
         members, committed = self.members, self.committed
         others = [request for request in requests if request not in members]
         if len(requests) - len(others) < len(members) or self._cap_max - committed > most:
@@ -158,8 +158,8 @@ class Lockstep(CounterKeeper):
         return left, others
 
     def end_plan(self, plan: Plan) -> None:
-        """Finish a plan: find the requests that have entered the list after the members, and those of them that join
-        next."""
+        """Finish a plan: find the requests that have entered the list after the members, and determine which of them
+        join next."""
         if plan.preempted:
             return
         known = len(self.queue)
@@ -170,31 +170,31 @@ class Lockstep(CounterKeeper):
             self.apart = self._follow(self.apart, plan)
 
     def retire(self) -> list[Request]:
-        """Remove and return members whose last token, by the length cap, is in flight: they are in no further turns (as
-        in vLLM's asynchronous scheduler)."""
+        """Remove and return members whose last token, by the length cap, is in flight: they take part in no further
+        turns (as in vLLM's asynchronous scheduler)."""
         caps = self._caps
         retired: list[Request] = []
         while caps and caps[0][0] <= self.committed:
             request = caps[0][2]
             if request in self.members:
                 if self.committed == self.turn:
-                    break  # the last token still has to be computed
+                    break  # the last token has yet to be computed
                 self.leave(request, stays=True)
                 retired.append(request)
             heappop(caps)
         return retired
 
     def _may_join(self, request: Request) -> bool:
-        """Return whether a request has recently received a token in every step and will be stopped by its length
-        cap."""
+        """Return whether a request is getting a token in every step, including the latest, and will be stopped by its
+        length cap."""
         steps, coming = len(self.in_flight), request._num_output_placeholders
         if not self._capped(request) or (self.paused and coming) or coming != steps - self.paused:
             return False
         return steps > 0 or request._last_token_ns == self.last_ns
 
     def _join(self, request: Request) -> bool:
-        """Make a request a member from this turn on. It follows all members in the batch and its memory is allocated.
-        Return False if memory cannot take it."""
+        """Make a request whose memory is allocated a member from this turn on. It follows all members in the batch.
+        Return False if the lockstep memory cannot take it."""
         computed = request._num_computed_tokens
         if not self._memory.join(request, computed - self.turn, computed + 1):
             return False
@@ -203,7 +203,7 @@ class Lockstep(CounterKeeper):
         return True
 
     def _follow(self, requests: list[Request], plan: Plan) -> list[Request]:
-        """Let requests whose prompt this step completes join from the next turn on, in order, as long as they directly
+        """Let requests whose prompts this step completes join from the next turn on, in order, as long as they directly
         follow the members. Return the others."""
         tokens, first = plan._tokens, self.turn + 1
         for i, request in enumerate(requests):
@@ -216,11 +216,11 @@ class Lockstep(CounterKeeper):
         return []
 
     def _capped(self, request: Request) -> bool:
-        """Return whether a request reaches its length cap before the end of the context."""
+        """Return whether a request reaches its length cap before the maximum context length."""
         return request.prompt_len + request.max_tokens + self.overrun <= self._kv.max_model_len
 
     def admit_following(self) -> None:
-        """Add the requests that join once the planned step is in flight."""
+        """Add the requests that were to join once the planned step is in flight."""
         for request in self._following:
             self._enter(request, request._num_computed_tokens, self.turn, self.turn - 1)
         self._following.clear()
@@ -242,10 +242,10 @@ class Lockstep(CounterKeeper):
         if self._asynchronous:
             cap = request.prompt_len + request.max_tokens - 2 - offset
             if cap <= begun:
-                cap -= self.overrun  # immediately, although steps in flight do not include it
+                cap -= self.overrun  # immediately, although it is not in the steps in flight
             heappush(self._caps, (cap, order, request))
         for heap in (self._longest, self._caps, self._ends):
-            if len(heap) > 2 * len(self.members) + 64:  # most have left and are deep in the heap
+            if len(heap) > 2 * len(self.members) + 64:  # most of its members have left and are deep in the heap
                 heap[:] = [entry for entry in heap if entry[2] in self.members]
                 heapify(heap)
 
@@ -254,7 +254,7 @@ class Lockstep(CounterKeeper):
         known, self.queue, self.apart, self._served = self.queue, [], [], []
         if self.members:
             self._let_go(plan)
-        for request in known:  # also former members that have not ended: they may now be anywhere
+        for request in known:  # also former members that have not ended, since they may now be anywhere
             request._order = LAST
 
     def _let_go(self, plan: Plan) -> None:
@@ -278,7 +278,7 @@ class Lockstep(CounterKeeper):
         self.context_sum = self.context_sumsq = self._cap_sum = self._cap_max = 0
 
     def forget(self, requests: Sequence[Request]) -> None:
-        """Remove requests that end from the known list of the scheduler."""
+        """Remove requests that have ended from the known list of the scheduler."""
         for request in requests:
             if request._order == LAST:
                 if request in self.apart:
@@ -309,7 +309,7 @@ class Lockstep(CounterKeeper):
         batch.sampled_context += context
 
     def longest(self) -> int:
-        """Return the largest number of computed tokens of any member once the last turn is planned. There must be a
+        """Return the largest number of computed tokens of any member after the last planned turn. There must be a
         member."""
         longest = self._longest
         while longest[0][2] not in self.members:
@@ -318,8 +318,8 @@ class Lockstep(CounterKeeper):
 
     def late(self, turn: int, before: int) -> tuple[list[int], list[Late]]:
         """Return the members that get a token from the turn being committed but got none from the step before it,
-        committed at `before`: rows of those whose last token came with the last turn, and the others, which follow them
-        in the batch."""
+        committed at `before`: the rows of those whose last token came with the last turn, and the others, which follow
+        them in the batch."""
         rows = [request.row for request in self.members]
         others: list[Late] = []
         for request, (_, first, _) in reversed(self.members.items()):
@@ -342,7 +342,7 @@ class Lockstep(CounterKeeper):
 
     def steps_until_change(self, depth: int) -> tuple[int, bool]:
         """Return the number of further planning points, with `depth` steps in flight after them, until a member ends or
-        retires, and whether one retires at the point after those. There must be a member."""
+        retires, and whether one retires at the point after those. There must be at least one member."""
         ends, caps, members = self._ends, self._caps, self.members
         while ends[0][2] not in members:
             heappop(ends)
@@ -364,7 +364,7 @@ class Lockstep(CounterKeeper):
         """Return the members that retire once `committed` turns are committed."""
         caps, members = self._caps, self.members
         found, at = [], [0]
-        while at:  # descend the heap while caps are that low
+        while at:  # descend the heap as long as the condition holds
             i = at.pop()
             if i < len(caps) and caps[i][0] <= committed:
                 if caps[i][2] in members:
@@ -373,8 +373,8 @@ class Lockstep(CounterKeeper):
         return found
 
     def batch_without_retired(self, steps: int, committed: int, batch: Batch) -> Batch | None:
-        """Return the batch `steps` turns after `batch`, which is the next turn's, without the members that retire once
-        `committed` turns are committed. Return None if no members remain."""
+        """Return the batch `steps` turns after `batch`, which is that of the next turn, without the members that retire
+        once `committed` turns are committed. Return None if no members remain."""
         members, longest = self.members, self._longest
         retired = self._retiring(committed)
         n = batch.decode_count - len(retired)
@@ -395,8 +395,8 @@ class Lockstep(CounterKeeper):
         return Batch.decodes(n, context, squares, most, attention=batch.attention)
 
     def leave(self, request: Request, stays: bool = False) -> None:
-        """Remove a member that ends or is cancelled. With `stays`, it is in no further turns but still gets its tokens
-        in flight, as an ordinary request."""
+        """Remove a member that ends or is cancelled. With `stays`, it takes part in no further turns but still gets its
+        tokens in flight, as an ordinary request."""
         offset, first, begun = self.members.pop(request)
         context = self.turn + offset
         self.context_sum -= context
@@ -413,7 +413,7 @@ class Lockstep(CounterKeeper):
                     step.sampled.sort(key=_ORDER)
 
     def settle(self, request: Request) -> None:
-        """Write the counters of all members because one of them is read."""
+        """Write the counters of all members because those of one member are read."""
         self.looked = True
         self.on_read()
         if self._written != (self.turn, self.committed, len(self.members)):

@@ -1,4 +1,4 @@
-"""Fast-forward of requests in lockstep: decode steps of all of them as one event.
+"""Fast-forward of requests in lockstep: a run of decode steps of all of them as one event.
 
 Planning points are numbered as in `leap`. A run begins with the next one, or with a step that is planned now: after a
 commit in which others ended, when only the rest of the lockstep is to be planned. If requests retire because their last
@@ -20,7 +20,7 @@ from servesim.engine.fast.step import FastStep
 from servesim.records.recorder import Recorder
 
 NOWHERE = Usage(0, 0, 0, 0)
-LONGEST = 1 << 61  # integrals of memory over time must fit 64 bits
+LONGEST = 1 << 61  # integrals of memory over time must fit in 64 bits
 
 
 class LockstepLeap(Run):
@@ -31,10 +31,10 @@ class LockstepLeap(Run):
     def __init__(self, ends: list[int], past: int, batch: Batch, usage: Usage) -> None:
         super().__init__(ends, 0, past)
         self._usage = usage  # before the run
-        self._copies = 1  # how many times memory counts a token
-        self._given: list[tuple[int, int]] = []  # (step from 1, tokens) that were used and then freed
+        self._copies = 1  # number of times that memory counts a token
+        self._given: list[tuple[int, int]] = []  # (step from 1, tokens used and then freed in it)
         self._batch = batch  # of the first step
-        self._gpu: list[int] = []  # of steps with all members; next 3 fields too
+        self._gpu: list[int] = []  # of steps with all members; also the next 3 fields
         self._ns: list[int] = []
         self._host = 0
         self._sources = RunSources()
@@ -43,7 +43,8 @@ class LockstepLeap(Run):
     @classmethod
     def prepare(cls, core: FastCore, runs: RunCost, now: int, horizon_ns: int | None, past: int) -> LockstepLeap | None:
         """Return the longest run from here, or None if the next planning point must be real. That point is now if
-        `past` is 1, else at the end of the next step. The run will be cut at `horizon_ns` from now in any case."""
+        `past` is 1, otherwise at the end of the next step. The run will be cut off `horizon_ns` from now in any
+        case."""
         lockstep, memory = core.lockstep, core.memory
         assert lockstep is not None
         assert memory is not None
@@ -54,7 +55,7 @@ class LockstepLeap(Run):
         for step in core.in_flight:
             for request in step.sampled:
                 if request not in lockstep.members or (core.on_first is not None and request.first_token_ns < 0):
-                    most = min(most, len(ends))  # a request may end with it, or its first token may be awaited
+                    most = min(most, len(ends))  # a request may end with it, or a first token may be awaited
             ends.append(step.end_ns)
         m, retires = lockstep.steps_until_change(len(ends))
         # Nothing waits for the tokens of retiring requests.
@@ -87,7 +88,7 @@ class LockstepLeap(Run):
         self._ends += accumulate(self._ns, initial=self._ends.pop())
 
     def _price_last(self, runs: RunCost, lockstep: Lockstep, first: int) -> None:
-        """Price the step without the retiring requests. Its memory is not known yet."""
+        """Price the step without the retiring requests. Its memory usage is not known yet."""
         m, ends = len(self._gpu), self._ends
         batch = lockstep.batch_without_retired(m, lockstep.turn + m - 1, self._batch)
         if batch is None:
@@ -126,9 +127,9 @@ class LockstepLeap(Run):
         return in_flight[-1].end_ns if in_flight else self._ends[skip]
 
     def _go(self, core: FastCore, recorder: Recorder, replica: int, skip: int, through: bool = False) -> list[Request]:
-        """Apply plans 1..skip and the commits before each of them. With `through`, the run's step that ends when the
-        replica wakes is not left in flight, although its commit is left to do. Return the requests that have retired
-        and get their last token from it."""
+        """Apply plans 1..skip and the commits before each of them. With `through`, the step that ends when the replica
+        wakes is not left in flight, although its commit is left to the caller. Return the requests that have retired
+        and get their last token from that step."""
         in_flight, lockstep, first, memory = core.in_flight, core.lockstep, core.next_step_id, core.memory
         assert lockstep is not None
         assert memory is not None
@@ -145,7 +146,7 @@ class LockstepLeap(Run):
             core.ledger.hold(n * m)
             lockstep.advance(m)
         self._commit(core, recorder, replica, skip + through, n)
-        done = max(skip + through - depth, 0)  # steps of the run that are over
+        done = max(skip + through - depth, 0)  # number of steps of the run that are over
         if done:
             self._record(recorder, replica, first, turn, n, depth, done, grown)
         for j in range(done + 1, m + 1):
@@ -160,7 +161,7 @@ class LockstepLeap(Run):
 
     def _commit(self, core: FastCore, recorder: Recorder, replica: int, stop: int, n: int) -> None:
         """Deliver the tokens of the steps in flight, including those of requests not yet in lockstep, then one token to
-        each of n members with every further step, until E_stop."""
+        each of n members in every further step, until E_stop."""
         ends, at, lockstep = self._ends, self._past, core.lockstep
         assert lockstep is not None
         in_flight = lockstep.in_flight
@@ -207,7 +208,7 @@ class LockstepLeap(Run):
         done: int,
         grown: list[tuple[int, int]],
     ) -> None:
-        """Record the first `done` steps of the run in one row. The j-th starts at E_(j+depth-1). From each step to the
+        """Record the first `done` steps of the run in one row. Step j starts at E_(j+depth-1). From one step to the
         next, memory grows by one token per request (in each copy) and by whole blocks."""
         ends, gpu, usage, more = self._ends, self._gpu, self._usage, n * self._copies
         start, end = ends[depth - 1], ends[depth - 1 + done]
@@ -247,7 +248,7 @@ class LockstepLeap(Run):
         row.extend(done, end, ns, gpu_ns, peak, used_ns, internal_ns, sources)
 
     def _step(self, first: int, turn: int, n: int, j: int, depth: int, grown: list[tuple[int, int]]) -> FastStep:
-        """Return the j-th step planned in the run, at E_j. It ends at E_(j+depth)."""
+        """Return step j of the run, which is planned at E_j and ends at E_(j+depth)."""
         ends, usage, allocated = self._ends, self._usage, 0
         for i, tokens in grown:
             if i > j:

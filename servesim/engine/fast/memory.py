@@ -1,8 +1,8 @@
-"""Fast mode's interface to memory. An allocator that supports it has a separate fast-mode class as well.
+"""Fast mode's interface to memory. An allocator that supports it also has a separate fast-mode class.
 
-Requests in lockstep grow by one token in every turn; `offset` is the number of tokens that a request has computed
-before a turn is planned, minus the number of the turn. An allocator without this interface is stepped one step at a
-time, with the same results.
+Requests in lockstep grow by one token per turn; `offset` is the number of tokens that a request has computed before a
+turn is planned, minus the number of the turn. With an allocator that lacks this interface, the engine takes one step at
+a time, with the same results.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from servesim.contracts.request import Request
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LockstepMemory:
-    """Memory of requests that grow together. Fast allocator classes hold one in their attribute `turns`."""
+    """Memory of requests that grow together. Fast allocator classes hold an instance in their attribute `turns`."""
 
     def __init__(self) -> None:
         self.looked = False
         """Whether any value that changes as requests decode was read from the allocator. The engine resets this
         flag."""
         self.look: Callable[[], None] = self.note
-        """Callback invoked before such a value is read. It does the work of `note` and anything the engine adds."""
+        """Callback invoked before such a value is read. It does the work of `note` and whatever the engine adds."""
         self.copies = 1
         """Number of times `usage` counts a token: once for each group of layers that has a table."""
         self.given_back: list[tuple[int, int]] = []
@@ -37,7 +37,7 @@ class LockstepMemory:
         self.looked = True
 
     def complete(self, request: Request) -> None:
-        """Apply a member's pending allocations, which are deferred until they are read. The default does nothing."""
+        """Apply a member's pending allocations, which are deferred until they are needed. The default does nothing."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         """Add a request to lockstep. It will have memory for at least `num_tokens` tokens at the next `extend`. Return
@@ -49,13 +49,13 @@ class LockstepMemory:
         raise NotImplementedError
 
     def extend(self, turn: int, committed: int) -> bool:
-        """Allocate one more token for every member in turn `turn`, after `committed` committed turns. Return False if
-        out of memory; nothing is allocated then."""
+        """Allocate one more token for every member in turn `turn`, after `committed` committed turns. If out of memory,
+        allocate nothing and return False."""
         raise NotImplementedError
 
     def only_takes(self) -> bool:
-        """Return whether `usage().free` can only fall while these members keep decoding, turn by turn. The default is
-        True, so a request that is refused memory stays refused."""
+        """Return whether `usage().free` can only fall while these members keep decoding, turn by turn, so that a
+        request that is refused memory stays refused. The default is True."""
         return True
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
@@ -72,17 +72,17 @@ class LockstepMemory:
     def rounds_that_fit(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, limit: int
     ) -> int:
-        """Return the number of rounds of several tokens each, at most `limit`, for which memory suffices. Each of
-        `requests` needs memory for the tokens given by its sequence in `tokens` (rising) and `ahead` more, but none
-        beyond `max_model_len`. The default is 0."""
+        """Return the number of rounds, at most `limit`, for which memory suffices. A round adds several tokens. Each of
+        `requests` needs memory for the token counts in its (rising) sequence in `tokens` plus `ahead`, but none beyond
+        `max_model_len`. The default is 0."""
         return 0
 
     def grow_rounds(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
         """Allocate the memory described in `rounds_that_fit` to each request in order, one round at a time, for k
-        rounds. `tokens` are known when a round begins; the caller updates the requests' own counters. Return a list
-        like that of `extend_run`. Requires that all k rounds fit."""
+        rounds. The token counts in `tokens` are known when a round begins; the caller updates the requests' own
+        counters. Return a list like that of `extend_run`. Requires that all k rounds fit."""
         raise NotImplementedError
 
 
@@ -94,9 +94,9 @@ def lockstep_memory(kv: KVAllocator) -> LockstepMemory | None:
 
 
 stand_ins: dict[type[KVAllocator], type[KVAllocator]] = {}
-"""Classes that replace an allocator's class in fast mode, by plain class."""
+"""Fast-mode classes that replace allocator classes, by plain class."""
 
 
 def stands_for(plain: type[KVAllocator], fast: type[KVAllocator]) -> None:
-    """Register a class to replace an allocator's class, but not its subclasses, in fast mode."""
+    """Register a class that replaces an allocator's class, but not its subclasses, in fast mode."""
     stand_ins[plain] = fast

@@ -1,4 +1,4 @@
-"""Replica in simulated time that handles a run of steps with known plans as one event."""
+"""Replica in simulated time that handles a run of steps whose plans are known as one event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servesim.records.recorder import Recorder
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FastReplica(Replica):
-    """Replica with the same behavior as Replica and fewer events."""
+    """Replica that behaves the same as Replica but uses fewer events."""
 
     def __init__(
         self, clock: Clock, index: int, core: EngineCore, cost: CostModel, recorder: Recorder, depth: int
@@ -74,7 +74,7 @@ class FastReplica(Replica):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """End a run of steps at this instant, for callers that need the replica's current state: apply the steps done
+        """End a run of steps at this instant, for callers that need the replica's current state. Apply the steps done
         so far and actually make the next plan."""
         leap, self.leap = self.leap, None
         if leap is None:
@@ -89,7 +89,7 @@ class FastReplica(Replica):
             self._await(core.in_flight[0].end_ns)
 
     def settle(self) -> None:
-        """End a run at this instant, but leave a step that ends now to its own event."""
+        """End a run at this instant, but leave a step that ends now to its own completion event."""
         leap, self.leap = self.leap, None
         if leap is None:
             return
@@ -130,7 +130,7 @@ class FastReplica(Replica):
     def _complete(self, event: Event) -> None:
         leap = self.leap
         if leap is None or event is not self._awaited:
-            super()._complete(event)  # also if an arrival or an abort cut short the run this event was to end
+            super()._complete(event)  # also if an arrival or an abort cut short the run that this event was to end
             return
         self._awaited = self.leap = None
         self._free_ns[0] = leap.end(self.fast, self.recorder, self.index)

@@ -11,7 +11,7 @@ PAUSE = -1
 
 @dataclass(slots=True, init=False)
 class FastStep(Step):
-    """Step in which `together` requests in lockstep, before those in `sampled`, get a token."""
+    """Step in which `together` requests in lockstep each get a token. They come before those in `sampled`."""
 
     together: int
     turn: int

@@ -28,7 +28,7 @@ def gain(core: EngineCore, step: Step, request: Request) -> int:
 
 
 def _walks(core: EngineCore, depth: int) -> bool:
-    """Return whether walks can be used: drafts are not too deep and will probably be as deep in the next steps."""
+    """Return whether walks can be used, i.e. drafts are not too deep and will probably stay equally deep."""
     assert core.speculator is not None
     return depth <= DEEPEST and core.speculator.steady()
 

@@ -1,4 +1,4 @@
-"""Simulations of measured cells, replayed in as many processes as there are cores."""
+"""Simulations of measured cells, which are replayed in as many processes as there are cores."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from servesim.run.simulate import simulate
 
 @dataclass(frozen=True)
 class Answer:
-    """Simulated means in ms, and the shares of GPU time that were priced by formula and by extrapolation beyond the
-    measured range. All are None if there is no answer; `reason` then explains why."""
+    """Simulated means in ms, and the shares of GPU time that were priced by extrapolation beyond the measured range and
+    by formula. All are None if there is no answer; `reason` then explains why."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -41,10 +41,11 @@ class Answer:
 
 NAMES = ("ttft_ns", "tpot_ns")
 _PACKAGE = "servesim.experiments"
-"""Package whose code an answer depends on, besides the simulator's."""
+"""Package whose code answers depend on, besides the simulator's."""
 
 OnAnswer = Callable[[int, int, Cell, "Answer"], None]
-"""Callback invoked for each cell, in their order, with its number, the total number, the cell and the answer."""
+"""Callback invoked for each cell, in cell order, with its number, the total number of cells, the cell and the
+answer."""
 
 
 def answer(cell: Cell, changes: Mapping[str, Any] | None = None) -> Answer:
@@ -54,7 +55,7 @@ def answer(cell: Cell, changes: Mapping[str, Any] | None = None) -> Answer:
         return _of_run(cell.run) if cell.run is not None else _of_cell(cell, changes)
     except (UserError, PolicyError) as error:
         return Answer(reason=" ".join(str(error).split()))
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # the cell fails, not the score
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # only the cell fails, not the whole score
         return Answer(reason=" ".join(f"{type(error).__name__}: {error}".split()))
 
 
@@ -87,7 +88,8 @@ def _of_run(run: RecordedRun) -> Answer:
 
 
 def address(cell: Cell, changes: Mapping[str, Any] | None = None) -> str | None:
-    """Return the address of a cell's answer in a store, or None if it cannot be simulated, which is known at once."""
+    """Return the address of a cell's answer in a store, or None if it is clear at once that the cell cannot be
+    simulated."""
     if cell.run is not None:
         content = hashlib.sha256(pickle.dumps(cell.run)).hexdigest()
         return address_with({"recorded run": content}, _PACKAGE)

@@ -1,4 +1,4 @@
-"""Scenarios of measured cells with disaggregated prefill and decode: pools of both sides, and the transfer between
+"""Scenarios for measured cells with disaggregated prefill and decode: the pools of both sides, and the transfer between
 them."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ WAVES = 3
 
 
 def settings_apart(cell: Cell, sides: tuple[Side, Side], table: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the scenario settings that both sides imply, and the number of client turns measured if only WAVES of them
-    are simulated, else 0. `table` is the entry `apart` of the recipes."""
+    """Return the scenario settings that both sides imply, and the number of client turns that were measured if only
+    WAVES of them are simulated, else 0. `table` is the recipes' entry `apart`."""
     prefill, decode = (
         {"name": role, "role": role, **_pool(side)} for role, side in zip(("prefill", "decode"), sides, strict=True)
     )
@@ -43,7 +43,7 @@ def _handoff(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mean_of_turns(values: NDArray[np.int64], waves: int, clients: int) -> float:
-    """Return the mean over `waves` turns of all clients, computed from WAVES simulated turns. Requests are in the order
-    in which they were sent. The first and the last turn count once; the middle one stands for all others."""
+    """Return the mean over `waves` turns of all clients, estimated from WAVES simulated turns. Values are in the order
+    in which requests were sent. The first and the last turn count once; the middle one stands for all others."""
     turns = values[: WAVES * clients].reshape(WAVES, clients).mean(axis=1)
     return float((turns[0] + (waves - 2) * turns[1] + turns[2]) / waves)

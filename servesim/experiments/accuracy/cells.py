@@ -15,7 +15,7 @@ PACKAGE, SAMPLE, CONFIGS = "aiconfigurator_core", "systems/silicon_sample.csv", 
 
 @dataclass(frozen=True)
 class Side:
-    """Servers of one side of a disaggregated deployment, as labeled."""
+    """Servers on one side of a disaggregated deployment, as labeled."""
 
     workers: int
     tp: int
@@ -32,7 +32,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured cell. If a label is missing, a count is 0 and a text is empty; times are means in ms."""
+    """One measured cell. Missing labels are 0 for counts and empty for texts; times are means in ms."""
 
     id: str
     source: str
@@ -43,7 +43,7 @@ class Cell:
     gpu: str
     precision: str
     weights: str
-    """Format of the linear layers, as labeled."""
+    """Format of the linear layers' weights, as labeled."""
     mode: str
     """Deployment mode: `agg` for one engine, or `disagg` for separate prefill and decode."""
     isl: int
@@ -60,42 +60,42 @@ class Cell:
     ttft_ms: float
     tpot_ms: float
     workers: str = ""
-    """Numbers, sizes and parallelism of disaggregated prefill and decode servers, as labeled."""
+    """Counts, sizes and parallelism of disaggregated prefill and decode servers, as labeled."""
     sides: tuple[Side, Side] | None = None
-    """Prefill and decode sides, if they are disaggregated and their numbers are stated."""
+    """Prefill and decode sides, if they are disaggregated and their server counts are stated."""
     flags: tuple[tuple[str, str], ...] | None = None
-    """Flags of the engine's command and their values, without parallelism, or None if there is no command."""
+    """Flags of the engine's command with their values, excluding parallelism, or None if there is no command."""
     requests: int = 0
-    """Number of requests, if its command or the cell states it; 0 means as many as its source sends."""
+    """Number of requests, if stated by the command or the cell; 0 means as many as its source sends."""
     output_rate: float = 0.0
     """Output tokens/s of the server; 0 means the rate of a closed loop with the measured times."""
     settings: tuple[tuple[str, Any], ...] | None = None
-    """Settings the server was found to run with (`servesim measure`), dotted as in a scenario, or None if not
+    """Settings that the server was found to use (`servesim measure`), dotted as in a scenario, or None if not
     stated."""
     run: RecordedRun | None = field(default=None, compare=False, repr=False)
-    """Recorded run that the cell summarizes, or None for a line of a table."""
+    """Recorded run that the cell summarizes, or None for a row of a table."""
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the server, or of those its experts are spread over if these are more. For disaggregated
-        prefill and decode, the GPUs of both sides."""
+        """Number of GPUs of the server or, if larger, the number of GPUs that its experts are spread over. For
+        disaggregated prefill and decode, the number of GPUs on both sides."""
         if self.sides is not None:
             return sum(side.gpus for side in self.sides)
         return max(self.tp * max(self.dp, 1), self.moe_tp * self.ep) * max(self.pp, 1)
 
     @property
     def product(self) -> tuple[str, ...]:
-        """Product at any size: engine, version, model, GPU, formats."""
+        """Product regardless of size: engine, version, model, GPU, formats."""
         return (self.engine, self.version, self.model, self.gpu, self.precision, self.weights, self.mode)
 
     @property
     def deployment(self) -> tuple[str | int, ...]:
-        """One server at all lengths and concurrencies: a product and its parallelism."""
+        """One server at all lengths and concurrencies: the product and its parallelism."""
         return (*self.product, self.tp, self.pp, self.dp, self.moe_tp, self.ep, self.workers)
 
     @property
     def place(self) -> tuple[str | int, ...]:
-        """Key shared by repeats of the measurement."""
+        """Key shared by repeated measurements of the same cell."""
         return (*self.deployment, self.isl, self.osl, self.concurrency)
 
     @property
@@ -106,7 +106,7 @@ class Cell:
 
 
 def sample_file() -> Path:
-    """Return the table of measured cells inside an installed aiconfigurator-core. Raise UserError if it is not
+    """Return the path of the table of measured cells in the installed aiconfigurator-core. Raise UserError if it is not
     installed."""
     folder = package_folder()
     if folder is None or not (folder / SAMPLE).is_file():
@@ -118,6 +118,7 @@ def sample_file() -> Path:
 
 
 def package_folder() -> Path | None:
-    """Return the folder of the installed aiconfigurator-core without importing it, or None if it is not installed."""
+    """Return the folder of the installed aiconfigurator-core without importing the package, or None if it is not
+    installed."""
     spec = find_spec(PACKAGE)
     return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None

@@ -1,7 +1,7 @@
-"""Runs described by the commands that made them, one line per run, with the output of the engine and of `vllm bench
+"""Runs described by the commands that produced them, one line per run, with the output of the engine and of `vllm bench
 serve`.
 
-Lengths are computed from the totals, since the bench command on a page may not be the one used for every run on it.
+Lengths are computed from the totals, since the bench command on a page may not have been used for every run on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTRADICTION = "contradiction"
 
 
 def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
-    """Return a line as a cell. Raise UserError if a figure is not a number."""
+    """Return a line as a cell. Raise UserError if a value is not a number."""
 
     def figure(name: str) -> float:
         try:
@@ -74,7 +74,7 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
 
 
 def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...]) -> bool:
-    """Return whether the heading and the page of a run agree with its command."""
+    """Return whether the heading and the page name of a run agree with its command."""
     if row["doc"].rpartition("_")[0].partition(".x")[0].lower() not in model.lower():
         return False
     if not row["section"].startswith("--"):
@@ -85,7 +85,7 @@ def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...
 
 def settings_of(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dotted settings that match the flags of a command. Raise UserError for a flag that is not modeled.
-    `table` gives the defaults by engine."""
+    `table` holds the defaults by engine."""
     assert cell.flags is not None
     known = serve_flags().get(cell.engine, {})
     found: dict[str, Any] = dict(table["defaults"].get(cell.engine, {}))

@@ -1,4 +1,4 @@
-"""Shares of correct decisions, compared with a naive rule and with the ceiling set by measurement noise."""
+"""Shares of correct decisions, compared with those of a naive rule and with the ceiling set by measurement noise."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from servesim.experiments.accuracy.decisions import Choice, Option, Pair, choice
 from servesim.experiments.accuracy.scores import Estimate, Floats, estimate, mean, numbered, resampled
 
 REPEATS_NEEDED = 10
-"""Minimum number of repeats for stating a ceiling."""
+"""Minimum number of repeats required to state a ceiling."""
 NOISES = 100
-"""Number of draws of repeat noise for the ceiling of choices."""
+"""Number of draws of repeat noise used for the ceiling of choices."""
 
 
 def repeats(options: Sequence[Option], of: Callable[[Option], tuple[float, ...]]) -> Floats:
-    """Return the log ratios (n, figures) between two measurements of the same place, for all pairs that state the
-    version. `of` returns the figures of a measurement."""
+    """Return the log ratios (n, figures) between two measurements of the same place, for all pairs whose version is
+    stated. `of` returns the figures of a measurement."""
     found = [
         np.log(np.array(of(a)) / np.array(of(b)))
         for same in same_places(options).values()
@@ -30,8 +30,9 @@ def repeats(options: Sequence[Option], of: Callable[[Option], tuple[float, ...]]
 
 
 def pair_ceiling(found: Sequence[Pair], noise: Floats) -> float | None:
-    """Return the mean probability that two measurements are in the true order. Chance reverses a difference d if
-    repeats differ by more than d in the other direction. `noise` holds log ratios (n, 1) of the output of repeats."""
+    """Return the mean probability that a pair's measurements are in the true order. Noise reverses a difference d if
+    repeats differ by more than d in the other direction. `noise` holds the log ratios (n, 1) of the repeats'
+    outputs."""
     if len(noise) < REPEATS_NEEDED or not found:
         return None
     both = np.concatenate([noise, -noise])[:, 0]
@@ -39,8 +40,8 @@ def pair_ceiling(found: Sequence[Pair], noise: Floats) -> float | None:
 
 
 def choice_ceiling(found: Sequence[Choice], noise: Floats, seed: int) -> dict[str, float] | None:
-    """Return the share of each outcome if choices were based on another measurement. Every time gets the error of one
-    of two repeats (their difference divided by the square root of 2), from keyed draws."""
+    """Return the share of each outcome if choices were based on a second measurement. Each time gets the error of a
+    single repeat (the difference of two repeats divided by the square root of 2), from keyed draws."""
     if len(noise) < REPEATS_NEEDED or not found:
         return None
     both = np.vstack([noise, -noise]) / np.sqrt(2.0)
@@ -109,7 +110,8 @@ def decide(options: Sequence[Option], seed: int) -> dict[str, object]:
 
 
 def _naive(found: Sequence[Pair]) -> float | None:
-    """Return the share of pairs that the naive rule of fewest GPUs orders correctly, or None if it applies to none."""
+    """Return the share of pairs that the naive rule of fewest GPUs or bits orders correctly, or None if it applies
+    to none."""
     known = [pair.naive for pair in found if pair.naive is not None]
     return sum(known) / len(known) if known else None
 

@@ -1,10 +1,10 @@
-"""Decisions: is a choice between measured servers right if it is based on their simulation?
+"""Decisions: is a choice between measured servers right if it is based on simulations of them?
 
 There are two kinds. A **pair** is two sizes of one product (the same number of clients per GPU, different numbers of
-GPUs), two engines (the same model, GPUs and clients), or two commands that differ in one thing: which gives more output
-per GPU? A **choice** is made among all sizes and concurrencies of a product: the most output per GPU with a TPOT within
-a limit. Output per GPU is computed for a closed loop of C clients, C x output length / (E2E x GPUs), unless it was
-measured directly.
+GPUs), two engines (the same model, GPUs and clients), or two commands that differ in one setting; the question is which
+gives more output per GPU. A **choice** is made among all sizes and concurrencies of a product: the option with the most
+output per GPU whose TPOT is within a limit. Output per GPU is computed for a closed loop of C clients, C x output
+length / (E2E x GPUs), unless it was measured directly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LIMITS_MS = (10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 SLACK = 0.05
 """Relative overrun of a limit that is tolerated, because repeats of a measurement differ by 3.4 % on average."""
 APART = 0.05
-"""Relative difference between outputs that is rarely reversed in repeats."""
+"""Relative difference between outputs above which repeats rarely reverse the order."""
 BITS = {"fp8": 8, "awq": 4}
-"""Bits per weight by the label of its format; 16 for other formats."""
+"""Bits per weight by format label; 16 for other formats."""
 NEAR = 0.1
-"""Distance from the best output per GPU within which a choice counts as equally good."""
+"""Relative distance from the best output per GPU within which a choice counts as equally good."""
 DEFINITIONS = {
     "settings": "runs described by their commands that share model, GPU, lengths and clients, and differ in one flag, "
     "in the weight format, in parallelism or in the engine",
@@ -57,14 +57,14 @@ class Option:
     """TTFT and TPOT."""
     simulated: tuple[float, float]
     server: tuple[str | int, ...] = ()
-    """Key that distinguishes two servers of one product and size."""
+    """Key that distinguishes two servers of the same product and size."""
     rates: tuple[float, float] | None = None
-    """Measured and simulated output tokens/s of the server, or None for the rates of a closed loop."""
+    """Measured and simulated output tokens/s of the server, or None to use the rates of a closed loop."""
     flags: tuple[tuple[str, str], ...] | None = None
-    """Flags of the command, without parallelism."""
+    """Flags of the command, excluding parallelism."""
 
     def output(self, times: tuple[float, float]) -> float:
-        """Return output tokens/s per GPU of a closed loop with these times."""
+        """Return the output tokens/s per GPU of a closed loop with these times."""
         ttft, tpot = times
         return 1e3 * self.concurrency * self.output_mean / (ttft + (self.output_mean - 1) * tpot) / self.gpus
 
@@ -103,7 +103,7 @@ class Pair:
 
     @property
     def differs(self) -> bool:
-        """Whether the two differ in the pair's subject: their GPUs, their engine, or exactly one setting."""
+        """Whether the two options differ in what the pair compares: the GPUs, the engine, or exactly one setting."""
         if self.kind == "settings":
             return len(self.named) == 1
         if self.kind == "sizes":
@@ -122,7 +122,7 @@ class Pair:
 
     @property
     def apart(self) -> bool:
-        """Whether measured outputs differ by more than `APART`."""
+        """Whether the measured outputs differ by more than `APART`."""
         return abs(self.measured) > log(1 + APART)
 
     @property
@@ -132,8 +132,8 @@ class Pair:
 
     @property
     def naive(self) -> bool | None:
-        """Whether the rule of fewest GPUs, or fewest bits, is right; None if it does not apply, as between engines or
-        flags."""
+        """Whether the rule of fewest GPUs or fewest bits is right; None if the rule does not apply, e.g. between
+        engines or flags."""
         sizes = (self.first.gpus, self.second.gpus)
         if self.kind == "settings" and self.named == ("format",):
             sizes = (BITS.get(self.first.product[5], 16), BITS.get(self.second.product[5], 16))
@@ -143,7 +143,7 @@ class Pair:
 
 
 def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
-    """Return the options grouped by the key that repeats of a measurement share."""
+    """Return the options grouped by the key that repeated measurements share."""
     places: dict[object, list[Option]] = {}
     for one in options:
         places.setdefault((one.product, one.lengths, one.server, one.gpus, one.concurrency), []).append(one)
@@ -151,7 +151,7 @@ def same_places(options: Sequence[Option]) -> dict[object, list[Option]]:
 
 
 def merged(options: Sequence[Option]) -> list[Option]:
-    """Return one option per place, with the geometric mean of the measured times of repeats."""
+    """Return one option per place, with the geometric mean of the measured times of its repeats."""
     return [_mean(same) for same in same_places(options).values()]
 
 
@@ -163,7 +163,7 @@ def _mean(same: Sequence[Option]) -> Option:
 
 
 def pairs(options: Sequence[Option]) -> Iterator[Pair]:
-    """Yield every pair of sizes, then every pair of engines, then every pair of commands that differ in one thing."""
+    """Yield every pair of sizes, then every pair of engines, then every pair of commands that differ in one setting."""
     for kind, key in (("sizes", _at_equal_load), ("engines", _but_the_engine), ("settings", _but_the_command)):
         groups: dict[object, list[Option]] = {}
         for one in (one for one in options if (one.flags is not None) == (kind == "settings")):
@@ -207,12 +207,12 @@ class Choice:
 
     @property
     def simulated(self) -> Option | None:
-        """Option chosen by the simulated times."""
+        """Option chosen based on the simulated times."""
         return self.chosen([one.simulated for one in self.options])
 
     @property
     def naive(self) -> Option | None:
-        """Best measured option with the fewest GPUs that can meet the limit."""
+        """Best measured option among those with the fewest GPUs that can meet the limit."""
         for gpus in sorted({one.gpus for one in self.options}):
             few = Choice(self.limit_ms, tuple(one for one in self.options if one.gpus == gpus))
             if (found := few.chosen([one.measured for one in few.options])) is not None:
@@ -220,7 +220,8 @@ class Choice:
         return None
 
     def outcome(self, taken: Option | None) -> str:
-        """Return `declined`, `broken`, `far` (kept, with less output) or `near` (kept, near the best)."""
+        """Return `declined`, `broken` (limit exceeded), `far` (limit kept, less output) or `near` (kept, near the
+        best)."""
         if taken is None:
             return "declined"
         if taken.measured[1] > self.limit_ms * (1 + SLACK):

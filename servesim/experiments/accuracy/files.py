@@ -36,7 +36,7 @@ def claim(out: Path) -> None:
 
 
 def write(out: Path, scored: Sequence[Scored], document: Mapping[str, Any]) -> None:
-    """Write cells and document. The same score gives the same bytes."""
+    """Write the cells and the document. The same score gives the same bytes."""
     text = io.StringIO()
     rows = csv.DictWriter(
         text, [*LABELS, "gpus", *_TIMES, "extrapolated", "formula", "screened", "reason"], lineterminator="\n"
@@ -77,7 +77,7 @@ def load(folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
 
 
 def ratios(cells: Sequence[Mapping[str, str]]) -> Iterator[tuple[Mapping[str, str], float, float]]:
-    """Yield each cell that is kept and answered, with its TPOT and TTFT ratios."""
+    """Yield each cell that is not excluded and has an answer, with its TPOT and TTFT ratios."""
     for cell in cells:
         if not cell["screened"] and cell["tpot_ratio"] and cell["ttft_ratio"]:
             yield cell, float(cell["tpot_ratio"]), float(cell["ttft_ratio"])

@@ -1,8 +1,9 @@
-"""Bounds that no server exceeds: the tokens per second of its matrix products alone, and the KV that its memory holds.
+"""Bounds that no server exceeds: the tokens per second that its matrix products alone allow, and the KV that fits in
+its memory.
 
-The bound uses the kernels measured on a GPU for the model's own shapes, each at the number of tokens at which it is
-fastest. It ignores the host, attention, collectives and scheduling. A cell above the bound was not run as its label
-states.
+The bound on the rate uses the kernels measured on a GPU for the model's own shapes, each at the number of tokens at
+which it is fastest. It ignores the host, attention, collectives and scheduling. A cell that exceeds a bound was not run
+as its labels state.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from servesim.hardware.gpu import Gpu
 from servesim.hardware.model import ModelSpec
 
 TOKENS = tuple(2**i for i in range(8, 15))
-"""Numbers of tokens per step that are searched for the fastest rate of a matrix product: 256 to 16,384."""
+"""Token counts per step that are searched for the fastest rate of matrix products: 256 to 16,384."""
 _OTHERS = (
     ATTENTION_PREFILL,
     *("norm", "activation", "shared_activation", "embedding", "kv_write", "rotary", "router", "all_reduce"),
 )
-"""Operators of a step that are not matrix products, or are small ones."""
+"""Operators of a step that are not matrix products or are only small ones."""
 KV_SHARE = 0.8
-"""Share of a GPU's memory that weights and KV may use so that everything else fits in any engine."""
+"""Share of a GPU's memory that weights and KV may use, so that everything else fits in any engine."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Reach:
     """Limits of one server."""
 
     tokens_per_s: float
-    """Rate of its matrix products at their fastest, infinite if no kernels were measured."""
+    """Rate in tokens/s if its matrix products run at their fastest; infinite if no kernels were measured."""
     kv_tokens: float
     """Number of KV tokens that fit next to the weights in `KV_SHARE` of the memory, or 0 if the weights do not fit."""
 
@@ -47,14 +48,14 @@ def prompt_mean(cell: Cell) -> float:
 
 
 def tokens_per_s(cell: Cell) -> float:
-    """Return the tokens per second, prompts and answers, of closed-loop clients with the measured times."""
+    """Return the tokens per second, counting prompts and answers, of closed-loop clients with the measured times."""
     answer = output_mean(cell)
     seconds = (cell.ttft_ms + (answer - 1) * cell.tpot_ms) / 1e3
     return cell.concurrency * (prompt_mean(cell) + answer) / seconds
 
 
 def waiting(cell: Cell) -> float:
-    """Return the share of a request's time that passes before its first token."""
+    """Return the fraction of a request's time that passes before its first token."""
     return cell.ttft_ms / (cell.ttft_ms + (output_mean(cell) - 1) * cell.tpot_ms)
 
 

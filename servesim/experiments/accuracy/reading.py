@@ -24,15 +24,15 @@ WANTED = ("id", "silicon_data_source", "backend", "model_path", "system", "mode"
 SIDES = ("prefill", "decode")
 OF_SIDE = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 APART = ("id", "backend", "model_path", "system", "isl", "osl", "conc", *(f"{s}_{n}" for s in SIDES for n in OF_SIDE))
-"""Columns of a table whose lines all have disaggregated prefill and decode."""
+"""Columns of a table in which every line describes disaggregated prefill and decode."""
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 _RELEASE = re.compile(r"image=\S*?:(\S+)")
 
 
 def read(paths: Sequence[str | Path]) -> list[Cell]:
-    """Read tables of cells and recorded runs. From a folder, read the tables if it holds any, else its recorded runs.
-    Raise UserError if a path holds neither."""
+    """Read tables of cells and recorded runs. If a path is a folder, read its tables if it holds any, else its recorded
+    runs. Raise UserError if a path holds neither."""
     cells: list[Cell] = []
     for path in map(Path, paths):
         files = sorted(path.rglob("*.csv")) if path.is_dir() else [path] if path.is_file() else []
@@ -51,8 +51,8 @@ def _is_table(file: Path) -> bool:
 
 
 def read_table(path: Path) -> list[Cell]:
-    """Read a table with one cell per line, in aiconfigurator's columns or described by commands. Other columns are
-    ignored."""
+    """Read a table with one cell per line, in aiconfigurator's columns or described by commands. Ignore other
+    columns."""
     reader = csv.DictReader(io.StringIO(read_text(path)))
     names = set(reader.fieldnames or ())
     told = SERVE in names
@@ -108,7 +108,7 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
 
 
 def _sides(mode: str, number: Callable[[str], float]) -> tuple[Side, Side] | None:
-    """Return both sides of a cell with disaggregated prefill and decode, or None if a number of workers is missing."""
+    """Return both sides of a cell with disaggregated prefill and decode, or None if either worker count is missing."""
     prefill, decode = (
         Side(*(round(number(f"{side}_{name}")) or int(name != "num_workers") for name in OF_SIDE)) for side in SIDES
     )
@@ -116,7 +116,7 @@ def _sides(mode: str, number: Callable[[str], float]) -> tuple[Side, Side] | Non
 
 
 def _settings(row: dict[str, str], where: str) -> tuple[tuple[str, Any], ...] | None:
-    """Return the settings that a cell states, as `servesim measure` writes them."""
+    """Return the settings that a cell states, in the form `servesim measure` writes."""
     if not row.get("settings"):
         return None
     found = untrusted.parse_json(row["settings"], f"{where}: settings")
@@ -126,7 +126,8 @@ def _settings(row: dict[str, str], where: str) -> tuple[tuple[str, Any], ...] | 
 
 
 def _of_run(run: RecordedRun) -> Cell:
-    """Summarize a recorded run. In an open loop, concurrency is the mean number in flight by Little's law."""
+    """Summarize a recorded run. In an open loop, concurrency is the mean number of requests in flight by Little's
+    law."""
     figures, server = measured_figures(run), run.server
     engine, _, version = server.engine.partition(" ")
     flight = 0.0

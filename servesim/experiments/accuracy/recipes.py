@@ -1,4 +1,4 @@
-"""Scenarios of measured cells, from `recipes.yaml`, the only place that defines the meaning of labels."""
+"""Scenarios for measured cells, built from `recipes.yaml`, the only place that defines what labels mean."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from servesim.run.presets import preset_settings
 from servesim.versions import recorded_engine
 
 NOMINAL = (128, 1024, 2000, 4000, 32000)
-"""Prompt lengths of `--dataset-name random` in the runs described by commands; all others are conversations."""
+"""Prompt lengths used with `--dataset-name random` in the runs described by commands; all others are conversations."""
 _MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 FILE = Path(__file__).with_name("recipes.yaml")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a scenario (servesim.simulate's keywords), and the mean output length they draw, in tokens."""
+    """Settings of a scenario (servesim.simulate's keywords), and the mean of the output lengths they draw, in
+    tokens."""
 
     settings: dict[str, Any]
     output_mean: float
     waves: int = 0
-    """Number of measured turns of all clients if fewer requests are simulated than were sent
+    """Number of turns per client that were measured if fewer requests are simulated than were sent
     (servesim.experiments.accuracy.apart), or 0 if all are simulated."""
 
 
@@ -45,7 +46,7 @@ def recipes() -> dict[str, Any]:
 
 
 def source_of(cell: Cell) -> dict[str, Any]:
-    """Return the entry of the cell's source: its author, and its ranges of lengths as fractions of the nominal
+    """Return the recipes' entry for the cell's source: its author, and its length ranges as fractions of the nominal
     lengths."""
     return next(entry for entry in recipes()["sources"] if entry["match"] in cell.source)
 
@@ -60,8 +61,8 @@ def output_mean(cell: Cell) -> float:
 
 
 def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe for replaying a cell. `changes` are dotted settings that override its own. Raise UserError with
-    the reason if it cannot be answered."""
+    """Return the recipe for replaying a cell. `changes` are dotted settings that override the recipe's own. Raise
+    UserError with the reason if the cell cannot be replayed."""
     found = _recipe(cell)
     _put(found.settings, dict(changes or {}))
     return found
@@ -122,19 +123,20 @@ def _recipe(cell: Cell) -> Recipe:
 
 
 def _weights(cell: Cell) -> str:
-    """Return the label of the weights' format. For disaggregated prefill and decode, derive it from the precision."""
+    """Return the label of the weight format. For disaggregated prefill and decode, derive it from the precision if
+    missing."""
     return cell.weights or (recipes()["apart"]["precisions"].get(cell.precision, "") if cell.sides else "")
 
 
 def _ranks(cell: Cell) -> dict[str, int]:
-    """Return the number of data-parallel ranks, and the number of GPUs that share the experts if it is neither one nor
-    all."""
+    """Return the number of data-parallel ranks, and the number of GPUs that share the experts if that is neither one
+    nor all."""
     found = {"dp": cell.dp} if cell.dp > 1 else {}
     return found | ({"ep": cell.ep} if cell.ep not in (0, 1, cell.tp * max(cell.dp, 1)) else {})
 
 
 def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
-    """Return the recipe of a cell that states its server's settings, using nothing from other sources."""
+    """Return the recipe of a cell that states its server's settings, without using settings from other sources."""
     version = cell.version.lstrip("v")
     if version and recorded_engine(f"{settings['preset']} {version}") is not None:
         settings["engine"] = {"version": version}
@@ -143,7 +145,7 @@ def _of_measured(cell: Cell, settings: dict[str, Any]) -> Recipe:
 
 
 def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
-    """Add dotted settings. Those of a scheduler extend the preset's scheduler."""
+    """Add dotted settings. Scheduler settings extend those of the preset's scheduler."""
     for key, value in dotted.items():
         outer, dot, inner = key.partition(".")
         settings[outer] = {**settings.get(outer, {}), inner: value} if dot else value
@@ -152,7 +154,7 @@ def _put(settings: dict[str, Any], dotted: dict[str, Any]) -> None:
 
 
 _BUDGET = {"trtllm": ("max_bs", "max_num_tokens"), "vllm": ("max_num_seqs", "max_num_batched_tokens")}
-"""Names that schedulers use for the maximum number of sequences and of tokens per step."""
+"""Schedulers' names for the maximum number of sequences and of tokens per step."""
 
 
 def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str, int]:
@@ -169,7 +171,7 @@ def _limits(cell: Cell, own: dict[str, Any], source: dict[str, Any]) -> dict[str
 
 
 def _scripted(cell: Cell, own: dict[str, Any], source: str) -> dict[str, int]:
-    """Return the scheduler settings in the source's scripts."""
+    """Return the scheduler settings used in the source's scripts."""
 
     def number(value: Any) -> int:
         if isinstance(value, str):
@@ -183,15 +185,16 @@ def _scripted(cell: Cell, own: dict[str, Any], source: str) -> dict[str, int]:
 
 
 def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: str) -> str | None:
-    """Return the KV format: the model's by source, engine and GPU if stated, else the engine's by weight format."""
+    """Return the KV format: the model's for this source, engine and GPU if stated, else the engine's for this weight
+    format."""
     by_gpu = own.get("kv_dtype", {}).get(source, {}).get(cell.engine, {})
     found: str | None = by_gpu.get(cell.gpu, engine.get("kv_dtype", {}).get(cell.weights))
     return found
 
 
 def version_of(cell: Cell) -> tuple[str, bool]:
-    """Return the assumed version of a cell's engine, or an empty string if unknown, and whether it was inferred from
-    the day of the measurement."""
+    """Return the version of a cell's engine, or an empty string if unknown, and whether it was inferred from the date
+    of the measurement."""
     if cell.version:
         return cell.version.lstrip("v"), False
     if found := _MEASURED.search(cell.source):
@@ -215,8 +218,8 @@ def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
 
 
 def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
-    """Return the recipe of a run described by its command: all requests are sent at the start, or by the stated number
-    of clients."""
+    """Return the recipe of a run described by its command: all requests are sent at the start, unless fewer clients
+    than requests are stated."""
     table = recipes()["commands"]
 
     def lengths(mean: int) -> str:
@@ -260,7 +263,7 @@ def _gpu(label: str, default: str = "") -> str:
 
 
 def _model(label: str, own: dict[str, Any]) -> str:
-    """Return the bundled model of a label, or its `config.json` inside an installed aiconfigurator-core."""
+    """Return the bundled model that a label names, or its `config.json` in the installed aiconfigurator-core."""
     name = own.get("model") or known_model(label)
     if name in bundled_models():
         return str(name)

@@ -1,7 +1,8 @@
-"""Scores of simulated against measured times. Every figure is defined next to the code that computes it.
+"""Scores of simulated times against measured ones. Every figure is defined next to the code that computes it.
 
-A ratio is simulated over measured, and its logarithm is the error. Figures are weighted means and medians. Over cells,
-every answered cell has the same weight; over deployments, every deployment does, regardless of its number of cells.
+A ratio is simulated over measured, and its logarithm is the error. Figures are weighted means and medians. In figures
+over cells, every answered cell has the same weight; in figures over deployments, every deployment does, regardless of
+its number of cells.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """Figure and its interval, each None if there is too little data."""
+    """Figure and its interval; any of them is None if there is too little data."""
 
     value: float | None
     low: float | None = None
@@ -49,7 +50,7 @@ class Estimate:
 
 
 Figure = Callable[[Floats, Floats], Floats]
-"""Function from values (n) and weights (resamples, n) to one value per resample, NaN if all weights are 0."""
+"""Function that maps values (n) and weights (resamples, n) to one value per resample, NaN if all weights are 0."""
 
 
 def mean(values: Floats, weights: Floats) -> Floats:
@@ -87,15 +88,15 @@ def score(ratios: Floats, weights: Floats) -> dict[str, Floats]:
 
 
 def numbered(keys: Sequence[object]) -> Ints:
-    """Return the number of each key's group, in order of first appearance."""
+    """Return each key's group number, with groups numbered in order of first appearance."""
     known: dict[object, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
 
 def resampled(groups: Ints, seed: int, purpose: str, resamples: int = RESAMPLES) -> Floats:
-    """Return the number of times each row is drawn (1 + resamples, rows). Entry 0 counts every row once. The others are
-    cluster bootstraps that draw as many groups as there are, with replacement. The draws depend only on seed and
-    purpose."""
+    """Return the number of times each row is drawn (1 + resamples, rows). Resample 0 counts every row once. The others
+    are cluster bootstraps that draw as many groups as there are, with replacement. The draws depend only on `seed` and
+    `purpose`."""
     count = int(groups.max()) + 1
     u = draws.uniform(seed, purpose, np.arange(resamples)[:, None], np.arange(count)[None, :])
     drawn = np.minimum((u * count).astype(np.int64), count - 1)
@@ -105,8 +106,8 @@ def resampled(groups: Ints, seed: int, purpose: str, resamples: int = RESAMPLES)
 
 
 def estimate(values: Floats) -> Estimate:
-    """Return the figure (first value) with the percentile interval of the others, or without an interval if all are
-    equal because there are fewer than 2 groups."""
+    """Return the figure (the first value) with the percentile interval of the others, or without an interval if fewer
+    than two others are finite."""
     value = float(values[0])
     if not np.isfinite(value):
         return Estimate(None)
@@ -120,8 +121,8 @@ def estimate(values: Floats) -> Estimate:
 def estimates(
     ratios: dict[str, Floats], deployments: Sequence[object], seed: int, purpose: str
 ) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
-    """Return {"over_cells"|"over_deployments": {metric: {figure: estimate}}} for ratios by metric, empty if there are
-    none."""
+    """Return {"over_cells"|"over_deployments": {metric: {figure: estimate}}} for ratios by metric, or an empty dict if
+    there are none."""
     groups = numbered(deployments)
     if not len(groups):
         return {}

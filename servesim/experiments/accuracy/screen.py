@@ -1,4 +1,4 @@
-"""Screening of measured cells that contradict their labels, by rules that do not use predictions.
+"""Screening for measured cells that contradict their labels, by rules that do not use predictions.
 
 Rules are tried in the order of `RULES`; the first one that applies excludes the cell.
 """
@@ -14,13 +14,13 @@ from servesim.experiments.accuracy.reach import Reach, prompt_mean, reach_of, to
 from servesim.experiments.accuracy.recipes import output_mean, recipes
 
 FALL = 0.05
-"""Relative drop in TPOT, compared with fewer clients, that counts as a contradiction. Repeats differ by .7 % in the
-median and by 3.4 % in the mean."""
+"""Relative drop in TPOT, compared with fewer clients, that counts as a contradiction. Repeats differ by a median of .7
+% and a mean of 3.4 %."""
 APART = 0.25
-"""Relative difference at which two measurements of one place contradict each other: repeats of one version differ by
-3.4 % in the mean, two versions by 14 %."""
+"""Relative difference at which two measurements of one place contradict each other: repeats with one version differ by
+3.4 % on average, and those with different versions by 14 %."""
 IDLE = 0.5
-"""Share of the matrix products' maximum rate below which clients wait unnecessarily."""
+"""Fraction of the matrix products' maximum rate below which clients are considered to wait unnecessarily."""
 _DRAFTS = re.compile(r"\b(mtp|nextn|eagle\d?|spec(ulative)?[_-]?(dec\w*)?)\b", re.IGNORECASE)
 
 RULES = {
@@ -40,11 +40,11 @@ RULES = {
     "falls with concurrency": f"TPOT is more than {FALL:.0%} below the same server's at fewer clients; all cells are "
     "excluded except the largest set in which TPOT does not fall",
 }
-"""Description of each rule by its name."""
+"""Descriptions of the rules, by rule name."""
 
 
 def screen(cells: Sequence[Cell]) -> list[str]:
-    """Return for each cell the rule that excludes it, or an empty string if none does."""
+    """Return, for each cell, the rule that excludes it, or an empty string if none does."""
     out = [""] * len(cells)
     checks: tuple[tuple[str, Callable[[Sequence[Cell]], Iterator[int]]], ...] = (
         ("missing label", _missing),
@@ -77,14 +77,14 @@ def _times(cell: Cell) -> tuple[float, float]:
 
 
 def _labels(cell: Cell) -> tuple[str | int, ...]:
-    """Return all labels except the version, which some tables omit, with the names of each model unified."""
+    """Return all labels except the version, which some tables omit, with the different names of a model unified."""
     model = recipes()["same_models"].get(cell.model, cell.model)
     return replace(cell, model=model, version="").place
 
 
 def _copies(cells: Sequence[Cell]) -> Iterator[int]:
-    """Yield the copies: of equal cells, all but the first that states its version, or all but the first if none
-    does."""
+    """Yield the copies: in each group of equal cells, all but the first that states its version, or all but the first
+    cell if none does."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, cell in enumerate(cells):
         groups.setdefault((_labels(cell), *_times(cell)), []).append(i)
@@ -157,8 +157,8 @@ def _falling(cells: Sequence[Cell]) -> Iterator[int]:
 
 
 def rising(times: Sequence[float]) -> set[int]:
-    """Return the indices of the largest set of values in which none is more than `FALL` below any before it. If several
-    are equally large, none is known to be the right one, and the indices they share are returned."""
+    """Return the indices of the largest set of values in which none is more than `FALL` below the one before. If
+    several sets are equally large, none is known to be right, so return the indices they share."""
     best: dict[int, tuple[int, set[int]]] = {}
     for i, value in enumerate(times):
         longest, common = 0, set[int]()
@@ -173,7 +173,7 @@ def rising(times: Sequence[float]) -> set[int]:
 
 
 def _merged(longest: int, common: set[int], length: int, places: set[int]) -> tuple[int, set[int]]:
-    """Return the longer chain, or the indices they share if both are equally long."""
+    """Return the longer chain, or the shared indices if both are equally long."""
     if length == longest:
         return longest, common & places
     return (length, set(places)) if length > longest else (longest, common)

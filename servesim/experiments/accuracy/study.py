@@ -1,4 +1,4 @@
-"""Score of the simulator on measured cells, which are replayed, screened, grouped and written as a document."""
+"""Score of the simulator on measured cells: the cells are replayed, screened, grouped and written as a document."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from servesim.experiments.accuracy.screen import RULES, screen
 from servesim.experiments.store import Store
 
 BANDS = ((8, "C 1 to 8"), (32, "C 9 to 32"), (128, "C 33 to 128"), (math.inf, "C 129 and more"))
-"""Ranges of the number of clients, by their upper bound."""
+"""Ranges of the number of clients, by upper bound."""
 BEYOND = (
     (0.0, "none extrapolated"),
     (0.05, "up to 5 % extrapolated"),
     (0.25, "5 to 25 % extrapolated"),
     (1.0, "over 25 % extrapolated"),
 )
-"""Ranges of the extrapolated share of GPU time, by their upper bound."""
+"""Ranges of the extrapolated share of GPU time, by upper bound."""
 FIELDS = ("engine", "version", "gpu", "model", "precision", "mode", "tp", "concurrency")
-"""Fields that `only` may select by."""
+"""Fields that `only` can filter by."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Cell with the rule that excludes it (or none) and the simulator's answer."""
+    """Cell with the rule that excludes it (if any) and the simulator's answer."""
 
     cell: Cell
     screened: str
@@ -84,14 +84,14 @@ def accuracy(
     changes: Mapping[str, Any] | None = None,
     store: Store | None = None,
 ) -> tuple[list[Scored], dict[str, Any]]:
-    """Replay the cells of tables and recorded runs and score them. Without any, use those of an installed
+    """Replay the cells of tables and recorded runs and score them. If none are given, use those of the installed
     aiconfigurator-core.
 
-    `only` gives values by field that cells must match, in full or as part of a model's name. `without` names tables
-    whose cells (such as those something was fitted to) and their copies are not scored. `limit` is the maximum number
-    of cells, evenly spaced. `date` is the score's date, for its readers. `changes` are dotted settings that override
-    those of every recipe. `store` keeps answers: those in it are not computed again. Returns the cells and the
-    document of the score.
+    `only` maps fields to values that cells must match, either in full or as part of a model's name. `without` names
+    tables whose cells (e.g. cells used for fitting), and copies of them, are not scored. `limit` is the maximum number
+    of cells, chosen evenly spaced. `date` is the date shown with the score. `changes` are dotted settings that override
+    those of every recipe. `store` keeps answers, and those already in it are not computed again. Returns the cells and
+    the document of the score.
     """
     paths = [Path(file) for file in files] or [sample_file()]
     cells = read(paths)
@@ -150,7 +150,7 @@ def document(
 
 
 def groups(scored: Sequence[Scored]) -> Iterator[tuple[str, str, list[Scored]]]:
-    """Yield (dimension, label, cells) for all cells, and for the parts of each dimension."""
+    """Yield (dimension, label, cells) for all cells together, and for the parts of each dimension."""
     yield "all", "all", list(scored)
     cells: dict[str, Callable[[Scored], str]] = {
         "engine": lambda one: one.cell.engine,
@@ -226,9 +226,9 @@ def _option(one: Scored) -> decisions.Option:
 
 
 def _noise(options: Sequence[decisions.Option]) -> dict[str, Any]:
-    """Return the difference between repeats of one place and the error range it implies for a perfect model: from half
-    of their mean difference (one of the two is an outlier) to that difference divided by the square root of 2 (both
-    have equal errors)."""
+    """Return the difference between repeats at one place and the range of error that it implies for a perfect model.
+    The range is from half of the mean difference (one of the two is an outlier) to the mean difference divided by the
+    square root of 2 (both have equal errors)."""
     found: dict[str, Any] = {}
     logs = decision_scores.repeats(options, lambda one: one.measured)
     for i, metric in enumerate(("ttft", "tpot")):

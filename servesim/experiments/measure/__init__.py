@@ -1,1 +1,2 @@
-"""Measurement of a running server: the client, its loops, the facts the server reports, and the files written."""
+"""Measurement of a running server: the client, its request loops, the facts the server reports, and the output
+files."""

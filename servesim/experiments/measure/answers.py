@@ -14,12 +14,12 @@ from servesim.experiments.measure.wire import Address, Reply, connected, excerpt
 MOST_EVENT = 1 << 22
 """Maximum number of bytes in one event of a stream."""
 SPARE = 8
-"""Number of events that a stream may have beyond one per token: a role, a finish reason, usage."""
+"""Maximum number of events in a stream beyond one per token: a role, a finish reason, usage."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Model on a server, and the form of its requests."""
+    """Model on a server, and the form of requests to it."""
 
     address: Address
     model: str
@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Request as seen by the client: times of the monotonic clock in ns, and token counts as stated by the server."""
+    """Request as seen by the client: monotonic-clock times in ns, and token counts as stated by the server."""
 
     sent_ns: int
     first_ns: int
@@ -56,13 +56,14 @@ class Answer:
     prompt_tokens: int
     output_tokens: int
     chunks: int
-    """Number of pieces the text arrived in."""
+    """Number of pieces in which the text arrived."""
     asked: int
     """Number of requested output tokens."""
 
 
 async def ask(target: Target, prompt: str, tokens: int) -> Answer:
-    """Send a request and read its stream. Raise a one-line UserError if the answer is missing or implausible."""
+    """Send a request and read its stream. Raise UserError with a one-line message if the answer is missing or
+    implausible."""
     data = request_bytes(target.address, target.path, target.body(prompt, tokens))
     async with connected(target.address, target.path, target.timeout_s) as (reader, writer, where):
         sent = time.monotonic_ns()
@@ -79,7 +80,7 @@ async def ask(target: Target, prompt: str, tokens: int) -> Answer:
 
 
 class _Stream:
-    """Stream of the events of one answer."""
+    """Event stream of one answer."""
 
     def __init__(self, where: str, tokens: int, chat: bool) -> None:
         self._where, self._tokens, self._chat = where, tokens, chat
@@ -87,7 +88,7 @@ class _Stream:
         self._usage: dict[str, Any] | None = None
 
     async def read(self, reply: Reply, sent: int) -> Answer:
-        """Read to the end of the stream. `sent` is the time of the request in ns."""
+        """Read to the end of the stream. `sent` is the time at which the request was sent, in ns."""
         rest, done = b"", False
         async for piece in reply.pieces():
             now = time.monotonic_ns()

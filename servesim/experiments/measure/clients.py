@@ -1,7 +1,7 @@
-"""Third-party benchmark clients as the senders of a loop: `aiperf profile` and `vllm bench serve`.
+"""Third-party benchmark clients that can run a loop: `aiperf profile` and `vllm bench serve`.
 
 Both draw lengths uniformly from the same range as servesim's client, count prompt tokens with their own tokenizer, and
-write a file with every request, which is read into the same answers. The flags and files match AIPerf 0.13
+write a file with every request, which is read into the same kind of answers. The flags and files match AIPerf 0.13
 (profile_export.jsonl) and vLLM 0.10 and later (--save-result --save-detailed).
 """
 
@@ -26,17 +26,17 @@ from servesim.experiments.measure.wire import excerpt
 from servesim.untrusted import json_value
 
 PROGRAMS = {"aiperf": "aiperf", "vllm-bench": "vllm"}
-"""Programs on PATH by the client's name."""
+"""Programs on PATH by client name."""
 NAMES = ("own", *PROGRAMS)
 MIDDLE = (1 + SHORTEST) / 2
-"""Mean of drawn lengths as a share of the nominal one."""
+"""Mean of the drawn lengths as a fraction of the nominal length."""
 AROUND = (1 - SHORTEST) / (1 + SHORTEST)
-"""Maximum deviation of drawn lengths from their mean in either direction, as a share of the mean."""
+"""Maximum deviation of drawn lengths from their mean in either direction, as a fraction of the mean."""
 SPARE_S = 180.0
-"""Seconds that a client may take in addition to its requests, to load and to write its files."""
+"""Seconds that a client may take beyond its requests, to load and to write its files."""
 RECORDS, RESULT = "profile_export.jsonl", "result.json"
 MOST_FILE = 1 << 28
-"""Maximum number of bytes of a result that are read."""
+"""Maximum size in bytes of a result file that is read."""
 _MS = 1e6
 
 
@@ -48,13 +48,14 @@ class Client:
     program: str
     """Path of the program."""
     tokenizer: str
-    """Hugging Face name or folder of the tokenizer that prompts are built with."""
+    """Hugging Face name or folder of the tokenizer used to build prompts."""
     key: str | None = None
     """API key of the server."""
 
     @classmethod
     def find(cls, name: str, tokenizer: str, key: str | None = None) -> Client:
-        """Return the named client. Raise UserError if its program is not on PATH or would expose the key to others."""
+        """Return the client of this name. Raise UserError if its program is not on PATH or would expose the key to
+        others."""
         program = shutil.which(PROGRAMS[name])
         if program is None:
             raise UserError(f"--client {name}: {PROGRAMS[name]} is not on PATH (--client own needs no installation)")
@@ -65,7 +66,7 @@ class Client:
         return cls(name, program, tokenizer, key)
 
     def command(self, target: Target, point: Point, seed: int, seconds: float, folder: Path) -> list[str]:
-        """Return the command that sends a loop and leaves its file in a folder."""
+        """Return the command that runs a loop and leaves its result file in a folder."""
         lengths = [max(round(MIDDLE * length), 1) for length in (point.prompt, point.output)]
         if self.name == "aiperf":
             return self._aiperf(target, point, seed, seconds, folder, *lengths)
@@ -99,8 +100,9 @@ class Client:
         ]
 
     async def loop(self, target: Target, point: Point, seed: int, seconds: float) -> list[Answer]:
-        """Return the answers of a point in the order their requests were sent. Raise a one-line UserError if the client
-        fails or leaves no file of its format. No more requests are sent after `seconds` (supported only by AIPerf)."""
+        """Return the answers of a point in the order their requests were sent. Raise UserError with a one-line message
+        if the client fails or leaves no file in its format. Send no more requests after `seconds` (supported only by
+        AIPerf)."""
         with tempfile.TemporaryDirectory(prefix="servesim-measure-") as folder:
             command = self.command(target, point, seed, seconds, Path(folder))
             rounds = math.ceil(point.requests / point.clients)
@@ -119,7 +121,7 @@ class Client:
         return sorted(answers, key=lambda answer: answer.sent_ns)
 
     async def _run(self, command: Sequence[str], seconds: float) -> None:
-        """Run the client to its end. It and its child processes end when this process does."""
+        """Run the client to completion. It and its child processes end when this process does."""
         secret = {"OPENAI_API_KEY": self.key} if self.key is not None else {}
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -143,7 +145,8 @@ class Client:
 
 
 def _last_words(said: bytes) -> str:
-    """Return the line of a program's output that describes the failure: the last that names an error, else the last."""
+    """Return the line of a program's output that describes the failure: the last line that names an error, or else
+    the last line."""
     lines = [line.strip(" │╭╮╰╯─\t\r") for line in said.decode("utf-8", "replace").splitlines()]
     lines = [line for line in lines if line]
     named = [line for line in lines if "error" in line.lower() or line.startswith("Reason")]
@@ -151,8 +154,8 @@ def _last_words(said: bytes) -> str:
 
 
 def aiperf_answers(text: str, asked: int) -> list[Answer]:
-    """Read profile_export.jsonl of AIPerf, with one object per line. `asked` is the fewest output tokens that a request
-    asked for."""
+    """Read AIPerf's profile_export.jsonl, which has one object per line. `asked` is the minimum number of output tokens
+    that a request asked for."""
     answers = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -183,9 +186,9 @@ def aiperf_answers(text: str, asked: int) -> list[Answer]:
 
 
 def vllm_bench_answers(text: str, asked: int) -> list[Answer]:
-    """Read the JSON of `vllm bench serve --save-result --save-detailed`. `asked` is the fewest output tokens that a
-    request asked for. Versions without start_times do not record when requests were sent, so all are taken as sent at
-    the start."""
+    """Read the JSON of `vllm bench serve --save-result --save-detailed`. `asked` is the minimum number of output tokens
+    that a request asked for. Versions without start_times do not record when requests were sent, so all requests are
+    assumed to have been sent at the start."""
     row = _object(text, "the file")
     columns = {}
     for name in ("input_lens", "output_lens", "ttfts", "itls"):
@@ -250,7 +253,7 @@ def _message(error: Any) -> Any:
 
 
 def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> float:
-    """Return the first of several metrics that is present, in AIPerf's form: {value, unit}."""
+    """Return the value of the first of several metrics that is present. Metrics have AIPerf's form {value, unit}."""
     for name in names:
         if isinstance(metrics.get(name), Mapping):
             return _number(metrics[name].get("value"), f"{where}: {name}: value")

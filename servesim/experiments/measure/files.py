@@ -32,11 +32,11 @@ RUN_COLUMNS = (
     "max_concurrency",
 )
 FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "int4": "awq"}
-"""Labels of weight formats by servesim's names."""
+"""Labels of weight formats, by servesim's names for the formats."""
 
 
 def refuse(out: Path) -> None:
-    """Raise UserError before the measurement if its files cannot be written."""
+    """Raise UserError, before the measurement, if its files cannot be written."""
     if not out.name:
         raise UserError(f'--out "{out}": not the name of a folder')
     if out.exists() or out.is_symlink():
@@ -48,7 +48,8 @@ def refuse(out: Path) -> None:
 
 
 def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: str) -> None:
-    """Write all files, or none. `labels` holds gpu, tp and dtype of the server, and its model as cells name it."""
+    """Write all files or none. `labels` holds the server's gpu, tp and dtype, and its model under the name used in
+    cells."""
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     new = [folder for folder in out.parents if not folder.exists()]
     try:
@@ -84,7 +85,7 @@ def server(facts: Facts, labels: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(facts: Facts) -> dict[str, Any]:
-    """Return the facts about the server that a replay uses, as dotted settings of a scenario."""
+    """Return the facts about the server that matter for a replay, as dotted settings of a scenario."""
     vllm = facts.get("engine", "vllm") == "vllm"
     names = {
         "max_num_seqs": "scheduler.max_num_seqs" if vllm else "scheduler.max_running_requests",
@@ -103,7 +104,7 @@ def settings(facts: Facts) -> dict[str, Any]:
 
 
 def _cell(run: Measured, facts: Facts, labels: Mapping[str, Any], date: str) -> dict[str, Any]:
-    """Return a row of cells.csv. Lengths are nominal: the measured means divided by the mean of SHORTEST and 1."""
+    """Return a row of cells.csv. Lengths are nominal, i.e. the measured means divided by the mean of SHORTEST and 1."""
     mean_share = (1 + SHORTEST) / 2
     ttft, tpot = means(run.answers)
     systems = {name: label for label, name in recipes()["gpus"].items()}
@@ -133,7 +134,7 @@ def _cell(run: Measured, facts: Facts, labels: Mapping[str, Any], date: str) -> 
 
 
 def _rows(run: Measured) -> list[dict[str, Any]]:
-    """Return the rows of a recorded run, with times in us from the first request on."""
+    """Return the rows of a recorded run, with times in us since the first request."""
     start = run.answers[0].sent_ns
     return [
         {

@@ -14,17 +14,17 @@ from servesim.errors import UserError
 from servesim.experiments.measure.answers import Answer, Target, ask
 
 SHORTEST = 0.8
-"""Lower bound of drawn lengths as a share of the nominal ones, which are the upper bound. This is the convention of
-InferenceX's benchmark scripts, by which `servesim accuracy` replays cells. Equal lengths would keep the clients in
-step."""
+"""Lower bound of drawn lengths as a fraction of the nominal ones, which are the upper bound. This is the convention of
+InferenceX's benchmark scripts, which `servesim accuracy` follows in replaying cells. Equal lengths would keep the
+clients in lockstep."""
 PROBES = (64, 512)
-"""Numbers of words of the two prompts that determine the tokens per word."""
+"""Word counts of the two probe prompts that determine the number of tokens per word."""
 TOKENS_A_WORD = (0.5, 8.0)
-"""Minimum and maximum number of tokens per word. The words below are common: each is one token in byte-pair
-vocabularies, and more than one in byte vocabularies."""
+"""Minimum and maximum plausible number of tokens per word. The words below are common ones: each is one token in
+byte-pair vocabularies and more than one in byte vocabularies."""
 OFF = 0.25
-"""Maximum relative deviation of a prompt's token count from the estimate based on the probes, in addition to FEW
-tokens."""
+"""Maximum relative deviation of a prompt's token count from the estimate based on the probes, with another FEW tokens
+allowed."""
 FEW = 32
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -44,7 +44,7 @@ WORDS = _TEXT.split()
 
 @dataclass(frozen=True)
 class Point:
-    """One loop of `clients` clients, each of which sends its next request after the last one is answered."""
+    """One loop of `clients` clients, each of which sends its next request when the previous one has been answered."""
 
     kind: str
     """Kind of loop: idle, ladder or saturated."""
@@ -57,7 +57,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Name for files and progress output."""
+        """Name used for files and in progress output."""
         return f"{self.kind}-c{self.clients}-p{self.prompt}-o{self.output}"
 
 
@@ -67,14 +67,14 @@ class Prompts:
 
     tokens_a_word: float
     fixed: float
-    """Number of tokens of a prompt without words, which a template adds."""
+    """Number of tokens in a prompt without words. They come from a template."""
 
     def write(self, tokens: int) -> str:
         """Return a prompt of about `tokens` tokens."""
         return _words(max(round((tokens - self.fixed) / self.tokens_a_word), 1))
 
     def check(self, where: str, text: str, answer: Answer) -> None:
-        """Raise UserError if the server's token count does not match such a prompt."""
+        """Raise UserError if the server's token count is implausible for this prompt."""
         expected = self.fixed + self.tokens_a_word * (text.count(" ") + 1)
         if abs(answer.prompt_tokens - expected) > OFF * expected + FEW:
             raise UserError(
@@ -88,8 +88,8 @@ def _words(count: int) -> str:
 
 
 async def probe(target: Target, tokens: int) -> Prompts:
-    """Send two short prompts, which also warm up the server, and return prompts based on its token counts. Raise
-    UserError if the counts are implausible."""
+    """Send two short prompts, which also warm up the server, and return a prompt generator based on its token counts.
+    Raise UserError if the counts are implausible."""
     counts = []
     for words in PROBES:
         counts.append((await ask(target, _words(words), tokens)).prompt_tokens)
@@ -103,8 +103,8 @@ async def probe(target: Target, tokens: int) -> Prompts:
 
 
 async def closed_loop(target: Target, prompts: Prompts, point: Point, seed: int, seconds: float) -> list[Answer]:
-    """Return the answers of a point in the order their requests were sent. After `seconds`, clients send no more,
-    except that each sends at least one. The first UserError ends the loop."""
+    """Return the answers of a point in the order their requests were sent. After `seconds`, clients send no more
+    requests, but each client sends at least one. The first UserError ends the loop."""
     shares = [SHORTEST + (1 - SHORTEST) * uniform(seed, what, range(point.requests)) for what in ("prompt", "output")]
     texts = [prompts.write(round(float(share) * point.prompt)) for share in shares[0]]
     tokens = [max(round(float(share) * point.output), 1) for share in shares[1]]
@@ -130,7 +130,7 @@ async def closed_loop(target: Target, prompts: Prompts, point: Point, seed: int,
 
 
 def means(answers: Sequence[Answer]) -> tuple[float, float]:
-    """Return mean TTFT and mean TPOT in ms. TPOT is taken over answers of more than one token, and is 0 if there are
+    """Return mean TTFT and mean TPOT in ms. TPOT is averaged over answers of more than one token and is 0 if there are
     none."""
     ttft = [answer.first_ns - answer.sent_ns for answer in answers]
     tpot = [(a.last_ns - a.first_ns) / (a.output_tokens - 1) for a in answers if a.output_tokens > 1]

@@ -1,4 +1,4 @@
-"""Facts that a server reports about itself: in its start-up log, its flags, and its status pages.
+"""Facts that a server reports about itself in its start-up log, its flags and its status pages.
 
 Log formats are those of vLLM 0.6 to 0.29 and SGLang 0.4 to 0.5. Facts are named as in `server_config.json`.
 """
@@ -19,14 +19,14 @@ from servesim.experiments.recording_vllm_bench import cache_config
 from servesim.run.serve_command import parsed
 
 Facts = dict[str, Any]
-"""Known facts out of engine, engine_version, model, tensor_parallel_size, num_gpu_blocks, kv_cache_tokens, block_size,
-max_num_seqs, max_num_batched_tokens, max_model_len, enable_prefix_caching, moe_backend, attention_backend,
+"""Known facts from among engine, engine_version, model, tensor_parallel_size, num_gpu_blocks, kv_cache_tokens,
+block_size, max_num_seqs, max_num_batched_tokens, max_model_len, enable_prefix_caching, moe_backend, attention_backend,
 cudagraph_capture_sizes, dtype, quantization, kv_cache_dtype."""
 
 DEFAULT_BLOCK = 16
-"""Number of tokens per block in vLLM by default, on CUDA with FlashAttention."""
+"""Default number of tokens per block in vLLM, on CUDA with FlashAttention."""
 ENDPOINT_S = 10.0
-"""Seconds allowed for a page that a server may not have."""
+"""Seconds allowed for fetching a page that a server may not have."""
 
 
 def _number(text: str) -> int:
@@ -103,9 +103,9 @@ _FLAGS = {
     "num-gpu-blocks-override": "num_gpu_blocks",
     "moe-backend": "moe_backend",
 }
-"""Facts by the flags that set them."""
+"""Facts, keyed by the flags that set them."""
 MOST_LOG = 16 << 20
-"""Number of characters of a log that are searched, since a server describes itself at startup."""
+"""Number of characters searched at the start of a log, since a server describes itself at startup."""
 
 
 def read_log(path: Path) -> Facts:
@@ -173,8 +173,8 @@ def _known(found: Facts) -> Facts:
 
 
 async def served_model(address: Address, wanted: str | None, timeout_s: float) -> tuple[str, Facts]:
-    """Return the name a model is served under and the server's facts about it. Raise UserError if there is no such
-    model, if there are several and none was requested, or if there is no server."""
+    """Return the name under which a model is served and the server's facts about it. Raise UserError if there is no
+    such model, if there are several and none was requested, or if no server answers."""
     listed = await get_json(address, "/v1/models", timeout_s)
     data = listed.get("data") if isinstance(listed, dict) else None
     models = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
@@ -194,7 +194,7 @@ async def served_model(address: Address, wanted: str | None, timeout_s: float) -
 
 
 async def ask_server(address: Address) -> Facts:
-    """Return the facts from optional pages of the server, /version and /metrics, or an empty dict if it has none."""
+    """Return the facts from the server's optional pages, /version and /metrics, or an empty dict if it has neither."""
     found: Facts = {}
     with suppress(UserError):
         told = await get_json(address, "/version", ENDPOINT_S)

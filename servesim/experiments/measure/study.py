@@ -1,4 +1,4 @@
-"""Complete measurement: idle prompts, a ladder of clients, a saturated loop, and repeats of all of them."""
+"""Complete measurement: idle prompts, a ladder of client counts, a saturated loop, and repeats of all of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from servesim.experiments.measure.startup import Facts, ask_server, served_model
 from servesim.experiments.measure.wire import Address
 
 WARM_OUTPUT = 16
-"""Number of output tokens for the first requests, whose times are not recorded."""
+"""Number of output tokens for the warm-up requests, whose times are not recorded."""
 BEYOND = 1.25
-"""Number of clients in the saturated loop per sequence that the server runs concurrently."""
+"""Number of clients in the saturated loop, as a multiple of the sequences that the server runs concurrently."""
 UNTOLD_SEQS = 205
-"""Number of sequences assumed if the server's max_num_seqs is unknown. BEYOND times this number is vLLM's default for
-most GPUs, 256."""
+"""Number of sequences assumed if the server's max_num_seqs is unknown. BEYOND times this number is 256, vLLM's default
+for most GPUs."""
 BUNCHED = 1.1
-"""Number of tokens per piece of text above which a note states that tokens do not arrive one by one."""
+"""Number of tokens per piece of text above which a note says that tokens do not arrive one by one."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +29,25 @@ class Plan:
     """Loads to measure."""
 
     idle: tuple[int, ...] = (128, 512, 2048, 8192)
-    """Prompt lengths in tokens, each sent by one client."""
+    """Prompt lengths in tokens for the idle loops. Each loop has one client."""
     clients: tuple[int, ...] = (4, 16, 64)
-    """Numbers of clients on the ladder."""
+    """Client counts on the ladder."""
     saturated: int | None = None
-    """Clients of the saturated loop; 0 for none. By default, BEYOND times the sequences that the server runs
-    concurrently."""
+    """Number of clients in the saturated loop; 0 means no such loop. The default is BEYOND times the number of
+    sequences that the server runs concurrently."""
     prompt: int = 1024
     output: int = 256
-    """Output length for the ladder and the saturated loop; idle prompts use half of it."""
+    """Output length for the ladder and the saturated loop; idle loops use half of it."""
     idle_requests: int = 16
     per_client: int = 10
-    """Requests per client, and at least 40 per point: the number that `servesim accuracy` replays for a cell."""
+    """Requests per client, and at least 40 per point; `servesim accuracy` replays the same number for a cell."""
     at_least: int = 40
     repeats: int = 2
     minutes: float = 20.0
     seed: int = 0
 
     def points(self, max_num_seqs: int | None, max_model_len: int | None) -> tuple[list[Point], list[str]]:
-        """Return the points in the order they are measured, and notes on those that do not fit the server."""
+        """Return the points in the order in which they are measured, and notes on those that do not fit the server."""
         seqs = max_num_seqs or UNTOLD_SEQS
         beyond = round(BEYOND * seqs) if self.saturated is None else self.saturated
         points = [Point("idle", 1, prompt, max(self.output // 2, 2), self.idle_requests) for prompt in self.idle]
@@ -77,13 +77,13 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """Name of its file and its cell."""
+        """Name of the loop's file and cell."""
         return f"{self.point.name}-r{self.repeat}"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """All loops, and the known facts about the server."""
+    """Results of all loops, and the known facts about the server."""
 
     runs: Sequence[Measured]
     facts: Facts
@@ -102,9 +102,9 @@ async def measure(
     on_start: Callable[[Sequence[Point], Facts], None] = lambda points, facts: None,
     on_run: Callable[[Measured, int], None] = lambda run, total: None,
 ) -> Measurement:
-    """Measure a server. `told` holds facts from the user, the flags or the log, which override the server's own.
-    `client` maps the model's Hugging Face name to a client that sends the loops in place of servesim's own. Raise
-    UserError at the first answer that is late, cut off, missing or implausible."""
+    """Measure a server. `told` holds facts from the user, the flags or the log, which override those from the server.
+    `client` maps the model's Hugging Face name to a client that runs the request loops in place of servesim's own.
+    Raise UserError at the first answer that is late, cut off, missing or implausible."""
     name, listed = await served_model(address, served_name, min(timeout_s, 30.0))
     facts = together(told or {}, await ask_server(address), listed)
     target = Target(address, name, chat, timeout_s)
@@ -130,7 +130,7 @@ async def measure(
 
 
 def _notes(runs: Sequence[Measured]) -> list[str]:
-    """Return notes for readers of the figures."""
+    """Return notes for readers of the results."""
     notes = []
     for run in runs:
         if len(run.answers) < run.point.requests:

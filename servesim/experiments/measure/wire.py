@@ -1,9 +1,9 @@
-"""Minimal HTTP client for measurements: it connects before the clock starts and yields every piece of an answer as it
+"""Minimal HTTP client for measurements. It connects before the clock starts and yields every piece of an answer as it
 arrives.
 
-It is custom because httpx 0.28 distorts measurements: at 50 streams that receive their tokens simultaneously, it sees
-the first one 4 to 5 ms later and uses 2.8 times the CPU per token; at 256, the measured server is 14 % slower (two
-cores, 24 November 2026).
+It was written because httpx 0.28 distorts measurements: with 50 streams that receive their tokens simultaneously, httpx
+sees the first token 4 to 5 ms later and uses 2.8 times the CPU time per token; with 256 streams, the measured server is
+14 % slower (two cores, 24 November 2026).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from servesim import untrusted
 from servesim.errors import UserError, shown
 
 MOST_HEAD = 1 << 18
-"""Maximum number of bytes of one header or size line, more than any server sends."""
+"""Maximum number of bytes in one header or chunk-size line, more than any server sends."""
 MOST_BODY = 1 << 26
-"""Maximum number of bytes of an answer that is not a stream; /metrics of a large server has about 1 MB."""
+"""Maximum number of bytes in an answer that is not a stream. The /metrics page of a large server has about 1 MB."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Address:
     """Path before `/v1`, without a trailing slash."""
     secure: bool
     headers: tuple[tuple[str, str], ...] = ()
-    """Headers sent with every request, such as an authorization."""
+    """Headers sent with every request, such as an authorization header."""
 
     @classmethod
     def parse(cls, url: str, key: str | None = None) -> Address:
@@ -115,8 +115,8 @@ async def _line(where: str, reader: asyncio.StreamReader) -> bytes:
 async def connected(
     address: Address, path: str, timeout_s: float
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, str]]:
-    """Connect, and allow `timeout_s` for everything done within. Yield the reader, the writer and the prefix of
-    messages. Raise a one-line UserError for any failure of the connection."""
+    """Connect, and allow `timeout_s` seconds for everything done in the context. Yield the reader, the writer and a
+    prefix for error messages. Raise UserError with a one-line message if the connection fails in any way."""
     where = f"{address}{path}"
     writer = None
     try:
@@ -184,5 +184,5 @@ async def get_json(address: Address, path: str, timeout_s: float) -> Any:
 
 
 def excerpt(text: str) -> str:
-    """Return the beginning of an answer as a message quotes it."""
+    """Return the beginning of an answer for quoting in a message."""
     return shown(text.strip()[:120]) if text.strip() else "nothing"

@@ -1,4 +1,4 @@
-"""Error bars: the interval that contains measured servers like this one."""
+"""Error bars: the interval in which measured servers like this one lie."""
 
 from __future__ import annotations
 

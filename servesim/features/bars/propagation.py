@@ -1,8 +1,8 @@
 """Error bars of figures without measured counterparts (p99, goodput, price), from reruns with stretched times.
 
-A rerun is a draw of the model's error (servesim.run.stretched). A draw is one share u for all metrics: f is the factor
-of mean E2E that a share u of servers lies below, and TTFT and TPOT have their own factors at the same u. Every figure
-is monotonic in u, so its 80 % interval takes two reruns, at u = .1 and .9, not twenty.
+Each rerun simulates one draw of the model's error (servesim.run.stretched). A draw is a single share u for all metrics:
+f is the factor of mean E2E such that a share u of servers lies below it, and TTFT and TPOT have their own factors at
+the same u. Every figure is monotonic in u, so its 80 % interval takes two reruns, at u = .1 and .9, rather than twenty.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _figures(summary: Mapping[str, Any], end: Stretch) -> dict[str, float]:
 
 
 def _interval(value: float, ends: list[float | None]) -> dict[str, float | None]:
-    """Return low and high in order. If one end is unknown (unstable), so is the far side of the interval."""
+    """Return low and high in order. If one end is unknown (unstable), the interval is open on that side."""
     near, far = ends
     if near is None or far is None:
         return {"value": value, "low": near, "high": far}

@@ -14,12 +14,13 @@ from servesim.metrics.requests import SECOND
 
 def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, times: float) -> dict[str, Any]:
     """Return the figures of one burst. `table` holds the request records as columns (arrival_ns, scheduled_ns,
-    finished_ns, row), with times from the trace's start.
+    finished_ns, row), with times relative to the start of the trace.
 
-    `recovery_s` is the time from the end of the burst until no more requests wait than the maximum before the burst (0
-    if that is immediate, None if it does not happen within the run). `waited` is the number of requests that arrived
-    between the beginning of the burst and that time and waited longer than any request before the burst; `rows` are the
-    first and the last of them. `longest_wait_before_ms` is the longest wait before the burst.
+    `recovery_s` is the time from the end of the burst until no more requests are waiting than the maximum before the
+    burst (0 if that is so immediately, None if it is never so within the run). `waited` is the number of requests that
+    arrived between the beginning of the burst and the end of the recovery and waited longer than any request before the
+    burst; `rows` are the first and the last row of these requests. `longest_wait_before_ms` is the longest wait before
+    the burst.
     """
     arrival = table["arrival_ns"]
     start, end = at_s * SECOND, (at_s + for_s) * SECOND
@@ -53,8 +54,8 @@ def burst(table: Mapping[str, NDArray[np.int64]], at_s: float, for_s: float, tim
 
 
 def burst_text(found: Mapping[str, Any]) -> str:
-    """Describe the figures, with the replicas that would have absorbed the burst if a search for them was run
-    (servesim.features.bursts.replicas)."""
+    """Describe the figures, including the number of replicas that would have absorbed the burst if a search for it was
+    run (servesim.features.bursts.replicas)."""
     held = found.get("held")
     return _what_came_of_it(found) + (f"; {held['says']}" if held else "")
 

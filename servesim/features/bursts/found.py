@@ -9,7 +9,7 @@ from servesim.features.bursts.burst import burst
 from servesim.run.scenario import Scenario
 
 MOVING = ("window", "stretch", "ramp", "arrive", "shuffle", "repeat")
-"""Steps that move requests in time: after one, a burst is no longer where it was."""
+"""Trace steps that move requests in time: after such a step, a burst is no longer where it was."""
 
 
 def bursts_of(scenario: Scenario, table: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,4 +1,5 @@
-"""Search for the number of replicas that would have absorbed a burst: the same requests are sent to more replicas."""
+"""Search for the number of replicas that would have absorbed a burst, by sending the same requests to more
+replicas."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ENOUGH = 0.99
-"""Share of a burst's requests that must fare well for the burst to count as absorbed; the same default as in
-`capacity`."""
+"""Share of a burst's requests that must be served well enough (`held_share`) for the burst to count as absorbed; the
+same default as in `capacity`."""
 MOST = 64
 """Maximum number of replicas tried; the same default as in `capacity`."""
 NS_PER_S, NS_PER_MS = 1e9, 1e6
@@ -26,8 +27,8 @@ def held_share(requests: pd.DataFrame, found: Mapping[str, Any], slo: Mapping[st
     return the share that waited no longer than the longest wait before the burst in its original run.
 
     `requests`: requests of any run of the same trace, as in Result.requests; `found`: the figures of the burst
-    (servesim.features.bursts.burst). Its requests are those that arrived between its beginning and the time when the
-    queue was as short as before in the run of `found`.
+    (servesim.features.bursts.burst). The burst's requests are those that arrived between the beginning of the burst and
+    the time when, in the run of `found`, the queue was as short as before the burst.
     """
     start = found["at_s"] * NS_PER_S
     recovery = found["recovery_s"]
@@ -47,10 +48,10 @@ def held_share(requests: pd.DataFrame, found: Mapping[str, Any], slo: Mapping[st
 def holding(
     found: Mapping[str, Any], scenario: Scenario, requests: pd.DataFrame, again: Callable[[int], pd.DataFrame]
 ) -> dict[str, Any]:
-    """Return the smallest number of replicas that absorbs a burst: `replicas` (None if even MOST do not), the `share`
-    they reach, the number of `runs` it took and the answer in words (`says`). `requests`: the requests of the run that
-    `found` is from; `again`: runs the scenario with a given number of replicas. Per-class limits are not applied; if
-    there are any, requests are judged by their wait."""
+    """Return the smallest number of `replicas` that absorbs a burst (None if even MOST do not), the `share` they reach,
+    the number of `runs` that the search took, and the answer in words (`says`). `requests`: the requests of the run
+    that `found` is from; `again`: runs the scenario with a given number of replicas. Per-class limits are not applied;
+    if there are any, requests are judged by their wait."""
     slo = {} if scenario.slo_classes else scenario.slo
     what = (
         "within " + " and ".join(f"{name.upper()} {time_text(limit)}" for name, limit in slo.items())

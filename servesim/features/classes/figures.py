@@ -23,7 +23,7 @@ TOGETHER = f"; beyond the {MOST_APART} with the most requests, of all others tog
 
 @dataclass(frozen=True)
 class Some:
-    """The requests of one class or tenant, as the figures need them."""
+    """The requests of one class or tenant, in the form that the figures need."""
 
     part: Part
     slo: Mapping[str, float]
@@ -142,7 +142,7 @@ class Tenants:
     """Number of requests in the trace."""
     slo: Mapping[str, float]
     sums: LabelSums | None = None
-    """Sums of every tenant, if some are in a part together."""
+    """Sums of every tenant, used if some tenants share a part."""
 
     @cached_property
     def each(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Tenants:
 
     @property
     def jain(self) -> dict[str, float | None]:
-        """Jain's index over tenants, for each figure that may be uneven."""
+        """Jain's index over tenants, for each figure in which tenants may differ."""
         if self.sums is not None:
             shares = {"service": ("given", "given", "refused"), "speed": ("answers", "seconds")}
             shares |= {"slo_attainment": ("good", "arrived")} if self.slo else {}

@@ -12,8 +12,8 @@ from servesim.metrics.request_figures import GOODPUT
 
 
 class Labeled(Part):
-    """Figures by label. `slo`, `slo_classes`: limits in ms, for all requests and for single classes; `rows`: number of
-    requests in the trace."""
+    """Figures by label. `slo`, `slo_classes`: limits in ms, for all requests and for individual classes; `rows`: number
+    of requests in the trace."""
 
     def __init__(self, slo: Mapping[str, float], slo_classes: Mapping[str, Mapping[str, float]], rows: int) -> None:
         self._slo, self._slo_classes, self._rows = slo, slo_classes, rows

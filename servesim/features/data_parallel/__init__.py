@@ -18,7 +18,7 @@ BALANCERS = {"vllm": "vllm-dp", "sglang": "round-robin", "tensorrt-llm": "least-
 """Router that an engine uses to spread requests over its own ranks: vLLM's internal balancer; SGLang's
 --load-balance-method round_robin; TensorRT-LLM's attention DP picks the rank with the fewest active requests."""
 COUNTS_EVERY_S = 0.1
-"""Seconds between two counts that vLLM's coordinator publishes (vllm/v1/engine/coordinator.py)."""
+"""Seconds between successive counts that vLLM's coordinator publishes (vllm/v1/engine/coordinator.py)."""
 
 
 @features.register("data_parallel")
@@ -30,7 +30,8 @@ class DataParallelFeature(Feature):
     claims = ("dp",)
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Add the engine's router for its ranks, and how often its view is updated, if a scenario names no router."""
+        """Add the engine's router for its ranks, and the update interval of that router's view, if a scenario names
+        no router."""
         dp = settings.get("dp")
         if not isinstance(dp, int) or dp <= 1 or settings.get("router") is not None:
             return settings

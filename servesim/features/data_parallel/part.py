@@ -29,7 +29,7 @@ from servesim.records.step import Step
 
 
 class DataParallel(NamedTuple):
-    """Settings for the steps of a replica's ranks."""
+    """Settings for how a replica's ranks step together."""
 
     ranks: int
     finish_sync: int = 1
@@ -46,7 +46,7 @@ class Rank(Replica):
 
 
 class FastRank(FastReplica):
-    """A rank that counts requests that decode together as one; its steps are simulated one by one."""
+    """A rank that handles requests that decode together as a group; its steps are simulated one by one."""
 
     group: Group
 
@@ -59,8 +59,8 @@ RANKS: Mapping[str, type[Replica]] = {"reference": Rank, "fast": FastRank}
 
 
 class Ranks(Part):
-    """Part that ties consecutive replicas of some pools together. `terms`: how they step together, by pool. Create it
-    before the cluster."""
+    """Part that groups consecutive replicas of some pools as ranks. `terms`: the pools, each with the settings for how
+    its ranks step together. Create the part before the cluster."""
 
     def __init__(self, terms: Sequence[tuple[Pool, DataParallel]]) -> None:
         self._terms = terms
@@ -79,7 +79,7 @@ class Ranks(Part):
 
 
 class Group:
-    """The ranks of one replica on the clock. `steps`, `dummies`: steps of the group so far, and steps of single ranks
+    """The ranks of one replica on the clock. `steps`: steps of the group so far; `dummies`: steps of individual ranks
     that had nothing to compute."""
 
     def __init__(self, clock: Clock, ranks: Sequence[Replica], cost: CostModel, finish_sync: int) -> None:

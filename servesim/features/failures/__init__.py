@@ -25,7 +25,7 @@ class FailureSettings(Section):
     """Seconds until the router detects a crash; requests it sends there in the meantime fail immediately."""
     reroutes: int = Field(default=5, ge=0, le=1000)
     """Maximum number of times a request is rerouted if its replica is lost before the first token; after the first
-    token it fails."""
+    token, the request fails."""
     reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
     """Seconds before the first reroute; each later delay is 1.5 times as long, up to 30 s, give or take 20 %, as in the
     gateways of SGLang and vLLM."""

@@ -54,8 +54,8 @@ class Failures(NamedTuple):
 
 
 class Failing(Part):
-    """Part that crashes or slows replicas of a cluster, and reroutes requests that were lost before they were
-    answered."""
+    """Part that crashes or slows replicas of a cluster, and reroutes requests that were lost before their first
+    token."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
@@ -163,7 +163,7 @@ class Failing(Part):
 
 
 def renew(request: Request) -> None:
-    """Reset a request that has received no token to its state on arrival."""
+    """Reset a request that has no output token yet to its state on arrival."""
     request.state, request.reason, request.replica = State.WAITING, "", -1
     request.finished_ns = request.scheduled_ns = request._last_token_ns = -1
     request._num_tokens = request.prompt_len

@@ -1,7 +1,8 @@
-"""Time that requests spend in each stage when prefill and decode are disaggregated: columns of requests, and figures.
+"""Time that requests spend in each stage when prefill and decode are disaggregated, as columns of requests and as
+figures.
 
 Stages until the first token: the prefill queue, the prefill pass(es), the handover (proxy, and the wait for memory on
-the decode side), the wire, and the first step there; then decode.
+the decode side), the wire, and the first step on the decode side; then decode.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from servesim.features.handoff.part import Handoff, Passage
 
 COLUMNS = ("prefill_replica", "prefilled_ns", "sent_ns", "reserved_ns", "received_ns", "kv_bytes")
-"""Additional columns of requests.parquet; -1 if the event has not happened. `replica` is the decode side's."""
+"""Additional columns of requests.parquet; -1 if the event has not happened. `replica` is the decode replica."""
 STAGES = ("prefill_queue", "prefill", "handover", "wire", "first_step", "decode")
 
 
@@ -49,7 +50,7 @@ def _cells(passage: Passage) -> tuple[int, ...]:
 
 def served(handoff: Handoff) -> Iterator[tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]]:
     """Yield, for each side, the replicas that served requests and the arguments of ReplicaTotals.add_served: for a
-    prompt, the time in its prefill queue; for an answer, the time from the proxy to its first step without the time on
+    prompt, the time in its prefill queue; for an answer, the time from the proxy to its first step minus the time on
     the wire."""
     yield _sums([(p.prefill, p.leg, p.leg.arrival_ns, 0, 0) for p in handoff.done])
     sent = [p for p in handoff.done if p.sent_ns >= 0]
@@ -62,8 +63,8 @@ def served(handoff: Handoff) -> Iterator[tuple[NDArray[np.int64], dict[str, NDAr
 def _sums(
     requests: Sequence[tuple[int, Request, int, int, int]],
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Sum over requests, each given as (replica, request, start of its wait, output tokens, ns of the wait on the
-    wire)."""
+    """Return the replicas and the values to be summed for each request, given as (replica, request, start of its wait,
+    output tokens, ns of the wait on the wire)."""
     names = ("completed", "prompt_tokens", "hit_tokens", "output_tokens", "queued_ns", "scheduled")
     rows = []
     for _, request, since, answer, wire in requests:
@@ -86,7 +87,8 @@ class Passed(NamedTuple):
 
     @property
     def busy_share(self) -> float | None:
-        """Share of the time in which a transfer was in flight on a shared wire."""
+        """Share of the time during which any transfer was in flight on a shared wire, or None if the wire is not
+        shared."""
         wire = self.handoff.wire
         return per(wire.busy_ns, self.duration_ns) if isinstance(wire, Links) else None
 

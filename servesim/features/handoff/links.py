@@ -1,8 +1,8 @@
 """KV transfers as flows over links: start-up time, fair shares, and the cost of small messages.
 
-A transfer takes the outbound link of its source and the inbound link of its destination. It waits `start_ns`, then
-moves at its max-min fair share of both, like connections that are served equally. All values are integers: rates are
-bytes per second, rounded down, times are ns, and the rest of a transfer is counted in billionths of a byte, so that no
+A transfer uses the outbound link of its source and the inbound link of its destination. It waits `start_ns`, then moves
+at its max-min fair share of both, like connections that are served equally. All values are integers: rates are bytes
+per second, rounded down, times are ns, and the remainder of a transfer is counted in billionths of a byte, so that no
 rounding depends on other transfers in flight.
 """
 
@@ -52,7 +52,7 @@ class Flow:
 
     number: int
     ends: tuple[int, int]
-    """The links it takes: outbound of the source, inbound of the destination."""
+    """The links it uses: outbound of the source, inbound of the destination."""
     left: int
     """Billionths of a byte still to be sent."""
     done: Callable[[], None]
@@ -76,7 +76,7 @@ class Links(Wire):
         self._since_ns = 0
         self._awaited: Event | None = None
         self.busy_ns = 0
-        """Time in which any transfer was in flight."""
+        """Time during which any transfer was in flight."""
 
     def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
         num_bytes += -(-num_bytes // self._message) * self._overhead
@@ -100,7 +100,7 @@ class Links(Wire):
                 flow.left -= flow.rate * elapsed
 
     def _share(self) -> None:
-        """Give every flow its share, and wait for the first one to end."""
+        """Assign every flow its fair rate, and wait for the first flow to end."""
         for flow, rate in zip(self._flows, fair_shares([f.ends for f in self._flows], self._capacity), strict=True):
             flow.rate = rate
         self._awaited = None
@@ -120,9 +120,9 @@ class Links(Wire):
 
 
 def fair_shares(flows: Sequence[tuple[int, int]], capacity: Sequence[int]) -> list[int]:
-    """Return the max-min fair rate of each flow over the links it takes, in whole bytes per second, at least 1. The
-    link with the smallest share for each of its flows fixes their rates, and so on with the remaining capacity
-    (progressive filling)."""
+    """Return the max-min fair rate of each flow over the links it uses, in whole bytes per second, at least 1. The link
+    with the smallest share per flow fixes the rates of its flows; the step is then repeated with the remaining flows
+    and capacity (progressive filling)."""
     left = list(capacity)
     users: dict[int, list[int]] = {}
     for i, ends in enumerate(flows):

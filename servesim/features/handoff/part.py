@@ -1,8 +1,8 @@
 """Requests whose prefill runs on one replica and whose decode runs on another, and the transfer between them.
 
 The prompt is computed by a separate request (its `owner` is the request that is served), which may generate one token
-and whose memory is kept after it has finished. The other replica receives the KV by the connector contract: blocks are
-allocated there, the transfer goes over a `Wire`, and when it is over, the memory at the source is freed. The order of
+and whose memory is kept after it has finished. The other replica receives the KV under the connector contract: blocks
+are allocated there, the transfer goes over a `Wire`, and when it ends, the memory at the source is freed. The order of
 the waits depends on the protocol, a subclass of Handoff.
 """
 
@@ -45,7 +45,7 @@ class Passage:
     """Time at which the memory at the source is freed."""
     num_bytes: int = 0
     loading: bool = field(default=False)
-    """Whether its memory on the decode side waits for KV."""
+    """Whether its memory on the decode side is waiting for KV to arrive."""
 
     @property
     def prefilled(self) -> bool:
@@ -76,7 +76,7 @@ class Handoff(Part, ABC):
         self._held: dict[Request, Passage] = {}  # by leg: memory kept at the source
 
     def join(self, cluster: ClusterView) -> None:
-        """Serve this cluster. The cluster calls this method once."""
+        """Attach to this cluster. The cluster calls this method once."""
         self.cluster, self.clock = cluster, cluster.clock
         self.wire.join(self.clock)
         self.telling: Telling | None = None
@@ -280,7 +280,7 @@ class Arrivals(Connector):
 
 
 def leg_of(request: Request) -> Request:
-    """Return the request that computes another request's prompt, and one token."""
+    """Return a request that computes another request's prompt and generates one token."""
     return Request(
         row=request.row,
         name=request.name,

@@ -110,7 +110,7 @@ def said_of(params: LinkParams) -> str:
 
 
 def _link_of(settings: Mapping[str, Any]) -> tuple[LinkParams, dict[str, Any]]:
-    """Return the links in the settings of a handoff, and the remaining settings."""
+    """Return the settings of a handoff that describe links, and the remaining settings."""
     names = {field.name for field in fields(LinkParams)}
     own = {key: value for key, value in settings.items() if key in names}
     link: LinkParams = build_params("handoff", LinkParams, own)
@@ -162,9 +162,9 @@ def _windows(pool: PoolSetup) -> tuple[int | None, ...]:
 
 
 def size_of(pools: Sequence[PoolSetup]) -> Callable[[Request, int, int], int]:
-    """Return the bytes that decode replicas read for some tokens: each GPU's KV for them in whole blocks; with a
-    window, only the blocks that later tokens can still attend to. If there are fewer KV heads than GPUs, or with
-    latents, the KV is stored and sent several times."""
+    """Return a function that gives the bytes that decode replicas read for some tokens: each GPU's KV for them in whole
+    blocks; with a window, only the blocks that later tokens can still attend to. If there are fewer KV heads than GPUs,
+    or with latent attention, the KV is stored and sent several times."""
     pool = next(pool for pool in pools if pool.pool.role == "decode")
     block, tp, windows = pool.deployment.block_size, pool.scenario.tp, _windows(pool)
     per_block = pool.deployment.block_bytes * pool.scenario.pp * tp

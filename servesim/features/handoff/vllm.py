@@ -6,8 +6,9 @@
    ends: after 30 s, renewed by a decode engine that has the request (PR 41383); before that PR, 480 s without renewal.
 3. The decode engine allocates blocks for the whole prompt before the transfer begins (the head of its queue waits for
    them) and keeps the request outside of its queues in the meantime. Blocks in its own prefix cache are not sent.
-4. When all KV has arrived, the request is scheduled like one whose prompt is computed: the last token is recomputed,
-   and the first token that the client sees comes from that step. The token sampled on the prefill side is discarded.
+4. When all KV has arrived, the request is scheduled like a request whose prompt is already computed: the last token is
+   recomputed, and the first token that the client sees comes from that step. The token sampled on the prefill side is
+   discarded.
 
 A request whose KV is gone fails (since February 2026, PR 34896); before that, the decode engine recomputed it.
 """

@@ -20,7 +20,7 @@ class Wire(ABC):
 
     @abstractmethod
     def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
-        """Begin to send KV of a prompt, which `request` has computed at the source; call `done` when all of it has
+        """Begin to send the KV of a prompt, which `request` has computed at the source; call `done` when all of it has
         arrived."""
 
 

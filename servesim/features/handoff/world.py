@@ -13,7 +13,7 @@ from servesim.features.handoff.vllm import VllmNixl, VllmNixlParams
 
 def with_handoff(world: Any, draws: Any) -> Any:
     """Return the world with its replicas split into two pools, if its policies can wait for KV. There is memory for all
-    requests: if memory were short, requests could hold it and wait for each other forever."""
+    requests, because requests could otherwise hold memory and wait for each other forever."""
     if not can_receive(schedulers.resolve(world.scheduler)[0], kv_allocators.resolve(world.kv)[0]):
         return world
     prefill, decode = draws.one("replicas apart", [(1, 1), (2, 1), (1, 2)])

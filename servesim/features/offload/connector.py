@@ -1,10 +1,12 @@
 """KV beyond the GPU: vLLM's offloading connector (0.19 to 0.33: vllm/distributed/kv_transfer/kv_connector/v1/offloading
 and vllm/v1/kv_offload), with one host memory per replica.
 
-1. The KV that a step computes is copied to host memory when the step is done, block by block, each content once. Room
-   is made when the step is planned; if no idle blocks are left to drop, the attempt is repeated with the next block.
-2. A waiting request that finds more blocks there than on the GPU is given memory and waits outside the queues until
-   they are loaded, while others run. If another request is loading the same blocks, it is retried later and finds them.
+1. The KV that a step computes is copied to host memory when the step is done, block by block, each distinct content
+   only once. Room is made when the step is planned; if no idle blocks are left to drop, the attempt is repeated with
+   the next block.
+2. A waiting request that finds more blocks in host memory than on the GPU is given memory and waits outside the queues
+   until they are loaded, while others run. If another request is loading the same blocks, it is retried later and finds
+   them.
 3. Copies in one direction run one after the other, on a separate stream in parallel with the steps. A request that ends
    while it is copied keeps its memory; a preempted request delays the next step until its copies are done.
 """

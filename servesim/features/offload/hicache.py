@@ -1,9 +1,11 @@
 """KV beyond the GPU by SGLang's HiCache (0.5: srt/mem_cache/hiradix_cache.py, srt/managers/cache_controller.py), with
 one host memory per replica.
 
-1. Blocks are copied to host memory in parallel with the steps, when the prompt they belong to is computed, or later the
-   answer: every block (write_through), or those computed or found for the second time (write_through_selective).
-2. A request that is admitted also loads the continuation of its hit from host memory if it is at least `LEAST_TOKENS`.
+1. Blocks are copied to host memory in parallel with the steps, when the prompt or, later, the answer that they belong
+   to is computed: every block (write_through), or those computed or found for the second time
+   (write_through_selective).
+2. A request that is admitted also loads the continuation of its hit from host memory if this is at least `LEAST_TOKENS`
+   long.
 3. Loading overlaps with the step layer by layer: a layer begins when its KV is there.
 
 SGLang drops from host memory the nodes of its tree that are no longer in any GPU memory. Here the least recently
@@ -71,7 +73,7 @@ class HiCache(Offload):
         return end_ns
 
     def _overlapped(self, begin_ns: int, end_ns: int) -> int:
-        """Load the blocks that are due from the beginning of a step; return the end of the step."""
+        """Load the due blocks, starting at the beginning of a step; return the end of the step."""
         done = self.loading.copy(sum(num_bytes for num_bytes, _ in self._due), begin_ns)
         for _, keys in self._due:
             for key in keys:
@@ -88,8 +90,8 @@ class HiCache(Offload):
         self._counted.pop(request, None)
 
     def _worth_storing(self, request: Request, known: int) -> int:
-        """Count that a request has computed or found its first `known` blocks; return how many of them, from the first,
-        are to be stored."""
+        """Record that a request has computed or found its first `known` blocks; return how many of them, from the
+        first, are to be stored."""
         if self._hits == 1:
             return known
         keys = self._blocks_of(request, known)

@@ -1,13 +1,13 @@
 """KV beyond the GPU by LMCache (0.3 to 0.4, in the engine's process: lmcache/integration/vllm/vllm_v1_adapter.py and
-lmcache/v1/storage_backend), in host memory, on a disk, in a remote store.
+lmcache/v1/storage_backend), in host memory, on a disk, or in a remote store.
 
 1. When a step has computed the last token of a chunk of a prompt, the step lasts until the chunk is in host memory.
-   From there it is written to the slower tiers in parallel with the steps.
+   From there the chunk is written to the slower tiers in parallel with the steps.
 2. A waiting request is looked up once, when it first reaches the head of the queue: consecutive chunks from the first,
-   each in the fastest tier that has it. They are pinned until it is admitted; the step that admits it begins by loading
-   the chunks that are not completely on the GPU, and chunks of slower tiers enter host memory again.
+   each in the fastest tier that has it. The chunks are pinned until the request is admitted; the step that admits it
+   begins by loading the chunks that are not completely on the GPU, and chunks of slower tiers enter host memory again.
 3. Each tier evicts the chunks that were least recently stored or requested: the start of a prompt before its end while
-   it is new, the other way round once it was requested.
+   the prompt is new, the other way round once it has been requested.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class LMCache(Connector):
         return copied
 
     def _enter(self, tier: Tier, keys: Sequence[Hashable], ready_ns: int) -> bool:
-        """Enter chunks that are ready at a given time; return False if there is no room for them."""
+        """Add chunks that become ready at a given time; return False if there is no room for them."""
         room = tier.memory.prepare(keys, self._now(), self._pinned)
         if room is None:
             return False

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from servesim.contracts.request import Request, State
 
 NEVER_READY: Final = 1 << 62
-"""Time of a copy whose end is not yet known."""
+"""Placeholder for the end of a copy that is not known yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class Block:
     ready_ns: int
     """Time at which its content becomes available."""
     read_until: int = 0
-    """Time at which the last copy from it ends."""
+    """Time at which the last copy from the block ends."""
     writer: Request | None = None
     """The request that must end or be preempted before the content can be found; None if it can be found as soon as it
     is available."""
@@ -46,7 +46,7 @@ class Block:
 
 
 class Room(NamedTuple):
-    """Blocks that were entered and will be written."""
+    """Blocks that were added to host memory and are yet to be written."""
 
     keys: list[Hashable]
     blocks: list[Block]
@@ -66,7 +66,8 @@ class HostMemory(ABC):
 
     @abstractmethod
     def touch(self, keys: Sequence[Hashable], now: int) -> None:
-        """Record a lookup of these keys, given in the order of the prompt: its first block is evicted last."""
+        """Record a lookup of these keys, given in the order of the prompt, so that the prompt's first block is
+        evicted last."""
 
     @abstractmethod
     def insert(self, key: Hashable, block: Block) -> None:
@@ -74,8 +75,8 @@ class HostMemory(ABC):
 
     @abstractmethod
     def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
-        """Drop `count` idle blocks, none of them in `keep`; return their contents. Return None, with nothing done, if
-        there are not that many."""
+        """Drop `count` idle blocks, none of them in `keep`; return their keys. Return None and drop nothing if there
+        are too few."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -90,8 +91,8 @@ class HostMemory(ABC):
         return len(keys)
 
     def prepare(self, keys: Sequence[Hashable], now: int, keep: Collection[Hashable] = ()) -> Room | None:
-        """Make room for the missing keys without dropping anything in `keep`, and enter them; they are not ready until
-        the caller sets a time. Return None, with nothing done, if there is no room."""
+        """Make room for the missing keys without dropping anything in `keep`, and add them; their blocks are not ready
+        until the caller sets a time. Return None and change nothing if there is no room."""
         missing = [key for key in keys if self.get(key) is None]
         short = len(self) + len(missing) - self.num_blocks
         if short > 0 and self.evict(short, {*keys, *keep}, now) is None:

@@ -15,8 +15,8 @@ from servesim.features.offload.setup import OffloadSetup, check_policies
 
 
 class Offloading(Part):
-    """Part that connects cores to their memory. `memories`: the memory of each pool; `said`: notes on it for the
-    reader."""
+    """Part that connects cores to their memory. `memories`: the memory of each pool; `said`: notes on the memory for
+    the reader."""
 
     def __init__(self, memories: Sequence[tuple[Pool, OffloadSetup]], said: Sequence[str] = ()) -> None:
         self._memories, self._said = memories, said
@@ -42,7 +42,7 @@ class Offloading(Part):
 
 def part_of(settings: Mapping[str, Any], pools: Sequence[Any]) -> Offloading:
     """Return the part for the pools of a run (servesim.run.pool.PoolSetup); raise UserError if a pool cannot have
-    it."""
+    memory beyond its GPUs."""
     memories, said = [], []
     for pool in pools:
         deployment, policies = pool.deployment, pool.server.policies

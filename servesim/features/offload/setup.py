@@ -18,11 +18,11 @@ from servesim.hardware import Gpu
 from servesim.metrics.measured import Deployment
 
 PCIE_SHARE = 50 / 64
-"""Share of a PCIe link's nominal bandwidth that KV copies reach in one direction: about 50 GB/s were measured on an
-H100 (PCIe 5.0 x16, 64 GB/s; vLLM's blog of 2026-01-08, blocks of 2 MB). Both directions at the same time reached 83
-GB/s together, 17 % less than twice that, which is not modeled."""
+"""Share of a PCIe link's nominal bandwidth that KV copies reach in one direction: about 50 GB/s was measured on an H100
+(PCIe 5.0 x16, 64 GB/s; vLLM's blog of 2026-01-08, blocks of 2 MB). Both directions at the same time reached a total of
+83 GB/s, 17 % less than twice the rate of one direction, which is not modeled."""
 HICACHE_TOKENS = 64
-"""Minimum number of tokens of a block in HiCache's host memory (the page size in SGLang's guide); with smaller pages,
+"""Minimum number of tokens in a block of HiCache's host memory (the page size in SGLang's guide); with smaller pages,
 whole blocks of this size are stored and found."""
 
 

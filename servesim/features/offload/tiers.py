@@ -1,4 +1,4 @@
-"""Memory for KV beyond the GPU, the links to it, and its counts."""
+"""Memory for KV beyond the GPU, the links to it, and counts of its use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Tier:
     """Peak number of blocks held."""
 
     def note(self) -> None:
-        """Record the entry of blocks."""
+        """Update the peak after blocks were added."""
         self.most = max(self.most, len(self.memory))
 
 

@@ -14,7 +14,7 @@ from servesim.features.offload.setup import OffloadSetup, check_policies
 
 def with_offload(world: Any, draws: Any) -> Any:
     """Return the world with memory beyond the GPU for each replica, if its policies support it. The GPU has memory for
-    all requests: if it were short, requests could hold it and wait for each other forever."""
+    all requests, because requests could otherwise hold memory and wait for each other forever."""
     factor = draws.one("offload factor", [1, 1, 2])
     size = str(factor * draws.one("offload blocks", [3, 8, 40, 400]))  # a GPU block takes a byte
     kinds: dict[str, HostParams] = {

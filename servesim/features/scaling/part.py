@@ -21,7 +21,7 @@ from servesim.engine.clock import CHANGE, REPORT
 from servesim.engine.pool import Pool
 
 IDLE_TICKS = 100_000
-"""Number of queries for which waiting requests are kept even if nothing else happens."""
+"""Number of consecutive queries after which waiting requests are given up if nothing else happens."""
 
 
 @dataclass
@@ -112,8 +112,8 @@ class Scaling(Part):
         return [r.index for r in fleet.replicas if r.state in states and fleet.pool_of[r.index] is pool]
 
     def _bring(self, each: Scaled, wanted: int) -> None:
-        """Start or drain replicas until the wanted number is there or starting; failed replicas count, because they
-        come back."""
+        """Start or drain replicas until the wanted number is up or starting; failed replicas count, because they come
+        back."""
         cluster = self._cluster
         starting = self._in(each.pool, "starting")
         there = self._in(each.pool, "ready", "failed")

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from servesim.run.pool import PoolSetup
 
 LEAST_S = 1e-3
-"""Minimum number of seconds between two queries to an autoscaler: with less, simulating hours would never end."""
+"""Minimum number of seconds between two queries to an autoscaler; with a shorter interval, simulating hours
+    would never end."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Parts of a replica's start, in order. Defaults are times of one vLLM server that loads from a warm disk (vllm
-    issue 20264: compiled code from its cache, all CUDA graph sizes); a cold compile usually takes 30 to 60 s."""
+    """Parts of a replica's start, in order. The defaults are the times of one vLLM server that loads from a warm disk
+    (vllm issue 20264: compiled code from the cache, all CUDA graph sizes); a cold compile usually takes 30 to 60 s."""
 
     node_s: float = 0.0
     """Time to provision a node: 0 if one exists, otherwise 60 to 180 s."""
@@ -47,7 +48,7 @@ class Start:
 
 
 class CostProfile:
-    """A replica's step times in seconds by its cost model, with steps planned ahead."""
+    """A replica's step times in seconds according to its cost model, with steps planned ahead."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
@@ -62,7 +63,7 @@ class CostProfile:
         return self._s(Batch(tokens, [(tokens, 0)], sampled=1, sampled_context=tokens))
 
     def decode_s(self, sequences: int, context: int) -> float:
-        """Return the time of a step in which sequences of that context each generate a token."""
+        """Return the time of a step in which sequences with a given context each generate a token."""
         total, key = sequences * context, (sequences, context)
         if key not in self._known:
             self._known[key] = self._s(Batch.decodes(sequences, total, total * context, context))

@@ -18,8 +18,8 @@ EVERY_NS = 7_000
 
 
 class Told(Scaler):
-    """Autoscaler that requests the given numbers one after the other, then repeats the last; at least one while
-    requests wait for it."""
+    """Autoscaler that requests the given numbers of replicas one after the other, then repeats the last; it requests at
+    least one while requests wait for a replica."""
 
     def __init__(self, answers: list[int]) -> None:
         super().__init__(ScalerParams(min=0, max=MOST), None)  # type: ignore[arg-type]
@@ -46,8 +46,8 @@ def with_scaler(world: Any, draws: Any) -> Any:
 
 
 def scaled_by(world: Any, draws: Any, cls: type[Scaler], params: Any) -> Any:
-    """Return the world with one pool that an autoscaler of this class scales. Its times are stretched so that the
-    autoscaler is queried repeatedly, as in the worlds above."""
+    """Return the world with one pool that an autoscaler of this class scales. The world's times are stretched so that
+    the autoscaler is queried repeatedly, as in the worlds above."""
     factor = max(round(_every_ns(world, cls, params) / EVERY_NS), 1)
     start_ns = draws.one("start of a replica", [0, 900, 30_000]) * factor
     replicas = min(max(world.replicas, params.min), params.max)

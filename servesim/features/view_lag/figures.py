@@ -49,7 +49,7 @@ ROUTER_VIEW = Group(
 
 
 def view_figures(sendings: Sequence[int]) -> dict[str, Any]:
-    """Return the summary's `router_view`, for at least one sending."""
+    """Return the summary's `router_view`; there must be at least one sending."""
     return ROUTER_VIEW.values(_table(sendings))
 
 

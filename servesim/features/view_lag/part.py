@@ -17,7 +17,7 @@ from servesim.features.view_lag.figures import view_columns, view_figures
 
 NOTHING = Report(0, 0, 0.0, 0)
 IDLE_TICKS = 16
-"""Number of reports for which waiting requests are kept even if nothing else happens."""
+"""Number of consecutive reports after which waiting requests are given up if nothing else happens."""
 
 
 class Reported:
@@ -83,8 +83,8 @@ class Reported:
 
 
 class Reporting(Part):
-    """Part that replaces a cluster's views with reports: one of each replica every `every` ns from 0 on, seen `lag` ns
-    later.
+    """Part that replaces a cluster's views with reports: one of each replica every `every` ns from time 0, visible to
+    the router `lag` ns later.
 
     A report shows the state before anything else happens at its instant. Before the first report, views show idle
     replicas.

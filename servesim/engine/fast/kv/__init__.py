@@ -1,4 +1,4 @@
-"""The built-in allocators in fast mode, each a class beside its plain one in policies/kv."""
+"""The built-in allocators in fast mode, each a counterpart of a plain class in policies/kv."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ __all__ = [
 
 
 def fast_memory(cls: type[KVAllocator]) -> type[KVAllocator]:
-    """Return the class that takes the place of an allocator's in fast mode: itself if there is none."""
+    """Return the class that replaces an allocator's class in fast mode, or that class itself if there is none."""
     return stand_ins.get(cls, cls)

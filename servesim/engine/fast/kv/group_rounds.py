@@ -16,7 +16,7 @@ from servesim.policies.kv.hybrid import Hybrid
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GroupRounds(LockstepMemory):
-    """Rounds of several tokens for requests that have a block table per group of layers."""
+    """Rounds in which requests with a block table per group of layers gain several tokens."""
 
     def __init__(self, kv: Hybrid) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class GroupRounds(LockstepMemory):
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], ahead: int, k: int
     ) -> list[tuple[int, int]]:
         kv, bs = self._kv, self._size
-        due: list[tuple[int, Request, int]] = []  # (round, request, tokens known by then)
+        due: list[tuple[int, Request, int]] = []  # (round, request, tokens known after the round)
         for request, known in zip(requests, tokens, strict=True):
             rounds = set(self._rounds_taking(request, known, ahead, k))
             slid = kv._slid[request]

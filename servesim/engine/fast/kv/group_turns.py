@@ -1,9 +1,9 @@
 """Requests in lockstep that have a separate block table for each group of layers.
 
-In a turn, in batch order, a request that has filled its last block takes one for each group, and a request whose window
-has advanced by a block gives one back. With asynchronous scheduling and windows of whole blocks, both happen in the
-same turn: a request reuses the blocks that it has just given back, and takes one more. The dealt blocks are then only
-recorded, and entered in tables when the tables are read.
+In a turn, in batch order, a request that has filled its last block takes one block for each group, and a request whose
+window has advanced by a block gives one back. With asynchronous scheduling and windows of whole blocks, both happen in
+the same turn: a request reuses the blocks that it has just given back, and takes one more. The dealt blocks are then
+only recorded, and they are entered in the tables when the tables are read.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class GroupTurns(GroupRounds):
     def __init__(self, kv: Hybrid) -> None:
         super().__init__(kv)
         self._shifts = sorted({reach % self._size for _, reach in self._windows})
-        self._ranks: dict[int, Ranked] = {}  # by offset modulo the block size, each in batch order
-        self._ranked: Ranked = {}  # all members of all ranks
+        self._ranks: dict[int, Ranked] = {}  # by offset modulo the block size; each in batch order
+        self._ranked: Ranked = {}  # members of all ranks
         self._rotation = Rotation(kv, self._windows)
         self._new: Ranked = {}  # members whose windows must still catch up
         self._joined = 0
-        self._entered = -1  # last in batch order that ever joined a rank
-        self._committed = 0  # turns committed when the last was planned
-        self._lag = -1  # turns in flight when the last was planned; -1 if none was
-        self._told = 0  # members whose content others may look up
+        self._entered = -1  # last member in batch order that has joined a rank
+        self._committed = 0  # turns committed when the last turn was planned
+        self._lag = -1  # turns in flight when the last turn was planned; -1 if none was
+        self._told = 0  # number of members whose content others may look up
         self._recycles: bool = kv.params.free_order == "front"
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
@@ -71,8 +71,8 @@ class GroupTurns(GroupRounds):
         return True
 
     def only_takes(self) -> bool:
-        """Return whether each member takes a block for every group whenever its windows give some back. This is true
-        for windows of whole blocks with one turn in flight when the next is planned."""
+        """Return whether each member takes a block for every group whenever its windows give some back. This is the
+        case for windows of whole blocks with one turn in flight when the next is planned."""
         return not self._new and self._lag == 1 and self._shifts in ([], [self._size - 1])
 
     def steps_until_full(self, turn: int, limit: int, reserve: int) -> int:
@@ -87,7 +87,7 @@ class GroupTurns(GroupRounds):
         for member in self._new.values():
             key = member.offset % bs
             counts[key] = counts.get(key, 0) + 1
-        cycles, free = divmod(free, n * groups)  # without the blocks that windows give back
+        cycles, free = divmod(free, n * groups)  # not counting blocks that windows give back
         for steps in range(bs):
             free -= groups * counts.get(-(turn + steps) % bs, 0)
             if free < 0:
@@ -117,7 +117,7 @@ class GroupTurns(GroupRounds):
         return grown
 
     def _all_rotate(self, turn: int, committed: int) -> bool:
-        """Return whether all members rotate their blocks, including in the next turn."""
+        """Return whether all members rotate their blocks, including those of the next turn."""
         steady = self.only_takes() and len(self._rotation.dealt) == len(self._ranks)
         return steady and turn == committed + 1 == self._committed + 2
 
@@ -170,8 +170,8 @@ class GroupTurns(GroupRounds):
 
     def _exchange(self, rank: Ranked, turn: int, committed: int) -> None:
         """Give back the blocks that slide out of the windows of all members of a rank, and take a block for each group.
-        A member reuses the blocks it has just given back, the last one first, unless they stay findable or others hold
-        them."""
+        A member reuses the blocks it has just given back, the last one first, unless they can still be found in the
+        cache or others hold them."""
         kv, size, groups, key = self._kv, self._size, self._groups, -turn % self._size
         dealt, n = self._rotation.dealt.get(key), len(rank)
         if dealt is None and not self._told:
@@ -227,8 +227,8 @@ class GroupTurns(GroupRounds):
             self._rotation.complete(member)
 
     def _exchange_several(self, rank: Ranked, committed: int) -> None:
-        """Do the same as `_exchange` when several groups have windows that all move together; there are blocks for
-        all."""
+        """Do the same as `_exchange` if several groups have windows, which all move together, and there are enough
+        blocks for all."""
         kv = self._kv
         given: list[list[int]] = []
         for member in rank.values():
@@ -256,12 +256,12 @@ class GroupTurns(GroupRounds):
                     at += 1
 
     def _part_with(self, block: int) -> None:
-        """Release a block that stays findable or that other requests hold."""
+        """Release a block that can still be found in the cache or that other requests hold."""
         if block not in self._kv._extra or not self._kv._still_held(block):
             self._kv._idle[block] = None
 
     def _grow(self, member: Member, turn: int, before: int, processed: int) -> None:
-        """Do the same as `Hybrid.grow` for one token; `before` tokens had been processed at the last turn."""
+        """Do the same as `Hybrid.grow` for one token; `before` tokens had been processed by the last turn."""
         kv, request = self._kv, member.request
         if member.told:
             kv._offer(request, processed, processed)
@@ -290,8 +290,8 @@ class GroupTurns(GroupRounds):
                         self._publish(member)
 
     def _begin(self, turn: int, committed: int) -> None:
-        """Process the turn of new members (after the others) unless it is done, and enter them in their ranks once
-        their windows have caught up."""
+        """Process the turn of new members (after the others) unless it has been done, and enter them in their ranks
+        once their windows have caught up."""
         for request, member in list(self._new.items()):
             if member.turn != turn:
                 self._grow_new(member, turn, committed)
@@ -304,11 +304,11 @@ class GroupTurns(GroupRounds):
         self._grow(member, turn, self._kv._slid[member.request], max(committed, member.begun) + member.offset)
 
     def _enter(self, member: Member) -> None:
-        """Enter in its rank a member whose windows have caught up."""
+        """Enter a member whose windows have caught up in its rank."""
         key = member.offset % self._size
         dealt, between = self._rotation.dealt.get(key), member.number < self._entered
         if between or (dealt is not None and not self._rotation.ripe(member, self._committed)):
-            self._rotation.end(self._ranked)  # for the others: this one was dealt nothing
+            self._rotation.end(self._ranked)  # for the others, since this one was dealt nothing
             dealt = None
         rank = self._ranks.setdefault(key, {})
         rank[member.request] = self._ranked[member.request] = member
@@ -319,6 +319,6 @@ class GroupTurns(GroupRounds):
             dealt.join(member.request)
 
     def _publish(self, member: Member) -> None:
-        """Publish the tokens that a member knew when the last turn was planned, since they are final."""
+        """Publish the tokens that a member knew when the last turn was planned, since they are now final."""
         known = self._committed + member.offset + 1
         self._kv._offer(member.request, known, known)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 
 def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit: int) -> int:
-    """Return for how many rounds (at most `limit`) requests with `slack` unused slots each can take one token per round
-    from `free_blocks` blocks of `size` slots."""
-    if len(slack) * -(-limit // size) <= free_blocks:  # no request needs more than this
+    """Return for how many rounds (at most `limit`) requests with `slack` unused slots each can each take one token per
+    round, given `free_blocks` blocks of `size` slots."""
+    if len(slack) * -(-limit // size) <= free_blocks:  # no request needs more blocks than this
         return limit
 
     def needed(k: int) -> int:
@@ -19,7 +19,8 @@ def rounds_until_short(slack: Sequence[int], size: int, free_blocks: int, limit:
 
 
 def most_rounds(needed: Callable[[int], int], free: int, limit: int) -> int:
-    """Return the largest number of rounds, at most `limit`, that need at most `free`; `needed` is non-decreasing."""
+    """Return the largest number of rounds, at most `limit`, for which `needed` is at most `free`; `needed` is
+    non-decreasing."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -31,7 +32,7 @@ def most_rounds(needed: Callable[[int], int], free: int, limit: int) -> int:
 
 
 def blocks_by_round(slack: Sequence[int], size: int, k: int) -> list[tuple[int, int]]:
-    """Return (round from 1 to k, blocks taken in it) for each round that takes blocks, in order."""
+    """Return (round from 1 to k, blocks taken in that round) for each round that takes blocks, in order."""
     due = [0] * (k + 1)
     for unused, count in Counter(slack).items():
         for step in range(unused + 1, k + 1, size):

@@ -11,7 +11,7 @@ from servesim.policies.kv.hybrid import Hybrid, HybridPaged, HybridParams
 
 
 class _Grouped(Asked):
-    """Lockstep bookkeeping shared by `hybrid` and `hybrid-paged`, with tables that are completed when they are read."""
+    """Lockstep bookkeeping shared by `hybrid` and `hybrid-paged`, whose tables are completed when they are read."""
 
     turns: GroupTurns
 

@@ -1,8 +1,8 @@
 """Block tables of requests in lockstep, which are built only when they are read.
 
-In each turn, every request whose last block is full is dealt one, in batch order. So requests whose blocks fill up in
-the same turn are dealt theirs together, and blocks are assigned to individual requests later. A request that holds more
-blocks than it fills sleeps until it has filled them.
+In each turn, every request whose last block is full is dealt one more block, in batch order. So requests whose blocks
+fill up in the same turn are dealt their blocks together, and these are assigned to individual requests later. A request
+that holds more blocks than it has filled sleeps until it has filled them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from servesim.policies.kv.paged import Paged
 
 
 class Rank:
-    """Requests in lockstep that need their next block at the same step, in joining order."""
+    """Requests in lockstep that need their next block in the same step, in joining order."""
 
     __slots__ = ("_parts", "rounds", "size")
 
@@ -33,7 +33,7 @@ class Rank:
         """Number of requests."""
         self.rounds: list[bytes] = []
         """Rounds of one block per request, in joining order, dealt since a request last joined or left."""
-        self._parts: dict[Request, list[bytes]] = {}  # blocks dealt to each earlier
+        self._parts: dict[Request, list[bytes]] = {}  # blocks dealt earlier, by request
 
     def join(self, request: Request) -> None:
         """Add a request."""
@@ -54,7 +54,7 @@ class Rank:
         return blocks
 
     def collect(self, request: Request) -> bytes:
-        """Return the blocks dealt to a request since the last call."""
+        """Return the blocks dealt to a request since this was last called for it."""
         self._sort()
         parts = self._parts[request]
         blocks = b"".join(parts)
@@ -62,7 +62,7 @@ class Rank:
         return blocks
 
     def _sort(self) -> None:
-        """Sort rounds by request."""
+        """Sort the blocks of all rounds by request."""
         if not self.rounds:
             return
         size, rounds, members = self.size, len(self.rounds), self._parts.values()
@@ -84,18 +84,19 @@ class Rank:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TableTurns(LockstepMemory):
-    """Block tables of requests that grow together. Members' tables lack the blocks that their rank still holds."""
+    """Block tables of requests that grow together. Members' tables lack the blocks that are still held by their
+    rank."""
 
     def __init__(self, kv: Paged) -> None:
         super().__init__()
         self._kv = kv
         self._size = kv.block_size
-        self._ranks: dict[int, Rank] = {}  # by the turns (modulo the block size) at which they need a block
+        self._ranks: dict[int, Rank] = {}  # by the turn (modulo the block size) at which they need a block
         self._rank_of: dict[Request, Rank] = {}
         self._asleep: dict[Request, int] = {}  # by the turn at which they wake
 
     def _delivered(self, requests: Sequence[Request], known: list[int]) -> None:
-        """Record that members have `known` tokens after a run of steps with drafts."""
+        """Record that members have `known` tokens each after a run of steps with drafts."""
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         if self._kv._partial:
@@ -110,7 +111,7 @@ class TableTurns(LockstepMemory):
         return True
 
     def _rank(self, turn: int, request: Request) -> Rank:
-        """Assign a request that needs a block at `turn` to its rank, and return the rank."""
+        """Assign a request that needs a block at `turn` to a rank, and return the rank."""
         phase = turn % self._size
         rank = self._ranks.get(phase)
         if rank is None:
@@ -238,10 +239,10 @@ class PublishingTurns(TableTurns):
     def __init__(self, kv: PrefixCaching) -> None:
         super().__init__(kv)
         self._cache = kv
-        # Members whose content others may look up, and their offsets, keyed by the number of turns committed (modulo
-        # the block size) when all tokens of a block are known.
+        # Members whose content others may look up, and their offsets, keyed by the number of committed turns (modulo
+        # the block size) at which all tokens of a block are known.
         self._filling: dict[int, dict[Request, int]] = {}
-        self._committed = 0  # turns committed when the last was planned
+        self._committed = 0  # turns committed when the last turn was planned
         self._ahead: bool = kv.params.hash_lookahead_tokens > 0  # a block's hash covers tokens beyond it
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
@@ -262,8 +263,8 @@ class PublishingTurns(TableTurns):
             if not self._filling[phase]:
                 del self._filling[phase]
         self._offer_known(request, offset)
-        # Turns may have ended since the last one that was extended. If the member joined after that one, all of its
-        # turns have.
+        # Turns may have ended since the last turn for which memory was extended. If the member joined after that one,
+        # all of its turns have ended.
         done = request._num_computed_tokens - request._num_output_placeholders
         self._cache._offer(request, done, done)
 
@@ -294,7 +295,7 @@ class PublishingTurns(TableTurns):
                     self._offer_known(request, offset)
 
     def _offer_known(self, request: Request, offset: int) -> None:
-        """Publish the tokens that a member knew when the last turn was planned, since they are final."""
+        """Publish the tokens that a member knew when the last turn was planned, since they are now final."""
         self.complete(request)
         known = self._committed + offset + 1
         self._cache._offer(request, known, known)

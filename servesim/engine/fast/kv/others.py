@@ -1,5 +1,5 @@
-"""Fast mode for the other allocators, which are not compiled: contiguous, the radix tree, and caches that evict by
-rank."""
+"""Fast mode for the other allocators, which are not compiled: contiguous, the radix tree, and prefix caches that evict
+by rank."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from servesim.policies.kv.prefix_radix import PrefixRadix, PrefixRadixParams
 
 
 class Asked(KVAllocator):
-    """Mixin for queries whose answers change as requests decode: they bring the lockstep counts up to date, and the
-    engine detects that they were called. List it before the plain class that implements them."""
+    """Mixin for queries whose answers change as requests decode: the queries bring the lockstep counts up to date, and
+    the engine detects that they were called. List the mixin before the plain class that implements the queries."""
 
     turns: LockstepMemory
 
@@ -62,7 +62,7 @@ class ReservedTurns(LockstepMemory):
     def __init__(self, kv: Contiguous) -> None:
         super().__init__()
         self._kv = kv
-        self._past: dict[Request, int] = {}  # first turn that does not fit in a member's reservation
+        self._past: dict[Request, int] = {}  # first turn beyond a member's reservation
 
     def join(self, request: Request, offset: int, num_tokens: int) -> bool:
         self._past[request] = self._kv.chunks[request][1] - offset
@@ -123,7 +123,7 @@ class RadixTurns(LockstepMemory):
         del self._offsets[request]
 
     def _slack(self, turn: int) -> list[int]:
-        """Return the unused slots of each member before a turn."""
+        """Return the number of unused slots of each member before a turn."""
         held = self._kv._held
         return [held[r].node.end + held[r].own - turn - offset for r, offset in self._offsets.items()]
 

@@ -1,7 +1,8 @@
 """`paged` and `prefix-hash` in fast mode.
 
-A user's allocator that is derived from a plain class is stepped plainly; if derived from the fast class instead, it is
-fast. The table of a request in lockstep, and its last blocks in a prefix cache, are then entered only when read.
+A user's allocator that is derived from a plain class is stepped plainly; if it is derived from the fast class instead,
+it is fast. In that case, the table of a request in lockstep, and its last blocks in a prefix cache, are entered only
+when they are read.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 If a request takes a block for each group in the same turn in which each of its windows gives one back, it keeps its
 blocks and takes one more: the group before each window's group takes the block that the window gives back, and the last
-group takes the new block. The dealt blocks are recorded by rank, and entered in tables when the tables are read.
+group takes the new block. The dealt blocks are recorded by rank, and entered in the tables when the tables are read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Member:
 
     def __init__(self, request: Request, number: int, offset: int, begun: int, tables: list[array[int]]) -> None:
         self.request = request
-        self.number = number  # position among all that joined: the batch order
+        self.number = number  # position among all that have joined, i.e. batch order
         self.offset = offset
-        self.begun = begun  # its windows move once more turns than this are committed
+        self.begun = begun  # its windows move once more than this many turns are committed
         self.tables = tables
         self.told = request.content is not None
-        self.past: list[int] = []  # blocks behind each window, as entered in its table
+        self.past: list[int] = []  # number of blocks behind each window, as entered in its table
         self.turn = -1  # last turn processed as a new member
 
 
@@ -35,13 +35,13 @@ Ranked = dict[Request, Member]
 
 
 class Rotation:
-    """Ranks in which all members rotate their blocks: one group attends to everything and comes first, and all others
-    have windows."""
+    """Ranks in which all members rotate their blocks: the first group attends to all tokens, and all other groups have
+    windows."""
 
     def __init__(self, kv: Hybrid, windows: list[tuple[int, int]]) -> None:
         self._kv = kv
         self._size = kv.block_size
-        self._windows = windows  # (group, tokens attended before current)
+        self._windows = windows  # (group, tokens attended before the current)
         self.possible: bool = (
             kv.params.free_order == "front" and kv.windows[0] is None and len(windows) == len(kv.windows) - 1 > 0
         )
@@ -61,7 +61,7 @@ class Rotation:
 
     def ripe(self, member: Member, committed: int) -> bool:
         """Return whether, given the turns committed, a member from now on gives back a block of each window whenever it
-        takes blocks, and none of these blocks stays findable or is held by others."""
+        takes blocks, and none of these blocks can still be found in the cache or is held by others."""
         kv, processed = self._kv, committed + member.offset
         member.past = [(processed - reach) // self._size for _, reach in self._windows]
         if member.told or min(member.past) < 0:
@@ -80,7 +80,8 @@ class Rotation:
         self._kv._table_blocks += dealt.size * len(self._windows)
 
     def deal_run(self, turn: int, k: int) -> list[tuple[int, int]]:
-        """Deal blocks for k turns in which all members rotate theirs. Return (turn from 1, blocks dealt in it)."""
+        """Deal blocks for k turns in which all members rotate theirs. Return (turn from 1, blocks dealt in that
+        turn)."""
         bs, kv = self._size, self._kv
         due: list[Rank] = []
         rounds: list[tuple[int, int]] = []
@@ -109,7 +110,7 @@ class Rotation:
             del self.dealt[key]
 
     def _enter(self, member: Member, dealt: array[int]) -> None:
-        """Enter the blocks dealt to a member in its tables, one block per round."""
+        """Enter in a member's tables the blocks dealt to it, one block per round."""
         tables, past, rounds = member.tables, member.past, len(dealt)
         if len(past) == 1:
             first = past[0]
