@@ -59,11 +59,12 @@ def run_all(
     running: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(_ask, one.name, folder, running) for one in chosen]
-        shown = 0
+        shown, kept = 0, set()
         try:
             for future in as_completed(futures):
                 on_done(future.result())
-                while shown < len(futures) and futures[shown].done():
+                kept.add(future)
+                while shown < len(futures) and futures[shown] in kept:
                     yield futures[shown].result()
                     shown += 1
         except BaseException:

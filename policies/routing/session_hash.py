@@ -1,5 +1,4 @@
-"""Routing of a conversation's requests to the replica that the conversation's name hashes to, so that they hit the same
-cache."""
+"""Routing of a conversation's requests to the replica that its name hashes to, where they hit the same cache."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The prefix_hash policy of smg (at commit 73da68ca9): consistent hashing of a prompt's first tokens, with bounded
-loads.
+"""The prefix_hash policy of smg (at commit 73da68ca9): consistent hashing of first tokens, with bounded loads.
 
 Source: lightseekorg/smg, model_gateway/src/policies/prefix_hash.rs. Its help text describes walking the ring past full
 replicas; the code takes the least loaded one instead, and so does this module.

@@ -215,7 +215,7 @@ class CostModel(ABC):
         return NO_HOST
 
     def shares(self, batch: Batch) -> tuple[float, float, float, float]:
-        """Return the fractions of the GPU time by source (see `Price.sources`), which sum to 1. Default: all formula."""
+        """Return the fractions of the GPU time by source (see `Price.sources`), which add up to 1. Default: formula."""
         return (0.0, 0.0, 0.0, 1.0)
 
     def price(self, batch: Batch) -> Price:

@@ -261,7 +261,7 @@ class KVAllocator(ABC):
         return None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant is broken. Changes nothing; called after plans and steps with `check`."""
+        """Raise AssertionError if an invariant is broken. Changes nothing; called after steps with `check`."""
         usage = self.usage()
         assert min(usage) >= 0, f"negative memory: {usage}"
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"

@@ -158,7 +158,7 @@ class Scheduler(ABC):
         return len(self.waiting)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant is broken. Changes nothing; called after plans and steps with `check`."""
+        """Raise AssertionError if an invariant is broken. Changes nothing; called after steps with `check`."""
         rows = [r.row for r in self.running] + [r.row for r in self.waiters()]
         assert len(rows) == len(set(rows)), "a request is queued twice"
         assert len(rows) == len(self.running) + self.num_waiting(), "num_waiting miscounts"

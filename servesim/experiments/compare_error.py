@@ -50,7 +50,7 @@ class Ends(NamedTuple):
 
     first: Cell
     differ_in: str
-    """What differs from the baseline, in words."""
+    """Difference from the baseline, in words."""
     runs: Sequence[tuple[Stretch, Cell]]
     """Runs whose times are as short, and as long, as those of one in ten measured pairs."""
 

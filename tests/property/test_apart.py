@@ -8,7 +8,7 @@ from hypothesis import event, given
 
 from servesim.contracts import State
 from servesim.engine.cluster import Cluster
-from servesim.errors import PolicyError
+from servesim.errors import PolicyError, UserError
 from servesim.features.handoff.first import SglangParams, TrtllmParams
 from servesim.features.handoff.vllm import GONE, VllmNixlParams
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
@@ -33,7 +33,7 @@ def run_apart(world: Apart, mode: str, check: bool = True) -> Cluster | str:
     cluster = world.cluster(mode, check)
     try:
         cluster.run()
-    except PolicyError as error:
+    except (PolicyError, UserError) as error:
         return str(error)
     return cluster
 
@@ -77,7 +77,7 @@ def test_no_block_is_kept_in_the_end_and_none_is_freed_before_it_was_read(world:
                 if passage.loading and passage.received_ns < 0 and passage.prefilled:
                     assert source.slots(passage.leg) >= passage.leg.prompt_len, "read while it is free"
                     assert cluster.replicas[passage.decode].core.kv.slots(passage.request) >= passage.request.prompt_len
-    except PolicyError:
+    except (PolicyError, UserError):
         event("stuck")
         return
     if any(replica.core.num_unfinished for replica in cluster.replicas):

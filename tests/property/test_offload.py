@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from servesim.contracts.request import Request, State
 from servesim.engine.cluster import Cluster
-from servesim.errors import PolicyError
+from servesim.errors import PolicyError, UserError
 from servesim.features.offload.lmcache import LMCache
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.examples import examples
@@ -84,7 +84,7 @@ def run(
     watched = Watched(cluster)
     try:
         cluster.run()
-    except PolicyError as error:
+    except (PolicyError, UserError) as error:
         return str(error)
     event(f"stored: {watched.stored > 0}")
     for replica, offload in zip(cluster.replicas, memories(cluster), strict=True):
