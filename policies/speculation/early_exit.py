@@ -1,5 +1,4 @@
-"""Self-drafting: the target's first layers and LM head generate the drafts (LayerSkip, arXiv 2404.16710; Draft &
-Verify)."""
+"""Self-drafting by the target's first layers and LM head (LayerSkip, arXiv 2404.16710; Draft & Verify)."""
 
 from __future__ import annotations
 
