@@ -47,7 +47,8 @@ class Sessions:
     arrival to the next if `pauses` is "between arrivals". None if all turns are sent together."""
     pauses: str
     first_shared: float | None
-    """Share of the prompt tokens of first turns that also begin an earlier prompt, or None without content."""
+    """Share of the prompt tokens of first turns in a prefix shared with an earlier prompt, or None if the trace has no
+    content."""
     later_shared: float | None
     """Share of the prompt tokens of later turns that also begin an earlier prompt, or None without content."""
 

@@ -103,7 +103,7 @@ class BlockwisePrefix(PrefixCaching):
         return len(self._cached)
 
     def is_cached(self, block: int) -> bool:
-        """Return whether a block can be hit by its content."""
+        """Return whether a block is cached, so that a lookup of its content finds it."""
         return block in self._key_of
 
     def refs(self, block: int) -> int:

@@ -39,8 +39,8 @@ def lives(run: Run) -> list[Life]:
 
 
 def fleet(run: Run) -> Drawing | None:
-    """Draw arrivals, replicas by state, and the life of each replica for up to `EACH`; return None if no state
-    changed."""
+    """Draw arrivals, replicas by state and, if there are at most `EACH` replicas, the life of each; return None if no
+    state changed."""
     found = lives(run)
     if not found:
         return None

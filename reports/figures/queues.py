@@ -50,7 +50,7 @@ def queue_by(run: Run, kind: str) -> Drawing | None:
     return wide(
         f"queue_{kind}",
         f"Waiting requests by {kind}",
-        f"Requests waiting over time by {kind}, at most {most}; each value is the mean over 1/300 of the run.",
+        f"Requests waiting over time by {kind}, peaking at {most}; each value is the mean over 1/300 of the run.",
         paint,
         (250, 250),
         "Requests not scheduled yet; each value is the mean over 1/300 of the run.",

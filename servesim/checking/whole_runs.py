@@ -51,7 +51,8 @@ def _settings(subject: Subject) -> Iterator[Finding]:
         yield Finding("contract", f"{error}")
         return
     for what in sorted(refused.keys() - known):
-        yield Finding("settings", f"{subject.name}: refuses the unknown {what!r}{suggest(what, known)}")
+        told = f"refuses() names an unknown feature or setting: {what!r}{suggest(what, known)}"
+        yield Finding("settings", f"{subject.name}: {told}")
 
 
 def _runs(subject: Subject) -> Iterator[Finding]:

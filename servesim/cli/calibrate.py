@@ -98,7 +98,7 @@ def report(
 
 
 import_app = typer.Typer(
-    help="Kernel tables from measurements of other projects.", callback=help_alone, invoke_without_command=True
+    help="Import kernel tables measured by other projects.", callback=help_alone, invoke_without_command=True
 )
 calibrate_app.add_typer(import_app, name="import")
 

@@ -156,7 +156,7 @@ class Router(ABC):
     output_block = 16
     """Tokens between two calls of `on_output_block`: the engine's block size, set before the first request."""
     role: Role = "both"
-    """Side for which it chooses replicas if prompts and answers are computed separately, with a router each."""
+    """Side for which it chooses replicas if prefill and decode are separate; each side has its own router."""
     _drawn = 0
 
     def __init__(self, params: Any, num_replicas: int) -> None:

@@ -14,7 +14,7 @@ COMPUTE_EFFICIENCY = 0.6
 """Share of the data-sheet FLOP/s that a large GEMM reaches, from measured L40S prefill steps of an 8B model. (On GPUs
 that have a table, GEMMs reach more: median 0.80 on H100, 0.78 on H200, 0.90 on A100 at 4096 tokens.)"""
 LAUNCH_NS = 3000.0
-"""Constant part of a memory-bound kernel inside a CUDA graph (aiconfigurator-core's value)."""
+"""Fixed time of a memory-bound kernel inside a CUDA graph (aiconfigurator-core's value)."""
 LINK_LATENCY_NS = 10000.0
 """Constant part of a collective over PCIe or an unmeasured link (aiconfigurator-core's value for point-to-point
 transfers)."""

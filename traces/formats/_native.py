@@ -267,7 +267,7 @@ def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
 
 
 def check_caps(path: Path, columns: dict[str, Any], lines: Sequence[int]) -> None:
-    """Raise UserError unless every request that ends by length ends at its cap, and no request ends beyond its cap."""
+    """Raise UserError if an output is longer than its cap, or shorter where the request stopped because of length."""
     bad = np.flatnonzero(columns["max_tokens"] < columns["output_len"])
     if len(bad):
         raise UserError(f"{path}: line {lines[bad[0]]}: max_tokens is less than output_len")
