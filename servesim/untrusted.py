@@ -96,6 +96,24 @@ def _most_unpacked(packed: int) -> int:
     return max(FREELY_UNPACKED, packed * limits().ratio)
 
 
+class _Counted:
+    """Pipe that knows how many of its bytes have been read."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self._count = source, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._source.read(size)
+        self._count += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        self._source.close()
+
+
 class _Bounded(io.RawIOBase):
     """Reader that counts the bytes of a file: in total, per line and, if the file is compressed, relative to the
     compressed bytes read. `packed` is the compressed file, whose position tells how much of it has been read."""
@@ -170,8 +188,9 @@ def _bounded(path: Path) -> _Bounded:
 
 def _bounded_pipe(path: Path) -> _Bounded:
     source = path.open("rb")
+    counted = _Counted(source)
     packed = source.peek(2).startswith(GZIP)
-    return _Bounded(path, gzip.open(source), 0) if packed else _Bounded(path, source, None)
+    return _Bounded(path, gzip.open(counted), counted) if packed else _Bounded(path, source, None)  # type: ignore[call-overload]
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from servesim.errors import UserError, shown
 from servesim.workload.trace import Trace
 
@@ -34,8 +36,8 @@ def from_frame(
     """Build a trace with one request per row; its name is taken from `frame.attrs` if given there. `columns` and
     `timing` are as for a log; an index of times is treated as a column. A UserError gives the number of the row,
     counted from 0."""
-    if frame.index.dtype.kind == "M":
-        frame = frame.reset_index(names=frame.index.name or "timestamp")
+    if frame.index.dtype.kind == "M" and (name := str(frame.index.name or "timestamp")) not in frame.columns:
+        frame = frame.reset_index(names=name)
     if frame.empty:
         raise UserError(f"{NAME}: no rows")
     if not frame.columns.is_unique:
@@ -65,9 +67,14 @@ def _cells(column: pd.Series[Any]) -> list[Any]:
     missing = column.isna().tolist()
     if column.dtype.kind == "M":
         column = column.dt.tz_convert(None) if column.dt.tz is not None else column
-        column = column.astype("datetime64[ns]").astype("int64")
+        try:
+            column = column.astype("datetime64[ns]").astype("int64")
+        except (ValueError, OverflowError) as error:  # pandas' OutOfBoundsDatetime is a ValueError
+            raise UserError(f"{NAME}: {column.name}: times must be between the years 1678 and 2262") from error
     return [None if gone else _plain(cell) for gone, cell in zip(missing, column.tolist(), strict=True)]
 
 
 def _plain(cell: Any) -> Any:
-    return cell.isoformat() if hasattr(cell, "isoformat") else cell
+    if hasattr(cell, "isoformat"):
+        return cell.isoformat()
+    return cell.item() if isinstance(cell, np.generic) else cell

@@ -10,7 +10,7 @@ from typing import Any
 
 from servesim.errors import UserError, suggest
 from servesim.plugins.trust import check_code
-from servesim.untrusted import read_yaml
+from servesim.untrusted import parse_yaml
 
 Given = Mapping[str, Any]
 """Assumptions of an experiment: the contents of its scenario file."""
@@ -47,21 +47,14 @@ def check_folder(folder: Path | None, names: list[str]) -> None:
     for stem in found:
         if stem not in names:
             raise UserError(f"--scenarios {folder}: {stem}.yaml is of no experiment{suggest(stem, names)}")
-        given = None
-        with suppress(UserError):  # told by the experiment
-            given = read_yaml(folder / f"{stem}.yaml")
+        given: Given = {}
+        with suppress(UserError, OSError, UnicodeDecodeError):  # told by the experiment
+            given = _parse((folder / f"{stem}.yaml").read_text(encoding="utf-8"), stem)
         check_code(given, f"scenario {folder / stem}.yaml")
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        loaded = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise UserError(f"scenario {where}: {line}{getattr(error, 'problem', None) or 'not YAML'}") from error
+    loaded = parse_yaml(text, f"scenario {where}")
     if not isinstance(loaded, dict):
         raise UserError(f"scenario {where}: not a mapping")
     return loaded

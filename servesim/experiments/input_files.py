@@ -45,8 +45,9 @@ def input_digests(scenario: Scenario) -> dict[str, str]:
 
 
 def digests_in(value: Any) -> dict[str, str]:
-    """Return the sha256 of each file that is named by a text in a value, keyed by that text."""
-    return {text: digest_of(Path(text)) for text in _texts(value) if len(text) < LONGEST and Path(text).is_file()}
+    """Return the sha256 of each file that is named by a text in a value, as a whole or as `file.py:Class`."""
+    files = [Path(text) for text in _texts(value) if len(text) < LONGEST and Path(text).is_file()]
+    return {str(path): digest_of(path) for path in (*files, *code_in(value))}
 
 
 def digest_of(path: Path) -> str:

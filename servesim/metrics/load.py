@@ -45,15 +45,17 @@ def load_of(arrival: Times, waits: Times, leaves: Times) -> Load | None:
         return None
     edges = arrival[0] + span * np.arange(TENTHS + 1) // TENTHS
     arrived = np.searchsorted(arrival, edges)
+    arrived[-1] = len(arrival)
     early = (leaves - arrival)[: arrived[EARLY]]
     service = (leaves - waits).astype(np.float64)
+    served = service > 0  # all but requests that left while they waited
     return Load(
         waiting=mean_between(arrival, waits, edges),
         in_system=mean_between(arrival, leaves, edges),
         arrived=arrived,
         explained=expected_present(arrived, span / TENTHS, early, np.ones(len(early), dtype=np.int64)),
-        service_ns=shortest_mean(arrived, np.concatenate([[0.0], np.cumsum(service)])[arrived]),
-        service_cv2=float(service.var()) / max(float(service.mean()), 1.0) ** 2,
+        service_ns=shortest_mean(_before(served, arrived), _before(service, arrived)),
+        service_cv2=squared_variation(int(served.sum()), float(service.sum()), float(np.dot(service, service))),
         span_ns=span,
     )
 
@@ -69,12 +71,22 @@ def mean_between(enter: Times, leave: Times, edges: Times) -> Floats:
     return np.array(stay) / width
 
 
-def shortest_mean(arrived: Times, total: Floats) -> float:
-    """Return the smallest of the tenths' means over their requests, given the number of requests and the sum of their
-    values before each edge."""
-    counts, sums = np.diff(arrived), np.diff(total)
-    enough = counts >= max(1.0, FEW * counts.sum())
-    return float((sums[enough] / counts[enough]).min())
+def _before(values: NDArray[Any], arrived: Times) -> Floats:
+    """Return the sum of the values before each edge."""
+    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])[arrived]
+
+
+def shortest_mean(served: Floats, total: Floats) -> float:
+    """Return the smallest mean of a tenth's requests, given their number and total before each edge, or 0 if there are
+    none. Tenths with fewer than `FEW` of the requests are left out."""
+    counts, sums = np.diff(served), np.diff(total)
+    enough = counts >= max(1.0, FEW * float(counts.sum()))
+    return float((sums[enough] / counts[enough]).min()) if enough.any() else 0.0
+
+
+def squared_variation(count: int, total: float, squares: float) -> float:
+    """Return the squared coefficient of variation, given the number of values, their sum and the sum of squares."""
+    return max(squares * count / total**2 - 1.0, 0.0) if total else 0.0
 
 
 def expected_present(arrived: Times, width: float, stays: NDArray[Any], counts: NDArray[np.int64]) -> Floats:

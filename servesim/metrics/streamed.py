@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.contracts.request import State
-from servesim.metrics.load import EARLY, TENTHS, Load, expected_present, shortest_mean
+from servesim.metrics.load import EARLY, TENTHS, Load, expected_present, shortest_mean, squared_variation
 from servesim.metrics.prefix_cache import RecentHitRate
 from servesim.metrics.requests import LATENCIES, MS, TOTALS, Limits, RequestColumns, Service, Stats
 from servesim.metrics.sketch import Sketch
@@ -130,7 +130,7 @@ class LoadGrid:
         # end.
         self._count = np.zeros((3, self.BINS), dtype=np.int64)
         self._since = np.zeros((3, self.BINS), dtype=np.int64)
-        self._service = np.zeros(self.BINS)  # total over the arrivals in each bin
+        self._served = np.zeros((2, self.BINS))  # of the arrivals in each bin: those served, and their total time
         self._squares = 0.0  # over all times in service
         self._stays = [Sketch() for _ in range(self.SLOTS)]
         self._first, self._last = NEVER, -1
@@ -149,7 +149,8 @@ class LoadGrid:
             np.add.at(self._since[kind], into, (into + 1) * self._width - at)
         service = (leaves - waits).astype(np.float64)
         begun = (arrival - self._origin) // self._width
-        np.add.at(self._service, begun, service)
+        np.add.at(self._served[0], begun, service > 0)
+        np.add.at(self._served[1], begun, service)
         self._squares += float(np.dot(service, service))
         slots = begun * self.SLOTS // self.BINS
         for slot in np.unique(slots).tolist():
@@ -160,7 +161,7 @@ class LoadGrid:
         pairs = since[:, ::2] + since[:, 1::2] + count[:, ::2] * self._width
         self._since, self._count = np.zeros_like(since), np.zeros_like(count)
         self._since[:, :half], self._count[:, :half] = pairs, count[:, ::2] + count[:, 1::2]
-        self._service[:half], self._service[half:] = self._service[::2] + self._service[1::2], 0.0
+        self._served[:, :half], self._served[:, half:] = self._served[:, ::2] + self._served[:, 1::2], 0.0
         for sketch, later in zip(self._stays[::2], self._stays[1::2], strict=True):
             sketch.add(*later.buckets())
         self._stays = self._stays[::2] + [Sketch() for _ in range(self.SLOTS // 2)]
@@ -179,24 +180,32 @@ class LoadGrid:
         for kind in (1, 2):
             present = before[0] - before[kind]
             gained = self._since[0] - self._since[kind] + self._width * present[:-1]
-            integral = np.interp(position, bins, np.concatenate([[0], np.cumsum(gained)]))
+            integral = np.interp(position, bins, np.concatenate([[0], np.cumsum(gained, dtype=np.float64)]))
             means.append(np.diff(integral) / np.diff(edges))
         arrived = np.interp(position, bins, before[0]).astype(np.int64)
-        total = np.concatenate([[0.0], np.cumsum(self._service)])
-        mean = total[-1] / int(before[0, -1])
+        arrived[0], arrived[-1] = 0, before[0, -1]
+        count, total = self._served.sum(axis=1).tolist()
+        served = [np.interp(position, bins, np.concatenate([[0.0], np.cumsum(row)])) for row in self._served]
+        for ends, last in zip(served, (count, total), strict=True):
+            ends[0], ends[-1] = 0.0, last
         return Load(
             waiting=means[0],
             in_system=means[1],
             arrived=arrived,
-            explained=expected_present(arrived, span / TENTHS, *self._early(position[EARLY]).buckets()),
-            service_ns=shortest_mean(arrived, np.interp(position, bins, total)),
-            service_cv2=float(self._squares / int(before[0, -1]) - mean**2) / max(mean, 1.0) ** 2,
+            explained=expected_present(arrived, span / TENTHS, *self._early(position[EARLY])),
+            service_ns=shortest_mean(*served),
+            service_cv2=squared_variation(int(count), total, self._squares),
             span_ns=span,
         )
 
-    def _early(self, end: float) -> Sketch:
-        """Return a sketch of the stays that begin before bin `end`, rounded up to the end of a slot."""
-        found = Sketch()
-        for sketch in self._stays[: math.ceil(end * self.SLOTS / self.BINS)]:
-            found.add(*sketch.buckets())
-        return found
+    def _early(self, end: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the stays that begin before bin `end`, to the next slot, and their counts; if none do, all stays."""
+        first = math.ceil(end * self.SLOTS / self.BINS)
+        for sketches in (self._stays[:first], self._stays):
+            found = Sketch()
+            for sketch in sketches:
+                found.add(*sketch.buckets())
+            stays, counts = found.buckets()
+            if counts.sum():
+                break
+        return stays, counts

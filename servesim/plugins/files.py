@@ -12,14 +12,17 @@ from pathlib import Path
 from types import ModuleType
 
 from servesim.errors import UserError
+from servesim.plugins.trust import check_import
 
 
 def load_file(what: str, path: Path, prefix: str) -> ModuleType:
-    """Return the module of a file; raise UserError, with a message that begins with `what`, if it does not load.
+    """Return the module of a file; raise UserError, with a message that begins with `what`, if it does not load, or if
+    it needs the user's permission (servesim.plugins.trust).
 
     The module's name, made from `prefix`, path and content, distinguishes files and their versions, and keeps classes
     picklable.
     """
+    check_import(path)
     key = str(path.resolve()).encode() + b"\0" + path.read_bytes()
     name = f"{prefix}{hashlib.sha256(key).hexdigest()[:12]}"
     if name in sys.modules:

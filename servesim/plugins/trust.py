@@ -20,6 +20,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _allowed: ContextVar[frozenset[Path] | None] = ContextVar("allowed", default=frozenset())
 """Code files that the user has named; None: all files are trusted."""
+_asked: ContextVar[bool] = ContextVar("asked", default=False)
+"""Whether permission is asked for. It is not in Python code that imports policies by itself."""
 
 
 def code_in(value: Any) -> list[Path]:
@@ -43,6 +45,8 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
     elif hasattr(value, "model_dump"):  # a scenario
         yield from _texts(value.model_dump())
+    elif isinstance(getattr(value, "summary", None), Mapping):  # a result, which asked when it was read
+        yield from _texts(value.summary.get("scenario"))
 
 
 def _is_file(path: Path) -> bool:
@@ -57,11 +61,12 @@ def trusting(trust: bool, own: Any = ()) -> Iterator[None]:
     """Allow all code, or the code named in the user's `own` words and settings, for the duration of a `with` block."""
     known = _allowed.get()
     allowed = None if trust or known is None else known | {path.resolve() for path in code_in(own)}
-    before = _allowed.set(allowed)
+    before, asked = _allowed.set(allowed), _asked.set(True)
     try:
         yield
     finally:
         _allowed.reset(before)
+        _asked.reset(asked)
 
 
 def takes_trust(function: Callable[P, R]) -> Callable[P, R]:
@@ -82,11 +87,21 @@ def check_code(settings: Any, where: str) -> None:
     """Raise UserError if settings from a file, named by `where`, name code that the user has neither named nor
     trusted."""
     allowed = _allowed.get()
-    if allowed is None:
-        return
-    if new := [str(path) for path in code_in(settings) if path.resolve() not in allowed]:
-        code, it = ", ".join(new), "it" if len(new) == 1 else "them"
-        raise UserError(
-            f"{where} names code that would run with all your rights: {code}: read {it}, then add --trust (from "
-            "Python: trust=True)"
-        )
+    if allowed is not None and (new := [path for path in code_in(settings) if path.resolve() not in allowed]):
+        raise _refused(where, new)
+
+
+def check_import(path: Path) -> None:
+    """Raise UserError if a code file that is about to run was neither named by the user nor trusted, however the text
+    that names it was written."""
+    allowed = _allowed.get()
+    if _asked.get() and allowed is not None and path.resolve() not in allowed:
+        raise _refused("a file", [path])
+
+
+def _refused(where: str, code: list[Path]) -> UserError:
+    it = "it" if len(code) == 1 else "them"
+    return UserError(
+        f"{where} names code that would run with all your rights: {', '.join(map(str, code))}: read {it}, then add "
+        "--trust (from Python: trust=True)"
+    )

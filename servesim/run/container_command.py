@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from servesim.errors import UserError, shown
 
 CONTAINERS = ("docker", "podman", "nerdctl")
-SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh")
+SHELLS = ("bash", "sh", "zsh")
 ENTRYPOINTS = {"vllm": ("vllm", "serve")}
 """Commands that images start by default, by a word in the image's name."""
 _SWITCHES = {"detach", "interactive", "tty", "rm", "init", "privileged", "read-only", "publish-all", "no-healthcheck",
              "oom-kill-disable", "quiet", "use-api-socket", "help", "replace", "rmi"}  # fmt: skip
 """Options of `docker run` without a value."""
 _SHORT_SWITCHES = frozenset("ditqP")
+_WAITING = ("wait", "sleep", "true")
+_REDIRECTION = r"(?<=\s)(?:\d?>&\d|&?\d?>{1,2}\s*[^\s;|&]+)"
 _BEFORE = ("sudo", "nohup", "exec", "env", "time")
 
 
@@ -25,9 +28,9 @@ def unwrapped(words: Sequence[str]) -> list[str]:
     rest = list(words)
     while rest and (rest[0] in _BEFORE or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0], re.DOTALL)):
         rest.pop(0)
-    if rest and rest[0] in CONTAINERS:
+    if rest and Path(rest[0]).name in CONTAINERS:
         return unwrapped(_in_container(rest))
-    if rest and rest[0] in SHELLS:
+    if rest and Path(rest[0]).name in SHELLS:
         for i, word in enumerate(rest[1:-1], start=1):
             if re.fullmatch(r"-[a-z]*c", word):
                 return unwrapped(_last_command(rest[i + 1]))
@@ -35,16 +38,21 @@ def unwrapped(words: Sequence[str]) -> list[str]:
 
 
 def _last_command(script: str) -> list[str]:
-    """Return the last command of a shell script; the commands before it only prepare for it."""
-    lexer = shlex.shlex(script.replace("\\\n", " ").replace("\n", ";"), posix=True, punctuation_chars=";&|")
+    """Return the command of a shell's script that serves: the last one, but not what its output is piped into, what is
+    run to wait for it, or a redirection. Earlier commands prepare it."""
+    text = re.sub(_REDIRECTION, " ", script.replace("\\\n", " ").replace("\n", ";"))
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
+    piped = False
     for word in lexer:
         if set(word) <= set(";&|"):
+            piped = word == "|"
             commands.append([])
-        else:
+        elif not piped:
             commands[-1].append(word)
-    return next((command for command in reversed(commands) if command), [])
+    serving = [command for command in commands if command and command[0] not in _WAITING]
+    return serving[-1] if serving else []
 
 
 def _in_container(words: Sequence[str]) -> list[str]:
@@ -58,7 +66,9 @@ def _in_container(words: Sequence[str]) -> list[str]:
         name, equals, value = rest.pop(0).partition("=")
         long = name.startswith("--")
         takes_value = name.lstrip("-") not in _SWITCHES if long else not set(name[1:]) <= _SHORT_SWITCHES
-        if takes_value and not equals and (long or len(name) == 2) and rest:  # -p8000:8000 contains its value
+        if takes_value and not long and len(name) > 2:  # -p8000:8000 contains its value
+            name, value = name[:2], name[2:] + equals + value
+        elif takes_value and not equals and rest:
             value = rest.pop(0)
         if name == "--entrypoint":
             entry = shlex.split(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -117,8 +118,10 @@ def answers(
     def add(i: int, one: Answer) -> None:
         nonlocal shown
         found[i] = one
-        if store is not None and (place := places[i]) is not None and place not in store:
-            store.put(place, {SUMMARY: json.dumps(asdict(one)).encode()})
+        row = asdict(one)
+        told = all(math.isfinite(value) for value in row.values() if isinstance(value, float))  # JSON has no NaN
+        if store is not None and told and (place := places[i]) is not None and place not in store:
+            store.put(place, {SUMMARY: json.dumps(row).encode()})
         while shown in found:
             shown += 1
             on_answer(shown, len(cells), cells[shown - 1], found[shown - 1])

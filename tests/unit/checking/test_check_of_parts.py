@@ -178,7 +178,7 @@ def test_one_right_passes(tmp_path: Path) -> None:
         (CONNECTOR, "    def ran(self, requests, begin_ns, end_ns): return begin_ns", "contract: Mine at "),
         (CONNECTOR, "    def __init__(self, size): pass", "settings: no test world fits Mine: Mine() needs argument"),
         (FEATURE, "    def build(self, setup): return 1 / 0", "contract: Mine: build raises ZeroDivisionError"),
-        (FEATURE, "    def refuses(self, scenario): return {'failure': 'no'}", "Mine: refuses() names an unknown"),
+        (FEATURE, "    def refuses(self, scenario): return {'failure': 'no'}", "settings: Mine: refuses() names an "),
         (FEATURE, "    def groups(self): return ()", "settings: Mine: section 'mine' of the summary is in no group of"),
         (FEATURE, "    def rows(self, summary): return []", "settings: Mine: rows is never called: declare its f"),
         (FEATURE, "    def groups(self): return [1]", "contract: Mine: groups returns [1], not a tuple of Groups"),

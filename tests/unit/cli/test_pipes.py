@@ -93,12 +93,21 @@ def test_an_interrupt_ends_a_wait_with_one_line_that_names_the_policy(tmp_path: 
     )
     asked = ["--trace", "pipe"] if waits == "a pipe" else ["--trace", "synth:", "--scheduler", "sleepy.py:Sleepy"]
     command = [sys.executable, "-m", "servesim", "run", *asked, *RUN, "-q"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
+    ) as process:
         while not ((tmp_path / "begun").exists() if waits == "a policy" else _waits(tmp_path / "pipe")):
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=100)
+        try:
+            _, said = process.communicate(timeout=100)
+        finally:
+            process.kill()
     assert process.returncode == 130
     during = "during Sleepy.plan (sleepy.py line 5); " if waits == "a policy" else ""
     assert said == f"interrupted: {during}nothing was written\n"
@@ -111,3 +120,9 @@ def _waits(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_a_compressed_scenario_comes_through_a_pipe(call: Call, tmp_path: Path) -> None:
+    settings = {"trace": "synth:rate=10", "requests": 5, "model": "llama-3.1-8b", "gpu": "h200"}
+    with pipe(tmp_path, gzip.compress(yaml.safe_dump(settings).encode())) as path:
+        assert call("run", path, "-q") == (0, "")

@@ -16,7 +16,7 @@ import yaml
 import servesim
 from servesim.calibrate import tables as shipped
 from servesim.contracts import schedulers
-from servesim.experiments.input_files import input_digests
+from servesim.experiments.input_files import digests_in, input_digests
 from servesim.experiments.store import address_of
 from servesim.hardware import model as bundled
 from servesim.run.scenario import Scenario
@@ -179,3 +179,13 @@ def test_the_files_of_each_pool_and_the_code_in_a_policys_parameters_are_inputs(
         changed = address_of(settings)
         assert changed != before, path.name
         before = changed
+
+
+def test_the_code_that_a_policy_s_name_holds_is_an_input(tmp_path: Path) -> None:
+    code = tmp_path / "mine.py"
+    code.write_text("x = 1\n")
+    settings = {"base": {"scheduler": f"{code}:Mine", "kv": {"name": f"paged:policy={code}:Other"}}}
+    first = digests_in(settings)
+    assert list(first) == [str(code)]
+    code.write_text("x = 2\n")
+    assert digests_in(settings) != first

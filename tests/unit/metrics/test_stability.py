@@ -9,9 +9,9 @@ import pytest
 
 import servesim
 from servesim import draws
-from servesim.metrics.load import expected_present, mean_between
+from servesim.metrics.load import expected_present, load_of, mean_between
 from servesim.metrics.requests import RequestColumns
-from servesim.metrics.stability import stability
+from servesim.metrics.stability import judge, stability
 from tests.support.queues import draw, tally
 
 SECOND = 1_000_000_000
@@ -120,7 +120,7 @@ def test_a_run_of_few_times_in_service_is_too_short_to_tell(request_columns: Mak
     arrival = np.arange(300) * SECOND // 20
     found = stability(request_columns(arrival_ns=arrival, scheduled_ns=arrival, last_token_ns=arrival + 3 * SECOND))
     assert (found["unstable"], found["decided"]) == (False, False)
-    assert found["enough_requests"] == 1200  # 20 times 3 s at 20/s
+    assert found["enough_requests"] == 1300  # 20 times 3 s at 20/s, rounded up
 
 
 def test_an_overload_shows_in_any_run_where_requests_wait_in_ever_greater_numbers(request_columns: Make) -> None:
@@ -168,3 +168,29 @@ def test_queues_of_known_load_are_told_apart() -> None:
     assert above["stable"] <= 0.1 * above.total()
     assert above.total() > 5
     assert long["too short"] <= 0.05 * long.total()
+
+
+def test_requests_that_leave_while_they_wait_say_nothing_of_service(request_columns: Make) -> None:
+    """One place, 100 s a request, ten arrivals a second: in most tenths each gives up after half a second."""
+    arrival = np.arange(1000) * SECOND // 10
+    start = np.where(np.arange(1000) == 0, 0, -1)
+    leaves = np.where(np.arange(1000) == 0, 100 * SECOND, arrival + SECOND // 2)
+    load = load_of(arrival, np.where(start < 0, leaves, 0), leaves)
+    assert load is not None
+    assert load.service_ns == 100 * SECOND
+    assert judge(load).says == "too short"
+    nobody = load_of(arrival, arrival + SECOND, arrival + SECOND)
+    assert nobody is not None
+    assert (nobody.service_ns, judge(nobody).says) == (0.0, "stable")
+
+
+def test_arrivals_at_the_last_instant_count() -> None:
+    arrival = np.array([0] + [1000] * 500) * SECOND
+    load = load_of(arrival, arrival, arrival + SECOND)
+    assert load is not None
+    assert load.arrived[-1] == 501
+
+
+@pytest.mark.parametrize("rho", [1.5, 4, 20, 100])
+def test_a_heavy_overload_is_unstable(request_columns: Make, rho: float) -> None:
+    assert stability(single_server(request_columns, rho, 2000, 0))["unstable"]

@@ -12,6 +12,7 @@ from servesim.metrics.distribution import describe, describe_counted
 from servesim.metrics.load import load_of
 from servesim.metrics.requests import LATENCIES, TOTALS, RequestColumns, most_at_once
 from servesim.metrics.sketch import RELATIVE_ERROR, Sketch
+from servesim.metrics.stability import judge
 from servesim.metrics.streamed import NEVER, LoadGrid, Overlap, StreamedRequests
 from servesim.records.columns import REQUEST_COLUMNS
 
@@ -141,3 +142,19 @@ def test_bins_that_doubled_tell_what_narrow_ones_would_have() -> None:
     assert found.explained == pytest.approx(exact.explained, rel=0.01)
     assert found.service_ns == pytest.approx(exact.service_ns)
     assert found.service_cv2 == pytest.approx(exact.service_cv2, abs=1e-9)
+
+
+def test_arrivals_within_one_bin_and_times_beyond_64_bits_are_judged_all_the_same() -> None:
+    grid = LoadGrid(0)
+    arrival = np.arange(3, dtype=np.int64) * 10_000
+    grid.add(arrival, arrival + 1, arrival + 36_000 * 10**9)
+    found = grid.load()
+    assert found is not None
+    assert found.arrived[-1] == 3
+    grid = LoadGrid(0)
+    arrival = np.arange(1_000_000, dtype=np.int64) * 10**8  # 95 of 100 are left when arrivals end
+    grid.add(arrival, arrival * 20, arrival * 20 + 10**9)
+    found = grid.load()
+    assert found is not None
+    assert (np.diff(found.in_system) > 0).all()
+    assert judge(found).says == "unstable"

@@ -219,3 +219,35 @@ def test_a_file_whose_name_ends_in_a_named_ones_is_another(call: Call) -> None:
     code, said = call("run stranger.yaml --kv mine.py:Other")
     assert code == 2
     assert "x=mine.py" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scheduler: {name: ' evil.py:Mine'}",
+        "axes: {scheduler.name: \"'evil.py:Mine'\"}",
+        "axes: {scheduler.name: '\"\\x65vil.py:Mine\"'}",
+    ],
+)
+def test_no_spelling_of_a_name_runs_code_that_was_not_allowed(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("evil.py", " evil.py"):
+        (tmp_path / name).write_text("open('ran', 'w')\nfrom servesim.policies.scheduling.vllm import Vllm as Mine\n")
+    settings = "trace: synth:rate=10\nrequests: 3\nmodel: llama-3.2-1b\ngpu: h200\n"
+    (tmp_path / "s.yaml").write_text(settings + text + "\n")
+    for command in (servesim.simulate, servesim.sweep):
+        with pytest.raises(UserError):
+            command("s.yaml")
+        assert not (tmp_path / "ran").exists()
+
+
+def test_code_of_the_user_s_own_still_runs_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from servesim.policies.scheduling.vllm import Vllm\nclass Mine(Vllm):\n    pass\n"
+    )
+    settings = {"trace": "synth:rate=10", "requests": 3, "model": "llama-3.2-1b", "gpu": "h200"}
+    for scheduler in ("mine.py:Mine", "./mine.py:Mine", f"{tmp_path}/mine.py:Mine", {"name": "mine.py:Mine"}):
+        assert servesim.simulate(**settings, scheduler=scheduler).summary["requests"]["completed"] == 3

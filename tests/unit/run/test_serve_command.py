@@ -293,3 +293,21 @@ def test_variables_of_a_container_are_those_of_its_command() -> None:
     command = "docker run --gpus all -e VLLM_USE_V1=0 --env HF_TOKEN=x -p 8000:8000 vllm/vllm-openai:v0.8.5 --model m/Q"
     assert environment(command) == [("VLLM_USE_V1", "0"), ("HF_TOKEN", "x")]
     assert parsed(command)[:2] == ("vllm", "m/Q")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "vllm serve m/Q --tensor-parallel-size 2 2>&1 | tee log",
+        "cd /app && vllm serve m/Q --tensor-parallel-size 2 > out.txt 2> err.txt",
+        "pip install x; vllm serve m/Q --tensor-parallel-size 2 & wait",
+        "vllm serve m/Q --tensor-parallel-size 2 &>> log",
+    ],
+)
+def test_what_surrounds_a_server_in_a_shell_is_left_out(script: str) -> None:
+    for shell in ("bash -c", "/usr/bin/bash -lc", "docker run --rm image/x bash -c"):
+        assert parsed(f"{shell} '{script}'") == ("vllm", "m/Q", (("tensor-parallel-size", "2"),)), shell
+
+
+def test_a_variable_written_without_a_blank_is_read() -> None:
+    assert environment("docker run -eVLLM_USE_V1=0 -p8000:8000 vllm/vllm-openai --model m/Q") == [("VLLM_USE_V1", "0")]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -94,3 +95,20 @@ def test_a_run_takes_a_frame_and_its_columns() -> None:
     other = pd.DataFrame({"a": [1, 2], "b": [3, 4], "c": [5, 6]})
     run = servesim.simulate(trace=other, columns="arrival=a,prompt=b,output=c", **asked)
     assert run.requests["prompt_len"].tolist() == [3, 4]
+
+
+def test_a_time_index_that_is_a_column_too_is_read_once() -> None:
+    frame = pd.DataFrame({"timestamp": pd.date_range("2026-01-01", periods=3, freq="s"), "prompt_tokens": 5})
+    frame["completion_tokens"] = 2
+    for indexed in (frame.set_index("timestamp", drop=False), frame.set_index(frame["timestamp"].rename(None))):
+        assert load_trace(indexed).arrival_ns.tolist() == load_trace(frame).arrival_ns.tolist()
+
+
+def test_times_that_ns_cannot_hold_are_one_line_and_numpy_s_integers_are_numbers() -> None:
+    times = pd.Series(np.array(["2900-01-01", "2900-01-02"], dtype="datetime64[s]"))
+    tokens = pd.Series([np.int64(5)] * 2, dtype=object)
+    frame = pd.DataFrame({"timestamp": times, "prompt_tokens": tokens, "completion_tokens": tokens})
+    with pytest.raises(UserError, match="timestamp: times must be between the years 1678 and 2262"):
+        load_trace(frame)
+    frame["timestamp"] = [1_700_000_000.0, 1_700_000_001.0]
+    assert load_trace(frame).prompt_len.tolist() == [5, 5]
