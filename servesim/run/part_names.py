@@ -27,7 +27,7 @@ def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     }
 
 
-@cache
+@cache  # callers hold `kind` as Any: where pydantic is not installed, a compiler takes the class for unhashable
 def _sections(kind: type[BaseModel]) -> dict[str, tuple[str, ...]]:
     """Return, for each name of a part, the sections of a scenario that have such a part: a field, or a parameter of any
     policy. Parameters of routers and autoscalers have lower precedence: a name that they share with the engine means
@@ -53,7 +53,7 @@ def _sections(kind: type[BaseModel]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sections) for name, sections in found.items()}
 
 
-def whole_name(key: str, kind: type[BaseModel]) -> str | None:
+def whole_name(key: str, kind: Any) -> str | None:
     """Return the dotted name of a part, given its short name with hyphens or underscores, or None if no section has
     such a part. Raise UserError if two sections have one."""
     name = key.replace("-", "_")
@@ -64,7 +64,7 @@ def whole_name(key: str, kind: type[BaseModel]) -> str | None:
     return f"{sections[0]}.{name}" if sections else None
 
 
-def full_name(key: str, kind: type[BaseModel], own: type[BaseModel]) -> str:
+def full_name(key: str, kind: Any, own: type[BaseModel]) -> str:
     """Return a key of a scenario unchanged, or the full name of a part for its short name; raise UserError, with a
     suggestion, if no scenario has such a setting. `own`: the class that also has the sections of a user's features."""
     fields = own.model_fields
