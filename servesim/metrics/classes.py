@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.metrics.requests import RequestColumns
 from servesim.metrics.slo import SLO_METRICS
 
 Slos = Mapping[str, Mapping[str, float]]
@@ -21,10 +20,3 @@ def class_limits(
     own = [slos.get(labels[row], slo) for row in rows.tolist()]
     known = [name for name in SLO_METRICS if name in slo or any(name in limits for limits in slos.values())]
     return {name: np.array([limits.get(name, np.inf) for limits in own], dtype=np.float64) for name in known}
-
-
-def parts_of(columns: RequestColumns, labels: Sequence[str]) -> dict[str, RequestColumns]:
-    """Return the records of each label, sorted by label. `labels`: one per trace row; retries have the label of their
-    row."""
-    names = np.array(labels)[columns.table["row"] % len(labels)]
-    return {str(name): columns.take(names == name) for name in np.unique(names)}

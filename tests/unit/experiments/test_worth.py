@@ -168,29 +168,6 @@ def test_a_replicate_s_limit_lies_where_its_margin_crosses_zero(
     assert _crossing((1.0, 2.0, 4.0), margins) == (limit if limit is None else pytest.approx(limit))
 
 
-def test_sentences_by_hand() -> None:
-    one: dict[str, Any] = {
-        "of": "fp8",
-        "price_ratio": 0.8,
-        "gain": 0.2,
-        "low": 0.1,
-        "high": 0.25,
-        "verdicts": ["carries", "carries"],
-        "usd_per_hour": [3.0, 3.0],
-        "rate": [5.0, 4.0],
-        "model_error": {"low": -0.1, "high": None, "level": 0.8, "says": "from pairs"},
-        "usd_range": [None, None],
-        "needs": [],
-    }
-    assert sentence(one) == (
-        "fp8 saves 20 % [10, 25] per request: 5 requests/s at $3.00/h with it, 4 at $3.00/h without it."
-    )
-    assert error_words(one).startswith("fp8: the gain is -10 to ? % (80 % interval from pairs")
-    assert error_words(one | {"model_error": None}) == ""
-    unknown = {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"}
-    assert error_words(one | {"model_error": unknown}).endswith("is not known: no pairs")
-
-
 GAIN: dict[str, Any] = {
     "of": "x",
     "price_ratio": 0.8,
@@ -204,6 +181,22 @@ GAIN: dict[str, Any] = {
     "usd_range": [(0.5, 0.7), (0.72, 0.9)],
     "needs": ["It needs a head."],
 }
+
+
+def test_sentences_by_hand() -> None:
+    one = GAIN | {
+        "of": "fp8",
+        "model_error": {"low": -0.1, "high": None, "level": 0.8, "says": "from pairs"},
+        "usd_range": [None, None],
+        "needs": [],
+    }
+    assert sentence(one) == (
+        "fp8 saves 20 % [10, 25] per request: 5 requests/s at $3.00/h with it, 4 at $3.00/h without it."
+    )
+    assert error_words(one).startswith("fp8: the gain is -10 to ? % (80 % interval from pairs")
+    assert error_words(one | {"model_error": None}) == ""
+    unknown = {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"}
+    assert error_words(one | {"model_error": unknown}).endswith("is not known: no pairs")
 
 
 @pytest.mark.parametrize(

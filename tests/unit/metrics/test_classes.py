@@ -7,11 +7,11 @@ import pytest
 
 from servesim.contracts.request import State
 from servesim.features.classes.figures import CLASSES, TENANTS, Classes, Tenants, jain_index
-from servesim.metrics.classes import parts_of
 from servesim.metrics.requests import RequestColumns
 from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run.simulate import simulate
 from servesim.traces import shape, synthesize
+from tests.support.labels import parts_of
 
 MS = 1_000_000
 

@@ -12,12 +12,12 @@ import pytest
 import servesim
 from servesim.contracts.request import State
 from servesim.features.classes.figures import CLASSES, TENANTS, Classes, Tenants
-from servesim.metrics.classes import parts_of
 from servesim.metrics.requests import RequestColumns
 from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run import label_groups
 from servesim.run.label_groups import StreamedLabels, by_label
 from servesim.run.shown import labeled
+from tests.support.labels import parts_of
 
 MS = 1_000_000
 SLO = {"ttft": 60.0, "e2el": 300.0}

@@ -61,7 +61,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
 }
 
 
-DOCKER = "docker run --runtime nvidia --gpus all -v ~/.cache/huggingface:/root/.cache/huggingface"
+DOCKER = "docker run --runtime nvidia --gpus all -v ~/.cache/huggingface:/models"
 WRAPPED = {
     f"{DOCKER} --env 'HF_TOKEN=x' -p 8000:8000 --ipc=host vllm/vllm-openai:latest --model {LLAMA} -tp 2": "vllm",
     f"sudo docker run -d --rm -it -p8000:8000 -m 64g vllm/vllm-openai {LLAMA} --tensor-parallel-size 2": "vllm",
