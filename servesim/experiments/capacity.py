@@ -37,7 +37,9 @@ A goal is a share of requests within limits: `attainment` for all limits that ap
 percentile if it has one. Only requests that arrive in the steady window count; for a recorded trace, all do. A load is
 carried if every goal is reached on average over the seeds. A recorded trace is replayed whole; the goals must then hold
 over all of it and in every window of `window_minutes` that begins with an arrival and holds at least `window_requests`.
-The queue may grow without bound only in less than half of the runs. First, every request is served alone: if that
+The queue may grow without bound only in less than half of the runs, and a load is surely carried only where at least
+half of them are long enough to tell. A synthetic workload of no stated length is run longer until the answer is sure
+enough (servesim.experiments.run_lengths), and shorter runs find where to look. First, every request is served alone: if that
 misses a goal, it is missed at any load, and no load is run.
 
 The highest rate is bisected on common random numbers: a new rate stretches the same arrivals by one factor. Its
@@ -66,14 +68,15 @@ from servesim.experiments.capacity_error import CapacityError
 from servesim.experiments.capacity_scaled import check_scalers
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.documents import write_document
-from servesim.experiments.goals import goals_of
+from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.metrics import METRICS
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Measuring
 from servesim.experiments.replicates import check_count, replicates_of
+from servesim.experiments.run_lengths import RunLengths
 from servesim.experiments.run_metrics import check_window
-from servesim.experiments.runner import OnProgress, open_runner
+from servesim.experiments.runner import OnProgress, Runner, open_runner
 from servesim.experiments.splits import split
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings
@@ -189,19 +192,15 @@ def answer(
     with open_runner(
         out, CAPACITY, terms.executor, terms.jobs, terms.on_progress, objects, shared, terms.overwrite
     ) as runner:
-        repeats = replicates_of(variants[0].settings, terms.replicates, objects, terms.window, REPLICATES)
-        ends = repeats.margins(terms.warmup, terms.cooldown)
-        metrics = [METRICS[name] for name in REPORTED]
-        measuring = Measuring(metrics, goals, repeats, ends, terms.window_minutes, terms.window_requests)
-        study = Study(runner, variants, measuring)
-        rows, rate = _rows(study, known, terms)
+        study, rows, rate = _studied(runner, variants, objects, terms, goals)
+        measuring, repeats = study.measuring, study.measuring.repeats
         error = CapacityError(study, rows, terms.max_replicas, rate is not None) if terms.intervals else None
         document = {
             "schema": SCHEMA,
             "question": "highest rate" if rate is None else "cheapest deployment",
             "answer": sentence(rows, rate is not None, goals, rate),
             "settings": _settings(known, terms, measuring),
-            "workload": shared,
+            "workload": shared_settings([v.settings for v in study.variants]),
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
             "notes": notes(rows, repeats, goals, known.price),
@@ -212,6 +211,26 @@ def answer(
         if out is not None:
             write_document(Path(out), CAPACITY, document, POINTS, study.columns())
     return _frame(document, out)
+
+
+def _studied(
+    runner: Runner, variants: Sequence[Variant], objects: Objects, terms: Terms, goals: Sequence[Goal]
+) -> tuple[Study, list[dict[str, Any]], float | None]:
+    """Run the question at one length after another. Return the last study, its rows, and the requested rate in
+    requests/s, or None if no rate was requested."""
+    known = Scenario.of(variants[0].settings)
+    lengths, near = RunLengths.of(variants, goals, known.rate is None), dict[str, float]()
+    metrics = [METRICS[name] for name in REPORTED]
+    while True:
+        sized = lengths.sized(variants)
+        repeats = replicates_of(sized[0].settings, terms.replicates, objects, terms.window, REPLICATES)
+        ends = repeats.margins(terms.warmup, terms.cooldown)
+        measuring = Measuring(metrics, goals, repeats, ends, terms.window_minutes, terms.window_requests)
+        study = Study(runner, sized, measuring, near)
+        rows, rate = _rows(study, known, terms)
+        if not lengths.longer(rows):
+            return study, rows, rate
+        near = {row["label"]: row["rate"] for row in rows if row["verdict"] == "carries"}
 
 
 def _rows(study: Study, known: Scenario, terms: Terms) -> tuple[list[dict[str, Any]], float | None]:

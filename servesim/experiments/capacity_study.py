@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from servesim.workload.trace import Trace
 REPORTED = (*PARETO, "ttft_p99", "tpot_p99", "usd_per_million_output_tokens", "slo_attainment")
 ENDS = 4
 """Factor by which the bisection of an interval's ends is coarser than that of the rate itself."""
+BELOW, STEP = 1.25, 1.75
+"""Factor below a rate found by shorter runs at which the search starts, and its first step, which leads beyond it."""
 IDLE_HALF = 0.5
 """Fraction of time that GPUs compute, below which load is no longer the reason that requests wait. If doubling the
 replicas then changes nothing, adding more will not either."""
@@ -44,9 +47,16 @@ def load_text(key: str, load: float) -> str:
 class Study:
     """Study that requests runs round by round, for all deployments and replicates together."""
 
-    def __init__(self, runner: Runner, variants: Sequence[Variant], measuring: Measuring) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        variants: Sequence[Variant],
+        measuring: Measuring,
+        near: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """`near` holds the rates found by shorter runs, by label."""
         self._runner, self.variants, self.measuring = runner, variants, measuring
-        self._repeats = measuring.repeats
+        self._repeats, self._near = measuring.repeats, near
         self.points: list[dict[str, Any]] = []
         self.outcomes: dict[Load, list[Outcome]] = {}
         self.judged: dict[Load, Judged] = {}
@@ -61,10 +71,14 @@ class Study:
     def highest_rates(self, tolerance: float) -> dict[str, tuple[RateSearch, RateSearch, RateSearch]]:
         """Run three searches per deployment: one for the rate at which the margin over the goals is 0, and two for the
         ends of the rate's interval. Deployments that miss a goal even on an idle server have no searches."""
-        start = self._repeats.mean_rate or START
         open_ones = self._open_after_idle()
-        found = {v.label: (RateSearch(tolerance, start), RateSearch(ENDS * tolerance, start),
-                           RateSearch(ENDS * tolerance, start)) for v in open_ones}  # fmt: skip
+        found = {}
+        for v in open_ones:
+            start, step = self._repeats.mean_rate or START, 2.0
+            if v.label in self._near:
+                start, step = self._near[v.label] / BELOW, STEP
+            mean, lower, upper = (RateSearch(times * tolerance, start, step) for times in (1, ENDS, ENDS))
+            found[v.label] = mean, lower, upper
         self._searches = {label: searches[0] for label, searches in found.items()}
         while True:
             wanted = []

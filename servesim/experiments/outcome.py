@@ -149,6 +149,8 @@ class Judged:
     margin: float
     """Smallest margin of any goal, over the whole trace and in every window. Negative if a goal is missed."""
     margin_low: float
+    """Smallest margin of any goal at the lower bounds of the intervals, or -1 if the runs are too short to tell whether
+    the queue stays bounded."""
     margin_high: float
     """Smallest margin of any goal at the upper bounds of the intervals."""
     binding: int
@@ -192,6 +194,8 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     margin, margin_low, margin_high = margins.min(axis=0).tolist()
     if growing(outcomes):
         margin = margin_low = margin_high = min(margin, -1.0)
+    elif 2 * sum(outcome.unstable or outcome.enough is not None for outcome in outcomes) >= len(outcomes):
+        margin_low = min(margin_low, -1.0)  # a longer run may show that the queue grows
     return Judged(
         tuple(shares.tolist()),
         tuple(max(float(x), 0.0) for x in low),
