@@ -14,6 +14,7 @@ from servesim.experiments.capacity_scaled import SCALED, against_fixed, cost_of,
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import RateSearch
+from servesim.experiments.named import failures, several
 from servesim.experiments.outcome import growing
 from servesim.experiments.ranking import pareto_front
 from servesim.experiments.replicates import Replicates
@@ -242,7 +243,7 @@ def notes(
     rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequence[Goal], prices: Mapping[str, float]
 ) -> list[str]:
     """Return notes for the reader."""
-    found = [f"{row['label'] or 'the deployment'} failed: {row['error']}" for row in rows if row["error"]]
+    found = failures([(row["label"] or "the deployment", row["error"]) for row in rows if row["error"]])
     found += repeats.notes
     for row in rows:
         if row["verdict"] != "carries":
@@ -260,7 +261,7 @@ def notes(
         )
     short = [row for row in rows if row["enough_requests"]]
     if short:
-        where = f" ({'; '.join(row['label'] for row in short)})" if len(rows) > 1 else ""
+        where = f" ({several([row['label'] for row in short])})" if len(rows) > 1 else ""
         found.append(
             f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}; about "
             f"{max(row['enough_requests'] for row in short):,} requests would"
