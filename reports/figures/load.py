@@ -210,7 +210,7 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(lambda v, _: f"${v:.3g}")
         axes.set_xlabel(_PRICE)
-        axes.set_title("p99 end to end", fontsize=11, fontweight="normal", color=INK["muted"])
+        axes.set_title("p99 end to end", fontweight="normal", color=INK["muted"])
         figure.subplots_adjust(left=0.11, right=0.98, top=0.91, bottom=0.15)
         _name(axes, [(r.label, r.price, r.ms) for r in rows if r.front])
 
@@ -257,7 +257,7 @@ def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
     taken = [(across - 11, up - 11, across + 11, up + 11) for _, across, up, _, _ in at]
     for i, (label, across, up, x, y) in enumerate(at):
         text = label if len(label) <= 30 else f"{label[:29]}…"
-        wide, others = 5.6 * len(text), taken[:i] + taken[i + 1 :]
+        wide, others = 6.8 * len(text), taken[:i] + taken[i + 1 :]
         for place, left, low in (
             ("center", across - wide / 2, up + 11),
             ("center", across - wide / 2, up - 25),
@@ -271,7 +271,6 @@ def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
                 offset = {"center": 0, "left": 12, "right": -12}[place]
                 axes.annotate(
                     text, (x, y), xytext=(offset, low + 6 - up), textcoords="offset points", ha=place, va="center",
-                    fontsize=10,
                 )  # fmt: skip
                 break
 

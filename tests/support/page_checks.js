@@ -13,7 +13,7 @@
   const figures = [...document.querySelectorAll(".drawing[tabindex], .drawing [tabindex]")].filter(visible);
   found.silent = figures.filter(mute).map((one) => one.closest("figure").id);
   const hidden = (one) => one.scrollWidth > one.clientWidth + 1 && one.tabIndex !== 0;
-  found.unreached = [...document.querySelectorAll(".scroll, .sections")].filter(hidden).length;
+  found.unreached = [...document.querySelectorAll(".scroll")].filter(hidden).length;
   const bar = document.querySelector(".sections");
   found.cut = bar ? bar.scrollWidth - bar.clientWidth : 0;
 
@@ -24,7 +24,8 @@
   const told = (one) => `${where(one)}: ${one.textContent.trim()}`;
   const drawn = [...document.querySelectorAll("main svg")].filter(visible).map(texts);
   found.small = drawn.flat().filter((one) => size(one) < 10.95).map((one) => `${told(one)} ${size(one).toFixed(1)}`);
-  const touch = (a, b) => a.left < b.right + 3 && b.left < a.right + 3 && a.top < b.bottom - 3 && b.top < a.bottom - 3;
+  const shared = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+  const touch = (a, b) => a.left < b.right + 3 && b.left < a.right + 3 && shared(a, b) > Math.min(a.height, b.height) / 2;
   found.touching = [];
   for (const each of drawn) {
     const boxes = each.map((one) => [one, one.getBoundingClientRect()]);
