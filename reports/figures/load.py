@@ -10,6 +10,7 @@ import numpy as np
 
 from servesim.experiments.knee import knee
 from servesim.experiments.metrics import metric_label
+from servesim.experiments.ranking import PARETO
 from servesim.reports.experiment import amount
 from servesim.reports.figures.axes import percents, time_ticks
 from servesim.reports.ink import INK
@@ -128,11 +129,15 @@ def attainment(
     more: str = "",
 ) -> Drawing:  # fmt: skip
     """Draw the share of requests within the limits at every rate (or size) that was tried; sizes are on a base-2
-    logarithmic axis if they extend beyond 8. `more` is text added to the caption."""
+    logarithmic axis if they extend beyond 8. The axis of shares begins where `LOST` times the lost requests that are
+    allowed are lost. `more` is text added to the caption."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     sizes = sorted({x for pairs in points.values() for x, _ in pairs})
     doubled = unit == "replicas" and sizes[-1] > 8
+    low = max(1 - LOST * (1 - target), 0.0)
+    room = 0.04 * (1 - low)
+    inside = [x for pairs in points.values() for x, share in pairs if share >= low]
 
     def paint(figure: Any, narrow: bool) -> None:
         axes = figure.subplots()
@@ -143,7 +148,7 @@ def attainment(
             means = [float(np.mean([b for a, b in pairs if a == rate])) for rate in rates]
             axes.plot(rates, means, color=INK[palette[label]], linewidth=1.6)
         axes.axhline(target, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
-        axes.set_ylim(0, 1.04)
+        axes.set_ylim(low, 1 + room)
         percents(axes.yaxis)
         if doubled:
             axes.set_xscale("log", base=2)
@@ -152,7 +157,7 @@ def attainment(
             axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
             axes.xaxis.set_gid("count")
         else:
-            axes.set_xlim(left=0)
+            axes.set_xlim(0, 1.1 * max(inside or sizes))
         if unit == "replicas" and not doubled:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel(unit)
@@ -161,12 +166,16 @@ def attainment(
     alt = f"Share of requests within every limit by {unit}: " + "; ".join(
         f"{label}, {len(pairs)} runs from {min(pairs)[0]:g} to {max(pairs)[0]:g}" for label, pairs in points.items()
     )
-    caption = f"Each dot is a run; lines join the means. Dashed: the required share, {100 * target:g} %.{more}"
+    below = any(share < low for pairs in points.values() for _, share in pairs)
+    cut = f" Shares below {100 * low:g} % lie beyond the frame." if below else ""
+    caption = f"Each dot is a run; lines join the means. Dashed: the required share, {100 * target:g} %.{cut}{more}"
     legend = tuple((palette[label], label) for label in points) if any(points) else ()
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
 
 _PRICE = "price per million tokens"
+LOST = 5
+"""Largest share of lost requests on the axis of shares, as a multiple of the share that may be lost."""
 
 
 class Dot(NamedTuple):
@@ -177,7 +186,7 @@ class Dot(NamedTuple):
     price: float
     """Price in $ per million tokens."""
     ms: float
-    """End-to-end latency (p99) in ms."""
+    """Latency (p99) in ms."""
     flow: float
     """Throughput in output tokens/s."""
     front: bool
@@ -188,11 +197,12 @@ class Dot(NamedTuple):
     """Whether the variant may be off the front, or may belong to it although it is not listed."""
 
 
-def pareto(rows: Sequence[Dot]) -> Drawing:
-    """Draw price against latency; the area of a dot represents throughput, and a bar represents the range that the
+def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
+    """Draw price against a latency; the area of a dot represents throughput, and a bar represents the range that the
     model's error allows."""
     from matplotlib.ticker import MaxNLocator
 
+    words = metric_label(latency)
     lows, highs = min(r.price for r in rows), max(r.price for r in rows)
     room = (highs - lows) * 0.22 or highs * 0.2
 
@@ -210,12 +220,12 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(lambda v, _: f"${v:.3g}")
         axes.set_xlabel(_PRICE)
-        axes.set_title("p99 end to end", fontweight="normal", color=INK["muted"])
+        axes.set_title(words, fontweight="normal", color=INK["muted"])
         figure.subplots_adjust(left=0.11, right=0.98, top=0.91, bottom=0.15)
         _name(axes, [(r.label, r.price, r.ms) for r in rows if r.front])
 
     doubt = " (given the model's error, it may not be)"
-    alt = "Price, p99 end-to-end latency and output throughput. On the Pareto front: " + "; ".join(
+    alt = f"Price, {words} and output throughput. On the Pareto front: " + "; ".join(
         f"{r.label} at {amount(r.price, '$')} per million tokens, {amount(r.ms, 'ms')}, {amount(r.flow, 'tokens/s')}"
         f"{doubt if r.doubtful else ''}"
         for r in rows
@@ -231,7 +241,7 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
 
     def tidy() -> list[tuple[Any, ...]]:
         front = {True: "on the front", False: "behind it"}
-        found = [("p99 end to end", front[r.front], "point", r.label, r.price, r.ms, None, _PRICE) for r in rows]
+        found = [(words, front[r.front], "point", r.label, r.price, r.ms, None, _PRICE) for r in rows]
         return found + [
             ("output tokens/s", front[r.front], "point", r.label, r.price, r.flow, None, _PRICE) for r in rows
         ]
