@@ -65,7 +65,7 @@ def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not ranked:
         return []
     best, limits = ranked[0], _limits(document)
-    _, latency, _ = front_metrics(ranked, limits)
+    _, latency, _ = front_metrics([best], limits)
     value, _, unit = amount(best["values"][latency], "ms").partition(" ")
     limit = min((goal[key] for goal in limits if (key := latency.removesuffix("_p99")) in goal), default=None)
     size = f"{best['gpus']} × {gpu_of(best['gpu'])}"

@@ -200,7 +200,7 @@ class Dot(NamedTuple):
 def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
     """Draw price against a latency; the area of a dot represents throughput, and a bar represents the range that the
     model's error allows."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     words = metric_label(latency)
     lows, highs = min(r.price for r in rows), max(r.price for r in rows)
@@ -215,9 +215,14 @@ def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
                 axes.plot([r.price, r.price], list(r.bars), color=INK[r.colour], linewidth=1.3, alpha=0.7)
             fill, alpha = INK["surface"] if r.doubtful else INK[r.colour], 0.85 if r.front or r.doubtful else 0.3
             axes.plot([r.price], [r.ms], "o", color=fill, markersize=size, alpha=alpha, mec=edge)
-        axes.set_xlim(max(lows - room, 0), highs + room)
+        if highs > 12 * lows > 0:
+            axes.set_xscale("log")
+            axes.set_xlim(lows / 1.8, highs * 1.8)
+        else:
+            axes.set_xlim(max(lows - room, 0), highs + room)
         _axes_time(axes, [ms for r in rows for ms in (r.ms, *(r.bars or ()))])
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(LogLocator(10) if axes.get_xscale() == "log" else MaxNLocator(5))
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(lambda v, _: f"${v:.3g}")
         axes.set_xlabel(_PRICE)
         axes.set_title(words, fontweight="normal", color=INK["muted"])
