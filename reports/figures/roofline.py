@@ -85,7 +85,7 @@ def _name(axes: Any, points: Sequence[Point], labels: Sequence[str], low: float,
     for label, (_, x, y) in zip(labels, points, strict=False):
         edge = np.log(x / low) > 0.75 * np.log(high / low)
         axes.annotate(
-            label, (x, y / 1e12), xytext=(-2 if edge else 7, -29 if edge else -13), textcoords="offset points",
+            label, (x, y / 1e12), xytext=(-2 if edge else 7, -42 if edge else -13), textcoords="offset points",
             ha="right" if edge else "left",
         )  # fmt: skip
 

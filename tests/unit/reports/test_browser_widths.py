@@ -53,7 +53,8 @@ def _explore(out: Path) -> str:
     explorer, words = explored(None, dict(GIVEN))
     page = explore_page(explorer.controls, **words)
     page.scripts = ("page.js", "zoom.js")
-    picture = explorer.picture([{"rate": "31"}, {}], lambda: False)
+    both: Any = None  # versions, of which the page asks for the one that fits
+    picture = explorer.picture([{"rate": "31"}, {}], lambda: False, both)
     return page.html().replace('<div id="picture" aria-busy="true">', f'<div id="picture">{picture}')
 
 
