@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servesim.experiments.capacity_answer import never_text
-from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
+from servesim.experiments.capacity_answer import front_metrics, never_text, ordered
+from servesim.experiments.capacity_error import error_sentences, gpu_bars, price_of_row, rate_bars
 from servesim.experiments.goals import header
+from servesim.experiments.metrics import metric_label
 from servesim.experiments.replicates import counted
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
@@ -34,7 +35,7 @@ def page(folder: Path) -> Page:
     drawn = [drawing for draw in FIGURES.values() if (drawing := draw(experiment)) is not None]
     reasons = [
         f"{r['label'] or 'this'}: {never_text(r)}"
-        for r in document["rows"]
+        for r in ordered(document["rows"])
         if r["verdict"] == "never" and r["best_attainment"] is not None
     ]
     never = [Block("list", "Never", reasons, wide=True)] if reasons else []
@@ -59,20 +60,40 @@ def _by_rate(document: Mapping[str, Any]) -> bool:
 
 
 def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return tiles for up to four deployments with the highest rates or the lowest prices."""
-    carried = [r for r in document["rows"] if r["verdict"] == "carries"]
-    if _by_rate(document):
-        order = sorted(carried, key=lambda r: -r["rate"])
-        return [
-            {"name": r["label"], "value": number(r["rate"]), "unit": "req/s", "note": _between(r) or "carried"}
-            for r in order[:4]
-        ]
-    order = sorted(carried, key=lambda r: r["usd_per_hour"])
+    """Return tiles on the cheapest deployment: what it carries, its price, and the latency closest to its limit."""
+    ranked = [r for r in ordered(document["rows"]) if r["verdict"] == "carries"]
+    if not ranked:
+        return []
+    best, limits = ranked[0], _limits(document)
+    _, latency, _ = front_metrics([best], limits)
+    value, _, unit = amount(best["values"][latency], "ms").partition(" ")
+    limit = min((goal[key] for goal in limits if (key := latency.removesuffix("_p99")) in goal), default=None)
+    size = f"{best['gpus']} × {gpu_of(best['gpu'])}"
+    rate = {"name": "Highest rate", "value": number(best["rate"]), "unit": "req/s", "note": _between(best) or "carried"}
+    gpus = {"name": "GPUs", "value": str(best["gpus"]), "unit": gpu_of(best["gpu"]),
+            "note": f"{best['replicas']} replica{'s' * (best['replicas'] != 1)}"}  # fmt: skip
     return [
-        {"name": r["label"], "value": f"${number(r['usd_per_hour'])}", "unit": "an hour",
-         "note": f"{r['replicas']} replica{'s' * (r['replicas'] != 1)}, {r['gpus']} GPU{'s' * (r['gpus'] != 1)}"}
-        for r in order[:4]
+        rate if _by_rate(document) else gpus,
+        {"name": "Price", "value": f"${number(best['usd_per_hour'])}", "unit": "an hour", "note": size},
+        {"name": "Price of tokens", "value": amount(best["values"]["usd_per_million_tokens"], "$"), "unit": "per M",
+         "note": _lead(ranked)},
+        {"name": metric_label(latency), "value": value, "unit": unit,
+         "note": f"limit {amount(limit, 'ms')}" if limit is not None else ""},
     ]  # fmt: skip
+
+
+def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:
+    """Return how much cheaper per request the first deployment is than the next, or how many cost the same."""
+    if len(ranked) < 2:
+        return "of all tokens"
+    equal = sum(price_of_row(r) < 1.005 * price_of_row(ranked[0]) for r in ranked[1:])
+    if equal:
+        return f"the same as {ranked[1]['label']}" if equal == 1 else f"the same as {equal} others"
+    return f"{100 * (1 - price_of_row(ranked[0]) / price_of_row(ranked[1])):.0f} % less than {ranked[1]['label']}"
+
+
+def _limits(document: Mapping[str, Any]) -> list[Mapping[str, float]]:
+    return [goal["limits"] for goal in document["settings"]["goals"]]
 
 
 def _between(row: Mapping[str, Any]) -> str:
@@ -85,7 +106,7 @@ def _between(row: Mapping[str, Any]) -> str:
 def _table(document: Mapping[str, Any]) -> Table:
     by_rate = _by_rate(document)
     rows = []
-    for r in document["rows"]:
+    for r in ordered(document["rows"]):
         said = pill("cheapest", "up") if r["cheapest"] else pill(r["verdict"])
         values = r["values"] or {}
         size = "–" if r["gpus"] is None else f"{r['gpus']} × {gpu_of(r['gpu'])}{gpu_bars(r)}"
@@ -141,24 +162,20 @@ def _attainment(document: Mapping[str, Any]) -> Drawing | None:
 
 def _palette(document: Mapping[str, Any]) -> dict[str, str]:
     """Return the colors of the best deployments, best first, up to the number of colors."""
-    by_rate = _by_rate(document)
-
-    def place(row: Mapping[str, Any]) -> tuple[bool, float]:
-        return row["verdict"] != "carries", -(row["rate"] or 0.0) if by_rate else row["usd_per_hour"] or 0.0
-
-    return colours([r["label"] for r in sorted(document["rows"], key=place)[: len(SERIES)]])
+    return colours([r["label"] for r in ordered(document["rows"])[: len(SERIES)]])
 
 
 def _front(document: Mapping[str, Any]) -> Drawing | None:
     palette = _palette(document)
     rows = []
+    metrics = front_metrics(document["rows"], _limits(document))
     for r in document["rows"]:
         values: Mapping[str, Any] = r["values"] or {}
-        found: list[Any] = [values.get(name) for name in ("usd_per_million_tokens", "e2el_p99", "output_throughput")]
+        found: list[Any] = [values.get(name) for name in metrics]
         if r["verdict"] == "carries" and None not in found:
             price, ms, flow = found
             rows.append(Dot(r["label"], palette.get(r["label"], "muted"), price, ms, flow, r["pareto"]))
-    return pareto(rows) if len(rows) > 1 else None
+    return pareto(rows, metrics[1]) if len(rows) > 1 else None
 
 
 FIGURES: Figures = {"attainment": lambda e: _attainment(e.document), "pareto": lambda e: _front(e.document)}

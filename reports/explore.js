@@ -6,6 +6,7 @@ const picture = document.getElementById("picture");
 const wrong = document.getElementById("wrong");
 const SESSION = crypto.randomUUID();
 const COLOURS = ["blue", "amber", "teal", "violet", "rose", "sky", "lime", "slate"];
+const isNarrow = () => picture.clientWidth < 992; // as the stylesheet has it: 949 pixels and a card's edges
 let number = 0; // of the newest question
 let asking = null;
 let kept = []; // states of runs beside this one
@@ -31,9 +32,17 @@ function valueOf(slider) {
 function put(state) {
   for (const control of controls) {
     control.value = state[control.dataset.key] ?? control.dataset.base;
-    const slider = sliderOf(control);
-    if (slider && control.value) placed(slider, Number(control.value));
+    moved(control);
   }
+}
+
+// a slider without a number stands at its low end, pale
+function moved(control) {
+  const slider = sliderOf(control);
+  if (!slider) return;
+  slider.classList.toggle("unset", !control.value);
+  if (control.value) placed(slider, Number(control.value));
+  else slider.value = 0;
 }
 
 // the address
@@ -73,7 +82,7 @@ async function ask() {
   asking?.abort();
   asking = new AbortController();
   const beside = kept.filter((one) => asText(one) !== asText(state));
-  const question = { session: SESSION, number: mine, states: [state, ...beside], narrow: innerWidth <= 560 };
+  const question = { session: SESSION, number: mine, states: [state, ...beside], narrow: isNarrow() };
   let answer;
   try {
     const sent = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question), signal: asking.signal };
@@ -129,11 +138,12 @@ function listed() {
 for (const control of controls) {
   const slider = sliderOf(control);
   control.addEventListener("input", () => {
-    if (slider && control.value) placed(slider, Number(control.value));
+    moved(control);
     changed();
   });
   slider?.addEventListener("input", () => {
     control.value = valueOf(slider);
+    slider.classList.remove("unset");
     changed();
   });
 }
@@ -158,10 +168,10 @@ addEventListener("hashchange", () => {
   read();
   changed();
 });
-let narrow = innerWidth <= 560;
+let narrow = isNarrow();
 addEventListener("resize", () => {
-  if (narrow !== innerWidth <= 560) changed();
-  narrow = innerWidth <= 560;
+  if (narrow !== isNarrow()) changed();
+  narrow = isNarrow();
 });
 read();
 changed();

@@ -20,8 +20,13 @@ INK = {name: f"#0101{i + 1:02x}" for i, name in enumerate(COLOURS)}
 SERIES = ("blue", "amber", "teal", "violet", "rose", "sky", "lime", "slate")
 """Colors for series, in order."""
 
-WIDE, NARROW, HALF = 1040, 350, 500
-"""Widths in CSS pixels: full page, phone, one of two columns."""
+WIDE, NARROW, HALF = 1040, 330, 500
+"""Widths in CSS pixels: full page, phone, one of two columns. The stylesheet shows the narrow version where text of the
+other one would be smaller than 11 pixels."""
+
+TEXT = 12
+"""Size of all text but titles, in CSS pixels: 11 on a phone of 360 pixels, and at the width from which the wide version
+is shown."""
 
 STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,  # several venues reject the default, Type 3 fonts
@@ -29,15 +34,15 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "path.simplify_threshold": 0.3,
-    "font.size": 11.5,
+    "font.size": TEXT,
     "axes.edgecolor": INK["rule"],
     "axes.labelcolor": INK["muted"],
     "axes.titlecolor": INK["ink"],
-    "axes.titlesize": 12,
+    "axes.titlesize": 13,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 9,
-    "axes.labelsize": 11,
+    "axes.labelsize": TEXT,
     "axes.linewidth": 1.0,
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -52,18 +57,18 @@ STYLE: dict[str, Any] = {
     "text.color": INK["ink"],
     "xtick.color": INK["rule"],
     "xtick.labelcolor": INK["muted"],
-    "xtick.labelsize": 10.5,
+    "xtick.labelsize": TEXT,
     "xtick.major.size": 3,
     "xtick.minor.size": 0,
     "ytick.color": INK["rule"],
     "ytick.labelcolor": INK["muted"],
-    "ytick.labelsize": 10.5,
+    "ytick.labelsize": TEXT,
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
-    "legend.fontsize": 10.5,
+    "legend.fontsize": TEXT,
 }
 
 HERE = Path(__file__).resolve().parent
@@ -74,7 +79,7 @@ def painted(drawing: Drawing, width: int, height: int, narrow: bool) -> Any:
     from matplotlib.figure import Figure
 
     assert drawing.paint is not None
-    figure = Figure(figsize=(width / 72, height / 72))
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     drawing.paint(figure, narrow)
     return figure
 

@@ -28,17 +28,20 @@ def lecture_page(drawings: Mapping[str, Drawing], model: str, gpu: str) -> Page:
     )
 
 
-def write(out: Path, drawings: Mapping[str, Drawing], model: str, gpu: str) -> None:
-    """Write the page and an SVG file for each figure to a directory; raise UserError if it contains files that are not
-    servesim's."""
-    files = {out / f"{name}.svg": drawing.to_svg() for name, drawing in drawings.items()}
-    files[out / PAGE] = lecture_page(drawings, model, gpu).html()
+def write(out: Path, drawings: Mapping[str, Drawing], model: str, gpu: str) -> Path:
+    """Write the page and an SVG file for each figure to a directory, or the page alone if `out` ends in .html; return
+    the page's path. Raise UserError if files would be replaced that are not servesim's."""
+    alone = out.suffix in (".html", ".htm")
+    page = out if alone else out / PAGE
+    files = {} if alone else {out / f"{name}.svg": drawing.to_svg() for name, drawing in drawings.items()}
+    files[page] = lecture_page(drawings, model, gpu).html()
     for path in files:
         refuse_foreign(path)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        page.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror}") from error
+        raise UserError(f"{page.parent}: cannot be written: {error.strerror}") from error
     for path, text in files.items():
         with writing(path) as file:
             file.write(text)
+    return page

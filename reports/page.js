@@ -300,7 +300,9 @@ function withLinks() {
     section.id ||= head.textContent.trim().toLowerCase().replace(/[^a-z0-9]+/g, "-");
     return make("a", { href: "#" + section.id }, head.textContent.trim());
   });
-  document.querySelector("main").before(make("nav", { class: "sections", "aria-label": "Sections" }, ...links));
+  const bar = make("nav", { class: "sections", "aria-label": "Sections" }, ...links);
+  document.querySelector("main").before(bar);
+  document.documentElement.style.setProperty("--bar", getComputedStyle(bar).position === "sticky" ? `${bar.offsetHeight}px` : "0px");
 }
 
 // a page, or a part of one that was put in later

@@ -29,7 +29,7 @@ def playback_page(plays: Sequence[Playback]) -> Page:
     """Return the page of one or several runs, which share a clock."""
     run, scenario = plays[0].run, plays[0].run.scenario
     end_s = max(float(each.run.end_ns - each.run.begin_ns) for each in plays) / 1e9
-    panels = [_panel(i, each) for i, each in enumerate(plays)]
+    panels = [_panel(i, each, end_s) for i, each in enumerate(plays)]
     return Page(
         "playback",
         "memory played back",
@@ -60,7 +60,7 @@ def answer(plays: Sequence[Playback]) -> str:
     return "; ".join(told) + "."
 
 
-def _panel(i: int, play: Playback) -> dict[str, Any]:
+def _panel(i: int, play: Playback, end_s: float) -> dict[str, Any]:
     at = play.fullest
     frames = [_told(play, k) for k in range(len(play.frames))]
     tree = tree_of(play)
@@ -73,7 +73,7 @@ def _panel(i: int, play: Playback) -> dict[str, Any]:
         "data": Markup(_json(_coded(play, frames) | _coded_tree(tree))),
         "legend": _legend(play),
         "reserves": any((frame.cells[frame.cells > CACHED] % 2).any() for frame in play.frames),
-        "beside": beside(f"beside-{i}", play),
+        "beside": beside(f"beside-{i}", play, end_s),
     }
 
 
@@ -133,7 +133,8 @@ def grid(name: str, play: Playback, at: int) -> Markup:
     rows = -(-len(cells) // COLUMNS)
     parts = [
         f'<svg id="{name}" class="memory" role="img" aria-labelledby="{name}-t {name}-words" '
-        f'viewBox="0 0 {COLUMNS * SIDE} {rows * SIDE}"><title id="{name}-t">Blocks of KV memory</title>',
+        f'viewBox="0 0 {COLUMNS * SIDE} {rows * SIDE}" style="min-width: {COLUMNS * SIDE}px">'
+        f'<title id="{name}-t">Blocks of KV memory</title>',
         *(_cell(value, i % COLUMNS, i // COLUMNS) for i, value in enumerate(cells.tolist())),
     ]
     return Markup("\n".join(parts) + "</svg>")
@@ -146,7 +147,8 @@ def branches(name: str, play: Playback, at: int, tree: Tree) -> Markup:
     places = tree.at(at, play.frames[at].cells)
     parts = [
         f'<svg id="{name}" class="memory tree" role="img" aria-labelledby="{name}-t" '
-        f'viewBox="0 0 {width} {tree.rows * SIDE}"><title id="{name}-t">Blocks of KV memory, each behind the '
+        f'viewBox="0 0 {width} {tree.rows * SIDE}" style="min-width: {width}px">'
+        f'<title id="{name}-t">Blocks of KV memory, each behind the '
         "block before it in its sequence</title>"
     ]
     for cell, value in enumerate(play.frames[at].cells.tolist()):
@@ -179,15 +181,16 @@ def kind(value: int) -> str:
     return f"held {colour}" + (" reserved" if value % 2 else "")
 
 
-def beside(name: str, play: Playback) -> Drawing | None:
-    """Draw when each request waited and when it was in memory, to show which requests ran together."""
+def beside(name: str, play: Playback, end_s: float) -> Drawing | None:
+    """Draw when each request waited and when it was in memory, to show which requests ran together. `end_s` is the end
+    of the axis, the same for all runs of a page."""
     run = play.run
     if not run.done.any():
         return None
     rows = np.argsort(run.requests["arrival_ns"], kind="stable")
     rows = rows[run.done[rows]]
     times = {key: (run.requests[key] - run.begin_ns) / 1e9 for key in ("arrival_ns", "scheduled_ns", "last_token_ns")}
-    unit, words = clock(float(times["last_token_ns"].max()))
+    unit, words = clock(end_s)
 
     def paint(figure: Any, narrow: bool) -> None:
         axes = figure.subplots()
@@ -197,7 +200,7 @@ def beside(name: str, play: Playback) -> Drawing | None:
             axes.plot([arrival, begin], [y, y], color=INK["muted"], linewidth=1)
             axes.barh(y, end - begin, left=begin, height=0.7, color=INK[colour], linewidth=0, alpha=0.8)
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlim(0, max(run.end_ns - run.begin_ns, 1) / 1e9 / unit)
+        axes.set_xlim(0, max(end_s, 1e-9) / unit)
         step = max(len(rows) // 8, 1)
         axes.set_yticks(range(0, len(rows), step), [str(run.requests["row"][i]) for i in rows[::step]])
         axes.grid(axis="y", visible=False)

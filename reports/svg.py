@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 from servesim.errors import UserError
 from servesim.reports.ink import HALF, INK, NARROW, STYLE, WIDE, head_of, light_colours
+from servesim.reports.legible import legible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,18 +100,24 @@ def wide(
         width, height = (NARROW, heights[1]) if narrow else (WIDE, heights[0])
         svg = _svg(name, title, alt, paint, width, height)
         return Drawing(name, title, alt, svg, caption, wide=True, paint=paint, size=(width, height), **more)
-    versions = Markup("").join(
-        Markup('<div class="on-{0}">{1}</div>').format(kind, _svg(f"{name}-{kind}", title, alt, paint, width, height))
-        for kind, width, height in (("wide", WIDE, heights[0]), ("narrow", NARROW, heights[1]))
-    )
+    both = {"wide": (WIDE, heights[0]), "narrow": (NARROW, heights[1])}
+    versions = _versions(name, title, alt, paint, both)
     sizes: dict[str, Any] = {"size": (WIDE, heights[0]), "narrow_height": heights[1]}
     return Drawing(name, title, alt, versions, caption, wide=True, paint=paint, **sizes, **more)
 
 
 def half(name: str, title: str, alt: str, paint: Painter, height: int = 290, caption: str = "", **more: Any) -> Drawing:
-    """Draw a figure half as wide as the page, and as wide as a phone."""
-    svg = _svg(name, title, alt, paint, HALF, height)
+    """Draw a figure half as wide as the page, and a second version for phones."""
+    svg = _versions(name, title, alt, paint, {"half": (HALF, height), "slim": (NARROW, height)})
     return Drawing(name, title, alt, svg, caption, paint=paint, size=(HALF, height), **more)
+
+
+def _versions(name: str, title: str, alt: str, paint: Painter, sizes: dict[str, tuple[int, int]]) -> Markup:
+    """Return the versions of a figure, by kind, of which the stylesheet shows the one that fits."""
+    return Markup("").join(
+        Markup('<div class="on-{0}">{1}</div>').format(kind, _svg(f"{name}-{kind}", title, alt, paint, *size))
+        for kind, size in sizes.items()
+    )
 
 
 def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: int) -> Markup:
@@ -124,9 +131,10 @@ def _svg(name: str, title: str, alt: str, paint: Painter, width: int, height: in
     out = io.StringIO()
     style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE, "svg.hashsalt": name}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(width / 72, height / 72))
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         FigureCanvasSVG(figure)
         paint(figure, width < HALF)
+        legible(figure)
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
         meaning = json.dumps(_axes(figure, height), separators=(",", ":"), ensure_ascii=False)
     return Markup(_inline(out.getvalue(), name, title, alt, (width, height), meaning))
@@ -182,7 +190,7 @@ def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], m
     body = re.sub(r"\s*\n\s*", "\n", body)
     head = (
         f'<svg role="img" aria-labelledby="{name}-t {name}-d" viewBox="0 0 {width} {height}" '
-        f'xmlns:xlink="http://www.w3.org/1999/xlink" style="max-width: {int(width * 1.15)}px" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink" style="max-width: {int(width * 1.2)}px" '
         f'data-axes="{escape(meaning)}">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(alt)}</desc>'
     )

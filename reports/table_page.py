@@ -218,7 +218,7 @@ def _ratios(against: Against) -> Drawing:
             values = against.ratios[name]
             spread = np.linspace(-0.3, 0.3, len(values)) if len(values) > 1 else np.zeros(1)
             axes.scatter(values, i + spread, s=9, color=INK[_COLOURS[i % 8]], alpha=0.6, linewidths=0)
-            axes.text(0.01, i - 0.42, " ".join(name), transform=axes.get_yaxis_transform(), fontsize=10.5, va="center")
+            axes.text(0.01, i - 0.42, " ".join(name), transform=axes.get_yaxis_transform(), va="center")
         axes.axvline(1.0, color=INK["muted"], lw=1.0)
         axes.set_xscale("log")
         axes.set_yticks([])

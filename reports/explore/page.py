@@ -15,7 +15,7 @@ STEPS = 1000
 AROUND = 20.0
 """Range factor of a slider without bounds: it goes from the value divided by this to the value times this."""
 FIRST = {"slo.ttft": 500.0, "slo.tpot": 50.0, "scheduler.max_num_seqs": 256.0, "speculation.k": 3.0}
-"""Initial slider positions for unset values."""
+"""Values around which sliders of unset values range."""
 
 
 def explore_page(
@@ -48,4 +48,9 @@ def _slider(control: Control) -> dict[str, Any] | None:
         place = math.log(at / low) / math.log(high / low)
     else:
         place = (at - low) / (high - low)
-    return {"low": f"{low:.6g}", "high": f"{high:.6g}", "at": round(STEPS * place), "steps": STEPS}
+    return {
+        "low": f"{low:.6g}",
+        "high": f"{high:.6g}",
+        "at": round(STEPS * place) if control.value else 0,
+        "steps": STEPS,
+    }

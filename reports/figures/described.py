@@ -41,7 +41,7 @@ def _lines(name: str, figure: Lines) -> Drawing:
         plain_ticks(axes)
         _guides(axes, figure)
         axes.set_xlabel(figure.x_label)
-        axes.set_title(figure.y_label, fontsize=11, fontweight="normal", color=INK["muted"])
+        axes.set_title(figure.y_label, fontweight="normal", color=INK["muted"])
         canvas.subplots_adjust(left=0.12, right=0.97, top=0.9, bottom=0.15)
 
     legend = _legend([curve.label for curve in figure.curves])
@@ -59,7 +59,7 @@ def _guides(axes: Any, figure: Lines) -> None:
     for x, text in figure.marks:
         axes.axvline(x, **dashed)
         place = axes.get_xaxis_transform()
-        axes.text(x, 0.98, f" {text}", transform=place, ha="left", va="top", fontsize=10)
+        axes.text(x, 0.98, f" {text}", transform=place, ha="left", va="top")
 
 
 def plain_ticks(axes: Any) -> None:
@@ -96,7 +96,7 @@ def _bars(name: str, figure: Bars) -> Drawing:
             lengths = [row[i] if row[i] is not None else 0.0 for row in figure.rows.values()]
             bars = axes.barh(at, lengths, height=0.74 / count, color=INK[SERIES[i % len(SERIES)]], linewidth=0)
             texts = [_value(row[i]) for row in figure.rows.values()]
-            axes.bar_label(bars, texts, padding=4, fontsize=10, color=INK["ink"])
+            axes.bar_label(bars, texts, padding=4, color=INK["ink"])
         if figure.log:
             axes.set_xscale("log")
             axes.set_xlim(min(v for v in values if v > 0) / 2, max(values) * 3)
@@ -113,7 +113,7 @@ def _bars(name: str, figure: Bars) -> Drawing:
         axes.set_xlabel(figure.x_label)
         widest = max(len(label) for label in figure.rows)
         width = canvas.get_figwidth() * 72
-        left = min(0.5, (6.1 * widest + 14) / width)
+        left = min(0.5, (7 * widest + 14) / width)
         canvas.subplots_adjust(left=left, right=0.98, top=1 - 10 / high, bottom=46 / high)
 
     legend = _legend(list(figure.series))
@@ -132,7 +132,7 @@ def _spans(name: str, figure: Spans) -> Drawing:
                 colour = INK[SERIES[list(figure.series).index(series) % len(SERIES)]]
                 axes.barh(y, end - start, left=start, height=0.7, color=colour, linewidth=0)
             for x, text in figure.texts.get(label, ()):
-                axes.text(x, y, text, va="center", ha="left", fontsize=10)
+                axes.text(x, y, text, va="center", ha="left")
         axes.set_ylim(len(figure.rows) - 0.4, -0.6)
         axes.set_xlim(0, figure.until or None)
         axes.set_yticks(range(len(figure.rows)), list(figure.rows))
@@ -141,7 +141,7 @@ def _spans(name: str, figure: Spans) -> Drawing:
         axes.grid(axis="x", visible=True)
         axes.set_xlabel(figure.x_label)
         widest, size = max(len(label) for label in figure.rows), canvas.get_size_inches() * 72
-        left = (6.1 * widest + 14) / size[0]
+        left = (7 * widest + 14) / size[0]
         canvas.subplots_adjust(left=left, right=0.985, top=1 - 8 / size[1], bottom=46 / size[1])
 
     high = 60 + 30 * len(figure.rows)

@@ -9,6 +9,7 @@ import numpy as np
 
 from servesim.experiments.metrics import metric_label
 from servesim.reports.experiment import change
+from servesim.reports.figures.axes import gap_of
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import shortened
@@ -16,6 +17,8 @@ from servesim.reports.words import shortened
 VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}
 VERDICT_COLOURS |= {"too fast": "rose", "too slow": "rose"}
 SHOWN = 4
+STEPS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 9.0, 99.0)
+"""Changes that a tick may mark."""
 _CHANGE = "change from the baseline, relative or (for shares) absolute"
 PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attainment", "usd_per_million_tokens")
 
@@ -43,14 +46,15 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
                 for y, label in enumerate(labels):
                     place = axes.get_yaxis_transform()
                     box = {"facecolor": INK["surface"], "alpha": 0.8, "pad": 1, "linewidth": 0}
-                    axes.text(0, y - 0.42, shortened(label, 52), transform=place, fontsize=10.5, va="center", bbox=box)
+                    axes.text(0, y - 0.42, shortened(label, 52), transform=place, va="center", bbox=box)
         figure.subplots_adjust(
-            left=0.02, right=0.98, top=1 - 34 / (figure.get_figheight() * 72), wspace=0.12, hspace=0.3,
-            bottom=30 / (figure.get_figheight() * 72),
+            left=0.02, right=0.98, top=1 - 38 / (figure.get_figheight() * 72), wspace=0.12,
+            hspace=gap_of(figure, len(chosen), 38 + 34, 60) if narrow else 0.0,
+            bottom=34 / (figure.get_figheight() * 72),
         )  # fmt: skip
 
     each = 46
-    heights = (each * len(labels) + 70, (each * len(labels) + 62) * len(chosen))
+    heights = (each * len(labels) + 78, (each * len(labels) + 74) * len(chosen))
     alt = f"Changes from {document['baseline']} with {100 * document['settings']['level']:g} % intervals: " + "; ".join(
         f"{label}, {metric_label(m['name'])} {_words(rows[label, m['name']])}"
         for m in chosen
@@ -116,6 +120,8 @@ def _panel(axes: Any, metric: Mapping[str, Any], rows: Sequence[Mapping[str, Any
         axes.plot([x], [y], "o", color=colour, markersize=8, markeredgecolor=INK["surface"], markeredgewidth=1.2)
         reach = max(reach, abs(low), abs(high))
     reach = reach * 1.12 or 1.0
+    if ratio:
+        reach = max(reach, float(np.log1p(STEPS[0])) / 0.7)
     axes.set_xlim(-reach, reach)
     if ratio or metric["unit"] == "share":
         axes.axvspan(place(-margin), place(margin), color=INK["slate"], alpha=0.18, linewidth=0)
@@ -132,7 +138,7 @@ def _ticks(axes: Any, reach: float, ratio: bool, unit: str) -> None:
         scale, sign = (100, " pt") if unit == "share" else (1, "")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{scale * v:+g}{sign}".replace("-", "−")))
         return
-    steps = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 9.0, 99.0)
-    step = next((s for s in steps if np.log1p(s) > reach * 0.45), steps[-1])
-    ticks = [-step / (1 + step), 0.0, step]
+    fitting = [step for step in STEPS if np.log1p(step) <= 0.7 * reach]
+    step = fitting[-1] if fitting else STEPS[0]
+    ticks = [-step if step < 0.5 else -step / (1 + step), 0.0, step]
     axes.set_xticks([np.log1p(t) for t in ticks], [f"{100 * t:+.0f} %".replace("-", "−") if t else "0" for t in ticks])

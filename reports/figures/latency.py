@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.reports.figures.axes import time_ticks
+from servesim.reports.figures.axes import gap_of, time_ticks
 from servesim.reports.ink import INK
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing, wide
@@ -30,16 +30,15 @@ def cdf(run: Run) -> Drawing | None:
     slo = run.scenario.slo
 
     def paint(figure: Any, narrow: bool) -> None:
-        rows = (len(panels) + 1) // 2 if narrow else 1
-        grid = figure.subplots(rows, 2 if narrow else len(panels), sharey=True, squeeze=False).ravel()
-        for axes, (key, title, colour, values) in zip(grid, panels, strict=False):
-            _panel(axes, values, INK[colour], slo.get(key), 3 if narrow else 4)
+        shape = (len(panels), 1) if narrow else (1, len(panels))
+        grid = figure.subplots(*shape, sharey=True, squeeze=False).ravel()
+        for axes, (key, title, colour, values) in zip(grid, panels, strict=True):
+            _panel(axes, values, INK[colour], slo.get(key), 4)
             axes.set_title(title)
-        for axes in grid[len(panels) :]:
-            axes.remove()
+        high = figure.get_figheight() * 72
         figure.subplots_adjust(
-            left=0.1 if narrow else 0.045, right=0.985, top=0.93 if narrow else 0.89, bottom=0.09 if narrow else 0.13,
-            wspace=0.14, hspace=0.42,
+            left=0.13 if narrow else 0.045, right=0.985, top=1 - 30 / high, bottom=30 / high, wspace=0.14,
+            hspace=gap_of(figure, len(panels), 30 + 30, 56) if narrow else 0.0,
         )  # fmt: skip
 
     stats = run.summary["latency_ms"]
@@ -52,7 +51,7 @@ def cdf(run: Run) -> Drawing | None:
     if slo:
         caption += " Dashed lines are the limits; next to each is the share of requests within it."
     alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
-    return wide("latency_cdf", "Latency distributions", alt, paint, (280, 470), caption)
+    return wide("latency_cdf", "Latency distributions", alt, paint, (280, 170 * len(panels)), caption)
 
 
 def _ms(run: Run, column: str) -> Any:
@@ -103,6 +102,6 @@ def mark_limit(axes: Any, limit: float, within: float | None = None) -> None:
     right = axes.transLimits.transform(axes.transScale.transform((limit, 0)))[0] > 0.6
     axes.annotate(
         percent(within), (limit, 0.93 if within < 0.5 else 0.07), xytext=(-5 if right else 5, 0),
-        textcoords="offset points", ha="right" if right else "left", va="center", color=INK["rose"], fontsize=10.5,
+        textcoords="offset points", ha="right" if right else "left", va="center", color=INK["rose"],
         weight="bold", bbox={"facecolor": INK["surface"], "alpha": 0.8, "pad": 1.5, "linewidth": 0},
     )  # fmt: skip

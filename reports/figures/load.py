@@ -10,6 +10,7 @@ import numpy as np
 
 from servesim.experiments.knee import knee
 from servesim.experiments.metrics import metric_label
+from servesim.experiments.ranking import PARETO
 from servesim.reports.experiment import amount
 from servesim.reports.figures.axes import percents, time_ticks
 from servesim.reports.ink import INK
@@ -128,11 +129,15 @@ def attainment(
     more: str = "",
 ) -> Drawing:  # fmt: skip
     """Draw the share of requests within the limits at every rate (or size) that was tried; sizes are on a base-2
-    logarithmic axis if they extend beyond 8. `more` is text added to the caption."""
+    logarithmic axis if they extend beyond 8. The axis of shares begins where `LOST` times the lost requests that are
+    allowed are lost. `more` is text added to the caption."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     sizes = sorted({x for pairs in points.values() for x, _ in pairs})
     doubled = unit == "replicas" and sizes[-1] > 8
+    low = max(1 - LOST * (1 - target), 0.0)
+    room = 0.04 * (1 - low)
+    inside = [x for pairs in points.values() for x, share in pairs if share >= low]
 
     def paint(figure: Any, narrow: bool) -> None:
         axes = figure.subplots()
@@ -143,7 +148,7 @@ def attainment(
             means = [float(np.mean([b for a, b in pairs if a == rate])) for rate in rates]
             axes.plot(rates, means, color=INK[palette[label]], linewidth=1.6)
         axes.axhline(target, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
-        axes.set_ylim(0, 1.04)
+        axes.set_ylim(low, 1 + room)
         percents(axes.yaxis)
         if doubled:
             axes.set_xscale("log", base=2)
@@ -152,7 +157,7 @@ def attainment(
             axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
             axes.xaxis.set_gid("count")
         else:
-            axes.set_xlim(left=0)
+            axes.set_xlim(0, 1.1 * max(inside or sizes))
         if unit == "replicas" and not doubled:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel(unit)
@@ -161,12 +166,16 @@ def attainment(
     alt = f"Share of requests within every limit by {unit}: " + "; ".join(
         f"{label}, {len(pairs)} runs from {min(pairs)[0]:g} to {max(pairs)[0]:g}" for label, pairs in points.items()
     )
-    caption = f"Each dot is a run; lines join the means. Dashed: the required share, {100 * target:g} %.{more}"
+    below = any(share < low for pairs in points.values() for _, share in pairs)
+    cut = f" Shares below {100 * low:g} % lie beyond the frame." if below else ""
+    caption = f"Each dot is a run; lines join the means. Dashed: the required share, {100 * target:g} %.{cut}{more}"
     legend = tuple((palette[label], label) for label in points) if any(points) else ()
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
 
 _PRICE = "price per million tokens"
+LOST = 5
+"""Largest share of lost requests on the axis of shares, as a multiple of the share that may be lost."""
 
 
 class Dot(NamedTuple):
@@ -177,7 +186,7 @@ class Dot(NamedTuple):
     price: float
     """Price in $ per million tokens."""
     ms: float
-    """End-to-end latency (p99) in ms."""
+    """Latency (p99) in ms."""
     flow: float
     """Throughput in output tokens/s."""
     front: bool
@@ -188,11 +197,12 @@ class Dot(NamedTuple):
     """Whether the variant may be off the front, or may belong to it although it is not listed."""
 
 
-def pareto(rows: Sequence[Dot]) -> Drawing:
-    """Draw price against latency; the area of a dot represents throughput, and a bar represents the range that the
+def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
+    """Draw price against a latency; the area of a dot represents throughput, and a bar represents the range that the
     model's error allows."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+    words = metric_label(latency)
     lows, highs = min(r.price for r in rows), max(r.price for r in rows)
     room = (highs - lows) * 0.22 or highs * 0.2
 
@@ -205,17 +215,22 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
                 axes.plot([r.price, r.price], list(r.bars), color=INK[r.colour], linewidth=1.3, alpha=0.7)
             fill, alpha = INK["surface"] if r.doubtful else INK[r.colour], 0.85 if r.front or r.doubtful else 0.3
             axes.plot([r.price], [r.ms], "o", color=fill, markersize=size, alpha=alpha, mec=edge)
-        axes.set_xlim(max(lows - room, 0), highs + room)
+        if highs > 12 * lows > 0:
+            axes.set_xscale("log")
+            axes.set_xlim(lows / 1.8, highs * 1.8)
+        else:
+            axes.set_xlim(max(lows - room, 0), highs + room)
         _axes_time(axes, [ms for r in rows for ms in (r.ms, *(r.bars or ()))])
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_locator(LogLocator(10) if axes.get_xscale() == "log" else MaxNLocator(5))
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(lambda v, _: f"${v:.3g}")
         axes.set_xlabel(_PRICE)
-        axes.set_title("p99 end to end", fontsize=11, fontweight="normal", color=INK["muted"])
+        axes.set_title(words, fontweight="normal", color=INK["muted"])
         figure.subplots_adjust(left=0.11, right=0.98, top=0.91, bottom=0.15)
         _name(axes, [(r.label, r.price, r.ms) for r in rows if r.front])
 
     doubt = " (given the model's error, it may not be)"
-    alt = "Price, p99 end-to-end latency and output throughput. On the Pareto front: " + "; ".join(
+    alt = f"Price, {words} and output throughput. On the Pareto front: " + "; ".join(
         f"{r.label} at {amount(r.price, '$')} per million tokens, {amount(r.ms, 'ms')}, {amount(r.flow, 'tokens/s')}"
         f"{doubt if r.doubtful else ''}"
         for r in rows
@@ -231,7 +246,7 @@ def pareto(rows: Sequence[Dot]) -> Drawing:
 
     def tidy() -> list[tuple[Any, ...]]:
         front = {True: "on the front", False: "behind it"}
-        found = [("p99 end to end", front[r.front], "point", r.label, r.price, r.ms, None, _PRICE) for r in rows]
+        found = [(words, front[r.front], "point", r.label, r.price, r.ms, None, _PRICE) for r in rows]
         return found + [
             ("output tokens/s", front[r.front], "point", r.label, r.price, r.flow, None, _PRICE) for r in rows
         ]
@@ -257,7 +272,7 @@ def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
     taken = [(across - 11, up - 11, across + 11, up + 11) for _, across, up, _, _ in at]
     for i, (label, across, up, x, y) in enumerate(at):
         text = label if len(label) <= 30 else f"{label[:29]}…"
-        wide, others = 5.6 * len(text), taken[:i] + taken[i + 1 :]
+        wide, others = 6.8 * len(text), taken[:i] + taken[i + 1 :]
         for place, left, low in (
             ("center", across - wide / 2, up + 11),
             ("center", across - wide / 2, up - 25),
@@ -271,7 +286,6 @@ def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
                 offset = {"center": 0, "left": 12, "right": -12}[place]
                 axes.annotate(
                     text, (x, y), xytext=(offset, low + 6 - up), textcoords="offset points", ha=place, va="center",
-                    fontsize=10,
                 )  # fmt: skip
                 break
 

@@ -30,11 +30,11 @@ def operators(run: Run, priced: Priced) -> Drawing:
                 if share > (0.11 if narrow else 0.045):
                     axes.text(
                         left + share / 2, y, f"{100 * share:.0f} %", ha="center", va="center", color=INK["surface"],
-                        fontsize=10.5, weight="bold",
+                        weight="bold",
                     )  # fmt: skip
                 left += share
-            axes.text(0, y - 0.42, label, ha="left", va="center", fontsize=11.5, weight="bold")
-            axes.text(1, y - 0.42, time_ms(total / 1e6), ha="right", va="center", fontsize=10.5, color=INK["muted"])
+            axes.text(0, y - 0.42, label, ha="left", va="center", weight="bold")
+            axes.text(1, y - 0.42, time_ms(total / 1e6), ha="right", va="center", color=INK["muted"])
         axes.set_xlim(0, 1)
         axes.set_ylim(len(bars) - 0.6, -0.62)
         axes.set_axis_off()

@@ -37,7 +37,7 @@ def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
                 axes.scatter(values, y + spread, s=11, color=INK[SERIES[i]], alpha=0.6, linewidths=0)
                 place = axes.get_yaxis_transform()
                 if narrow or i == 0:
-                    axes.text(0, y - 0.36, name, transform=place, fontsize=10, va="center")
+                    axes.text(0, y - 0.36, name, transform=place, va="center")
             axes.set_xscale("log")
             axes.set_xlim(0.09, 11)
             axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 10], ["0.1", "0.25", "0.5", "1", "2", "4", "10"])

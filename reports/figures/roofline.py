@@ -49,17 +49,17 @@ def roofline(
         _name(axes, points, labels, low, high)
         axes.annotate(
             f"{peak / 1e12:,.0f} TFLOP/s", (high, peak / 1e12), xytext=(-2, 5), textcoords="offset points", ha="right",
-            fontsize=10.5, color=INK["muted"],
+            color=INK["muted"],
         )  # fmt: skip
         axes.annotate(
             f"{gpu.bandwidth / 1e12:.2g} TB/s", (ridge / 25, peak / 25e12), xytext=(-6, 4),
-            textcoords="offset points", ha="right", fontsize=10.5, color=INK["muted"],
+            textcoords="offset points", ha="right", color=INK["muted"],
         )  # fmt: skip
         _plain_decades(axes.xaxis)
         _plain_decades(axes.yaxis)
         axes.grid(axis="x", visible=True)
         axes.set_xlabel("FLOP per byte")
-        axes.set_title("TFLOP/s of a GPU", fontsize=11, fontweight="normal", color=INK["muted"])
+        axes.set_title("TFLOP/s of a GPU", fontweight="normal", color=INK["muted"])
         left = 0.095 if not across else 0.12 if narrow else 0.055
         figure.subplots_adjust(left=left, right=0.98, top=0.91, bottom=0.15)
 
@@ -85,8 +85,8 @@ def _name(axes: Any, points: Sequence[Point], labels: Sequence[str], low: float,
     for label, (_, x, y) in zip(labels, points, strict=False):
         edge = np.log(x / low) > 0.75 * np.log(high / low)
         axes.annotate(
-            label, (x, y / 1e12), xytext=(-2 if edge else 7, -13), textcoords="offset points",
-            ha="right" if edge else "left", fontsize=10.5,
+            label, (x, y / 1e12), xytext=(-2 if edge else 7, -42 if edge else -13), textcoords="offset points",
+            ha="right" if edge else "left",
         )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
             if narrow:
                 for y, row in enumerate(shown):
                     place = axes.get_yaxis_transform()
-                    axes.text(0, y - 0.36, shortened(row["label"], 48), transform=place, fontsize=10, va="center")
+                    axes.text(0, y - 0.36, shortened(row["label"], 48), transform=place, va="center")
         gap = gap_of(figure, len(metrics), 30 + 30, 56) if narrow else 0.0
         figure.subplots_adjust(
             left=0.02 if narrow else 0.2, right=0.97, top=1 - 30 / high, bottom=30 / high, wspace=0.1, hspace=gap

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from servesim.cli.gate import a_directory
 from servesim.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ def accuracy(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for cells.csv, summary.json and report.html; a rerun computes only what is missing."),
+        typer.Option(
+            callback=a_directory,
+            help="Folder for cells.csv, summary.json and report.html; a rerun computes only what is missing.",
+        ),
     ] = None,
     date: Annotated[str | None, typer.Option(help="Date of the score. [default: today]")] = None,
     seed: Annotated[int, typer.Option(help="Of the intervals.")] = 0,

@@ -15,6 +15,7 @@ from servesim.cli.gate import (
     Overwrite,
     Quiet,
     Require,
+    a_directory,
     capacity_failures,
     comparison_failures,
     end_if,
@@ -64,7 +65,10 @@ Each is compared with a deployment that has none of them, and so are all of them
 Files = Annotated[
     list[str] | None, typer.Argument(metavar="SCENARIO", help=("YAML file; options and --set override it."))
 ]
-Out = Annotated[Path | None, typer.Option(help="Directory for results; a rerun computes only what is missing.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(callback=a_directory, help="Directory for results; a rerun computes only what is missing."),
+]
 Jobs = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
 Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRESS of a running cluster.")]
 ENDS = "Share of the arrivals left out at the {}. [default: 0.1; 0 for a recorded trace]"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from servesim.errors import UserError
 
 if TYPE_CHECKING:
     from servesim.cli.requirements import Requirement
@@ -21,6 +24,15 @@ Require = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --out replace the result of another scenario.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.")]
+
+
+def a_directory(out: Path | None) -> Path | None:
+    """Return the directory given as --out; raise UserError for a name that only a page would have."""
+    if out is not None and out.suffix in (".html", ".htm"):
+        raise UserError(
+            f"--out {out}: must be a directory, such as {out.with_suffix('')}; the page in it is report.html"
+        )
+    return out
 
 
 def requirements(

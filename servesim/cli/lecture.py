@@ -18,7 +18,10 @@ Examples:
 def lecture(
     model: Annotated[str, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = "llama-3.1-8b",
     gpu: Annotated[str, typer.Option(help="A GPU, or a YAML data sheet.")] = "h100",
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory for them.")] = Path("lecture"),
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="DIR", help="Directory for them, or FILE.html for the page alone."),
+    ] = Path("lecture"),
 ) -> None:
     """Draw eight figures that explain serving.
 
@@ -27,7 +30,7 @@ def lecture(
     and a GPU, as a page and as SVG for slides.
     """
     from servesim.reports.lecture import lecture as simulated
-    from servesim.reports.lecture_page import PAGE, write
+    from servesim.reports.lecture_page import write
 
-    write(out, simulated(model, gpu), model, gpu)
-    typer.echo(f"written to {out / PAGE}", err=True)
+    page = write(out, simulated(model, gpu), model, gpu)
+    typer.echo(f"written to {page}", err=True)

@@ -70,7 +70,7 @@ class Bar:
         elif self._clock() >= self._next and not self._quiet:
             self._next = self._clock() + EVERY_S
             self._said = True
-            about = "about " if progress.left is not None else ""
+            about = "about " if progress.left and done < total else ""
             print(f"{self._command}: {done} of {about}{total} runs: {said}", file=sys.stderr, flush=True)
 
     def _left(self, done: int, total: int, guessed: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from servesim.cli.gate import Overwrite, Quiet, Require, end_if, requirements
+from servesim.cli.gate import Overwrite, Quiet, Require, a_directory, end_if, requirements
 from servesim.cli.options import OPTIONS
 
 RUN_EXAMPLES = """
@@ -38,7 +38,8 @@ def run(
         ),
     ] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Result directory: report.html, summary.json, requests.parquet, ....")
+        Path | None,
+        typer.Option(callback=a_directory, help="Result directory: report.html, summary.json, requests.parquet, ...."),
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,

@@ -14,8 +14,9 @@ from servesim.experiments.capacity_scaled import SCALED, against_fixed, cost_of,
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.goals import Goal
 from servesim.experiments.limit_search import RateSearch
+from servesim.experiments.named import failures, several
 from servesim.experiments.outcome import growing
-from servesim.experiments.ranking import pareto_front
+from servesim.experiments.ranking import PARETO, pareto_front
 from servesim.experiments.replicates import Replicates
 from servesim.hardware import Gpu
 from servesim.run.scenario import Scenario
@@ -56,7 +57,7 @@ class Answer:
                 "rate_high": max(upper.high, mean.high),
                 **self._at(v.label, mean.low, mean.high),
             }
-        return _marked(rows)
+        return _marked(rows, self._goals)
 
     def by_price(self, rate: float, fewest: Mapping[str, int | None]) -> list[dict[str, Any]]:
         """Return a row for each deployment with the smallest number of replicas that carries a rate."""
@@ -68,7 +69,7 @@ class Answer:
                 short = max((n for label, n in self._study.judged if label == v.label and n < replicas), default=None)
                 row |= {"verdict": "carries", "rate": rate, **self._at(v.label, replicas, short)}
             rows.append(row)
-        return _marked(rows)
+        return _marked(rows, self._goals)
 
     def _row(self, v: Variant, replicas: int | None) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -160,15 +161,36 @@ def _short(share: float, window: Window | None) -> dict[str, Any]:
             "window": window._asdict() if binds and window else None}  # fmt: skip
 
 
-def _marked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _marked(rows: list[dict[str, Any]], goals: Sequence[Goal]) -> list[dict[str, Any]]:
     """Mark the Pareto front and the cheapest row."""
     carried = [row for row in rows if row["verdict"] == "carries"]
-    front = pareto_front(carried)
+    front = pareto_front(carried, front_metrics(rows, [goal.limits for goal in goals]))
     cheapest = min(carried, key=rank, default=None)
     for row in rows:
         row["pareto"] = row["label"] in front
         row["cheapest"] = row is cheapest
     return rows
+
+
+def front_metrics(rows: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, float]]) -> tuple[str, str, str]:
+    """Return the metrics of the Pareto front: price, latency, throughput. The latency is that with a limit which the
+    rows that carry a load come closest to, given the limits in ms of each goal; E2E if none has a limit."""
+    price, latency, flow = PARETO
+    carried = [row["values"] for row in rows if row["verdict"] == "carries"]
+    used = {
+        name: sum(values[name] for values in carried) / limit
+        for goal in limits
+        for key, limit in goal.items()
+        if (name := f"{key}_p99") in REPORTED and all(values[name] is not None for values in carried)
+    }
+    return price, max(used, key=lambda name: used[name], default=latency), flow
+
+
+def ordered(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows that carry a load, lowest price per request first, then the others, best share first."""
+    carried = sorted((row for row in rows if row["verdict"] == "carries"), key=rank)
+    others = [row for row in rows if row["verdict"] != "carries"]
+    return [*carried, *sorted(others, key=lambda row: -(row["best_attainment"] or 0.0))]
 
 
 def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[Goal], rate: float | None) -> str:
@@ -242,7 +264,7 @@ def notes(
     rows: Sequence[Mapping[str, Any]], repeats: Replicates, goals: Sequence[Goal], prices: Mapping[str, float]
 ) -> list[str]:
     """Return notes for the reader."""
-    found = [f"{row['label'] or 'the deployment'} failed: {row['error']}" for row in rows if row["error"]]
+    found = failures([(row["label"] or "the deployment", row["error"]) for row in rows if row["error"]])
     found += repeats.notes
     for row in rows:
         if row["verdict"] != "carries":
@@ -260,7 +282,7 @@ def notes(
         )
     short = [row for row in rows if row["enough_requests"]]
     if short:
-        where = f" ({'; '.join(row['label'] for row in short)})" if len(rows) > 1 else ""
+        where = f" ({several([row['label'] for row in short])})" if len(rows) > 1 else ""
         found.append(
             f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}; about "
             f"{max(row['enough_requests'] for row in short):,} requests would"

@@ -180,8 +180,7 @@ class CapacityError:
         key = "replicas" if self._by_price else "rate"
         while asked := [(end, load) for end in ends if (load := end.next()) is not None]:
             wanted = [
-                (end.variant, end.settings(load), f"{load_text(key, load)}, times x {end.stretch.times:.2f}")
-                for end, load in asked
+                (end.variant, end.settings(load), f"{load_text(key, load)}, {end.stretch.words}") for end, load in asked
             ]
             for (end, load), runs in zip(asked, self._study.further(wanted), strict=True):
                 self.runs += len(runs or ())
@@ -219,13 +218,17 @@ class CapacityError:
             return told | {"says": f"{names}: the model's error is not known: {what}"}
         times, other = end.price_times(best), price_of_row(row)
         price = math.inf if times is None else price_of_row(best) * times
-        could = "stays cheaper" if price <= other else "may be the more expensive one"
-        ratio = "beyond" if times is None else f"{100 * price / other:.0f} % of"
+        slower = f"{100 * (what.factor - 1):.0f} % slower than simulated relative to it"
+        paired = f"as in one of ten measured pairs of {WORDS[what.kind]}"
+        cost = "it carries no load that was tried" if times is None else f"it costs {_more(price / other)} per request"
+        if price <= other:
+            said = f"{best['label']} stays cheaper than {row['label']} even if {slower}, {paired}: {cost} then"
+        else:
+            said = f"{best['label']} may be more expensive than {row['label']}: if {slower}, {paired}, {cost}"
         return told | {
             "holds": price <= other,
             "factor": what.factor,
-            "says": f"{names}: {could}: if it is {100 * (what.factor - 1):.0f} % slower than simulated relative to the "
-            f"other (as in one of ten measured pairs of {WORDS[what.kind]}), its price is {ratio} the other's",
+            "says": said,
         }
 
     def price_ratios(self, pairs: Sequence[tuple[Row, Row]]) -> list[dict[str, Any]]:
@@ -249,6 +252,12 @@ class CapacityError:
                 bars |= {"low": low and ratio * min(low, 1), "high": high and ratio * max(high, 1), "says": what.says}
             found.append(bars)
         return found
+
+
+def _more(ratio: float) -> str:
+    """Return a price in words, given its ratio to another."""
+    share = 100 * abs(ratio - 1)
+    return "the same" if share < 0.5 else f"{share:.0f} % {'more' if ratio > 1 else 'less'}"
 
 
 def price_of_row(row: Row) -> float:
@@ -304,8 +313,8 @@ def error_sentences(document: Mapping[str, Any]) -> list[str]:
     later = sum(why.startswith("not computed") for why in says.values())
     if later:
         found.append(
-            f"no intervals in brackets for the {later} deployments after the {SOUGHT} cheapest, nor for the Pareto "
-            "front"
+            f"the {SOUGHT} cheapest deployments alone have intervals in brackets, not the other {later}; the Pareto "
+            "front ignores the model's error"
         )
     if says:
         found.append("TTFT p99 and $/M tokens are simulated at the rate shown and change with it")

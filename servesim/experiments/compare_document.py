@@ -16,6 +16,7 @@ from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.goals import goals_of
 from servesim.experiments.goals_missed import Miss, missed_text, shares_of, worst_miss
 from servesim.experiments.metrics import METRICS, Metric
+from servesim.experiments.named import failures, several
 from servesim.experiments.outcome import ATTAINMENT, busy_notes
 from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import Run, measure, usd_per_hour
@@ -237,17 +238,17 @@ def _drill_downs(runner: Runner, variants: Sequence[Variant], cells: Sequence[Se
 
 
 def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[str]:
-    notes = [f"{v['label']} failed: {v['error']}" for v in variants if v["error"] is not None]
+    notes = failures([(v["label"], v["error"]) for v in variants if v["error"] is not None])
     notes += repeats.notes
     one_run = repeats.kind == "windows"
+    found: dict[str, list[str]] = {}
     for v in variants:
         if v["unstable"]:
-            so = "its latencies depend on the trace's length, so they are not compared and it is not ranked"
+            so = "latencies depend on the trace's length, so they are neither compared nor ranked"
             often = "" if one_run else f" in {v['unstable']} of {len(repeats)} runs"
-            notes.append(
-                f"{v['label']} is unstable{often} (the queue was still growing when "
-                f"arrivals ended): {so if is_unstable(v) else 'it is near its limit'}"
-            )
+            said = f"unstable{often} (the queue was still growing when arrivals ended)"
+            found.setdefault(f"{said}: {so if is_unstable(v) else 'near the limit'}", []).append(v["label"])
+    notes += [f"{several(labels)}: {said}" for said, labels in found.items()]
     if len(repeats) == 1:
         notes.append(
             "one run of each: intervals come from a moving-block bootstrap within the run and do not reflect "

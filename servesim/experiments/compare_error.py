@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from servesim.experiments.metrics import METRICS, Metric, metric_label
+from servesim.experiments.named import several
 from servesim.experiments.run_metrics import measure
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
@@ -65,7 +66,7 @@ def model_errors(
     spreads = {one.label: spreads_of(one.side, base.side) for one in others}
     asked = {one.label: _ends(runner, one.cell, spreads[one.label]) for one in others}
     known = [(label, ends) for label, ends in asked.items() if isinstance(ends, Ends)]
-    names = {cell.address: f"{label}, times x {by.times:.2f}" for label, ends in known for by, cell in ends.runs}
+    names = {cell.address: f"{label}, {by.words}" for label, ends in known for by, cell in ends.runs}
     runner.run([cell for _, ends in known for _, cell in ends.runs], names)
     changed = [row for row in rows if row["variant"] in spreads and row["change"] is not None]
     found = [mean_error(row, spreads[row["variant"]]) for row in changed if row["metric"] in MEANS]
@@ -214,7 +215,7 @@ def words(found: Sequence[Mapping[str, Any]]) -> list[str]:
             names = said.setdefault(one["says"].removeprefix("none: "), [])
             if one["variant"] not in names:
                 names.append(one["variant"])
-    return [f"no error bars of the model for {', '.join(names)}: {why}" for why, names in said.items()]
+    return [f"no error bars of the model for {several(names, ', ')}: {why}" for why, names in said.items()]
 
 
 def _told(one: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from servesim.experiments.metrics import METRICS, metric_label
+from servesim.experiments.named import several
 from servesim.experiments.ranking import PARETO
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
@@ -34,8 +35,6 @@ SURELY = 0.97
 """Confidence above which no figure is given, because there are too few pairs to support one."""
 TOGETHER = 0.5
 """Share of a run taken up by its last requests above which the arrival rate no longer determines the throughput."""
-NAMED = 3
-"""Maximum number of variants named in a sentence; others are only counted."""
 
 
 @dataclass(frozen=True)
@@ -248,17 +247,18 @@ def front_sentences(error: Mapping[str, Any] | None) -> list[str]:
 
 def _told(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [entry["label"] or "the run" for entry in entries if entry["told"]]
-    return [f"distinguishable from all others: {', '.join(names)}"] if names else []
+    return [f"distinguishable from all others: {several(names, ', ')}"] if names else []
 
 
 def _untold(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
+    said = [
         f"{e['label']} is not beaten by {e['against']}: {sure_text(e['sure'])}"
         if e["on"]
         else f"{e['label']} may be on it ({e['against']} beats it: {sure_text(e['sure'])})"
         for e in entries
         if e["told"] is False
     ]
+    return [several(said, room=300)] if said else []
 
 
 def _unknown(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -266,7 +266,4 @@ def _unknown(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     for entry in entries:
         if entry["told"] is None:
             said.setdefault(entry["says"].partition(": ")[2], []).append(entry["label"])
-    return [
-        f"not known for {', '.join(labels) if len(labels) <= NAMED else f'{len(labels)} combinations'}: {why}"
-        for why, labels in said.items()
-    ]
+    return [f"not known for {several(labels, ', ')}: {why}" for why, labels in said.items()]

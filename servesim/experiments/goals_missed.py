@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from servesim.experiments.goals import Goal
+from servesim.experiments.named import several
 from servesim.experiments.outcome import share_of
 from servesim.experiments.run_metrics import Run, steady_rows
 
@@ -43,8 +44,8 @@ def missed_text(misses: Mapping[str, Miss | None]) -> list[str]:
     if not missing:
         return []
     goals = dict.fromkeys(miss.goal for miss in missing.values())
-    who = "no variant meets" if len(missing) == len(misses) > 1 else f"{' and '.join(missing)} misses"
+    who = "no variant meets" if len(missing) == len(misses) > 1 else f"{next(iter(missing))} misses"
     if len(missing) > 1 and len(missing) < len(misses):
-        who = f"{' and '.join(missing)} miss"
-    shares = "; ".join(f"{label} {100 * miss.share:.1f} %" for label, miss in missing.items())
+        who = f"{len(missing)} of {len(misses)} variants miss"
+    shares = several([f"{label} {100 * miss.share:.1f} %" for label, miss in missing.items()])
     return [f"{who} the SLO ({'; '.join(goals)}): {shares}"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from servesim.contracts import schedulers
 from servesim.experiments.axes import Variant
+from servesim.experiments.named import several
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
@@ -73,7 +74,8 @@ def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> 
 def equal_text(equal: Equal) -> str:
     """Return a sentence that describes a group."""
     labels = [label or "the run" for label in equal["labels"]]
-    return f"{'; '.join(labels[:-1])} and {labels[-1]} are equal in every request, so the difference has no effect" + (
+    said = f"{several(labels[:-1])} and {labels[-1]}" if len(labels) < 4 else several(labels)
+    return f"{said} are equal in every request, so the difference has no effect" + (
         f": {equal['why']}" if equal["why"] else ""
     )
 
@@ -101,13 +103,13 @@ def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> 
     found = []
     budgets = {v["label"]: v["max_num_batched_tokens"] for v in described if v["max_num_batched_tokens"] is not None}
     if len(set(budgets.values())) > 1 and not any(name in axis for axis in axes for name in BUDGETS):
-        said = ", ".join(f"{label} {budget:,}" for label, budget in budgets.items())
+        said = several([f"{label} {budget:,}" for label, budget in budgets.items()], ", ")
         found.append(
             f"token budgets per step differ ({said}), so part of the difference in results comes from the budget"
         )
     if late and not any("async_scheduling" in axis for axis in axes):
         found.append(
-            f"planned synchronously while the others plan a step ahead: {', '.join(late)}; "
+            f"planned synchronously while the others plan a step ahead: {several(late, ', ')}; "
             "--engine.async-scheduling false plans all of them synchronously"
         )
     return found

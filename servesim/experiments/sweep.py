@@ -59,6 +59,7 @@ from servesim.experiments.axes import Variant, axis_values, load_grid, product
 from servesim.experiments.documents import write_document
 from servesim.experiments.goals import goals_of
 from servesim.experiments.metrics import METRICS, Metric, metrics_of
+from servesim.experiments.named import failures, several
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import ATTAINMENT, busy_notes
@@ -344,20 +345,13 @@ class Table:
 
 
 def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
-    failed: dict[str, list[str]] = {}
-    for v in variants:
-        if v["status"] == "failed":
-            failed.setdefault(v["error"], []).append(v["label"] or "the run")
-    notes = [
-        f"{labels[0]} failed: {error}" if len(labels) == 1 else f"{len(labels)} failed ({'; '.join(labels)}): {error}"
-        for error, labels in failed.items()
-    ]
+    notes = failures([(v["label"] or "the run", v["error"]) for v in variants if v["status"] == "failed"])
     unstable = [v["label"] for v in variants if v["stability"] == "unstable"]
     if unstable:
-        notes.append(f"unstable, so not ranked (the queue grows as long as requests arrive): {'; '.join(unstable)}")
+        notes.append(f"unstable, so not ranked (the queue grows as long as requests arrive): {several(unstable)}")
     short = [v["label"] or "the run" for v in variants if v["stability"] == "undecided"]
     if short:
         notes.append(
-            f"too short to tell whether the queue grows without bound (give more --requests): {'; '.join(short)}"
+            f"too short to tell whether the queue grows without bound (give more --requests): {several(short)}"
         )
     return notes

@@ -53,6 +53,11 @@ class Stretch:
         """Factor of durations, which is the factor of E2E."""
         return self.by["e2el"]
 
+    @property
+    def words(self) -> str:
+        """Stretch in words, such as `all times 11 % longer`."""
+        return f"all times {100 * abs(self.times - 1):.0f} % {'longer' if self.times > 1 else 'shorter'}"
+
     def limits(self, limits: Mapping[str, float]) -> dict[str, float]:
         """Return these limits in ms, converted for the replacement run."""
         return {name: limit / self.by[name] for name, limit in limits.items()}

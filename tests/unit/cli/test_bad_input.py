@@ -36,6 +36,11 @@ def said(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 CASES: dict[str, list[tuple[list[str], str]]] = {
+    "a directory is no page": [
+        ([*RUN, "--out", "r.html"], "--out r.html: must be a directory, such as r"),
+        ([*COMPARE, "--out", "c.html"], "--out c.html: must be a directory, such as c"),
+        (["accuracy", "--out", "score.html"], "--out score.html: must be a directory, such as score"),
+    ],
     "a boolean is no number": [
         ([*RUN, "--set", "scheduler.max_num_seqs=true"], "max_num_seqs = 'true'"),
         ([*RUN, "--set", "speculation=eagle3", "--set", "speculation.k=true"], "k = 'true'"),

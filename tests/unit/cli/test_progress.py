@@ -54,6 +54,14 @@ def test_rounds_of_a_search_add_up_and_what_is_guessed_is_said_so(capsys: pytest
     assert last == "capacity: 3 runs in 30 s"
 
 
+def test_the_last_run_of_a_search_is_not_one_of_about_as_many(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Bar("capacity", clock=clock) as bar:
+        clock.now = 30.0
+        bar(replace(ONE, done=6, total=6, left=0))
+    assert capsys.readouterr().err.startswith("capacity: 6 of 6 runs: ")
+
+
 def test_what_ends_at_once_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Bar("sweep", clock=Clock()) as bar:
         bar(ONE)

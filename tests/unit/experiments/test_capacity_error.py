@@ -154,4 +154,7 @@ def test_the_cheapest_stays_so_where_the_spread_of_the_pair_is_less_than_its_lea
     (cheapest,) = [row["label"] for row in document["rows"] if row["cheapest"]]
     assert decision["cheapest"] == cheapest != decision["against"]
     assert decision["holds"] is holds
-    assert ("stays cheaper" if holds else "may be the more expensive one") in decision["says"]
+    assert (
+        f"{cheapest} {'stays cheaper' if holds else 'may be more expensive'} than {decision['against']}"
+        in decision["says"]
+    )

@@ -17,6 +17,7 @@ import pytest
 import servesim
 from servesim.cli.explore import opened as explored
 from servesim.reports.explore.page import explore_page
+from servesim.reports.lecture_page import PAGE, write
 from servesim.reports.playback import play
 from servesim.reports.playback_page import playback_page
 from tests.unit.experiments.accuracy.test_study import rows
@@ -30,7 +31,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parents[3]
 AXE = ROOT / ".axe" / "axe.min.js"
-WIDTHS = (1400, 768, 390)
+WIDTHS = (1400, 1024, 768, 390)
 SCHEMES = {"light": 1, "dark": 0}
 """As Chromium's preferredColorScheme has them."""
 
@@ -52,7 +53,8 @@ def _explore(out: Path) -> str:
     explorer, words = explored(None, dict(GIVEN))
     page = explore_page(explorer.controls, **words)
     page.scripts = ("page.js", "zoom.js")
-    picture = explorer.picture([{"rate": "31"}, {}], lambda: False)
+    both: Any = None  # versions, of which the page asks for the one that fits
+    picture = explorer.picture([{"rate": "31"}, {}], lambda: False, both)
     return page.html().replace('<div id="picture" aria-busy="true">', f'<div id="picture">{picture}')
 
 
@@ -63,6 +65,11 @@ def _play(out: Path) -> str:
     return playback_page(
         [play({**given, "engine": engine, "kv": kv}, kv) for kv in ("contiguous", "prefix-hash")]
     ).html()
+
+
+def _lecture(out: Path) -> str:
+    write(out, servesim.lecture("llama-3.2-1b", "h100"), "llama-3.2-1b", "h100")
+    return (out / PAGE).read_text()
 
 
 def _reported(kind: str) -> Callable[[Path], str]:
@@ -76,6 +83,7 @@ def _reported(kind: str) -> Callable[[Path], str]:
 KINDS: dict[str, Callable[[Path], str]] = {
     **{kind: _reported(kind) for kind in ("run", "compare", "sweep", "capacity")},
     "accuracy": _accuracy,
+    "lecture": _lecture,
     "explore": _explore,
     "play": _play,
 }
@@ -126,6 +134,25 @@ def test_a_page_fits_and_answers_keys_at_every_width_light_and_dark(page: str, s
         assert found["silent"] == []
         assert found["unreached"] == 0
         assert not found["axe"], (width, found["axe"])
+        assert found["small"] == [], "text of a drawing below 11 pixels"
+        assert found["touching"] == [], "two texts of a drawing that read as one"
+        assert found["outside"] == [], "text of a drawing beyond its card"
+        assert found["cut"] <= 0, "a bar of sections that does not show all of them"
+
+
+def test_small_touching_and_cut_texts_would_be_noticed(tmp_path: Path) -> None:
+    drawn = (
+        "<figure id='drawn' class='card' style='width: 200px; margin: 0'><svg viewBox='0 0 200 40' width='200'>"
+        "<text y='12' font-size='9'>small</text><text x='60' y='30' font-size='12'>one</text>"
+        "<text x='80' y='30' font-size='12'>two</text><text x='190' y='12' font-size='12'>outside</text></svg></figure>"
+    )
+    bar = "<nav class='sections' style='width: 50px; overflow: auto; white-space: nowrap'>Many long names of it</nav>"
+    html = f"<!DOCTYPE html><html><body><script>const tip = {{}};</script><main>{bar}{drawn}</main></body></html>"
+    told, _ = looked_at(html, tmp_path, "light")
+    assert told[0]["small"] == ["drawn: small 9.0"]
+    assert told[0]["touching"] == ["drawn: one | two"]
+    assert told[0]["outside"] == ["drawn: outside"]
+    assert told[0]["cut"] > 0
 
 
 def test_paper_has_the_last_cell_of_every_row(page: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import servesim
 from servesim.cli.explore import opened
 from servesim.errors import UserError
 from servesim.reports.explore.controls import changed, changes, controls_of
+from servesim.reports.explore.page import explore_page
 from servesim.reports.explore.picture import Explorer, Overtaken
 from servesim.reports.explore.server import HEADERS, MOST_BYTES, Sessions, application, listening
 
@@ -304,3 +305,19 @@ def test_the_command_prints_its_address_and_ends_cleanly_when_interrupted() -> N
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_slider_without_a_value_stands_at_its_end_and_is_marked() -> None:
+    explorer, words = opened(None, {key: value for key, value in GIVEN.items() if key != "slo"})
+    html = explore_page(explorer.controls, **words).html()
+    sliders = {
+        re.findall(r'data-key="([^"]+)"', control)[0]: control
+        for control in html.split('<div class="control">')[1:]
+        if 'type="range"' in control
+    }
+    for key, control in sliders.items():
+        unset = 'value="" placeholder' in control
+        assert ('class="unset"' in control) == unset, key
+        assert not unset or 'max="1000" value="0"' in control, key
+    assert 'value="" placeholder' in sliders["slo.ttft"]
+    assert 'value="" placeholder' not in sliders["rate"]

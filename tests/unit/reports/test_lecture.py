@@ -87,6 +87,15 @@ def test_the_command_writes_a_page_and_an_svg_for_each_figure_the_same_each_time
     assert len(re.findall(r"<figure ", html)) == len(SLIDES)
 
 
+@pytest.mark.slow
+def test_a_page_named_as_a_file_is_a_file(tmp_path: Path) -> None:
+    page = tmp_path / "slides.html"
+    done = CliRunner().invoke(app, ["lecture", "--model", "llama-3.2-1b", "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert page.is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["slides.html"]
+
+
 def test_a_model_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no KV block fits"):
         servesim.lecture("llama-3.1-70b", "l40s")

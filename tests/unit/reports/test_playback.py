@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,17 @@ def test_a_reservation_is_held_to_the_longest_and_filled_from_its_beginning() ->
 def test_a_prefix_cache_keeps_full_blocks_and_the_next_request_takes_what_it_shares() -> None:
     """Two blocks of 16 are full and stay; the second request takes these two for its own 32 tokens in common."""
     assert shown(watched("prefix-hash", 6)) == [". . . . .", "0 0 0 . .", "1 1 1 . .", "c c . . ."]
+
+
+def test_runs_of_a_page_share_the_time_axis_of_who_ran_together() -> None:
+    """32 blocks of 16 tokens reserve room for two requests at a time, so one run ends far later than the other."""
+    given = {**MACHINE, "trace": "synth:rate=60,prompt=64,output=20", "requests": 12}
+    given["engine"] = {"num_gpu_blocks": 33, "max_model_len": 256}
+    html = playback_page([play({**given, "kv": kv}, kv) for kv in ("contiguous", "paged")]).html()
+    axes = [json.loads(unescape(found)) for found in re.findall(r'data-axes="([^"]+)"', html)]
+    assert len(axes) == 4, "two figures in two versions"
+    assert len({panel["x"]["to"] for (panel,) in axes}) == 1
+    assert len({panel["x"]["label"] for (panel,) in axes}) == 1
 
 
 def test_frames_come_in_the_order_of_time_from_empty_memory_to_the_end() -> None:

@@ -1,0 +1,45 @@
+"""Texts of a figure that neither touch nor leave it, whatever its painter left as margins."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+GAP = 6
+"""Minimum space between two tick labels, in CSS pixels."""
+EDGE = 1
+"""Minimum space between text and the figure's edge, in CSS pixels."""
+
+
+def legible(figure: Any) -> None:
+    """Leave out ticks whose labels would touch, and widen margins that are narrower than their text."""
+    for axes in figure.axes:
+        _thinned(axes.xaxis)
+    width, height = figure.get_size_inches()
+    box, now, edge = figure.get_tightbbox(), figure.subplotpars, EDGE / 72
+    figure.subplots_adjust(
+        left=now.left + max(edge - box.x0, 0) / width,
+        right=now.right - max(box.x1 - width + edge, 0) / width,
+        bottom=now.bottom + max(edge - box.y0, 0) / height,
+        top=now.top - max(box.y1 - height + edge, 0) / height,
+    )
+
+
+def _thinned(axis: Any) -> None:
+    from matplotlib.ticker import FixedFormatter, FixedLocator
+
+    if isinstance(axis.get_major_formatter(), FixedFormatter):
+        return
+    low, high = sorted(axis.get_view_interval())
+    places = [place for place in axis.get_majorticklocs() if low <= place <= high]
+    while len(places) > 2 and _touch(axis):
+        places = places[::2]
+        axis.set_major_locator(FixedLocator(places))
+
+
+def _touch(axis: Any) -> bool:
+    """Return whether labels of the axis are closer than `GAP`."""
+    low, high = sorted(axis.get_view_interval())
+    texts = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label1.get_text()]
+    boxes = sorted((text.get_window_extent() for text in texts), key=lambda box: box.x0)
+    return any(a.x1 + GAP > b.x0 for a, b in pairwise(boxes))
