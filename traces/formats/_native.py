@@ -138,8 +138,8 @@ def parts(
         if "after" in cells:
             raise waits(name)
         if start is None:
-            unit, *told = _unit(path, cells, lines)
-            notes = (*notes, *filter(None, told))
+            unit, told = checked_unit(path, _unit(path, cells, lines))
+            notes = (*notes, *told)
             start = int(_text.times_ns(path, "arrival_ns", cells["arrival_ns"][:1], lines, UNITS[unit])[0])
         yield build(path, name, notes, cells, lines, False, start, first, unit)
         first += len(lines)
