@@ -271,8 +271,15 @@ def _unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-_PLAIN = json.JSONDecoder(parse_constant=_refuse_constant)
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"{shown(text)} is not a finite number")
+    return value
+
+
+_PLAIN = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
 
 
 def json_value(text: str) -> Any:
@@ -311,7 +318,7 @@ def _too_deep() -> str:
 
 def check_value(value: Any) -> None:
     """Raise ValueError if a JSON or YAML value is nested too deeply or contains text with a lone surrogate (half a
-    character) or a number that is not finite."""
+    character)."""
     most = limits().depth
     level, depth = [value], 0
     while level:
@@ -323,12 +330,7 @@ def check_value(value: Any) -> None:
         within: list[Any] = []
         for each in level:
             kind = type(each)
-            if kind is int or kind is bool:
-                continue
-            if kind is float:
-                if not -1.8e308 < each < 1.8e308:
-                    raise ValueError(f"{each} is not a finite number")
-            elif kind is str:
+            if kind is str:
                 check_text(each)
             elif kind is list:
                 within += each

@@ -66,6 +66,13 @@ def test_hostile_json_is_a_value_error_as_a_document_and_as_a_row(text: str) -> 
             parse(text)
 
 
+@pytest.mark.parametrize("text", ['{"a": 1e999}', '{"a": -1e999}', '{"a": [1, 2e400]}', '{"a": ' + "9" * 400 + ".5}"])
+def test_a_number_too_large_for_a_float_is_none_as_a_document_and_as_a_row(text: str) -> None:
+    for parse in (untrusted.json_value, untrusted.row_reader()):
+        with pytest.raises(ValueError, match="not a finite number"):
+            parse(text)
+
+
 def test_a_limit_is_raised_by_the_setting_and_a_wrong_setting_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
