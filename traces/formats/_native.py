@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import MOST_SHOWN, UserError, shown
-from servesim.untrusted import json_value, limits, too_much
+from servesim.limits import limits, too_much
+from servesim.untrusted import json_value
 from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Samples, Trace
 from servesim.workload.trace_stream import waits
 
