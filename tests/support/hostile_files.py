@@ -4,6 +4,8 @@
 line, and a gigabyte, with nothing left behind, and how many were tried of each kind.
 """
 
+# ruff: noqa: E501  # tables of inputs
+
 from __future__ import annotations
 
 import bz2
