@@ -86,6 +86,7 @@ worlds: $(READY)
 hostile: $(READY)
 	$(VENV)/bin/python -m tests.support.hostile
 	$(VENV)/bin/python -m tests.support.hostile_surfaces
+	$(VENV)/bin/python -m tests.support.hostile_files
 
 coverage: $(READY)
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:.coverage-html

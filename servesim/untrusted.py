@@ -1,196 +1,25 @@
 """Readers of untrusted input: text, JSON and YAML within limits, without duplicate keys, and with finite numbers.
 
-Every reader of an external file uses this module. Any input results in either a value or one UserError. The environment
-variable SERVESIM_LIMITS raises (or lowers) limits: `SERVESIM_LIMITS=rows=1e9,depth=500`.
+Every reader of an external file uses this module. Any input results in either a value or one UserError.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import itertools
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from servesim.compressed import DAMAGED, open_text
 from servesim.errors import UserError, shown
+from servesim.limits import SETTING, limits, too_much
 
 if TYPE_CHECKING:
     from servesim.yaml_limits import LimitedLoader
-
-SETTING = "SERVESIM_LIMITS"
-GZIP = b"\x1f\x8b"
-ZSTD = b"\x28\xb5\x2f\xfd"
-DAMAGED = "the compressed file is damaged or cut short"
-BLOCK = 1 << 20
-FREELY_UNPACKED = 16 << 20
-"""Number of bytes to which any compressed file may expand; beyond it, the ratio is checked for each further part of
-this size."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits on the memory and size of a file's content, far above those of public traces and models."""
-
-    bytes: int = 64 << 30
-    """Bytes of a file of rows, uncompressed."""
-    ratio: int = 100
-    """Uncompressed bytes per compressed byte, of a file and of every 16 MiB within it. Traces in CSV or JSON have
-    ratios of 3 to 20."""
-    line: int = 64 << 20
-    """Bytes of one line."""
-    rows: int = 100_000_000
-    """Requests of a trace, counting all samples."""
-    samples: int = 16_384
-    """Answers to one request; vLLM's default limit is the same (VLLM_MAX_N_SEQUENCES)."""
-    document: int = 1 << 30
-    """Bytes of a JSON document, which is read completely."""
-    yaml: int = 8 << 20
-    """Bytes of a YAML document."""
-    nodes: int = 200_000
-    """Values in a YAML document, with those behind an alias counted at each use."""
-    depth: int = 100
-    """Nesting depth of lists and objects."""
-    columns: int = 2000
-    """Maximum number of columns in a table, or of distinct keys in its rows."""
-    stdin: int = 1 << 30
-    """Maximum size in bytes of standard input, which is copied to a temporary file."""
-    fetch: int = 4 << 30
-    """Maximum size in bytes of a download of unknown size."""
-
-
-def limits() -> Limits:
-    """Return the limits in force; raise UserError if SERVESIM_LIMITS is not name=number,...."""
-    return _parsed(os.environ.get(SETTING, ""))
-
-
-@lru_cache(maxsize=8)
-def _parsed(text: str) -> Limits:
-    known = {field.name for field in fields(Limits)}
-    found = {}
-    for part in filter(None, map(str.strip, text.split(","))):
-        name, _, value = part.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = 0.0
-        if name not in known or not 1 <= number < 1 << 62:
-            raise UserError(f"{SETTING}: {shown(part)} is not NAME=NUMBER; names are {', '.join(sorted(known))}")
-        found[name] = int(number)
-    return Limits(**found)
-
-
-def too_much(where: object, what: str, name: str) -> UserError:
-    """Return the error for an exceeded limit, which states how to raise it."""
-    most: int = getattr(limits(), name)
-    return UserError(f"{where}: {what} more than {most:,} (to allow it, set {SETTING}={name}=N)")
-
-
-def _most_unpacked(packed: int) -> int:
-    return max(FREELY_UNPACKED, packed * limits().ratio)
-
-
-class _Counted:
-    """Pipe that knows how many of its bytes have been read."""
-
-    def __init__(self, source: Any) -> None:
-        self._source, self._count = source, 0
-
-    def read(self, size: int = -1) -> bytes:
-        data: bytes = self._source.read(size)
-        self._count += len(data)
-        return data
-
-    def tell(self) -> int:
-        return self._count
-
-    def close(self) -> None:
-        self._source.close()
-
-
-class _Bounded(io.RawIOBase):
-    """Reader that counts the bytes of a file: in total, per line and, if the file is compressed, relative to the
-    compressed bytes read. `packed` is the compressed file, whose position tells how much of it has been read."""
-
-    def __init__(self, path: Path, source: Any, packed: Any = None) -> None:
-        self._path, self._source, self._packed, self._limits = path, source, packed, limits()
-        self._count = self._line = 0
-        self._checked = (0, 0)  # uncompressed and compressed bytes at the last check
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read the next bytes; raise UserError if a limit is exceeded."""
-        data = self._source.read(min(len(buffer), BLOCK))
-        size = len(data)
-        buffer[:size] = data
-        self._count += size
-        end = data.rfind(b"\n")
-        self._line = size - end - 1 if end >= 0 else self._line + size
-        if self._count > self._limits.bytes:
-            raise too_much(self._path, "bytes of text are", "bytes")
-        if self._packed is not None and self._count - self._checked[0] > FREELY_UNPACKED:
-            now = self._count, self._packed.tell()
-            if now[0] - self._checked[0] > (now[1] - self._checked[1]) * self._limits.ratio:
-                raise too_much(self._path, "uncompressed bytes per compressed byte are", "ratio")
-            self._checked = now
-        if self._line > self._limits.line:
-            raise too_much(self._path, "bytes of one line are", "line")
-        return size
-
-    def close(self) -> None:
-        """Close the underlying files too."""
-        self._source.close()
-        if self._packed is not None:
-            self._packed.close()
-        super().close()
-
-
-def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Open a text file, uncompressed or compressed with gzip or zstd; reading past a limit raises UserError. Raise
-    OSError if it cannot be opened."""
-    text = io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
-    text._CHUNK_SIZE = BLOCK >> 2  # type: ignore[attr-defined]  # bytes decoded at once: fewer calls of readinto
-    return text
-
-
-def open_bytes(path: Path) -> io.BufferedReader:
-    """Open a file in binary mode, decompressing it within the limits."""
-    return io.BufferedReader(_bounded(path), BLOCK)
-
-
-def _bounded(path: Path) -> _Bounded:
-    if path.is_fifo():
-        return _bounded_pipe(path)
-    with path.open("rb") as start:
-        magic, size = start.read(4), os.fstat(start.fileno()).st_size
-        if magic.startswith(GZIP) and size > 18:  # ends with its uncompressed size (4 bytes) unless truncated
-            start.seek(-4, os.SEEK_END)
-            if int.from_bytes(start.read(4), "little") > _most_unpacked(size):
-                raise too_much(path, f"{DAMAGED}, or uncompressed bytes per compressed byte are", "ratio")
-    if magic.startswith(GZIP):
-        packed = path.open("rb", buffering=0)
-        return _Bounded(path, gzip.open(packed), packed)  # closed with text
-    if magic == ZSTD:
-        import pyarrow as pa
-
-        packed = pa.OSFile(str(path))
-        return _Bounded(path, pa.CompressedInputStream(packed, "zstd"), packed)
-    return _Bounded(path, path.open("rb"))
-
-
-def _bounded_pipe(path: Path) -> _Bounded:
-    source = path.open("rb")
-    counted = _Counted(source)
-    packed = source.peek(2).startswith(GZIP)
-    return _Bounded(path, gzip.open(counted), counted) if packed else _Bounded(path, source, None)  # type: ignore[call-overload]
 
 
 @contextmanager
@@ -271,8 +100,15 @@ def _unique(found: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-_PLAIN = json.JSONDecoder(parse_constant=_refuse_constant)
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"{shown(text)} is not a finite number")
+    return value
+
+
+_PLAIN = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
 
 
 def json_value(text: str) -> Any:
@@ -311,7 +147,7 @@ def _too_deep() -> str:
 
 def check_value(value: Any) -> None:
     """Raise ValueError if a JSON or YAML value is nested too deeply or contains text with a lone surrogate (half a
-    character) or a number that is not finite."""
+    character)."""
     most = limits().depth
     level, depth = [value], 0
     while level:
@@ -323,12 +159,7 @@ def check_value(value: Any) -> None:
         within: list[Any] = []
         for each in level:
             kind = type(each)
-            if kind is int or kind is bool:
-                continue
-            if kind is float:
-                if not -1.8e308 < each < 1.8e308:
-                    raise ValueError(f"{each} is not a finite number")
-            elif kind is str:
+            if kind is str:
                 check_text(each)
             elif kind is list:
                 within += each

@@ -10,7 +10,7 @@ import yaml
 from servesim.errors import shown
 
 if TYPE_CHECKING:
-    from servesim.untrusted import Limits
+    from servesim.limits import Limits
 
 
 class RefusedYamlError(yaml.MarkedYAMLError):

@@ -16,7 +16,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from servesim.errors import UserError, suggest
-from servesim.untrusted import SETTING, limits
+from servesim.limits import SETTING, limits
 
 GITHUB = "https://raw.githubusercontent.com"
 AZURE = "Patel et al., Splitwise, ISCA 2024"

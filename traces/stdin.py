@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, TypeGuard
 
+from servesim.compressed import BLOCK
 from servesim.errors import UserError
-from servesim.untrusted import BLOCK, limits, too_much
+from servesim.limits import limits, too_much
 
 STDIN, PLACE = "-", "stdin"
 

@@ -133,6 +133,8 @@ def _head_grid(rows: dict[str, NDArray[Any]], heads: float, axis: str, exact: bo
     above = dict(_curves(_where(rows, heads=high), axis, INTERPOLATED, window))
     weight = (heads - low) / (high - low)
     mixed = [(n, blend(curve, above[n], weight)) for n, curve in grid if n in above]
+    if not mixed:
+        return _rescaled(grid, heads / low)
     return mixed if exact else _marked(mixed)
 
 

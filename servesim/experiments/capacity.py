@@ -39,8 +39,8 @@ carried if every goal is reached on average over the seeds. A recorded trace is 
 over all of it and in every window of `window_minutes` that begins with an arrival and holds at least `window_requests`.
 The queue may grow without bound only in less than half of the runs, and a load is surely carried only where at least
 half of them are long enough to tell. A synthetic workload of no stated length is run longer until the answer is sure
-enough (servesim.experiments.run_lengths), and shorter runs find where to look. First, every request is served alone: if that
-misses a goal, it is missed at any load, and no load is run.
+enough (servesim.experiments.run_lengths), and shorter runs find where to look. First, every request is served alone: if
+that misses a goal, it is missed at any load, and no load is run.
 
 The highest rate is bisected on common random numbers: a new rate stretches the same arrivals by one factor. Its
 interval is the range of rates at which the share's interval (t, over seeds or over windows of the trace) contains the

@@ -18,7 +18,7 @@ from servesim.experiments.limit_search import START, RateSearch
 from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.replicates import WORKLOAD
-from servesim.experiments.run_metrics import Run
+from servesim.experiments.run_metrics import NONE_ARRIVES, Run
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.run.replica_search import ReplicaSearch
@@ -209,7 +209,7 @@ class Study:
             run = self._runner.load(cell)
             outcome = self.measuring.outcome(run)
             if np.isnan(outcome.shares).any():
-                self.errors.setdefault(v.label, "no request arrives in the steady window; give more --requests")
+                self.errors.setdefault(v.label, NONE_ARRIVES)
                 continue
             self.outcomes.setdefault((v.label, load), []).append(outcome)
             self.points.append(self._point(v, j, cell, run.summary["scenario"], outcome))

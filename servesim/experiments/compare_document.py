@@ -14,12 +14,12 @@ from servesim.experiments.compare_error import First, model_errors
 from servesim.experiments.compare_error import words as error_words
 from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.goals import goals_of
-from servesim.experiments.goals_missed import Miss, missed_text, shares_of, worst_miss
+from servesim.experiments.goals_missed import Miss, missed_text, worst_miss
 from servesim.experiments.metrics import METRICS, Metric
 from servesim.experiments.named import failures, several
-from servesim.experiments.outcome import ATTAINMENT, busy_notes
+from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.replicates import Replicates
-from servesim.experiments.run_metrics import Run, measure, usd_per_hour
+from servesim.experiments.run_metrics import NONE_ARRIVES, Run, measure, steady_rows, usd_per_hour
 from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
 from servesim.experiments.store import Cell
@@ -69,8 +69,12 @@ class Values(NamedTuple):
             if cell.address not in runner.errors:
                 if cell.address not in loaded:
                     loaded = {cell.address: runner.load(cell)}
+                    rows = steady_rows(loaded[cell.address], *ends)
+                    if not len(rows):
+                        runner.errors[cell.address] = NONE_ARRIVES
+                        continue
                     hourly.append(usd_per_hour(loaded[cell.address], *ends))
-                    shares.append(shares_of(loaded[cell.address], goals, ends))
+                    shares.append(shares_of(loaded[cell.address], goals, rows))
                 run = loaded[cell.address]
                 unstable += run.unstable
                 found = measure(run, metrics, *ends, part=repeats.rows(j) if len(repeats) > 1 else None)

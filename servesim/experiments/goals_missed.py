@@ -9,8 +9,6 @@ import numpy as np
 
 from servesim.experiments.goals import Goal
 from servesim.experiments.named import several
-from servesim.experiments.outcome import share_of
-from servesim.experiments.run_metrics import Run, steady_rows
 
 
 class Miss(NamedTuple):
@@ -20,12 +18,6 @@ class Miss(NamedTuple):
     """Goal in words."""
     share: float
     """Share of good requests, averaged over the runs."""
-
-
-def shares_of(run: Run, goals: Sequence[Goal], ends: tuple[float, float]) -> list[float]:
-    """Return the share of good requests by goal, excluding requests that arrive during warmup or cooldown."""
-    rows = steady_rows(run, *ends)
-    return [share_of(goal.good(run)[goal.counted(run, rows)]) for goal in goals]
 
 
 def worst_miss(goals: Sequence[Goal], shares: Sequence[Sequence[float]]) -> Miss | None:

@@ -64,7 +64,7 @@ class Measuring:
         counted = [goal.counted(run, rows) for goal in self.goals]
         good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
         arrival = [run.columns["arrival_ns"][of] for of in counted]
-        shares = tuple(share_of(g) if len(rows) else float("nan") for g in good)
+        shares = tuple(shares_of(run, self.goals, rows))
         parts: list[tuple[float, ...]] = []
         worst: list[Window | None] = [None] * len(self.goals)
         minute = None
@@ -109,7 +109,7 @@ class Measuring:
         rows = np.flatnonzero(counts[: len(run.columns["row"])])
         counted = [goal.counted(run, rows) for goal in self.goals]
         good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
-        shares = tuple(share_of(g) for g in good)
+        shares = tuple(shares_of(run, self.goals, rows))
         worst: list[Window | None] = [None] * len(self.goals)
         if self.repeats.recorded and paced and len(rows):
             arrival = [arrival_ns[of].astype(np.float64) for of in counted]
@@ -127,6 +127,11 @@ class Measuring:
 def share_of(good: NDArray[np.bool_]) -> float:
     """Return the share of good requests, or 1 if there are none."""
     return float(good.mean()) if len(good) else 1.0
+
+
+def shares_of(run: Run, goals: Sequence[Goal], rows: NDArray[np.int64]) -> list[float]:
+    """Return the share of good requests among these rows by goal, NaN if there are no rows."""
+    return [share_of(goal.good(run)[goal.counted(run, rows)]) if len(rows) else float("nan") for goal in goals]
 
 
 ATTAINMENT = 0.99

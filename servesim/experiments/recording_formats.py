@@ -30,7 +30,7 @@ from servesim.experiments.recording_loops import tell_loop
 from servesim.experiments.recording_tools import read_tool
 from servesim.experiments.recording_vllm_bench import BENCH, read_bench, with_lengths
 from servesim.plugins.trust import check_code
-from servesim.untrusted import json_value
+from servesim.untrusted import json_value, parse_yaml
 
 CHUNK_TIMES = {"send_time_us", "first_chunk_time_us", "last_chunk_time_us", "output_tokens"}
 ENGINE_TIMES = {"input_toks", "output_toks", "queued_ts", "first_token_ts", "last_token_ts"}
@@ -233,7 +233,7 @@ def _spans(text: str, path: Path, root: Path) -> RecordedRun:
         block_size=int(config.get("block_size", 16)),
         max_num_seqs=config.get("max_num_seqs"),
         max_num_batched_tokens=config.get("max_num_batched_tokens"),
-        max_model_len=_yaml_number(str(meta.get("exp_config", "")), "max_model_len"),
+        max_model_len=_yaml_number(str(meta.get("exp_config", "")), "max_model_len", f"{path}: exp_config"),
     )
     return RecordedRun(
         name=run_name(path, root),
@@ -276,9 +276,7 @@ def _beside(path: Path, name: str) -> dict[str, Any]:
     return read_json(other) if other.is_file() else {}
 
 
-def _yaml_number(text: str, key: str) -> int | None:
-    import yaml
-
-    loaded = yaml.safe_load(text) if text else None
+def _yaml_number(text: str, key: str, where: str) -> int | None:
+    loaded = parse_yaml(text, where)
     value = loaded.get(key) if isinstance(loaded, dict) else None
-    return value if isinstance(value, int) else None
+    return value if type(value) is int else None

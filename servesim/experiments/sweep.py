@@ -62,10 +62,10 @@ from servesim.experiments.metrics import METRICS, Metric, metrics_of
 from servesim.experiments.named import failures, several
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
-from servesim.experiments.outcome import ATTAINMENT, busy_notes
+from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.ranking import PARETO, best_by_rate, by_rate, judge_stability, pareto_front
 from servesim.experiments.replicates import WORKLOAD, Replicates, check_count, replicates_of
-from servesim.experiments.run_metrics import check_window, measure, steady_rows
+from servesim.experiments.run_metrics import NONE_ARRIVES, check_window, measure, steady_rows
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
@@ -213,10 +213,11 @@ class Table:
         label = self._labels[progress.cell.address]
         if progress.error is None:
             self._measure(progress.cell, label)
-        if progress.error is None and "rate" not in self._cells[label][0].axes:  # less load is not better
+        measured = progress.cell.address in self._unstable
+        if measured and "rate" not in self._cells[label][0].axes:  # less load is not better
             value = self._mean(label, self._goal)
             sign = 1 if self._goal.better == "higher" else -1
-            better = np.isnan(self._best_value) or sign * value > sign * self._best_value
+            better = sign * value > sign * self._best_value if self._best else not np.isnan(value)
             if better and not self._unstable[progress.cell.address]:
                 self._best_value = value
                 self._best = f"best {self._goal.name}: {value:,.4g} {self._goal.unit}, {label or 'the run'}"
@@ -227,15 +228,18 @@ class Table:
             return
         run = self._runner.load(cell)
         v, repeats, cells = self._cells[label]
+        rows = steady_rows(run, *repeats.margins(*self._ends))
+        if not len(rows):
+            self._runner.errors[cell.address] = NONE_ARRIVES
+            return
         if self._bars is not None and cell.address == cells[0].address:
             self._bars.add(cell.address, v.settings, run.summary)
         for j in (j for j, other in enumerate(cells) if other.address == cell.address):
             part = repeats.rows(j) if len(repeats) > 1 else None
             found = measure(run, self._metrics, *repeats.margins(*self._ends), part=part)
             self._values[cell.address, j] = found
-        rows, goals = steady_rows(run, *repeats.margins(*self._ends)), goals_of(Scenario.of(v.settings), ATTAINMENT)
-        good = [goal.good(run)[goal.counted(run, rows)] for goal in goals]
-        shares = [float(each.mean()) if len(each) else 1.0 for each in good]
+        goals = goals_of(Scenario.of(v.settings), ATTAINMENT)
+        shares = shares_of(run, goals, rows)
         self._reached[cell.address] = [share - goal.share for share, goal in zip(shares, goals, strict=True)]
         if cell.address == cells[0].address:
             ends = repeats.margins(*self._ends)

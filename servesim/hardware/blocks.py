@@ -55,7 +55,7 @@ def _widths(model: ModelSpec, tp: int, dp: int, ep: int) -> Iterator[tuple[str, 
     if any(layer.mlp and not layer.experts for layer in model.layers):
         yield "MLP", _LINEAR, model.intermediate_size // tp
     if model.experts is not None:
-        yield "experts", _EXPERTS, model.experts.size // (tp * dp // ep)
+        yield "experts", _EXPERTS, model.experts.size // max(tp * dp // ep, 1)
         yield "shared expert", _LINEAR, model.experts.shared_size // tp
 
 

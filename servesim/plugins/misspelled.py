@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -40,10 +41,13 @@ def _built_on_ours(cls: type[Any]) -> bool:
 
 
 def _used(cls: type[Any]) -> Iterator[str]:
-    """Yield the names that the methods of a class use, including its own helpers."""
-    for value in vars(cls).values():
-        code = getattr(getattr(value, "fget", value), "__code__", None)
-        yield from code.co_names if code is not None else ()
+    """Yield the names that the methods of a class use, including its own helpers, wrapped and nested functions."""
+    found = [getattr(inspect.unwrap(getattr(each, "fget", each)), "__code__", None) for each in vars(cls).values()]
+    while found:
+        code = found.pop()
+        if code is not None:
+            yield from code.co_names
+            found += filter(inspect.iscode, code.co_consts)
 
 
 def _public(cls: type[Any]) -> Iterator[str]:

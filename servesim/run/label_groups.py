@@ -45,6 +45,11 @@ def others(count: int) -> str:
     return f"({count:,} others)"
 
 
+def group_name(label: str) -> str:
+    """Return the name of a label's own group: the label, in one more pair of quotes if it looks like `others`."""
+    return f'"{label}"' if re.fullmatch(r'"*\([\d,]+ others\)"*', label) else label
+
+
 def counted_together(name: str) -> int | None:
     """Return how many labels are counted together under this name, or None if it is the name of a single label."""
     found = re.fullmatch(r"\(([\d,]+) others\)", name)
@@ -58,7 +63,7 @@ def by_label(columns: RequestColumns, labels: Sequence[str], slo: Slo, kept: Col
     counts = np.bincount(code, minlength=len(names)).tolist()
     order = sorted(range(len(names)), key=lambda i: (names[i] not in kept, -counts[i]))
     apart = sorted(order[: max(MOST_APART, len(kept))])
-    parts: dict[str, Part] = {names[i]: columns.take(code == i) for i in apart}
+    parts: dict[str, Part] = {group_name(names[i]): columns.take(code == i) for i in apart}
     if len(apart) == len(names):
         return Labels(parts)
     parts[others(len(names) - len(apart))] = columns.take(~np.isin(code, apart))
@@ -128,7 +133,7 @@ class StreamedLabels:
 
     def grouped(self) -> Labels:
         """Return the added requests, grouped by label."""
-        parts: dict[str, Part] = dict(sorted(self.parts.items()))
+        parts: dict[str, Part] = {group_name(label): part for label, part in sorted(self.parts.items())}
         if len(parts) == len(self._number):
             return Labels(parts)
         parts[others(len(self._number) - len(parts))] = self._rest

@@ -53,6 +53,7 @@ HINTS = {
 }
 """Hints on flags that change more than their setting, or something else."""
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SKIPPED = ("python3", "python", "-m", "exec", "sudo", "nohup", "env")
 EXAMPLE = "such as: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2"
 Flags = tuple[tuple[str, str], ...]
@@ -111,12 +112,15 @@ def parsed(command: str) -> tuple[str, str, Flags]:
 
 def environment(command: str) -> list[tuple[str, str]]:
     """Return the environment variables that are set in front of a command, with their values."""
-    assigned = takewhile(lambda word: re.fullmatch(r"[A-Za-z_]\w*=.*", word, re.DOTALL), _words(command))
+    assigned = takewhile(_VARIABLE.fullmatch, _words(command))
     return [(name, value) for name, _, value in (word.partition("=") for word in assigned)]
 
 
 def _words(command: str) -> list[str]:
-    return [word for word in unwrapped(shlex.split(command.replace("\\\n", " "))) if word not in _SKIPPED]
+    """Return the words of a command, without those before the server's name that are not variables."""
+    words = unwrapped(shlex.split(command.replace("\\\n", " ")))
+    before = len([*takewhile(lambda word: word in _SKIPPED or _VARIABLE.fullmatch(word), words)])
+    return [word for word in words[:before] if word not in _SKIPPED] + words[before:]
 
 
 def _is_flag(word: str) -> bool:
@@ -190,7 +194,7 @@ def _of_files(flags: Flags) -> dict[str, Any]:
             if isinstance(cache := loaded.get("kv_cache_config"), Mapping):  # TensorRT-LLM's
                 loaded = {key: inner for key, inner in loaded.items() if key != "kv_cache_config"}
                 loaded |= {f"kv_cache_{key}": inner for key, inner in cache.items()}
-            found |= {str(key).replace("_", "-"): _text(inner) for key, inner in loaded.items()}
+            found |= {str(key).replace("_", "-"): _text(inner) for key, inner in loaded.items() if inner is not None}
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from servesim import untrusted
+from servesim import compressed, limits, untrusted
 from servesim.calibrate.engines import read_steps_csv
 from servesim.calibrate.importers.columns import read_columns
 from servesim.errors import MOST_LINE, MOST_SHOWN, UserError, one_line, shown, suggest
@@ -66,6 +66,13 @@ def test_hostile_json_is_a_value_error_as_a_document_and_as_a_row(text: str) -> 
             parse(text)
 
 
+@pytest.mark.parametrize("text", ['{"a": 1e999}', '{"a": -1e999}', '{"a": [1, 2e400]}', '{"a": ' + "9" * 400 + ".5}"])
+def test_a_number_too_large_for_a_float_is_none_as_a_document_and_as_a_row(text: str) -> None:
+    for parse in (untrusted.json_value, untrusted.row_reader()):
+        with pytest.raises(ValueError, match="not a finite number"):
+            parse(text)
+
+
 def test_a_limit_is_raised_by_the_setting_and_a_wrong_setting_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,11 +80,15 @@ def test_a_limit_is_raised_by_the_setting_and_a_wrong_setting_is_told(
     path.write_text("[" * 150 + "]" * 150)
     with pytest.raises(UserError, match=r"SERVESIM_LIMITS=depth=N"):
         untrusted.read_json(path)
-    monkeypatch.setenv(untrusted.SETTING, "depth=200")
+    monkeypatch.setenv(limits.SETTING, "depth=200")
     assert untrusted.read_json(path)
-    monkeypatch.setenv(untrusted.SETTING, "dept=200")
-    with pytest.raises(UserError, match="is not NAME=NUMBER"):
-        untrusted.limits()
+    for wrong in ("ratio=1.5", "depth=200.1", "rows=nan", "rows=1e30", "rows"):
+        monkeypatch.setenv(limits.SETTING, wrong)
+        with pytest.raises(UserError, match="is not NAME=WHOLE NUMBER"):
+            limits.limits()
+    monkeypatch.setenv(limits.SETTING, "dept=200")
+    with pytest.raises(UserError, match="is not NAME=WHOLE NUMBER"):
+        limits.limits()
 
 
 def test_a_file_without_end_and_one_that_unpacks_to_much_more_stop_at_the_limit(
@@ -90,7 +101,7 @@ def test_a_file_without_end_and_one_that_unpacks_to_much_more_stop_at_the_limit(
     with pytest.raises(UserError, match="uncompressed bytes per compressed byte are more than 100"):
         load_trace(packed)
     packed.write_bytes(gzip.compress(b"arrival_ns,prompt_len,output_len\n" + b"1,1,1\n" * 100))
-    monkeypatch.setenv(untrusted.SETTING, "rows=10")
+    monkeypatch.setenv(limits.SETTING, "rows=10")
     with pytest.raises(UserError, match="lines are more than 10"):
         load_trace(packed)
 
@@ -231,11 +242,11 @@ def test_what_once_broke_a_reader_is_one_line_for_all_of_them(reader: str, tmp_p
 
 def test_a_packed_file_that_says_it_unpacks_to_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
-    path.write_bytes(gzip.compress(b"\n" * (untrusted.FREELY_UNPACKED + 1)))
+    path.write_bytes(gzip.compress(b"\n" * (compressed.FREELY_UNPACKED + 1)))
     with pytest.raises(UserError, match="uncompressed bytes per compressed byte are more than 100"):
-        untrusted.open_text(path)
-    path.write_bytes(gzip.compress(b"\n" * untrusted.FREELY_UNPACKED))
-    with untrusted.open_text(path) as file:
+        compressed.open_text(path)
+    path.write_bytes(gzip.compress(b"\n" * compressed.FREELY_UNPACKED))
+    with compressed.open_text(path) as file:
         assert file.read(1) == "\n"
 
 
@@ -249,10 +260,10 @@ def test_every_member_of_a_packed_file_is_within_the_ratio(tmp_path: Path, pack:
         path.write_bytes(b"".join(map(gzip.compress, pieces)))
     else:
         path.write_bytes(b"".join(pa.compress(piece, "zstd", asbytes=True) for piece in pieces))
-    with untrusted.open_bytes(path) as file:
+    with compressed.open_bytes(path) as file:
         assert len(file.read(1 << 20)) == 1 << 20
         with pytest.raises(UserError, match="uncompressed bytes per compressed byte are more than 100"):
-            file.read(3 * untrusted.FREELY_UNPACKED)
+            file.read(3 * compressed.FREELY_UNPACKED)
 
 
 def test_a_header_with_a_million_columns_is_one_line(tmp_path: Path) -> None:
@@ -320,14 +331,14 @@ def test_names_are_of_bounded_length_in_every_format(tmp_path: Path, form: str) 
 
 def test_standard_input_is_bounded_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv(untrusted.SETTING, "stdin=5e6")
+    monkeypatch.setenv(limits.SETTING, "stdin=5e6")
     spooled.cache_clear()
     with Path("/dev/zero").open() as endless:
         monkeypatch.setattr("sys.stdin", endless)
         with pytest.raises(UserError, match=r"bytes of a pipe are more than 5,000,000 .* or name a file"):
             load_trace("-")
     assert not list(tmp_path.iterdir())
-    assert untrusted.Limits().stdin <= 1 << 30
+    assert limits.Limits().stdin <= 1 << 30
 
 
 def test_a_full_disk_under_standard_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from servesim.compressed import DAMAGED, open_bytes
 from servesim.errors import UserError, shown, suggest
-from servesim.untrusted import DAMAGED, open_bytes
 from servesim.workload.trace import Trace
 
 HEAD_BYTES = 1 << 16

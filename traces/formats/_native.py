@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import MOST_SHOWN, UserError, shown
-from servesim.untrusted import json_value, limits, too_much
+from servesim.limits import limits, too_much
+from servesim.untrusted import json_value
 from servesim.workload.trace import LABELS, LENGTH_CAPPED, RELATIONS, TRIGGERS, After, Content, Ints, Samples, Trace
 from servesim.workload.trace_stream import waits
 
@@ -138,8 +139,8 @@ def parts(
         if "after" in cells:
             raise waits(name)
         if start is None:
-            unit, *told = _unit(path, cells, lines)
-            notes = (*notes, *filter(None, told))
+            unit, told = checked_unit(path, _unit(path, cells, lines))
+            notes = (*notes, *told)
             start = int(_text.times_ns(path, "arrival_ns", cells["arrival_ns"][:1], lines, UNITS[unit])[0])
         yield build(path, name, notes, cells, lines, False, start, first, unit)
         first += len(lines)

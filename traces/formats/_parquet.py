@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.untrusted import limits, too_much
+from servesim.limits import limits, too_much
 
 from . import first_of
 

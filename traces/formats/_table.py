@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError, shown
-from servesim.untrusted import check_header, json_value, limits, read_json, read_start, too_much
+from servesim.limits import limits, too_much
+from servesim.untrusted import check_header, json_value, read_json, read_start
 
 from . import _text
 from ._clock import iso_ns, number

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from servesim.compressed import DAMAGED, open_text
 from servesim.errors import UserError, shown
-from servesim.untrusted import DAMAGED, check_header, json_value, limits, open_text, row_reader, too_much
+from servesim.limits import limits, too_much
+from servesim.untrusted import check_header, json_value, row_reader
 from servesim.workload.trace import Ints, Trace, take_rows
 
 YEAR_NS = 365 * 86_400 * 1_000_000_000

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,11 @@ def read(path: Path, *, sort: bool = False, columns: str | Mapping[str, Any] | N
 
 def stream(path: Path, chunk: int) -> TraceStream:
     def chunks() -> Iterator[Trace]:
-        found = _text.csv_chunks(path, _native.REQUIRED, chunk)
-        return _native.parts(path, path.stem, (), ((_by_name(path, header, cells)[0], n) for header, cells, n in found))
+        found = (
+            (*_by_name(path, header, cells), n) for header, cells, n in _text.csv_chunks(path, _native.REQUIRED, chunk)
+        )
+        first = next(found)
+        return _native.parts(path, path.stem, first[1], ((cells, n) for cells, _, n in chain([first], found)))
 
     return TraceStream(path.stem, chunks)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,7 @@ def read(path: Path, *, sort: bool = False, columns: str | Mapping[str, Any] | N
         name, notes = _meta(path, files[0].schema_arrow)
         known = [column for column in files[0].schema_arrow.names if column in KNOWN]
         table = _columns(path, pa.concat_tables([file.read(known) for file in files]), notes)
-        if unit is None and not set(known) >= _native.WRITTEN:
-            unit, told = _native.checked_unit(path, declared_ns(table["arrival_ns"]))
-            table["notes"] = (*table["notes"], *told)
-        factor = UNITS[unit or "ns"]
-        if (latest := int(table["arrival_ns"].max())) > _native.MOST // factor:
-            raise UserError(f"{path}: arrival_ns is {latest}, must be at most {_native.MOST // factor} {unit or 'ns'}")
-        table["arrival_ns"] = table["arrival_ns"] * factor
+        _to_ns(path, table, *((unit, ()) if unit is not None else _unit(path, known, table)))
         return _trace(path, name, table, 0, sort)
 
 
@@ -79,16 +73,35 @@ def stream(path: Path, chunk: int) -> TraceStream:
         import pyarrow as pa
 
         first, start = 0, None
+        unit: tuple[str, tuple[str, ...]] | None = None
         with readable(path):
             for file in open_files(path):
                 for batch in file.iter_batches(chunk):
                     columns = _columns(path, pa.Table.from_batches([batch]), notes)
+                    unit = _unit(path, batch.schema.names, columns) if unit is None else unit
+                    _to_ns(path, columns, *unit)
                     start = int(columns["arrival_ns"][0]) if start is None else start
                     trace = _trace(path, name, columns, first, False, start)
                     yield trace
                     first += len(trace)
 
     return TraceStream(name, chunks)
+
+
+def _unit(path: Path, names: Iterable[str], columns: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the unit of arrivals and a note, if any; raise UserError if the user has to choose the unit."""
+    if set(names) >= _native.WRITTEN:
+        return "ns", ()
+    return _native.checked_unit(path, declared_ns(columns["arrival_ns"]))
+
+
+def _to_ns(path: Path, columns: dict[str, Any], unit: str, told: tuple[str, ...]) -> None:
+    """Convert arrivals to ns, and add the notes on their unit; raise UserError if an arrival is too late."""
+    factor = UNITS[unit]
+    if (latest := int(columns["arrival_ns"].max())) > _native.MOST // factor:
+        raise UserError(f"{path}: arrival_ns is {latest}, must be at most {_native.MOST // factor} {unit}")
+    columns["arrival_ns"] = columns["arrival_ns"] * factor
+    columns["notes"] = (*columns["notes"], *told)
 
 
 def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:

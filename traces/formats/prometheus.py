@@ -17,7 +17,8 @@ import numpy as np
 
 from servesim import draws
 from servesim.errors import UserError, shown
-from servesim.untrusted import limits, read_text, too_much
+from servesim.limits import limits, too_much
+from servesim.untrusted import read_text
 from servesim.workload.trace import Ints, Trace
 
 NAME = "prometheus"

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError, shown
+from servesim.limits import limits, too_much
 from servesim.sentinels import NEVER
-from servesim.untrusted import limits, read_json, too_much
+from servesim.untrusted import read_json
 from servesim.workload.trace import Ints, Trace
 
 from . import _text

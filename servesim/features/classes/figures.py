@@ -15,7 +15,7 @@ from servesim.metrics.measured import good_of
 from servesim.metrics.request_figures import GOODPUT
 from servesim.metrics.requests import SECOND, Part, Service, per
 from servesim.metrics.slo import SLO_METRICS
-from servesim.run.label_groups import MOST_APART, LabelSums
+from servesim.run.label_groups import MOST_APART, LabelSums, group_name
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 
 TOGETHER = f"; beyond the {MOST_APART} with the most requests, of all others together, as `(N others)`"
@@ -107,7 +107,8 @@ class Classes:
     @cached_property
     def each(self) -> dict[str, Any]:
         """Figures of each class."""
-        slos = {name: self.slos.get(name, self.slo) for name in self.parts}
+        own = {group_name(label): limits for label, limits in self.slos.items()}
+        slos = {name: own.get(name, self.slo) for name in self.parts}
         return {name: OF_CLASS.values(Some(part, slos[name], self.seconds)) for name, part in self.parts.items()}
 
     @cached_property

@@ -10,7 +10,7 @@ from servesim.cost.curve import EXTRAPOLATED, MEASURED, Curve
 from servesim.cost.curves import without_spikes
 from servesim.cost.falling import worst_fall
 from servesim.cost.formula import Roofline
-from servesim.cost.grid import in_window
+from servesim.cost.grid import HeadShape, decode_grid, in_window
 from servesim.cost.linear import GemmTables, collective_curve
 from servesim.cost.stage import Operator, Stage
 from servesim.cost.tables import KernelTables
@@ -71,6 +71,17 @@ def test_a_batch_measured_only_short_of_the_window_goes_on_to_it(last: float, ex
     assert four.at(8192) == four.at(100_000) == expected
     assert one.at(8192) == one.at(100_000) == last
     assert (four.source(512), four.source(8192)) == (MEASURED, EXTRAPOLATED)
+
+
+def test_heads_measured_at_other_batches_are_priced_by_the_nearest_below() -> None:
+    """12 heads lie between 8, measured at one sequence, and 16, measured at two: no batch to interpolate at."""
+    columns = {"batch": [1, 1, 2, 2], "past_tokens": [0, 1024] * 2, "heads": [8, 8, 16, 16], "kv_heads": [4] * 4,
+               "head_dim": [128] * 4, "time_us": [1.0, 9.0, 2.0, 20.0]}  # fmt: skip
+    rows = {name: np.array(values) for name, values in columns.items()}
+    grid, _ = decode_grid(rows, HeadShape(12, 4, 128), 1.0)
+    ((batch, curve),) = grid
+    assert (batch, curve.at(1.0), curve.at(1025.0)) == (1.0, 1000.0, 1000.0 + 8000.0 * 12 / 8)
+    assert curve.source(1025.0) == EXTRAPOLATED
 
 
 def test_a_gemm_past_its_last_row_never_takes_less() -> None:

@@ -77,6 +77,14 @@ def test_shares_of_a_class_are_of_its_requests_alone(monkeypatch: pytest.MonkeyP
     assert outcome.requests == 6
 
 
+def test_shares_of_no_requests_are_unknown_served_or_alone() -> None:
+    measuring = Measuring((), goals(slo="ttft:p99<1s"), Replicates("seeds", ({"seed": 0},)), (0.3, 0.3), 10, 300)
+    seen = run([100, 100], ["", ""])
+    assert np.isnan(
+        [*measuring.outcome(seen).shares, *measuring.alone(seen, seen.columns["arrival_ns"], False).shares]
+    ).all()
+
+
 def test_capacity_binds_on_the_class_with_the_tight_percentile(tmp_path: Any) -> None:
     rows = [f"{i * 0.5},{8000 if i % 2 else 100},4,{'long' if i % 2 else 'short'}" for i in range(40)]
     trace = tmp_path / "t.csv"

@@ -71,7 +71,7 @@ def test_a_stated_length_a_shape_and_a_recorded_log_are_kept() -> None:
     assert visited(lengths(requests=500), wide) == [500]
     assert visited(lengths(requests=4_000), wide) == [500, 4_000]
     assert visited(lengths(requests=4_000, by_rate=False), wide) == [4_000]
-    assert visited(lengths(shape="ramp:end=2"), wide) == [None]
+    assert visited(lengths(shape="ramp:start=1,end=2"), wide) == [None]
     assert visited(lengths(trace="log.csv"), wide) == [None]
     assert visited(lengths(trace="preset:azure-code-2023"), wide) == [8_819 // 8, None]
     both = [Variant("a", {}, {**SYNTH, "requests": 500}), Variant("b", {}, SYNTH)]

@@ -77,6 +77,32 @@ def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on() -> None:
     assert "paged / tp=1" in seen[-1].best
 
 
+@pytest.fixture
+def ends_only(tmp_path: Path) -> dict[str, Any]:
+    """Two requests, of which none arrives between warmup and cooldown."""
+    path = tmp_path / "two.csv"
+    path.write_text("arrival_ns,prompt_len,output_len\n0,10,1\n1000000000,10,1\n")
+    known = {"model": "llama-3.2-1b", "gpu": "h200", "tp": "1,2", "slo": {"ttft": 500}, "jobs": 1}
+    return {**known, "trace": str(path), "warmup": 0.3, "cooldown": 0.3}
+
+
+def test_runs_without_a_request_in_the_window_fail_and_none_is_best(ends_only: dict[str, Any]) -> None:
+    seen: list[Progress] = []
+    frame = sweep(**ends_only, on_progress=seen.append)
+    assert set(frame["status"]) == {"failed"}
+    assert frame["error"].str.startswith("no request arrives in the steady window").all()
+    assert not any(progress.best for progress in seen)
+    assert frame.attrs["document"]["best"] is None
+    with pytest.raises(UserError, match="cannot run: no request arrives in the steady window"):
+        servesim.compare(**ends_only, replicates=1)
+
+
+def test_a_variant_without_a_value_is_never_the_best_so_far(ends_only: dict[str, Any]) -> None:
+    seen: list[Progress] = []
+    sweep(**ends_only | {"warmup": 0, "cooldown": 0}, best_by="tpot_p99", on_progress=seen.append)
+    assert [progress.best for progress in seen] == ["", ""]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

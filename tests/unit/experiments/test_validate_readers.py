@@ -108,3 +108,26 @@ def test_damaged_logs_are_refused_with_file_and_line(text: str, message: str, tm
     (tmp_path / "run.csv").write_text(text)
     with pytest.raises(UserError, match=message):
         read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("max_model_len: 4096", ""),
+        ("max_model_len: true", ""),
+        ("max_model_len: 1\nmax_model_len: 2", "appears twice"),
+        ("a: [", "not YAML"),
+        ("- " * 200 + "1", "nested more than 100 deep"),
+        ("[" * 3000, "nested more than 100 deep"),
+    ],
+)
+def test_a_configuration_within_a_recording_is_read_within_the_limits(tmp_path: Path, config: str, says: str) -> None:
+    (tmp_path / "run.csv").write_text("arrival_time_us,input_tokens,output_tokens,ttft_s,e2e_s\n0,5,5,0.1,0.2\n")
+    meta = {"model_id": "llama-3.1-8b", "config": {"gpu": "h100"}, "exp_config": config}
+    (tmp_path / "run.meta.json").write_text(json.dumps(meta))
+    if says:
+        with pytest.raises(UserError, match=rf"run\.csv.*: exp_config.*{says}"):
+            read_folder(tmp_path)
+    else:
+        (run,) = read_folder(tmp_path)
+        assert run.server.max_model_len == (4096 if "4096" in config else None)

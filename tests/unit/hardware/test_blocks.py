@@ -49,6 +49,10 @@ def test_whole_experts_are_not_split() -> None:
         check(MIXED, 4, dp=2)  # ranks split experts together
 
 
+def test_experts_over_more_gpus_than_there_are_are_whole() -> None:
+    check(MIXED, 4, ep=8)  # check_ranks refuses it in a scenario
+
+
 def test_dense_layers_are_split_by_tp_alone_and_expert_parallelism_is_no_way_out() -> None:
     check(DENSE, 4)
     with pytest.raises(UserError, match=r"MLP of dense.*output_partition_size = 192") as refused:

@@ -165,6 +165,45 @@ def test_the_scheduler_of_ones_own_result_does_not_run_when_it_is_read_and_needs
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize(
+    "naming",
+    [
+        {"scheduler": {"name": "mine.py:Mine"}},
+        {"kv": {"name": "mine.py:Mine"}},
+        {"router": {"name": "mine.py:Mine"}},
+        {"router": {"name": "circuit-breaker", "router": "mine.py:Mine"}},
+        {"scaler": {"name": "mine.py:Mine"}},
+        {"acceptance": {"name": "mine.py:Mine"}},
+        {"speculation": {"name": " mine.py:Mine"}},
+        {"features": ["./mine.py:Extra"]},
+        {"pools": [{"name": "a", "replicas": 1, "scheduler": {"name": "mine.py:Mine"}}]},
+        {"pd": "1x1:1x1", "handoff": {"name": "mine.py:Mine"}},
+        {"offload": {"name": "mine.py:Mine"}},
+    ],
+)
+def test_a_strangers_result_runs_no_code_when_it_is_loaded_or_drawn(call: Call, naming: dict[str, Any]) -> None:
+    scenario()
+    assert call("run stranger.yaml --out result -q --no-report") == (0, "")
+    settings = Path("result/scenario.yaml")
+    settings.write_text(yaml.safe_dump(yaml.safe_load(settings.read_text()) | naming))
+    summary = json.loads(Path("result/summary.json").read_text())
+    summary["scenario"] |= naming
+    del summary["intervals"]
+    Path("result/summary.json").write_text(json.dumps(summary))
+    try:
+        found = Result.load("result")
+        assert found.intervals
+        assert repr(found)
+        found.figure("latency_cdf")
+        found.save("copy")
+    except UserError:
+        pass
+    assert not Path("ran").exists()
+    for command in ("report result", "why result 0", "export result --to csv -o x.csv", "roofline result"):
+        assert call(command)[0] in (0, 2), command
+        assert not Path("ran").exists()
+
+
 def test_from_python_keywords_and_mappings_run_and_files_need_trust(call: Call) -> None:
     assert servesim.simulate(**SETTINGS, scheduler="mine.py:Mine").summary["requests"]["arrived"] == 5
     assert servesim.simulate({**SETTINGS, "scheduler": "mine.py:Mine"}).summary["requests"]["arrived"] == 5

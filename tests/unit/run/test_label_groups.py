@@ -91,6 +91,31 @@ def test_a_class_with_limits_of_its_own_is_apart_however_small(monkeypatch: pyte
     assert (got["good_requests"], got["slo_attainment"]) == (alone["good_requests"], alone["slo_attainment"])
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_label_called_like_the_group_of_others_has_figures_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    monkeypatch.setattr(label_groups, "MOST_APART", 2)
+    records = columns(70, retries=False)
+    labels = ["(5 others)"] * 40 + ['"(5 others)"'] * 20 + [f"t{i % 5}" for i in range(10)]
+    pieces = StreamedLabels()
+    pieces.add(records, labels, SLO, {})
+    found = pieces.grouped() if streamed else by_label(records, labels, SLO)
+    got = TENANTS.values(Tenants(records, found.parts, 70, SLO, found.sums))["tenants"]
+    arrived = {'""(5 others)""': 20, '"(5 others)"': 40, "(5 others)": 10}
+    assert {name: group["arrived"] for name, group in got.items()} == arrived
+    shown, rest, requests = labeled({"tenants": {"tenants": got}}, "tenant") or ([], "", 0)
+    assert ([name for name, _ in shown], rest, requests) == (['"(5 others)"', '""(5 others)""'], "(5 others)", 10)
+
+
+def test_a_class_called_like_the_group_of_others_keeps_its_limits() -> None:
+    records, labels = columns(60, retries=False), ["(5 others)"] * 30 + ["b"] * 30
+    slos = {"(5 others)": {"ttft": 1e9}}
+    found = by_label(records, labels, {"ttft": 1e-9}, slos)
+    got = CLASSES.values(Classes(records, found.parts, {"ttft": 1e-9}, slos))
+    assert got["good_requests"] == sum(records.done[:30])
+
+
 @pytest.mark.parametrize("most", [2, 100])
 def test_records_in_pieces_have_the_same_figures(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(label_groups, "MOST_APART", most)

@@ -136,6 +136,26 @@ def test_variables_in_front_of_a_command_are_settings_or_named() -> None:
     assert marlin.settings["engine"] == {"moe_backend": "marlin"}
 
 
+def test_words_before_the_server_s_are_skipped_only_there() -> None:
+    command = f"sudo env VLLM_USE_V1=1 python3 -m vllm.entrypoints.openai.api_server --model {LLAMA}"
+    for word in ("env", "python", "exec"):
+        found = served(f"{command} --served-model-name {word} -tp 2")
+        assert found.settings["tp"] == 2
+        assert f"--served-model-name {word}" in (*found.nothing, *found.unknown)
+        assert served(f"vllm serve {word}").settings["model"] == word
+    assert served(f"{command} -m x").unknown == ["--m x"]
+
+
+def test_a_flag_that_a_file_sets_to_null_is_not_given(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(f"model: {LLAMA}\nquantization: null\nmax-model-len: ~\ndtype:\n")
+    found = served(f"vllm serve --config {tmp_path / 'c.yaml'}")
+    assert found.settings == {"preset": "vllm", "model": LLAMA}
+    assert (found.nothing, found.unknown) == ([], [])
+    (tmp_path / "o.yaml").write_text("kv_cache_config: {free_gpu_memory_fraction: null}\nmax_batch_size: null\n")
+    other = served(f"trtllm-serve {LLAMA} --extra_llm_api_options {tmp_path / 'o.yaml'}")
+    assert (other.settings.get("engine"), other.unknown, other.hints) == (None, [], [])
+
+
 def test_versions_before_v1_are_not_given_its_scheduler() -> None:
     base = {**SMALL, "engine": {"version": "0.3.1"}}
     for preset in (None, "vllm"):

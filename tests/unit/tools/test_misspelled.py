@@ -81,6 +81,43 @@ def test_a_misspelled_verb_is_a_note_of_run_and_check(tmp_path: Path, wrong: dic
     assert told in report.notes
 
 
+def test_names_used_within_wrapped_and_nested_functions_are_used(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        """
+import functools
+from servesim.contracts import Router
+
+
+def logged(function):
+    @functools.wraps(function)
+    def within(*args):
+        return function(*args)
+
+    return within
+
+
+class Mine(Router):
+    @logged
+    def route(self, request, views):
+        return self.on_send(views)
+
+    def on_send(self, views):
+        return min(range(len(views)), key=lambda i: self.on_sents(i))
+
+    @staticmethod
+    def on_sents(i):
+        return Mine.on_arrivals(i)
+
+    @classmethod
+    def on_arrivals(cls, i):
+        return i
+"""
+    )
+    module = load_file("test", file, "test_misspelled_")
+    assert list(misspelled(classes_beside(module.Mine))) == []
+
+
 def test_sections_of_settings_are_no_note(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

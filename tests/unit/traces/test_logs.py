@@ -22,6 +22,7 @@ from servesim.run.trace_source import open_scenario
 from servesim.traces import load_trace, open_trace, save_trace
 from servesim.traces.formats._clock import iso_ns
 from servesim.traces.formats._names import Columns, roles, unit_of
+from servesim.traces.io import read_chunks
 from servesim.traces.stdin import spooled
 from servesim.workload.trace import COMPLETION, Trace
 
@@ -152,6 +153,27 @@ def test_clock_times_in_another_unit_than_nanoseconds_are_read_in_it(
     trace = load_trace(log)
     assert trace.arrival_ns.tolist() == [2_000_000_000 * i for i in range(20)]
     assert any(f"arrival_ns read in {unit}" in note for note in trace.notes)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_stream_reads_the_unit_as_the_whole_file_or_asks_for_it(tmp_path: Path, form: str) -> None:
+    clock = held(csv(OWN, [((1_763_647_201 + 2 * i) * 1000, 500, 50) for i in range(20)]), form, tmp_path)
+    whole, stream = load_trace(clock), read_chunks(clock, 7)
+    assert stream is not None
+    parts = list(stream.read())
+    assert np.concatenate([part.arrival_ns for part in parts]).tolist() == whole.arrival_ns.tolist()
+    assert {note for part in parts for note in part.notes} == set(whole.notes)
+    asked = held(csv(OWN, [(50_000 * i, 500, 50) for i in range(200)]), form, tmp_path)
+    stream = read_chunks(asked, 1000)
+    assert stream is not None
+    with pytest.raises(UserError, match="choose with --columns unit=us or unit=ns"):
+        next(stream.read())
+
+
+def test_a_stream_of_csv_names_its_extra_columns(tmp_path: Path) -> None:
+    stream = read_chunks(put(tmp_path, csv(f"{OWN},sesion", [(5 * i, 5, 5, 1) for i in range(9)])), 4)
+    assert stream is not None
+    assert all('sesion (did you mean "session"?)' in part.notes[0] for part in stream.read())
 
 
 def test_bursts_and_what_servesim_wrote_are_in_nanoseconds(tmp_path: Path) -> None:
