@@ -113,6 +113,11 @@ def test_groups_cover_every_cell_once_a_dimension() -> None:
     assert all(sum(parts.values()) == 6 for parts in by.values())
 
 
+def test_an_option_holds_ttft_before_tpot_both_measured_and_simulated() -> None:
+    option = study._option(Scored(cell(ttft_ms=20.0, tpot_ms=7.0), "", Answer(tpot_ms=8.0, ttft_ms=30.0)))
+    assert (option.measured, option.simulated) == ((20.0, 7.0), (30.0, 8.0))
+
+
 def test_cells_without_an_answer_stand_in_no_band_of_extrapolation() -> None:
     found = [d for d, *_ in groups([Scored(cell(), "", Answer(reason="GPU x"))])]
     assert "share extrapolated" not in found
