@@ -155,3 +155,12 @@ def test_the_cheapest_stays_so_where_the_spread_of_the_pair_is_less_than_its_lea
     assert decision["cheapest"] == cheapest != decision["against"]
     assert decision["holds"] is holds
     assert ("stays cheaper" if holds else "may be the more expensive one") in decision["says"]
+
+
+@pytest.mark.parametrize(("fewest", "tried"), [(5, [4, 5]), (6, [4, 5, 7, 6]), (3, [4, 3, 1, 2]), (1, [4, 3, 1])])
+def test_a_search_begins_at_its_guess_and_moves_away_in_steps_that_double(fewest: int, tried: list[int]) -> None:
+    search, found = NearSearch(4, 64), []
+    while (replicas := search.next()) is not None:
+        found.append(replicas)
+        search.tell(replicas, replicas >= fewest)
+    assert (found, search.fewest) == (tried, fewest)

@@ -156,3 +156,10 @@ def test_clients_that_a_column_states_are_taken_at_their_word(tmp_path: Path) ->
         (tmp_path / "run.csv").write_text(head + wrong)
         with pytest.raises(UserError, match="max_concurrency must be one number"):
             read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("turn_ms", "concurrency"), [(0.0, 1), (10.0, 1), (10.1, None)])
+def test_a_client_of_a_loop_sends_again_within_10_ms_of_an_answer_even_at_once(
+    turn_ms: float, concurrency: int | None
+) -> None:
+    assert tell_loop(closed(1, turn_ms)).concurrency == concurrency
