@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from servesim.contracts import WAIT, Report, Router
@@ -180,3 +182,11 @@ def test_without_a_match_the_production_stack_takes_the_replica_sent_the_fewest_
     assert choose(prompt((2, 9)), views_of(2)) == [1]
     now += 1
     assert choose(prompt((3, 9)), views_of(2)) == [0]
+
+
+@pytest.mark.parametrize("name", ["dynamo-kv", "least-requests"])
+def test_replicas_have_nothing_booked_before_anything_is_sent_and_nor_has_one_that_comes_later(name: str) -> None:
+    router: Any = router_of(name, 2)
+    router.on_replica(3, "ready")
+    assert router.load == router.processed == [0, 0, 0, 0]
+    assert getattr(router, "prefill_tokens", [0])[:2] in ([0], [0, 0])

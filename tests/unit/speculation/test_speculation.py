@@ -16,7 +16,7 @@ from servesim.contracts import Batch, CostModel, Request, acceptance_models, bui
 from servesim.cost import build_cost_model
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec
-from servesim.policies.speculation._length import Goodput, parse_table, verification
+from servesim.policies.speculation._length import Goodput, SglangAdaptive, parse_table, verification
 from servesim.traces.acceptance import _delivered, luck
 from servesim.traces.acceptance.independent import expected_tokens
 from tests.support.examples import examples
@@ -405,3 +405,14 @@ def test_what_a_step_delivers_is_told_by_the_draws_of_its_positions() -> None:
     for position in range(128, 256):
         right = [luck(5, "accept", 33, position + j) < chance for j, chance in enumerate(chances)]
         assert delivered[position - 128] == 1 + [*right, False].index(False)
+
+
+@pytest.mark.parametrize(("k", "lengths"), [(7, [3, 3, 1, 0]), (2, [1, 1, 1, 0]), (0, [0, 0, 0, 0])])
+def test_sglangs_adaptive_drafts_begin_with_the_most_up_to_three_that_the_batch_allows(
+    k: int, lengths: list[int]
+) -> None:
+    class Most(Priced):
+        max_drafts = k
+
+    sizes = (1, 8, 32, 64)
+    assert [SglangAdaptive(Most()).limit(Batch(n, sampled=n)) for n in sizes] == lengths  # type: ignore[arg-type]
