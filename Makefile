@@ -7,7 +7,7 @@
 # make claims  published results reproduced in full; minutes
 # make nightly  every scheduler on every allocator, and ten times as many random examples, others each time
 # make coverage  run the tests of `make test` and say which lines no test runs
-# make mutants  change the modules that carry most one place at a time, 330 times, and run the tests that reach it; hours
+# make mutants  change the product one place at a time, 150 times, and run the tests that reach it; an hour
 #              (MUTANTS="--modules servesim/cost/curve.py --lines 40-80": these alone, as in a review)
 # make worlds  20,000 random worlds, fast against reference; half an hour (WORLDS="--first 50 --batches 10": a part;
 #              WORLDS=--clusters: of pools, autoscalers, failures, ranks and prompts apart)

@@ -21,6 +21,7 @@ from servesim.traces.acceptance.recorded import Recorded, RecordedParams
 from servesim.traces.presets import servegen
 from servesim.traces.stdin import spooled
 from servesim.workload.trace import Content, Trace
+from servesim.yaml_limits import LimitedLoader, RefusedYamlError
 from servesim_lab.cells import read_cells
 from tests.support.hostile import CORPUS, SUFFIX, fault, readers
 
@@ -349,3 +350,14 @@ def test_a_full_disk_under_standard_input_is_one_line(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="trace -: cannot be copied to a temporary file: No space left on device"):
         load_trace("-")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("before", ["", "p: 1\n", "p: [1, 2, 3, 4]\n"])
+def test_an_alias_counts_as_what_it_stands_for_whatever_stands_before_it(before: str) -> None:
+    """The mapping, two keys and a list of two numbers twice are nine values, and those before them."""
+    text = before + "a: &a [1, 2]\nb: *a"
+    count = 9 + {"": 0, "p: 1\n": 2, "p: [1, 2, 3, 4]\n": 6}[before]
+    LimitedLoader(text, untrusted.Limits(nodes=count, depth=3)).get_single_data()
+    for tighter in (untrusted.Limits(nodes=count - 1, depth=3), untrusted.Limits(nodes=count, depth=2)):
+        with pytest.raises(RefusedYamlError):
+            LimitedLoader(text, tighter).get_single_data()

@@ -130,8 +130,10 @@ def spread(arrival_ns: Ints) -> tuple[Ints, str]:
     """
     distinct, counts = np.unique(arrival_ns, return_counts=True)
     steps = np.diff(distinct)
-    if len(steps) == 0 or counts.max() == 1:
+    if len(arrival_ns) == len(distinct):
         return arrival_ns, "spread_ticks=uniform has no effect: no two requests share a time"
+    if len(steps) == 0:
+        return arrival_ns, "spread_ticks=uniform has no effect: all requests share one time, which shows no tick"
     tick = int(np.median(steps))
     widths = np.minimum(np.append(steps, tick), tick)
     start = np.repeat(distinct, counts)

@@ -50,7 +50,7 @@ def pipe(folder: Path, data: bytes) -> Iterator[str]:
     path.unlink()
 
 
-@pytest.mark.parametrize("data", [ROWS, gzip.compress(ROWS)])
+@pytest.mark.parametrize("data", [ROWS, gzip.compress(ROWS)], ids=["plain", "gzip"])
 def test_a_trace_comes_through_a_pipe(call: Call, tmp_path: Path, data: bytes) -> None:
     with pipe(tmp_path, data) as path:
         assert call("run", "--trace", path, *RUN, "-q") == (0, "")

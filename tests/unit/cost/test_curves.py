@@ -6,6 +6,7 @@ import pytest
 
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, ROOFLINE, Curve
 from servesim.cost.curves import blend, free_up_to, monotone, rise, total, upper
+from servesim.cost.measured import _at
 
 SLOW, FAST = Curve([0, 10], [0, 20]), Curve([0, 5, 10], [0, 30, 60])
 """2 and 6 ns each."""
@@ -113,3 +114,11 @@ def test_a_short_list_and_a_long_one_of_times_are_those_of_a_run(count: int) -> 
 def test_a_curve_has_a_time_for_each_size() -> None:
     with pytest.raises(ValueError, match="shorter"):
         Curve([0, 1, 2], [3, 4])
+
+
+@pytest.mark.parametrize(("count", "ns"), [(1, 20.0), (2, 20.0), (3, 30.0), (7, 85.0), (8, 100.0), (16, 200.0)])
+def test_the_excess_of_a_number_of_sequences_lies_between_those_measured_and_grows_with_it_beyond(
+    count: int, ns: float
+) -> None:
+    lines = {n: Curve([0, 10], [0, each]) for n, each in ((2, 20), (4, 40), (8, 100))}
+    assert _at(lines, count, 10) == ns

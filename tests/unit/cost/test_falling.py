@@ -131,3 +131,9 @@ def test_no_step_of_a_few_deployments_takes_longer_than_a_larger_one_without_a_n
 def test_no_step_of_one_deployment_in_eleven_takes_longer_than_a_larger_one_without_a_note() -> None:
     """All of them take the better part of an hour: `python -m tests.support.falls`."""
     assert [line for each in [*deployments()][::11] for line in found(each)] == []
+
+
+def test_of_larger_steps_within_a_twentieth_of_the_fastest_the_smallest_is_named() -> None:
+    fall = worst_fall(stage(up=[300, 110, 104, 100]), [1])
+    assert fall is not None
+    assert (fall.ratio, fall.larger) == (300 / 104, 4)

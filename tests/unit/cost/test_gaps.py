@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from servesim.cost.curve import INTERPOLATED, MEASURED
-from servesim.cost.gaps import Lines, missing
+from servesim.cost.gaps import Lines, _nearest, missing
 from servesim.cost.grid import completed
 from servesim.cost.measured import CachedPrefill
 
@@ -63,3 +63,10 @@ def test_a_prompt_over_cached_context_past_the_table_costs_its_work() -> None:
     cached = CachedPrefill({**rows, "time_us": np.array([5.0, 10.0, 15.0, 40.0])})
     # 1024 * (512 + 512 + 256) pairs against 512 * (512 + 256 + 256)
     assert cached.at(1024, 512)[0] == pytest.approx(40e3 * 2.5)
+
+
+def test_a_missing_point_has_up_to_three_neighbors_on_each_side() -> None:
+    known = np.array([1, 1, 0, 1, 1, 0, 1, 1, 1, 1], dtype=bool)
+    assert _nearest(known, 5).tolist() == [1, 3, 4, 6, 7, 8]
+    assert _nearest(known, 2).tolist() == [0, 1, 3, 4, 6]
+    assert _nearest(known, 0).tolist() == [0, 1, 3]

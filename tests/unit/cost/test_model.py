@@ -131,6 +131,17 @@ def test_padding_goes_through_the_linear_layers() -> None:
     assert model.price(padded).ns > model.price(decode(100, 500)).ns
 
 
+@pytest.mark.parametrize(("stages", "padded"), [(1, 0), (2, 0), (1, 412), (2, 412)])
+def test_a_run_of_decode_steps_takes_what_they_take_one_by_one(stages: int, padded: int) -> None:
+    model = build_cost_model(ModelSpec.load("llama-3.1-8b"), Gpu.load("h100"), pp=stages)
+    batch = decode(100, 500, padded_tokens=padded)
+    steps = [model.price(batch.advance(i) if i else batch) for i in range(4)]
+    gpu_ns, ns, _, sources = model.decode_run(batch, 4, 1 << 60)
+    assert [*gpu_ns] == [step.gpu_ns for step in steps]
+    assert [*ns] == [step.ns for step in steps]
+    assert sources.of(0, 4) == tuple(map(sum, zip(*(step.sources for step in steps), strict=True)))
+
+
 def test_one_launch_per_request_costs_more_than_one_for_all() -> None:
     model = cost()
     assert model.price(decode(64, 500, attention="per_request")).ns > model.price(decode(64, 500)).ns

@@ -12,7 +12,7 @@ from servesim.cost.curve import EXTRAPOLATED, ROOFLINE
 from servesim.cost.formula import Roofline
 from servesim.cost.linear import GemmTables
 from servesim.cost.roofline import decode_step
-from servesim.cost.sparse import sparse_attention
+from servesim.cost.sparse import _by_formula, sparse_attention
 from servesim.cost.tables import write_table
 from servesim.hardware import Gpu, ModelSpec
 from servesim.hardware.layers import Indexer, Latent
@@ -97,3 +97,11 @@ def test_sparse_attention_makes_long_contexts_cheap() -> None:
         return long / short
 
     assert grows("deepseek-v3.2") < 0.75 * grows("deepseek-v3")
+
+
+def test_a_prompt_beyond_what_the_formula_was_drawn_for_goes_on_at_the_slope_of_its_last_piece() -> None:
+    assert LATENT.indexer is not None
+    _, prefill = _by_formula(Roofline(H200), LATENT, LATENT.indexer, HEADS, "bf16")
+    for _, curve in prefill:
+        (x, y), (beyond, more) = (curve.xs[-2], curve.ys[-2]), (curve.xs[-1], curve.ys[-1])
+        assert curve.at(2 * beyond - x) == pytest.approx(2 * more - y)

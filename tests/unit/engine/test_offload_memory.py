@@ -99,3 +99,26 @@ def test_there_are_never_more_blocks_than_room_and_each_content_once(
         memory.touch(keys, now)
         assert len(memory) <= size
         assert all(memory.get(key) is not None for key in keys)
+
+
+def test_arc_moves_its_target_by_how_much_longer_the_other_list_of_dropped_blocks_is() -> None:
+    """Of two dropped after one request and three after several, one of the first counts 3/2, one of the others 1."""
+    memory = filled(Arc(8), "abcde")
+    memory.touch(["b", "c", "d"], 0)
+    assert memory.evict(5, (), 0) == ["a", "e", "d", "c", "b"]
+    memory.touch(["a"], 0)
+    assert memory._target == 1.5
+    memory.touch(["b"], 0)
+    assert memory._target == 0.5
+    memory.touch(["b"], 0)
+    assert memory._target == 0.0
+
+
+def test_arc_takes_back_more_where_fewer_were_dropped_after_several_requests() -> None:
+    memory = filled(Arc(8), "abcde")
+    memory.touch(["b", "c"], 0)
+    memory.evict(5, (), 0)
+    memory.touch(["a", "d", "e"], 0)
+    assert memory._target == 3.0  # 1 each: 2/3 would be less
+    memory.touch(["b"], 0)
+    assert memory._target == 1.5

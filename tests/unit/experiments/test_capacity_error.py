@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from servesim.experiments import capacity_error
 from servesim.experiments.capacity import capacity
-from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
+from servesim.experiments.capacity_error import SOUGHT, error_sentences, gpu_bars, rate_bars
 from servesim.experiments.limit_search import NearSearch
 from servesim.intervals.fitted import Factors, Fitted
 from servesim.intervals.pairs import LEVELS, Spread
@@ -158,3 +158,27 @@ def test_the_cheapest_stays_so_where_the_spread_of_the_pair_is_less_than_its_lea
         f"{cheapest} {'stays cheaper' if holds else 'may be more expensive'} than {decision['against']}"
         in decision["says"]
     )
+
+
+@pytest.mark.parametrize(("fewest", "tried"), [(5, [4, 5]), (6, [4, 5, 7, 6]), (3, [4, 3, 1, 2]), (1, [4, 3, 1])])
+def test_a_search_begins_at_its_guess_and_moves_away_in_steps_that_double(fewest: int, tried: list[int]) -> None:
+    search, found = NearSearch(4, 64), []
+    while (replicas := search.next()) is not None:
+        found.append(replicas)
+        search.tell(replicas, replicas >= fewest)
+    assert (found, search.fewest) == (tried, fewest)
+
+
+def test_rows_that_were_not_looked_at_are_counted_and_those_without_bars_named() -> None:
+    said = ["not computed: 9th", "not computed: 10th", "none: no such GPU", SAYS]
+    rows = [{"label": f"r{i}", "model_error": {"says": says}} for i, says in enumerate(said)]
+    error = {"level": 0.8, "runs": 7, "decisions": [{"says": "it holds"}]}
+    assert error_sentences({"model_error": error, "rows": rows, "worth": []}) == [
+        f"in brackets: 80 % interval from the model's error ({SAYS}; 7 more runs)",
+        "it holds",
+        "r2: no error bars: no such GPU",
+        f"the {SOUGHT} cheapest deployments alone have intervals in brackets, not the other 2; the Pareto front ignores "
+        "the model's error",
+        "TTFT p99 and $/M tokens are simulated at the rate shown and change with it",
+    ]
+    assert error_sentences({"rows": rows}) == []

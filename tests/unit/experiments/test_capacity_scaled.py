@@ -12,6 +12,7 @@ from servesim import UserError
 from servesim.contracts.request import State
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity import capacity
+from servesim.experiments.capacity_answer import _deployment
 from servesim.experiments.capacity_scaled import against_fixed, at_load, cost_of, hour_text, scaled_labels
 from servesim.experiments.metrics import METRICS
 from servesim.experiments.outcome import Outcome
@@ -167,3 +168,21 @@ def test_deployments_with_an_autoscaler_are_known_in_pools_too() -> None:
         Variant("wrong", {}, {**base, "tp": -1, "scaler": "keda"}),
     ]
     assert scaled_labels(variants) == {"scaled", "pools"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "gpus", "replicas", "low", "said"),
+    [
+        ({"dtype": "fp8", "tp": 4}, 8, 2, None, "8 x H200 in fp8 (2 replicas of 4 GPUs)"),
+        ({"tp": 4}, 4, 1, None, "4 x H200 (tp=4)"),
+        ({"tp": 1}, 2, 2, None, "2 x H200 (tp=1)"),
+        ({}, 2, 2, None, "2 x H200"),
+        ({"scaler": "hpa"}, 2, 2, 1.0, "2 x H200 (at most, by hpa)"),
+        ({"engine.max_num_seqs": 8}, 1, 1, 1.0, "1 x H200 (engine.max_num_seqs=8, at most)"),
+    ],
+)
+def test_a_deployment_is_said_in_gpus_and_replicas(
+    axes: dict[str, Any], gpus: int, replicas: int, low: float | None, said: str
+) -> None:
+    row = {"axes": axes, "gpus": gpus, "replicas": replicas, "gpu": "h200", "usd_per_hour_low": low}
+    assert _deployment(row) == said

@@ -12,6 +12,7 @@ import servesim
 from servesim import UserError
 from servesim.cli.tables import print_compare
 from servesim.experiments.compare import compare
+from servesim.experiments.compare_document import _notes
 from servesim.reports.export import export
 
 WORKLOAD: dict[str, Any] = {
@@ -249,3 +250,14 @@ def test_what_misses_the_slo_is_said_before_what_is_better() -> None:
     assert first.startswith(f"{SLOW} misses the SLO (90 % of requests within TTFT 60 ms): {SLOW} ")
     assert len(headline("ttft:1e6")) == 1
     assert len(servesim.compare(**WORKLOAD, scheduler=["vllm", SLOW], replicates=2).attrs["document"]["headline"]) == 1
+
+
+class Runs(list[int]):
+    kind, notes, changes = "seeds", (), ()
+
+
+@pytest.mark.parametrize(("count", "noted"), [(1, False), (2, True), (5, True), (6, False)])
+def test_fewer_than_six_replicates_are_said_to_prove_nothing(count: int, noted: bool) -> None:
+    notes = _notes([], Runs(range(count)))  # type: ignore[arg-type]
+    assert (f"{count} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6" in notes) == noted
+    assert any(note.startswith("one run of each") for note in notes) == (count == 1)

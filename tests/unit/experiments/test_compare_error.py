@@ -8,7 +8,7 @@ import pytest
 
 import servesim
 from servesim.experiments import compare_error
-from servesim.experiments.compare_error import mean_error, scaled, sentences, spreads_of, words
+from servesim.experiments.compare_error import baseline_sentence, mean_error, scaled, sentences, spreads_of, words
 from servesim.intervals.fitted import shipped
 from servesim.intervals.pairs import LEVELS, Spread, spread
 from servesim.run.error_bars import case_of, side_of
@@ -129,3 +129,13 @@ def test_a_sentence_says_where_an_interval_holds_no_change() -> None:
     assert unsure.endswith("from measured pairs of two sizes of one server: undecided")
     (sure,) = sentences([one | {"low": 0.02, "high": 0.3}], "tp=1")
     assert sure.endswith("80 % interval +2 to +30 % from measured pairs of two sizes of one server")
+
+
+def test_the_range_of_the_baseline_is_said_with_its_level_in_percent_or_why_there_is_none() -> None:
+    ends = {key: {"low": 1.0, "high": 2500.0} for key in compare_error.PAIRED}
+    said = baseline_sentence({"kind": "pairs", "level": 0.8, "says": "of 9 servers", **ends}, "fcfs")
+    assert said.startswith("fcfs itself: ")
+    assert said.endswith(" 1 to 2,500 ms, 80 % interval; of 9 servers")
+    assert said.count("1 to 2,500 ms") == len(compare_error.PAIRED)
+    assert baseline_sentence({"kind": None, "says": "no table"}, "a") == "a itself: no error bars: no table"
+    assert baseline_sentence(None, "a") == ""

@@ -14,7 +14,7 @@ from servesim.errors import UserError
 from servesim.experiments.recording import RecordedRun, Server
 from servesim.experiments.recording_formats import read_folder
 from servesim.experiments.recording_loops import due_ns, tell_loop
-from servesim.experiments.recording_replay import recorded_trace, replay
+from servesim.experiments.recording_replay import _engine, recorded_trace, replay
 from servesim.experiments.validate import compare
 
 MS = 1_000_000
@@ -77,6 +77,15 @@ def test_prompts_are_all_different_where_the_server_caches_prefixes_and_nothing_
     assert content is not None
     assert content.ids.tolist() == [0, 1]
     assert recorded_trace(replace(run, server=replace(run.server, prefix_caching=False))).content is None
+
+
+@pytest.mark.parametrize(("asynchronous", "in_flight"), [(False, 512), (True, 1024)])
+def test_a_window_keeps_room_for_the_tokens_of_each_step_in_flight(asynchronous: bool, in_flight: int) -> None:
+    run = recorded([0.0], [5.0])
+    server = replace(run.server, model="gemma-3-1b", max_num_batched_tokens=512, asynchronous=asynchronous)
+    core, limits = _engine(replace(run, server=server), None)
+    assert core.kv.memory.in_flight_tokens == in_flight
+    assert limits.async_scheduling == asynchronous
 
 
 def bench(folder: Path, hits: int, caching: str) -> RecordedRun:
@@ -147,3 +156,10 @@ def test_clients_that_a_column_states_are_taken_at_their_word(tmp_path: Path) ->
         (tmp_path / "run.csv").write_text(head + wrong)
         with pytest.raises(UserError, match="max_concurrency must be one number"):
             read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("turn_ms", "concurrency"), [(0.0, 1), (10.0, 1), (10.1, None)])
+def test_a_client_of_a_loop_sends_again_within_10_ms_of_an_answer_even_at_once(
+    turn_ms: float, concurrency: int | None
+) -> None:
+    assert tell_loop(closed(1, turn_ms)).concurrency == concurrency

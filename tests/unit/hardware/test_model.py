@@ -190,6 +190,17 @@ def test_layers_that_share_kv_keep_none() -> None:
     assert pairs.kv_bytes_per_token() == full // 2
 
 
+def test_a_layer_without_its_own_kv_has_no_weights_biases_and_norm_of_keys_and_values() -> None:
+    """Two of four layers go without 2 projections of 64 x 32, a bias of 32 in each, and the norm of keys of 16."""
+    shape = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    size = {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64}
+    for more, each in (({}, 2 * 64 * 32), ({"attention_bias": True, "use_qk_norm": True}, 2 * 65 * 32 + 16)):
+        config = {**shape, **size, **more}
+        full = ModelSpec.from_config(config, "x")
+        shared = ModelSpec.from_config({**config, "num_kv_shared_layers": 2}, "x")
+        assert full.num_params - shared.num_params == 2 * each
+
+
 def test_gemma_has_one_full_layer_in_six() -> None:
     windows = [layer.window for layer in ModelSpec.load("gemma-3-1b").layers]
     assert windows[:12] == [512] * 5 + [0] + [512] * 5 + [0]

@@ -135,3 +135,11 @@ def test_kimi_delta_attention_is_read_from_one_on() -> None:
 
 def _model(**changes: Any) -> ModelSpec:
     return ModelSpec.from_config({**CONFIG, **changes}, "small")
+
+
+def test_weights_of_a_layer_with_a_state_by_hand() -> None:
+    """Keys of 2 x 8 twice and values of 4 x 16: 96 channels of a convolution over 4 tokens, with a bias in Mamba-2."""
+    gdn = (2 * 16 + 2 * 64) * 32 + 2 * 4 * 32 + 64 * 32 + 96 * 4 + 2 * 4 + 16
+    assert SMALL.params(32) == gdn
+    mamba = (2 * 16 + 2 * 64 + 4) * 32 + 64 * 32 + 96 * (4 + 1) + 3 * 4 + 64
+    assert replace(SMALL, kind=MAMBA2).params(32) == mamba

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from servesim.contracts import Request
 from servesim.errors import UserError
 from servesim.records.columns import REQUEST_COLUMNS
 from servesim.workload.trace import After
@@ -70,3 +71,13 @@ def test_fast_equals_plain_stepping(world: World) -> None:
     alone = replace(world, replicas=1)
     fast, plain = alone.run("fast", check=True), alone.run("reference", check=True)
     assert sorted(fast.recorder.requests.array().tolist()) == sorted(plain.recorder.requests.array().tolist())
+
+
+def test_requests_that_will_be_refused_use_no_block_again() -> None:
+    """One may have 40 tokens and no more than 4 blocks of 16: 30 + 11 are too long, and 40 + 20 also do not fit."""
+    kv: Any = World(toy_trace([0], [1], [1]), "prefix-oracle", 5, max_model_len=40).core().kv
+    kv.foresee([Request(row, str(row), prompt, most, 0) for row, (prompt, most) in enumerate([(30, 10), (30, 11)])])
+    assert [*kv._order] == [0]
+    kv = World(toy_trace([0], [1], [1]), "prefix-oracle", 3, max_model_len=400).core().kv
+    kv.foresee([Request(row, str(row), prompt, most, 0) for row, (prompt, most) in enumerate([(30, 2), (30, 60)])])
+    assert [*kv._order] == [0]

@@ -12,6 +12,7 @@ from servesim.contracts.request import State
 from servesim.hardware import Gpu, ModelSpec
 from servesim.metrics.engine_figures import ENGINE, KV, PREFIX_CACHE, PRICE, mbu, mfu
 from servesim.metrics.measured import Deployment
+from servesim.metrics.replicas import Whole
 from servesim.metrics.requests import RequestColumns
 from servesim.metrics.steps import StepTotals, exact_sum
 from servesim.records.columns import STEP_COLUMNS, Rows
@@ -193,3 +194,9 @@ def test_sums_do_not_overflow() -> None:
     column = np.full(8, 2**62, dtype=np.int64)
     assert exact_sum(column) == 2**65
     assert exact_sum(-column) == -(2**65)
+
+
+def test_a_pool_pays_for_all_gpus_of_a_replica_while_it_is_up(deployment: Deployment) -> None:
+    """40 minutes of replicas of 2 x 3 GPUs are 4 GPU-hours."""
+    two_by_three = replace(deployment, tp=2, pp=3)
+    assert Whole(two_by_three, [{"up_s": 1800.0}, {"up_s": 600.0}], 0).gpu_hours == 4.0

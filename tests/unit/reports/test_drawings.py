@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import servesim
 from servesim import UserError
 from servesim.reports.drawings import RUN
+from servesim.reports.figures.described import draw
+from servesim.reports.figures.kinds import Curve, Lines
+from servesim.reports.figures.overlay import PANELS, overlay
 from servesim.reports.ink import INK
 from servesim.run.result import Result
 
@@ -139,3 +143,20 @@ def test_a_matplotlib_that_the_environment_breaks_is_one_line() -> None:
     assert done.stderr.splitlines()[-1].startswith(
         "servesim.errors.UserError: no figure can be drawn: matplotlib: Key backend: 'nope' is not a valid value"
     )
+
+
+def test_each_panel_of_latencies_has_its_title_and_a_line_for_each_variant() -> None:
+    times = {key: np.array([1.0, 2.0, 3.0]) for key, _ in PANELS}
+    drawing = overlay({"a": times, "b": times}, {"a": "blue", "b": "amber"}, {}, "")
+    assert drawing is not None
+    text = drawing.to_svg()
+    for _, title in PANELS:
+        assert title in text.replace("<desc", "").split("</desc>")[-1]
+
+
+def test_a_curve_of_a_described_figure_is_drawn_in_its_color_and_without_it_is_not() -> None:
+    def svg(*curves: Curve) -> str:
+        return str(draw("x", Lines("x", "t", "alt", "a", "b", curves)).svg)
+
+    one, two = Curve("p", [1, 2], [3, None]), Curve("q", [1, 2], [4, 5])
+    assert svg(one, two).count("<path") > svg(one).count("<path") > 0

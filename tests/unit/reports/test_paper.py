@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 from pypdf import PdfReader
 
 import servesim
 from servesim import UserError
+from servesim.reports.paper import _move
 from servesim.run.result import Result
 from tests.unit.reports.test_drawings import WORKLOAD, sweep
 
@@ -142,3 +144,15 @@ def test_the_line_of_maxima_reaches_the_peak_that_the_tile_tells(result: Result)
     assert run.memory_peaks is not None
     assert run.memory_peaks.max() == pytest.approx(result.summary["kv"]["peak_share"])
     assert (run.memory_peaks >= sum(run.memory.values()) - 1e-12).all()
+
+
+def test_an_edge_of_a_box_is_moved_alone() -> None:
+    for key, points in (
+        ("x0", [[9, 2], [3, 4]]),
+        ("y0", [[1, 9], [3, 4]]),
+        ("x1", [[1, 2], [9, 4]]),
+        ("y1", [[1, 2], [3, 9]]),
+    ):
+        box = Bbox([[1, 2], [3, 4]])
+        _move(box, key, 9)
+        assert box.get_points().tolist() == points

@@ -6,6 +6,7 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 
 from servesim.checking.world import toy_trace
 from servesim.cli.app import app
+from servesim.contracts.request import Request
 from servesim.errors import UserError
-from servesim.reports.playback import CACHED, FREE, Playback, play
+from servesim.reports.playback import CACHED, FREE, Playback, Watch, play
 from servesim.reports.playback_page import playback_page
 
 MACHINE: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h100"}
@@ -126,3 +128,16 @@ def test_the_command_refuses_what_is_no_page_and_too_many_grids(tmp_path: Path) 
         done = CliRunner().invoke(app, ["play", *TRACE.split(), *OPTIONS.split(), *more])
         assert isinstance(done.exception, UserError)
     assert not list(tmp_path.iterdir())
+
+
+def test_blocks_outside_the_memory_that_is_drawn_mark_no_cell() -> None:
+    """Block 0 is the null block: it is before the first cell, and not the last."""
+    watch, kv = Watch(), SimpleNamespace(block_size=4)
+    watch._kv, watch._first, watch._units, watch.num_cells = kv, 1, 1, 4  # type: ignore[assignment]
+    request = Request(0, "a", 9, 1, 0)
+    request.num_computed_tokens = 8
+    found = np.zeros(4, np.int32)
+    watch._mark(found, request, [0, 2, 3])
+    assert found.tolist() == [FREE, 2, 2, FREE]
+    watch._mark(found, request, [[1, 5]])
+    assert found.tolist() == [2, 2, 2, FREE]

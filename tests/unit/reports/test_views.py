@@ -11,6 +11,7 @@ import pytest
 
 import servesim
 from servesim.reports.figures.views import router_view
+from servesim.reports.roofline_page import _time
 from servesim.reports.run import Run
 
 pytestmark = pytest.mark.feature("view_lag")
@@ -95,3 +96,10 @@ def test_the_figure_draws_the_means_of_view_and_truth(least_seen: str) -> None:
     assert np.mean(seen) == pytest.approx(run.requests["load_seen"].mean())
     assert np.mean(there) == pytest.approx(run.requests["load_there"].mean())
     assert "Reports come every 4 s" in drawn.caption
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(99.0, "0.099 µs"), (99_900.0, "99.9 µs"), (1e5, "0.10 ms"), (2.5e6, "2.50 ms"), (None, "–")]
+)
+def test_times_of_operators_are_in_microseconds_below_a_tenth_of_a_millisecond(ns: float | None, text: str) -> None:
+    assert _time(ns) == text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from servesim.contracts import WAIT, Report, Router
@@ -169,3 +171,22 @@ def test_consistent_hashing_moves_only_the_keys_of_a_replica_that_goes() -> None
     after = {key: router.route(prompt((1, 5), session=key), gone) for key in keys}
     assert {key for key in keys if before[key] != after[key]} == {key for key in keys if before[key] == 2}
     assert set(before.values()) == {0, 1, 2, 3}
+
+
+def test_without_a_match_the_production_stack_takes_the_replica_sent_the_fewest_in_the_last_60_s() -> None:
+    router, prompt, now = router_of("production-stack-prefix-aware", 2, min_match_length=400), Prompts(), 0
+    router.clock = lambda: now
+    router.on_sent(prompt((1, 9)), 0)
+    choose = router.candidates  # type: ignore[attr-defined]
+    now = 60 * 10**9
+    assert choose(prompt((2, 9)), views_of(2)) == [1]
+    now += 1
+    assert choose(prompt((3, 9)), views_of(2)) == [0]
+
+
+@pytest.mark.parametrize("name", ["dynamo-kv", "least-requests"])
+def test_replicas_have_nothing_booked_before_anything_is_sent_and_nor_has_one_that_comes_later(name: str) -> None:
+    router: Any = router_of(name, 2)
+    router.on_replica(3, "ready")
+    assert router.load == router.processed == [0, 0, 0, 0]
+    assert getattr(router, "prefill_tokens", [0])[:2] in ([0], [0, 0])

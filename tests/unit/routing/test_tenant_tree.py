@@ -84,3 +84,10 @@ def test_a_prompt_of_unknown_content_matches_nothing_and_is_not_entered() -> Non
     tree.insert(request, 0)
     assert tree.match(request).length == 0
     assert tree.sizes == {0: 0}
+
+
+def test_a_tenant_that_was_never_added_holds_what_is_sent_to_it() -> None:
+    tree, prompt = TenantTree(0), Prompts()
+    tree.insert(prompt((1, 7)), 3)
+    tree.insert(prompt((1, 7), (2, 5)), 3)
+    assert tree.sizes == {3: 12}

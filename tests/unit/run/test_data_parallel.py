@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from servesim import simulate
 from servesim.contracts.cost import Batch
+from servesim.cost.data_parallel import check_ranks
 from servesim.cost.expert_load import loads, most_loaded
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, memory_budget
@@ -188,3 +190,22 @@ def test_a_deployment_of_64_gpus_serves_ten_thousand_requests() -> None:
     assert summary["requests"]["completed"] == 10_000
     assert summary["engine"]["replicas_used"] == 64
     assert not summary["stability"]["unstable"]
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "pp", "dp", "ep", "message"),
+    [
+        ("mixtral-8x7b", 4, 2, 1, 4, None),
+        ("mixtral-8x7b", 4, 1, 2, 8, None),
+        ("llama-3.1-8b", 4, 2, 1, 1, None),
+        ("mixtral-8x7b", 4, 2, 2, 4, "ranks of several pipeline stages are not modeled"),
+        ("llama-3.1-8b", 1, 1, 2, 1, "has no experts to distribute"),
+        ("mixtral-8x7b", 2, 1, 3, 4, "ep = 4 must divide the 6 GPUs of tp 2 x dp 3"),
+    ],
+)
+def test_ranks_and_experts_fit_together_or_are_refused(
+    model: str, tp: int, pp: int, dp: int, ep: int, message: str | None
+) -> None:
+    refused = pytest.raises(UserError, match=message) if message else nullcontext()
+    with refused:
+        check_ranks(ModelSpec.load(model), tp, pp, dp, ep)

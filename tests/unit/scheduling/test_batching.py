@@ -53,6 +53,13 @@ def test_static_rows_hold_memory_for_the_longest_prompt_and_output() -> None:
         assert first["sampled"] == rows
 
 
+def test_each_static_row_reserves_the_longest_prompt_plus_the_longest_output() -> None:
+    """A row is 20 + 30 tokens, 4 blocks of 16, whichever request has the longest prompt or output."""
+    for prompts, outputs in (([20, 4], [2, 30]), ([4, 20], [30, 2])):
+        table = World(toy_trace([0, 0], prompts, outputs), scheduler="static").run("reference").recorder.steps
+        assert table.column("kv_used")[0] + table.column("kv_internal")[0] == 2 * 4 * 16
+
+
 def test_orca_mixes_whole_prompts_with_decodes_and_reserves_slots() -> None:
     trace = toy_trace([0, 0, 0], [10, 20, 5], [3, 6, 2])
     world = World(trace, scheduler="selective", scheduler_params={"n_slots": 40}, block_size=1)

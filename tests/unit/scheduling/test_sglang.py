@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from servesim.contracts import MISS, Hit, KVMemory, Request, kv_allocators
+from servesim.contracts import MISS, Hit, KVMemory, Request, build_params, kv_allocators, schedulers
 from servesim.errors import UserError
 from servesim.policies.scheduling._prefill_adder import Added, PrefillAdder, max_new
 from servesim.policies.scheduling._sglang_order import order
@@ -169,3 +169,18 @@ def test_a_decode_beside_a_prompt_under_way_gets_on_or_is_given_up_where_each_gr
     )
     rows = world.run(mode, check=True).recorder.requests.array()
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize(("used", "granted"), [(62, (2, True)), (63, (1, True)), (64, Added.OTHER)])
+def test_a_prompt_is_cut_to_what_is_left_of_the_chunk_down_to_one_token(used: int, granted: Any) -> None:
+    budget = adder(1000)
+    assert budget.add(Request(0, "a", used, 1, 0), MISS, 0) == (used, False)
+    assert budget.add(Request(1, "b", 50, 1, 0), MISS, 0) == granted
+
+
+@pytest.mark.parametrize(("chunk", "tokens"), [(512, 512), (8192, 4096), (-1, 4096), (None, 4096)])
+def test_a_step_computes_no_more_than_a_chunk_and_what_prefills_may_take(chunk: int | None, tokens: int) -> None:
+    params = build_params(
+        "sglang", schedulers.resolve("sglang")[0].Params, {"chunked_prefill_size": chunk, "max_prefill_tokens": 4096}
+    )
+    assert params.max_num_batched_tokens == tokens

@@ -16,7 +16,8 @@ from servesim.contracts import Batch, CostModel, Request, acceptance_models, bui
 from servesim.cost import build_cost_model
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec
-from servesim.policies.speculation._length import Goodput, parse_table, verification
+from servesim.policies.speculation._length import Goodput, SglangAdaptive, parse_table, verification
+from servesim.traces.acceptance import _delivered, luck
 from servesim.traces.acceptance.independent import expected_tokens
 from tests.support.examples import examples
 from tests.support.worlds import World, toy_trace
@@ -372,3 +373,46 @@ def test_tables_by_batch_size_carry_over_gaps() -> None:
     assert parse_table("1-16:3/32-128:2") == [(1, 16, 3), (32, 128, 2)]
     sizes = {1: 3, 16: 3, 31: 3, 32: 2, 129: 2, 256: 0}
     assert {n: drafter.limit(Batch(n, decode_count=n, decode_context_sum=n)) for n in sizes} == sizes
+
+
+class Priced:
+    """A drafter of up to three drafts; a step takes what a list says of its number of drafts."""
+
+    max_drafts, needs, expands = 3, frozenset[str](), False
+
+    def __init__(self, *costs: float) -> None:
+        self.costs = costs
+
+    def verified(self, k: int) -> int:
+        return k
+
+    def price(self, batch: Batch) -> float:
+        return self.costs[batch.drafts]
+
+
+def test_goodput_takes_the_length_of_the_most_tokens_per_second_up_to_the_longest() -> None:
+    """With 0.7 at each position 1, 1.7, 2.19 and 2.533 tokens are expected."""
+    one = Batch(1, decode_count=1, sampled=1)
+    for costs, best in (((1, 1, 1, 1), 3), ((1, 1.1, 1.2, 9), 2), ((1, 1.1, 9, 9), 1), ((1, 2, 3, 4), 0)):
+        assert Goodput(Priced(*costs)).limit(one) == best  # type: ignore[arg-type]
+    assert Goodput(Priced(1, 1, 1, 1)).limit(Batch(1)) == 0  # type: ignore[arg-type]
+
+
+def test_what_a_step_delivers_is_told_by_the_draws_of_its_positions() -> None:
+    """Row 33 is the second of the second block of 32; position 130 the third of the second chunk of 128."""
+    chances = (0.9, 0.6, 0.5)
+    delivered = _delivered(5, 1, 1, chances)[1]
+    for position in range(128, 256):
+        right = [luck(5, "accept", 33, position + j) < chance for j, chance in enumerate(chances)]
+        assert delivered[position - 128] == 1 + [*right, False].index(False)
+
+
+@pytest.mark.parametrize(("k", "lengths"), [(7, [3, 3, 1, 0]), (2, [1, 1, 1, 0]), (0, [0, 0, 0, 0])])
+def test_sglangs_adaptive_drafts_begin_with_the_most_up_to_three_that_the_batch_allows(
+    k: int, lengths: list[int]
+) -> None:
+    class Most(Priced):
+        max_drafts = k
+
+    sizes = (1, 8, 32, 64)
+    assert [SglangAdaptive(Most()).limit(Batch(n, sampled=n)) for n in sizes] == lengths  # type: ignore[arg-type]

@@ -13,8 +13,9 @@ from servesim.errors import UserError
 from servesim.traces import load_trace, open_trace, save_trace, trace_digest
 from servesim.traces.formats import detect_format, formats
 from servesim.traces.formats._columns import ColumnFormat, as_module
+from servesim.traces.formats.mooncake import spread
 from servesim.traces.io import read_chunks
-from servesim.workload.trace import Content, Trace
+from servesim.workload.trace import LENGTH_CAPPED, Content, Trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -282,3 +283,24 @@ def test_open_trace_takes_files_presets_and_specs(tmp_path: Path) -> None:
         open_trace("preset:azure-conv")
     with pytest.raises(UserError, match="option 'sort' applies only to trace files"):
         open_trace("synth:rate=2", sort=True)
+
+
+@pytest.mark.parametrize(("more", "noted"), [({}, True), ({"max_tokens": [9]}, False), ({"stop": [1]}, False)])
+def test_a_parquet_trace_says_that_it_has_no_finish_reasons_where_nothing_tells_them(
+    tmp_path: Path, more: dict[str, list[int]], noted: bool
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"arrival_ns": [0], "prompt_len": [3], "output_len": [2], **more}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert (LENGTH_CAPPED in load_trace(tmp_path / "t.parquet").notes) == noted
+
+
+def test_two_requests_of_one_tick_are_spread_and_single_ones_stay() -> None:
+    moved, note = spread(np.array([0, 0, 3, 6]))
+    assert note == "spread_ticks=uniform: arrivals spread over ticks of 3e-09 s"
+    assert moved.tolist() == sorted(moved.tolist())
+    for single in ([0, 3, 6], [0]):
+        same, note = spread(np.array(single))
+        assert (same.tolist(), note) == (single, "spread_ticks=uniform has no effect: no two requests share a time")

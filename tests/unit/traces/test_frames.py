@@ -112,3 +112,9 @@ def test_times_that_ns_cannot_hold_are_one_line_and_numpy_s_integers_are_numbers
         load_trace(frame)
     frame["timestamp"] = [1_700_000_000.0, 1_700_000_001.0]
     assert load_trace(frame).prompt_len.tolist() == [5, 5]
+
+
+def test_columns_of_a_frame_that_are_not_servesims_own_are_named_alone() -> None:
+    frame = pd.DataFrame({"arrival_ns": [0], "prompt_len": [3], "output_len": [1], "color": ["red"]})
+    assert "extra columns not used: color" in load_trace(frame).notes
+    assert not any("columns" in note for note in load_trace(frame.drop(columns="color")).notes)

@@ -401,3 +401,24 @@ def test_sums_of_several_requests_are_no_requests(tmp_path: Path, name: str) -> 
         load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))
     rows = [row | {name: 1} for row in rows]
     assert len(load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))) == 3
+
+
+@pytest.mark.parametrize(("extra", "named"), [(6, "c0, c1, c2, c3, c4, c5"), (8, "c0, c1, c2, c3, c4, c5 and 2 more")])
+def test_up_to_six_columns_that_are_not_used_are_named(tmp_path: Path, extra: int, named: str) -> None:
+    names = ",".join(f"c{i}" for i in range(extra))
+    rows = [(*row, *"x" * extra) for row in ROWS]
+    notes = load_trace(put(tmp_path, csv(f"ts,prompt_tokens,completion_tokens,{names}", rows))).notes
+    assert f"extra columns not used: {named}" in notes
+
+
+def test_tokens_of_a_cache_are_added_unless_more_rows_say_that_the_prompt_includes_them(tmp_path: Path) -> None:
+    """A row whose total is the sum without them includes them; one whose total has them on top does not."""
+    inside, beside = (10, 5, 1, 15), (10, 5, 1, 16)
+    for rows, lengths in (([inside, beside], [11, 11]), ([inside, inside, beside], [10, 10, 10])):
+        lines = [
+            {"timestamp": 1763647201 + i, "input_tokens": prompt, "cache_read_input_tokens": cached,
+             "output_tokens": output, "total_tokens": total}
+            for i, (prompt, output, cached, total) in enumerate(rows)
+        ]  # fmt: skip
+        trace = load_trace(put(tmp_path, "".join(json.dumps(line) + "\n" for line in lines)))
+        assert trace.prompt_len.tolist() == lengths

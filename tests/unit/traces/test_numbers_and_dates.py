@@ -148,3 +148,11 @@ def test_an_end_tells_the_order_of_a_start(tmp_path: Path) -> None:
     header = ["start_time", "prompt_tokens", "output_tokens", "end_time"]
     rows = ("11/05/2026 14:00:01;5;5;11/05/2026 14:00:02", "12/05/2026 14:00:01;5;5;12/13/2026 14:00:02")
     assert log(tmp_path, *rows, separator=";", header=header).arrival_ns[1] == 30 * 86_400_000_000_000
+
+
+def test_dates_of_one_month_or_day_on_both_sides_are_asked_for_unless_all_are_one_day(tmp_path: Path) -> None:
+    for rows in (
+        ("11/05/2026 1:00:01;5;5", "12/05/2026 1:00:01;5;5"),
+        ("5/1/2026 1:00:01;5;5", "5/2/2026 1:00:01;5;5"),
+    ):
+        assert "--columns dates=mdy or dates=dmy" in refusal(tmp_path, *rows, separator=";")

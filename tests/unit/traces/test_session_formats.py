@@ -326,3 +326,10 @@ def test_tokens_of_several_choices_are_shared_out_among_them(tmp_path: Path) -> 
     path.write_text(json.dumps({"spans": spans}))
     with pytest.raises(UserError, match="is 12, must be from 1 to the"):
         load_trace(path)
+
+
+@pytest.mark.parametrize(("priority", "kept"), [({"priority": 2}, 2), ({"priority": None}, 0), ({}, 0)])
+def test_a_call_without_a_priority_has_priority_0(tmp_path: Path, priority: dict[str, int | None], kept: int) -> None:
+    head, row, *_ = agentic()
+    plain = {key: value for key, value in row.items() if key != "priority"}
+    assert load_trace(put(tmp_path, head, plain | priority)).priority.tolist() == [kept]

@@ -20,6 +20,7 @@ from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.study import Scored, accuracy, groups
 from servesim.experiments.documents import plain
+from servesim.reports.accuracy_page import KINDS, _decisions
 from tests.support.cells import cell, row, table
 
 
@@ -111,6 +112,11 @@ def test_groups_cover_every_cell_once_a_dimension() -> None:
     assert by["concurrency"] == {"C 1 to 8": 2, "C 9 to 32": 2, "C 33 to 128": 1, "C 129 and more": 1}
     assert by["share extrapolated"] == {"up to 5 % extrapolated": 6}
     assert all(sum(parts.values()) == 6 for parts in by.values())
+
+
+def test_an_option_holds_ttft_before_tpot_both_measured_and_simulated() -> None:
+    option = study._option(Scored(cell(ttft_ms=20.0, tpot_ms=7.0), "", Answer(tpot_ms=8.0, ttft_ms=30.0)))
+    assert (option.measured, option.simulated) == ((20.0, 7.0), (30.0, 8.0))
 
 
 def test_cells_without_an_answer_stand_in_no_band_of_extrapolation() -> None:
@@ -252,3 +258,15 @@ def test_the_older_name_of_left_out_is_kept(servesim: Callable[..., Done]) -> No
     assert "Older name of left-out" in servesim("calibrate", "accuracy", "--help").out
     assert "left-out" in servesim("calibrate", "--help").out
     assert " accuracy " not in servesim("calibrate", "--help").out
+
+
+def test_choices_are_lines_beside_the_naive_rule_and_the_ceiling_where_there_are_any() -> None:
+    share = {"value": 0.25, "low": None, "high": None}
+    names = ("near", "far", "broken", "declined")
+    choices = {"choices": 8, "naive": {"near": 0.5}, "ceiling": None, **dict.fromkeys(names, share)}
+    found: dict[str, Any] = {**{kind: {"pairs": 0, "misses": []} for kind in KINDS}, "choices": choices}
+    (table,) = [block.content for block in _decisions(found) if block.kind == "table"]
+    assert [row[1:] for row in table.rows] == [
+        ("8", "25.0 %", "50.0 %", "–"), *[("8", "25.0 %", "0.0 %", "–")] * 3
+    ]  # fmt: skip
+    assert not [b for b in _decisions({**found, "choices": {**choices, "choices": 0}}) if b.kind == "table"]
