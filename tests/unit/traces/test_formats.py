@@ -304,3 +304,6 @@ def test_two_requests_of_one_tick_are_spread_and_single_ones_stay() -> None:
     for single in ([0, 3, 6], [0]):
         same, note = spread(np.array(single))
         assert (same.tolist(), note) == (single, "spread_ticks=uniform has no effect: no two requests share a time")
+    together, note = spread(np.array([5, 5, 5]))
+    assert together.tolist() == [5, 5, 5]
+    assert note.endswith("all requests share one time, which shows no tick")
