@@ -37,10 +37,10 @@ A goal is a share of requests within limits: `attainment` for all limits that ap
 percentile if it has one. Only requests that arrive in the steady window count; for a recorded trace, all do. A load is
 carried if every goal is reached on average over the seeds. A recorded trace is replayed whole; the goals must then hold
 over all of it and in every window of `window_minutes` that begins with an arrival and holds at least `window_requests`.
-The queue may grow without bound only in less than half of the runs, and a load is surely carried only where at least
-half of them are long enough to tell. A synthetic workload of no stated length is run longer until the answer is sure
-enough (servesim.experiments.run_lengths), and shorter runs find where to look. First, every request is served alone: if
-that misses a goal, it is missed at any load, and no load is run.
+The queue may grow without bound only in less than half of the runs; a load is surely carried, or surely not, only where
+more runs than chance would let agree on that. A synthetic workload of no stated length is run longer until the answer
+is sure enough (servesim.experiments.run_lengths), and shorter runs find where to look. First, every request is served
+alone: if that misses a goal, it is missed at any load, and no load is run.
 
 The highest rate is bisected on common random numbers: a new rate stretches the same arrivals by one factor. Its
 interval is the range of rates at which the share's interval (t, over seeds or over windows of the trace) contains the

@@ -3,6 +3,7 @@ the worst window."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -154,10 +155,10 @@ class Judged:
     margin: float
     """Smallest margin of any goal, over the whole trace and in every window. Negative if a goal is missed."""
     margin_low: float
-    """Smallest margin of any goal at the lower bounds of the intervals, or -1 if the runs are too short to tell whether
-    the queue stays bounded."""
+    """Smallest margin of any goal at the lower bounds of the intervals, or -1 unless the runs show that the queue stays
+    bounded."""
     margin_high: float
-    """Smallest margin of any goal at the upper bounds of the intervals."""
+    """Smallest margin of any goal at the upper bounds of the intervals, or -1 if the runs show that the queue grows."""
     binding: int
     """Index of the goal with the smallest margin."""
     window: Window | None
@@ -172,6 +173,11 @@ class Judged:
 def growing(outcomes: Sequence[Outcome]) -> bool:
     """Return whether the queue grows without bound in at least half of the runs at one load."""
     return 2 * sum(outcome.unstable for outcome in outcomes) >= len(outcomes)
+
+
+def surely(count: int, runs: int) -> bool:
+    """Return whether `count` of the runs are too many for a fair coin at a level of 5 %, or all of them."""
+    return count == runs or sum(math.comb(runs, k) for k in range(count, runs + 1)) <= 0.05 * 2**runs
 
 
 def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
@@ -197,10 +203,12 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     )
     binding = int(np.argmin(margins[:, 0]))
     margin, margin_low, margin_high = margins.min(axis=0).tolist()
+    if not surely(sum(not outcome.unstable and outcome.enough is None for outcome in outcomes), len(outcomes)):
+        margin_low = min(margin_low, -1.0)
     if growing(outcomes):
-        margin = margin_low = margin_high = min(margin, -1.0)
-    elif 2 * sum(outcome.unstable or outcome.enough is not None for outcome in outcomes) >= len(outcomes):
-        margin_low = min(margin_low, -1.0)  # a longer run may show that the queue grows
+        margin = margin_low = min(margin, -1.0)
+    if surely(sum(outcome.unstable for outcome in outcomes), len(outcomes)):
+        margin_high = min(margin_high, -1.0)
     return Judged(
         tuple(shares.tolist()),
         tuple(max(float(x), 0.0) for x in low),

@@ -37,10 +37,10 @@ class RunLengths:
 
     @classmethod
     def of(cls, variants: Sequence[Variant], goals: Sequence[Goal], by_rate: bool) -> Self:
-        """Return the lengths for a question about the highest rate (`by_rate`), or about the number of replicates."""
-        known = [Scenario.of(v.settings) for v in variants]
-        one, alike = known[0], len({(k.trace, k.requests, str(k.shape)) for k in known}) == 1
-        if not alike or one.stream or not one.trace.startswith(DRAWN):
+        """Return the lengths for a question about the highest rate (`by_rate`), or about the number of replicas."""
+        one = Scenario.of(variants[0].settings)
+        alike = len({repr([v.settings.get(key) for key in ("trace", "requests", "shape", "stream")]) for v in variants})
+        if alike > 1 or one.stream or not one.trace.startswith(DRAWN):
             return cls([None])
         if one.requests is None and one.trace.startswith("synth:") and not one.shape:
             fewest = fewest_requests(goals)

@@ -9,6 +9,7 @@ changes nothing. Each world runs in both modes, which must agree in everything t
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -122,7 +123,11 @@ def outcome(number: int) -> str:
 
 
 def main() -> None:
-    first, count = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (0, 20_000)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=int, nargs="?", default=0)
+    parser.add_argument("count", type=int, nargs="?", default=20_000)
+    options = parser.parse_args()
+    first, count = options.first, options.count
     begin = time.process_time()
     found = Counter(outcome(number) for number in range(first, first + count))
     for what, times in found.most_common():

@@ -7,9 +7,9 @@ rule were chosen on seeds below 14,000; anything said about it must come from se
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -204,7 +204,11 @@ def tally(queues: Iterator[Queue]) -> dict[str, Counter[str]]:
 
 
 def main() -> None:
-    first, count = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (14_000, 4000)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=int, nargs="?", default=14_000)
+    parser.add_argument("count", type=int, nargs="?", default=4000)
+    options = parser.parse_args()
+    first, count = options.first, options.count
     for group, says in sorted(tally(map(draw, range(first, first + count))).items()):
         shares = "".join(f"{says[word] / says.total():9.1%} {word}" for word in ("stable", "unstable", "too short"))
         print(f"{group:24}{says.total():6}{shares}")

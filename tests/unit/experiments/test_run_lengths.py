@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity import capacity
 from servesim.experiments.goals import Goal, goals_of
-from servesim.experiments.outcome import Outcome, judge
+from servesim.experiments.outcome import Outcome, judge, surely
 from servesim.experiments.run_lengths import RunLengths, fewest_requests, more_requests
 from servesim.run.scenario import Scenario
 
@@ -99,13 +99,27 @@ def outcome(share: float, unstable: bool = False, enough: int | None = None) -> 
     return Outcome(100, {}, (share,), (), (None,), None, (None,), unstable, enough, 0.5)
 
 
-def test_a_load_is_surely_carried_only_where_runs_tell_that_the_queue_is_bounded() -> None:
+def test_of_few_runs_all_must_agree_and_of_many_more_than_chance_would_let() -> None:
+    assert [surely(count, 5) for count in range(6)] == [False, False, False, False, False, True]
+    assert (surely(1, 1), surely(0, 1), surely(2, 3)) == (True, False, False)
+    assert (surely(8, 10), surely(9, 10)) == (False, True)  # 56 and 11 of 1,024 throws
+
+
+def test_a_load_is_surely_carried_only_where_the_runs_show_that_the_queue_is_bounded() -> None:
     needed = goals(0.9)
-    sure = judge([outcome(0.97), outcome(0.98), outcome(0.97, enough=900)], needed)
+    sure = judge([outcome(0.97), outcome(0.98), outcome(0.97)], needed)
     assert sure.margin_low > 0
-    unsure = judge([outcome(0.97), outcome(0.98, enough=700), outcome(0.97, enough=900)], needed)
-    assert unsure.margin_low == -1.0
-    assert unsure.margin == sure.margin > 0
-    assert unsure.margin_high == sure.margin_high
-    mixed = judge([outcome(0.97), outcome(0.98, unstable=True), outcome(0.97, enough=900)], needed)
-    assert (mixed.margin > 0, mixed.margin_low) == (True, -1.0)
+    unsure = judge([outcome(0.97), outcome(0.98), outcome(0.97, enough=900)], needed)
+    assert (unsure.margin, unsure.margin_low, unsure.margin_high) == (sure.margin, -1.0, sure.margin_high)
+    mixed = judge([outcome(0.97), outcome(0.98, unstable=True), outcome(0.97)], needed)
+    assert (mixed.margin, mixed.margin_low, mixed.margin_high) == (sure.margin, -1.0, sure.margin_high)
+
+
+def test_a_load_is_surely_too_much_only_where_the_runs_show_that_the_queue_grows() -> None:
+    needed = goals(0.9)
+    most = judge([outcome(0.97, unstable=True), outcome(0.98, unstable=True), outcome(0.97)], needed)
+    assert (most.margin, most.margin_low) == (-1.0, -1.0)
+    assert most.margin_high > 0
+    every = judge([outcome(share, unstable=True) for share in (0.97, 0.98, 0.97)], needed)
+    assert (every.margin, every.margin_low, every.margin_high) == (-1.0, -1.0, -1.0)
+    assert judge([outcome(0.97, unstable=True)], needed).margin_high == -1.0
