@@ -39,6 +39,8 @@ def simulated(model: str, gpus: int, length: int, batch: int) -> tuple[float, in
         tp=gpus,
         host="none",
         engine={"async_scheduling": False, "version": "0.6.0"},  # of that year: its all-reduces are not today's
+        scheduler="continuous",
+        kv="paged",
     ).summary
     return summary["duration_s"], summary["engine"]["steps"], summary["engine"]["batch_size"]["max"]
 
