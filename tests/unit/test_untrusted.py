@@ -357,7 +357,7 @@ def test_an_alias_counts_as_what_it_stands_for_whatever_stands_before_it(before:
     """The mapping, two keys and a list of two numbers twice are nine values, and those before them."""
     text = before + "a: &a [1, 2]\nb: *a"
     count = 9 + {"": 0, "p: 1\n": 2, "p: [1, 2, 3, 4]\n": 6}[before]
-    LimitedLoader(text, untrusted.Limits(nodes=count, depth=3)).get_single_data()
-    for tighter in (untrusted.Limits(nodes=count - 1, depth=3), untrusted.Limits(nodes=count, depth=2)):
+    LimitedLoader(text, limits.Limits(nodes=count, depth=3)).get_single_data()
+    for tighter in (limits.Limits(nodes=count - 1, depth=3), limits.Limits(nodes=count, depth=2)):
         with pytest.raises(RefusedYamlError):
             LimitedLoader(text, tighter).get_single_data()
