@@ -86,7 +86,7 @@ def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:
     """Return how much cheaper per request the first deployment is than the next, or how many cost the same."""
     if len(ranked) < 2:
         return "of all tokens"
-    equal = sum(price_of_row(r) < 1.005 * price_of_row(ranked[0]) for r in ranked[1:])
+    equal = sum(price_of_row(r) <= 1.005 * price_of_row(ranked[0]) for r in ranked[1:])
     if equal:
         return f"the same as {ranked[1]['label']}" if equal == 1 else f"the same as {equal} others"
     return f"{100 * (1 - price_of_row(ranked[0]) / price_of_row(ranked[1])):.0f} % less than {ranked[1]['label']}"

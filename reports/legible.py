@@ -7,6 +7,9 @@ from typing import Any
 
 GAP = 6
 """Minimum space between two tick labels, in CSS pixels."""
+FARTHEST = 0.6
+"""Share of the figure up to which its left or lower margin is widened; on the other side, half of it. Longer text is
+cut."""
 EDGE = 1
 """Minimum space between text and the figure's edge, in CSS pixels."""
 
@@ -17,11 +20,13 @@ def legible(figure: Any) -> None:
         _thinned(axes.xaxis)
     width, height = figure.get_size_inches()
     box, now, edge = figure.get_tightbbox(), figure.subplotpars, EDGE / 72
+    left, right = max(edge - box.x0, 0) / width, max(box.x1 - width + edge, 0) / width
+    bottom, top = max(edge - box.y0, 0) / height, max(box.y1 - height + edge, 0) / height
     figure.subplots_adjust(
-        left=now.left + max(edge - box.x0, 0) / width,
-        right=now.right - max(box.x1 - width + edge, 0) / width,
-        bottom=now.bottom + max(edge - box.y0, 0) / height,
-        top=now.top - max(box.y1 - height + edge, 0) / height,
+        left=max(now.left, min(now.left + left, FARTHEST)),
+        right=min(now.right, max(now.right - right, 1 - FARTHEST / 2)),
+        bottom=max(now.bottom, min(now.bottom + bottom, FARTHEST)),
+        top=min(now.top, max(now.top - top, 1 - FARTHEST / 2)),
     )
 
 

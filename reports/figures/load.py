@@ -130,12 +130,12 @@ def attainment(
 ) -> Drawing:  # fmt: skip
     """Draw the share of requests within the limits at every rate (or size) that was tried; sizes are on a base-2
     logarithmic axis if they extend beyond 8. The axis of shares begins where `LOST` times the lost requests that are
-    allowed are lost. `more` is text added to the caption."""
+    allowed are lost, but no higher than `HIGHEST`. `more` is text added to the caption."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     sizes = sorted({x for pairs in points.values() for x, _ in pairs})
     doubled = unit == "replicas" and sizes[-1] > 8
-    low = max(1 - LOST * (1 - target), 0.0)
+    low = max(min(1 - LOST * (1 - target), HIGHEST), 0.0)
     room = 0.04 * (1 - low)
     inside = [x for pairs in points.values() for x, share in pairs if share >= low]
 
@@ -174,6 +174,8 @@ def attainment(
 
 
 _PRICE = "price per million tokens"
+HIGHEST = 0.99
+"""Highest start of the axis of shares."""
 LOST = 5
 """Largest share of lost requests on the axis of shares, as a multiple of the share that may be lost."""
 

@@ -22,7 +22,7 @@ capacity.json, keys sorted, NaN and infinity as null:
                 interval, best_attainment, best_at: its best share and the lowest load that has it (replicas if `by` is
                 "replicas", else requests/s; null on an idle server), window, minute: {minute, minutes, requests, share,
                 low, high} the worst ones, binds: what limits it: the metric missed just beyond, or a growing queue,
-                enough_requests: number of requests that would tell whether the queue is stable (null if the runs do),
+                enough_requests: number of requests that would tell whether the queue is stable (null if most runs do),
                 reason: why it never carries, values: {metric: mean at this rate and size}, verdict, pareto: on the
                 front of price, throughput and the latency closest to its limit, cheapest, error, model_error: null or
                 {low, high: of GPUs, or of the rate when that is searched, null if not found, says: what it is, or why
@@ -73,7 +73,7 @@ from servesim.experiments.metrics import METRICS
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Measuring
-from servesim.experiments.replicates import check_count, replicates_of
+from servesim.experiments.replicates import MARGIN, check_count, replicates_of
 from servesim.experiments.run_lengths import RunLengths
 from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, Runner, open_runner
@@ -219,7 +219,8 @@ def _studied(
     """Run the question at one length after another. Return the last study, its rows, and the requested rate in
     requests/s, or None if no rate was requested."""
     known = Scenario.of(variants[0].settings)
-    lengths, near = RunLengths.of(variants, goals, known.rate is None), dict[str, float]()
+    kept = 1 - sum(MARGIN if end is None else end for end in (terms.warmup, terms.cooldown))
+    lengths, near = RunLengths.of(variants, goals, known.rate is None, kept), dict[str, float]()
     metrics = [METRICS[name] for name in REPORTED]
     while True:
         sized = lengths.sized(variants)

@@ -173,16 +173,15 @@ def _marked(rows: list[dict[str, Any]], goals: Sequence[Goal]) -> list[dict[str,
 
 
 def front_metrics(rows: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, float]]) -> tuple[str, str, str]:
-    """Return the metrics of the Pareto front: price, latency, throughput. The latency is that with a limit which the
-    rows that carry a load come closest to, given the limits in ms of each goal; E2E if none has a limit."""
+    """Return the metrics of the Pareto front: price, latency, throughput. The latency is that whose p99 comes closest
+    to its limit in the rows that carry a load, given the limits in ms of each goal; E2E if none of them is reported."""
     price, latency, flow = PARETO
     carried = [row["values"] for row in rows if row["verdict"] == "carries"]
-    used = {
-        name: sum(values[name] for values in carried) / limit
-        for goal in limits
-        for key, limit in goal.items()
-        if (name := f"{key}_p99") in REPORTED and all(values[name] is not None for values in carried)
-    }
+    used: dict[str, float] = {}
+    for name, limit in ((f"{key}_p99", limit) for goal in limits for key, limit in goal.items()):
+        values = [each[name] for each in carried] if name in REPORTED else []
+        if values and all(value is not None and value == value for value in values):
+            used[name] = max(sum(values) / limit, used.get(name, 0.0))
     return price, max(used, key=lambda name: used[name], default=latency), flow
 
 

@@ -220,7 +220,7 @@ class CapacityError:
         price = math.inf if times is None else price_of_row(best) * times
         slower = f"{100 * (what.factor - 1):.0f} % slower than simulated relative to it"
         paired = f"as in one of ten measured pairs of {WORDS[what.kind]}"
-        cost = "it carries no load that was tried" if times is None else f"it costs {_more(price / other)} per request"
+        cost = "it carries no load that was tried" if times is None else f"it costs {_more(price, other)} per request"
         if price <= other:
             said = f"{best['label']} stays cheaper than {row['label']} even if {slower}, {paired}: {cost} then"
         else:
@@ -254,8 +254,9 @@ class CapacityError:
         return found
 
 
-def _more(ratio: float) -> str:
-    """Return a price in words, given its ratio to another."""
+def _more(price: float, other: float) -> str:
+    """Return a price in words, compared with another."""
+    ratio = price / other if other else 1.0 if not price else math.inf
     share = 100 * abs(ratio - 1)
     return "the same" if share < 0.5 else f"{share:.0f} % {'more' if ratio > 1 else 'less'}"
 
@@ -273,7 +274,7 @@ def rank(row: Row) -> tuple[float, float]:
 def gpu_bars(row: Row) -> str:
     """Return the interval of a row's number of GPUs as a suffix, " (1-3)", or an empty string if it has none."""
     bars = row.get("model_error")
-    if bars is None or bars["says"] != SAYS or row["rate_high"] is not None:
+    if bars is None or bars["says"] != SAYS or row["by"] != "replicas":
         return ""
     low, high = bars["low"], bars["high"]
     if low == high:
@@ -284,7 +285,7 @@ def gpu_bars(row: Row) -> str:
 def rate_bars(row: Row) -> str:
     """Return the interval of a row's highest rate as a suffix, " (6.1-9.8)", or an empty string if it has none."""
     bars = row.get("model_error")
-    if bars is None or bars["says"] != SAYS or row["rate_high"] is None:
+    if bars is None or bars["says"] != SAYS or row["by"] == "replicas":
         return ""
     low, high = (f"{bars[end]:.2g}" if bars[end] is not None else "?" for end in ("low", "high"))
     return f" ({low}-{high})"

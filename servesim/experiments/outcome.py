@@ -65,7 +65,7 @@ class Measuring:
         counted = [goal.counted(run, rows) for goal in self.goals]
         good = [goal.good(run)[of] for goal, of in zip(self.goals, counted, strict=True)]
         arrival = [run.columns["arrival_ns"][of] for of in counted]
-        shares = tuple(shares_of(run, self.goals, rows))
+        shares = tuple(share_of(g) if len(rows) else float("nan") for g in good)
         parts: list[tuple[float, ...]] = []
         worst: list[Window | None] = [None] * len(self.goals)
         minute = None
@@ -153,7 +153,8 @@ class Judged:
     high: tuple[float, ...]
     """Upper bound of the 95 % interval of each share, over seeds or over windows of the trace (t)."""
     margin: float
-    """Smallest margin of any goal, over the whole trace and in every window. Negative if a goal is missed."""
+    """Smallest margin of any goal, over the whole trace and in every window. Negative if a goal is missed, and -1 if
+    the queue grows."""
     margin_low: float
     """Smallest margin of any goal at the lower bounds of the intervals, or -1 unless the runs show that the queue stays
     bounded."""
@@ -176,7 +177,7 @@ def growing(outcomes: Sequence[Outcome]) -> bool:
 
 
 def surely(count: int, runs: int) -> bool:
-    """Return whether `count` of the runs are too many for a fair coin at a level of 5 %, or all of them."""
+    """Return whether `count` of the runs are too many for a fair coin at a level of 5 %, or all of fewer than five."""
     return count == runs or sum(math.comb(runs, k) for k in range(count, runs + 1)) <= 0.05 * 2**runs
 
 
@@ -206,7 +207,7 @@ def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     if not surely(sum(not outcome.unstable and outcome.enough is None for outcome in outcomes), len(outcomes)):
         margin_low = min(margin_low, -1.0)
     if growing(outcomes):
-        margin = margin_low = min(margin, -1.0)
+        margin = min(margin, -1.0)
     if surely(sum(outcome.unstable for outcome in outcomes), len(outcomes)):
         margin_high = min(margin_high, -1.0)
     return Judged(

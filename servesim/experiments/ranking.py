@@ -58,10 +58,14 @@ def best_by_rate(variants: Sequence[Mapping[str, Any]], goal: Metric) -> list[di
     return found
 
 
+def _known(value: float | None) -> bool:
+    return value is not None and value == value
+
+
 def pareto_front(variants: Sequence[Mapping[str, Any]], metrics: Sequence[str] = PARETO) -> set[str]:
     """Return the labels of the variants (with `values` by metric) that are not dominated by any other."""
     signs = np.array([1 if METRICS[name].better == "lower" else -1 for name in metrics])
-    known = [v for v in variants if all(v["values"].get(name) is not None for name in metrics)]
+    known = [v for v in variants if all(_known(v["values"].get(name)) for name in metrics)]
     points = np.array([[v["values"][name] for name in metrics] for v in known]).reshape(-1, len(metrics)) * signs
     front = set()
     for v, point in zip(known, points, strict=True):

@@ -14,6 +14,8 @@ from servesim.experiments.replicates import MARGIN
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import DRAWN, open_scenario
 
+COUNTED = 1 - 2 * MARGIN
+"""Share of the arrivals that count by default."""
 MISSES = 20
 """Minimum number of requests per run that may miss the SLO at the highest rate; their number then varies by less than a
 quarter by chance alone."""
@@ -36,17 +38,19 @@ class RunLengths:
         self._lengths, self._lengthened = list(lengths), lengthened
 
     @classmethod
-    def of(cls, variants: Sequence[Variant], goals: Sequence[Goal], by_rate: bool) -> Self:
-        """Return the lengths for a question about the highest rate (`by_rate`), or about the number of replicas."""
-        one = Scenario.of(variants[0].settings)
-        alike = len({repr([v.settings.get(key) for key in ("trace", "requests", "shape", "stream")]) for v in variants})
-        if alike > 1 or one.stream or not one.trace.startswith(DRAWN):
+    def of(cls, variants: Sequence[Variant], goals: Sequence[Goal], by_rate: bool, kept: float = COUNTED) -> Self:
+        """Return the lengths for a question about the highest rate (`by_rate`), or about the number of replicas. `kept`
+        is the share of the arrivals that count."""
+        one, traces = Scenario.of(variants[0].settings), [str(v.settings.get("trace")) for v in variants]
+        alike = len({repr([v.settings.get(key) for key in ("requests", "shape", "stream")]) for v in variants})
+        if alike > 1 or one.stream or not all(trace.startswith(DRAWN) for trace in traces):
             return cls([None])
-        if one.requests is None and one.trace.startswith("synth:") and not one.shape:
-            fewest = fewest_requests(goals)
+        if one.requests is None and not one.shape and all(trace.startswith("synth:") for trace in traces):
+            fewest = fewest_requests(goals, kept)
             return cls(_scouted(fewest, fewest if by_rate else 0), lengthened=True)
-        asked = one.requests or len(open_scenario(one.model_copy(update={"rate": None})))
-        return cls(_scouted(one.requests, asked if by_rate else 0))
+        if not by_rate or len({*traces}) > 1:
+            return cls([one.requests])
+        return cls(_scouted(one.requests, one.requests or len(open_scenario(one.model_copy(update={"rate": None})))))
 
     @property
     def now(self) -> int | None:
@@ -74,22 +78,22 @@ def _scouted(last: int | None, requests: int) -> list[int | None]:
     return [requests // SCOUTS, last] if requests >= SCOUTED else [last]
 
 
-def fewest_requests(goals: Sequence[Goal]) -> int:
-    """Return the number of requests of which `MISSES` may miss the strictest goal, outside the ends that are left
-    out."""
-    missed = min(1 - goal.share for goal in goals) * (1 - 2 * MARGIN)
+def fewest_requests(goals: Sequence[Goal], kept: float = COUNTED) -> int:
+    """Return the number of requests of which `MISSES` may miss the strictest goal, if the share `kept` of them
+    counts."""
+    missed = min(1 - goal.share for goal in goals) * kept
     if missed * MOST <= MISSES:
         return MOST
     return max(100 * math.ceil(MISSES / missed / 100 - 1e-6), FEWEST)
 
 
 def more_requests(rows: Sequence[Mapping[str, Any]], done: int) -> int | None:
-    """Return the length that would settle what runs of `done` requests do not: whether a queue is stable, or a rate to
-    within `WIDE`. Return None if nothing is open or if longer runs would take too long."""
+    """Return a length that may settle what runs of `done` requests do not: whether a queue is stable, or a rate to
+    within `WIDE`. Return None if nothing is open or if `MOST` requests have been run or would not tell."""
     carried = [row for row in rows if row["verdict"] == "carries"]
     enough = max((row["enough_requests"] or 0 for row in carried), default=0)
     wide = any(row["rate_high"] is not None and row["rate_high"] > WIDE * row["rate_low"] for row in carried)
     endless = any(row["verdict"] == "no limit" for row in rows)
-    if not (enough or wide or endless) or 2 * done > MOST:
+    if not (wide or endless or 0 < enough <= MOST) or done >= MOST:
         return None
     return min(max(enough, 2 * done), MOST)

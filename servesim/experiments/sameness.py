@@ -10,7 +10,7 @@ from typing import Any
 
 from servesim.contracts import schedulers
 from servesim.experiments.axes import Variant
-from servesim.experiments.named import several
+from servesim.experiments.named import ROOM, several
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.run.result_files import REQUESTS, SUMMARY, reading
@@ -74,7 +74,8 @@ def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> 
 def equal_text(equal: Equal) -> str:
     """Return a sentence that describes a group."""
     labels = [label or "the run" for label in equal["labels"]]
-    said = f"{several(labels[:-1])} and {labels[-1]}" if len(labels) < 4 else several(labels)
+    short = len("; ".join(labels)) <= ROOM or len(labels) < 4
+    said = f"{'; '.join(labels[:-1])} and {labels[-1]}" if short else several(labels)
     return f"{said} are equal in every request, so the difference has no effect" + (
         f": {equal['why']}" if equal["why"] else ""
     )

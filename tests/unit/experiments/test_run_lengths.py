@@ -40,6 +40,7 @@ def test_twenty_requests_of_a_run_may_miss_the_strictest_goal() -> None:
     assert fewest_requests(goals(0.99)) == 2_500  # 20 of the 2,000 that count
     assert fewest_requests(goals(0.9)) == 1_000  # 250 would do
     assert fewest_requests(goals(1.0)) == 20_000
+    assert fewest_requests(goals(0.99), 0.2) == 10_000  # 20 of the 2,000 that count
     assert fewest_requests(goals(0.9, slo="ttft:40,tpot:p99.5<20")) == 5_000
 
 
@@ -60,8 +61,9 @@ def test_runs_get_longer_until_the_interval_is_narrow_or_the_longest_is_reached(
 def test_runs_get_as_long_as_the_queue_needs() -> None:
     assert more_requests([CARRIED, CARRIED | {"enough_requests": 9_100}], 2_500) == 9_100
     assert more_requests([CARRIED | {"enough_requests": 3_000}], 2_500) == 5_000
-    assert more_requests([CARRIED | {"enough_requests": 90_000}], 2_500) == 20_000
-    assert more_requests([CARRIED | {"enough_requests": 90_000}], 11_000) is None
+    assert more_requests([CARRIED | {"enough_requests": 14_000}], 12_500) == 20_000
+    assert more_requests([CARRIED | {"enough_requests": 90_000}], 2_500) is None  # no length that is run would tell
+    assert more_requests([CARRIED | {"rate_high": 12.0}], 20_000) is None
     by_replicas = CARRIED | {"rate_low": None, "rate_high": None}
     assert more_requests([by_replicas], 2_500) is None
 
@@ -74,6 +76,8 @@ def test_a_stated_length_a_shape_and_a_recorded_log_are_kept() -> None:
     assert visited(lengths(shape="ramp:start=1,end=2"), wide) == [None]
     assert visited(lengths(trace="log.csv"), wide) == [None]
     assert visited(lengths(trace="preset:azure-code-2023"), wide) == [8_819 // 8, None]
+    traces = [Variant(n, {}, {**SYNTH, "trace": f"synth:prompt={n}"}) for n in ("100", "200")]
+    assert visited(RunLengths.of(traces, goals(0.99), True), [CARRIED]) == [312, 2_500]
     both = [Variant("a", {}, {**SYNTH, "requests": 500}), Variant("b", {}, SYNTH)]
     assert visited(RunLengths.of(both, goals(0.99), True), wide) == [None]
 

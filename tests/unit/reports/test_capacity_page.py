@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from servesim.experiments.capacity_answer import front_metrics, ordered
-from servesim.reports.capacity_page import FIGURES, _tiles, page
+from servesim.experiments.ranking import pareto_front
+from servesim.reports.capacity_page import FIGURES, _lead, _tiles, page
 from servesim.reports.experiment import Experiment
+from servesim.reports.figures.load import attainment
 
 LIMITS = {"ttft": 500.0, "tpot": 50.0}
 
@@ -86,6 +88,23 @@ def test_the_front_has_the_latency_that_comes_closest_to_its_limit(limits: dict[
     assert front_metrics([row("a", 10.0, 3.0)], [limits]) == ("usd_per_million_tokens", latency, "output_throughput")
 
 
+def test_the_front_takes_the_tightest_limit_and_no_latency_that_is_not_known() -> None:
+    found = row("a", 10.0, 3.0)
+    ttft, tpot = found["values"]["ttft_p99"], found["values"]["tpot_p99"]
+    limits = [{"ttft": 1.1 * ttft}, {"ttft": 100 * ttft}, {"tpot": 2 * tpot}]
+    assert front_metrics([found], limits)[1] == "ttft_p99"
+    unknown = found | {"values": found["values"] | {"tpot_p99": float("nan")}}
+    for each in (limits, limits[::-1]):
+        assert front_metrics([unknown], [*each, {"tpot": 0.01}])[1] == "ttft_p99"
+
+
+def test_a_deployment_without_a_latency_that_is_known_is_not_on_the_front() -> None:
+    found, metrics = row("a", 10.0, 3.0), ("usd_per_million_tokens", "ttft_p99", "output_throughput")
+    unknown = row("b", 10.0, 3.0)
+    unknown["values"]["ttft_p99"] = float("nan")
+    assert pareto_front([found, unknown], metrics) == {"a"}
+
+
 def axes_of(svg: str) -> list[Any]:
     return [json.loads(unescape(found))[0] for found in re.findall(r'data-axes="([^"]+)"', svg)]
 
@@ -106,3 +125,13 @@ def test_dots_show_the_latency_that_is_limited(tmp_path: Path) -> None:
     assert drawn is not None
     assert axes_of(str(drawn.svg))[0]["title"] == "TTFT p99"
     assert 480.0 in set(drawn.data["y"])
+
+
+def test_deployments_that_cost_nothing_cost_the_same() -> None:
+    free = [row(label, 10.0, 3.0) | {"usd_per_hour": 0.0} for label in "ab"]
+    assert _lead(free) == "the same as b"
+
+
+def test_shares_of_a_limit_that_all_must_meet_are_drawn_from_99_percent() -> None:
+    drawn = attainment({"a": [(1.0, 1.0), (2.0, 0.995), (3.0, 0.4)]}, {"a": "violet"}, 1.0, "requests/s")
+    assert [panel["y"]["from"] for panel in axes_of(str(drawn.svg))] == [pytest.approx(0.99)] * 2
