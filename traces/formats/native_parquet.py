@@ -70,22 +70,34 @@ def stream(path: Path, chunk: int) -> TraceStream:
             return TraceStream.of(read(path), chunk)
 
     def chunks() -> Iterator[Trace]:
-        import pyarrow as pa
-
         first, start = 0, None
         unit: tuple[str, tuple[str, ...]] | None = None
         with readable(path):
-            for file in open_files(path):
-                for batch in file.iter_batches(chunk):
-                    columns = _columns(path, pa.Table.from_batches([batch]), notes)
-                    unit = _unit(path, batch.schema.names, columns) if unit is None else unit
-                    _to_ns(path, columns, *unit)
-                    start = int(columns["arrival_ns"][0]) if start is None else start
-                    trace = _trace(path, name, columns, first, False, start)
-                    yield trace
-                    first += len(trace)
+            for table in _tables(open_files(path), chunk):
+                columns = _columns(path, table, notes)
+                unit = _unit(path, table.column_names, columns) if unit is None else unit
+                _to_ns(path, columns, *unit)
+                start = int(columns["arrival_ns"][0]) if start is None else start
+                trace = _trace(path, name, columns, first, False, start)
+                yield trace
+                first += len(trace)
 
     return TraceStream(name, chunks)
+
+
+def _tables(files: Iterable[Any], chunk: int) -> Iterator[Any]:
+    """Yield the rows of successive files, at least `chunk` at a time but for the last ones."""
+    import pyarrow as pa
+
+    held: list[Any] = []
+    for file in files:
+        for batch in file.iter_batches(chunk):
+            held.append(pa.Table.from_batches([batch]))
+            if sum(map(len, held)) >= chunk:
+                yield pa.concat_tables(held)
+                held = []
+    if held:
+        yield pa.concat_tables(held)
 
 
 def _unit(path: Path, names: Iterable[str], columns: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

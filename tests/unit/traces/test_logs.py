@@ -170,6 +170,20 @@ def test_a_stream_reads_the_unit_as_the_whole_file_or_asks_for_it(tmp_path: Path
         next(stream.read())
 
 
+def test_a_short_first_file_of_a_folder_does_not_tell_the_unit_of_the_others(tmp_path: Path) -> None:
+    rows = [((1_763_647_201 + i) * 1000, 500, 50) for i in range(40)]
+    for part, of in (("a", rows[:2]), ("b", rows[2:])):
+        held(csv(OWN, of), "parquet", tmp_path).rename(tmp_path / f"{part}.parquet")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for part in "ab":
+        (tmp_path / f"{part}.parquet").rename(folder / f"{part}.parquet")
+    stream = read_chunks(folder, 16)
+    assert stream is not None
+    arrivals = np.concatenate([part.arrival_ns for part in stream.read()])
+    assert arrivals.tolist() == load_trace(folder).arrival_ns.tolist() == [10**9 * i for i in range(40)]
+
+
 def test_a_stream_of_csv_names_its_extra_columns(tmp_path: Path) -> None:
     stream = read_chunks(put(tmp_path, csv(f"{OWN},sesion", [(5 * i, 5, 5, 1) for i in range(9)])), 4)
     assert stream is not None
