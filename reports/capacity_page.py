@@ -67,7 +67,6 @@ def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     best, limits = ranked[0], _limits(document)
     _, latency, _ = front_metrics([best], limits)
     value, _, unit = amount(best["values"][latency], "ms").partition(" ")
-    limit = min((goal[key] for goal in limits if (key := latency.removesuffix("_p99")) in goal), default=None)
     size = f"{best['gpus']} × {gpu_of(best['gpu'])}"
     rate = {"name": "Highest rate", "value": number(best["rate"]), "unit": "req/s", "note": _between(best) or "carried"}
     gpus = {"name": "GPUs", "value": str(best["gpus"]), "unit": gpu_of(best["gpu"]),
@@ -78,8 +77,17 @@ def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"name": "Price of tokens", "value": amount(best["values"]["usd_per_million_tokens"], "$"), "unit": "per M",
          "note": _lead(ranked)},
         {"name": metric_label(latency), "value": value, "unit": unit,
-         "note": f"limit {amount(limit, 'ms')}" if limit is not None else ""},
+         "note": _limit(document["settings"]["goals"], latency.removesuffix("_p99"))},
     ]  # fmt: skip
+
+
+def _limit(goals: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """Return the tightest limit on a metric in words, and the share of requests it is for unless that is 99 %."""
+    limits = [(goal["limits"][metric], goal["share"]) for goal in goals if metric in goal["limits"]]
+    if not limits:
+        return ""
+    limit, share = min(limits)
+    return f"limit {amount(limit, 'ms')}" + (f" for {100 * share:g} % of requests" if share != 0.99 else "")
 
 
 def _lead(ranked: Sequence[Mapping[str, Any]]) -> str:

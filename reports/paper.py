@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
 from servesim.reports.ink import HALF, SERIES, STYLE, head_of, light_ink, painted
+from servesim.reports.legible import legible
 
 if TYPE_CHECKING:
     from servesim.reports.svg import Drawing
@@ -37,6 +38,7 @@ def as_matplotlib(drawing: Drawing) -> Any:
     (width, height), head = drawing.size, head_of(drawing)
     with light_ink() as light:
         figure = painted(drawing, width, height, narrow=False)
+        legible(figure)
         share = height / (height + head)
         figure.set_size_inches(width / 72, (height + head) / 72)
         for axes in figure.axes:  # room for title and legend

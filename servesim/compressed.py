@@ -81,8 +81,8 @@ class _Bounded(io.RawIOBase):
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Open a text file, uncompressed or compressed with gzip or zstd; reading past a limit raises UserError. Raise
-    OSError if it cannot be opened."""
+    """Open a text file, uncompressed or compressed with gzip or (unless it is a pipe) zstd; reading past a limit raises
+    UserError. Raise OSError if it cannot be opened."""
     text = io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
     text._CHUNK_SIZE = BLOCK >> 2  # type: ignore[attr-defined]  # bytes decoded at once: fewer calls of readinto
     return text

@@ -119,8 +119,8 @@ def prefill_grid(rows: dict[str, NDArray[Any]], shape: HeadShape, window: int) -
 
 
 def _head_grid(rows: dict[str, NDArray[Any]], heads: float, axis: str, exact: bool, window: int = 0) -> Entries:
-    """Return the curves by number of sequences at `heads` query heads, with linear interpolation between the measured
-    numbers of heads."""
+    """Return the curves by number of sequences at `heads` query heads, interpolated linearly between the measured
+    numbers of heads, and in proportion to heads outside them."""
     counts = np.unique(rows["heads"]).tolist()
     i = bisect_right(counts, heads) - 1
     low = counts[max(i, 0)]

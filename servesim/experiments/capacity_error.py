@@ -218,7 +218,7 @@ class CapacityError:
             return told | {"says": f"{names}: the model's error is not known: {what}"}
         times, other = end.price_times(best), price_of_row(row)
         price = math.inf if times is None else price_of_row(best) * times
-        slower = f"{100 * (what.factor - 1):.0f} % slower than simulated relative to it"
+        slower = f"it is {100 * (what.factor - 1):.0f} % slower than simulated relative to the other"
         paired = f"as in one of ten measured pairs of {WORDS[what.kind]}"
         cost = "it carries no load that was tried" if times is None else f"it costs {_more(price, other)} per request"
         if price <= other:
@@ -258,7 +258,9 @@ def _more(price: float, other: float) -> str:
     """Return a price in words, compared with another."""
     ratio = price / other if other else 1.0 if not price else math.inf
     share = 100 * abs(ratio - 1)
-    return "the same" if share < 0.5 else f"{share:.0f} % {'more' if ratio > 1 else 'less'}"
+    if share < 0.05:
+        return "the same"
+    return f"{share:.{'0' if share >= 1 else '1'}f} % {'more' if ratio > 1 else 'less'}"
 
 
 def price_of_row(row: Row) -> float:
@@ -314,7 +316,7 @@ def error_sentences(document: Mapping[str, Any]) -> list[str]:
     later = sum(why.startswith("not computed") for why in says.values())
     if later:
         found.append(
-            f"the {SOUGHT} cheapest deployments alone have intervals in brackets, not the other {later}; the Pareto "
+            f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other {later} do not; the Pareto "
             "front ignores the model's error"
         )
     if says:

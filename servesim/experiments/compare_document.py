@@ -248,7 +248,7 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
     found: dict[str, list[str]] = {}
     for v in variants:
         if v["unstable"]:
-            so = "latencies depend on the trace's length, so they are neither compared nor ranked"
+            so = "latencies depend on the trace's length, so they are not compared or ranked"
             often = "" if one_run else f" in {v['unstable']} of {len(repeats)} runs"
             said = f"unstable{often} (the queue was still growing when arrivals ended)"
             found.setdefault(f"{said}: {so if is_unstable(v) else 'near the limit'}", []).append(v["label"])

@@ -1,7 +1,7 @@
 """Hostile files, places and variables for commands: encodings, archives, Parquet, numbers, dates, keys, folders.
 
-`python -m tests.support.hostile_files` runs each command in a process of its own and prints what was not code 2, one
-line, and a gigabyte, with nothing left behind, and how many were tried of each kind.
+`python -m tests.support.hostile_files` runs each command in a process of its own with a gigabyte of memory. It prints
+those that did not end with exit code 2 and one line, or left a file behind, and the number tried of each kind.
 """
 
 # ruff: noqa: E501  # tables of inputs

@@ -1,4 +1,4 @@
-"""Which tests execute a line of the product, and how long each takes (tests.support.mutants).
+"""Tests that execute each line of the product, with their times, for tests.support.mutants.
 
 Each folder of tests is run once with coverage on a copy of the packages. What a file of it reached is kept in the
 scratch folder until the file, or the product, changes.

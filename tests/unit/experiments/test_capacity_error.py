@@ -177,7 +177,7 @@ def test_rows_that_were_not_looked_at_are_counted_and_those_without_bars_named()
         f"in brackets: 80 % interval from the model's error ({SAYS}; 7 more runs)",
         "it holds",
         "r2: no error bars: no such GPU",
-        f"the {SOUGHT} cheapest deployments alone have intervals in brackets, not the other 2; the Pareto front "
+        f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other 2 do not; the Pareto front "
         "ignores the model's error",
         "TTFT p99 and $/M tokens are simulated at the rate shown and change with it",
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from servesim.experiments.capacity_answer import front_metrics, ordered
 from servesim.experiments.ranking import pareto_front
-from servesim.reports.capacity_page import FIGURES, _lead, _tiles, page
+from servesim.reports.capacity_page import FIGURES, _lead, _limit, _tiles, page
 from servesim.reports.experiment import Experiment
 from servesim.reports.figures.load import attainment
 
@@ -135,3 +135,10 @@ def test_deployments_that_cost_nothing_cost_the_same() -> None:
 def test_shares_of_a_limit_that_all_must_meet_are_drawn_from_99_percent() -> None:
     drawn = attainment({"a": [(1.0, 1.0), (2.0, 0.995), (3.0, 0.4)]}, {"a": "violet"}, 1.0, "requests/s")
     assert [panel["y"]["from"] for panel in axes_of(str(drawn.svg))] == [pytest.approx(0.99)] * 2
+
+
+def test_a_limit_that_is_not_of_the_99th_percentile_says_for_how_many_requests_it_is() -> None:
+    goals = [{"limits": {"ttft": 800.0}, "share": 0.5}, {"limits": {"ttft": 2000.0, "tpot": 50.0}, "share": 0.99}]
+    assert _limit(goals, "ttft") == "limit 800 ms for 50 % of requests"
+    assert _limit(goals, "tpot") == "limit 50.0 ms"
+    assert _limit(goals, "e2el") == ""
