@@ -41,7 +41,7 @@ class HostTerms:
     """Engine and version on which the terms were fitted, such as "vllm 0.23.0"."""
     gpus: tuple[str, ...] = ()
     """GPUs with the chip on which the terms were fitted, the GPU used for fitting first. On other GPUs the chip's terms
-    are left out."""
+    are those of `calibrate/tables/host/chips`, or left out."""
     overlapped: float = 0.0
     """Time to schedule a step and prepare its inputs, hidden behind the GPU's work if scheduling is asynchronous."""
     overlapped_per_sequence: float = 0.0
@@ -146,8 +146,9 @@ class HostTerms:
         """Return the terms for a GPU. The chip's terms are kept only if they were fitted on that chip."""
         if not self.gpus or gpu in self.gpus:
             return self
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return HostTerms(**{**values, **dict.fromkeys(OF_CHIP, 0.0)})
+        chip = _chip(gpu)
+        values = {name: getattr(chip, name) for name in OF_CHIP}
+        return replace(self, **values, provenance={**self.provenance, **chip.provenance})
 
     def with_experts(self, weights: str, backend: str) -> HostTerms:
         """Return the terms for experts in a weight format, run by one of `servesim.cost.moe.MOE_BACKENDS`."""
@@ -236,6 +237,13 @@ def _version(engine: str) -> tuple[str, tuple[int, ...]]:
 def _all_shipped() -> tuple[HostTerms, ...]:
     """Return all shipped terms, sorted by name; they are read only once."""
     return tuple(HostTerms.load(name) for name in sorted(path.name.removesuffix(".yaml") for path in _shipped()))
+
+
+@cache
+def _chip(gpu: str) -> HostTerms:
+    """Return the terms of a GPU's chip that are known from elsewhere; all are 0 if there are none."""
+    path = resources.files("servesim.calibrate.tables") / "host" / "chips" / f"{gpu}.yaml"
+    return HostTerms.of(parse_yaml(path.read_text(), f"chip {gpu}"), gpu) if path.is_file() else HostTerms()
 
 
 def _shipped() -> list[Any]:

@@ -37,6 +37,7 @@ class Answer:
     formula: float | None = None
     output_rate: float | None = None
     """Output tokens/s of the server."""
+    e2e_ms: float | None = None
     reason: str = ""
 
 
@@ -74,7 +75,8 @@ def _of_cell(cell: Cell, changes: Mapping[str, Any] | None) -> Answer:
     else:
         ttft, tpot = (float(table[name].mean()) / 1e6 for name in NAMES)
     rate = result.summary["throughput"]["output_throughput"]
-    return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"], rate)
+    e2e = float(table["e2el_ns"].mean()) / 1e6
+    return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"], rate, e2e_ms=e2e)
 
 
 def _of_run(run: RecordedRun) -> Answer:

@@ -59,6 +59,7 @@ class Cell:
     ep: int
     ttft_ms: float
     tpot_ms: float
+    """Mean over requests: of unequal answers the short ones weigh as much as the long ones."""
     workers: str = ""
     """Counts, sizes and parallelism of disaggregated prefill and decode servers, as labeled."""
     sides: tuple[Side, Side] | None = None
@@ -69,6 +70,8 @@ class Cell:
     """Number of requests, if stated by the command or the cell; 0 means as many as its source sends."""
     output_rate: float = 0.0
     """Output tokens/s of the server; 0 means the rate of a closed loop with the measured times."""
+    e2e_ms: float = 0.0
+    """End-to-end latency; 0 means that of the mean answer at the mean TTFT and TPOT, exact for equal answers."""
     settings: tuple[tuple[str, Any], ...] | None = None
     """Settings that the server was found to use (`servesim measure`), dotted as in a scenario, or None if not
     stated."""

@@ -22,7 +22,7 @@ SERVE, REQUESTS, PROMPTS, ANSWERS = (
     "Total generated tokens",
 )
 RATE, CLIENTS = "Output token throughput (tok/s)", "Maximum request concurrency"
-TTFT, TPOT = "Mean TTFT (ms)", "Mean TPOT (ms)"
+TTFT, TPOT, ITL = "Mean TTFT (ms)", "Mean TPOT (ms)", "Mean ITL (ms)"
 COLUMNS = ("doc", "section", SERVE, REQUESTS, PROMPTS, ANSWERS, RATE, TTFT, TPOT)
 _FORMATS = re.compile(r"-(FP8|AWQ|GPTQ|INT4|NVFP4)$", re.IGNORECASE)
 CONTRADICTION = "contradiction"
@@ -46,6 +46,7 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
     versions = re.findall(r"'([^']+)': '([^']+)'", row.get("engine_versions") or "")
     version = next((v for name, v in versions if name.lower().replace("-", "").startswith(engine[:4])), "")
     tp = sizes.get("tp", 1)
+    gaps = figure(ITL) * (figure(ANSWERS) / max(count, 1) - 1)  # mean over all tokens, so their sum is exact
     return Cell(
         id=f"{row['doc']} {number}",
         source=row["section"] if agrees(row, model, flags) else f"{CONTRADICTION}: {row['section']}",
@@ -70,6 +71,7 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
         flags=others,
         requests=count,
         output_rate=figure(RATE),
+        e2e_ms=figure(TTFT) + gaps if gaps > 0 else 0.0,
     )
 
 

@@ -51,15 +51,19 @@ class Scored:
     @property
     def measured(self) -> tuple[float, float, float]:
         """Measured TPOT, TTFT and E2E in ms."""
-        return self._times(self.cell.tpot_ms, self.cell.ttft_ms)
+        return self._times(self.cell.tpot_ms, self.cell.ttft_ms, self.cell.e2e_ms)
 
     @property
     def simulated(self) -> tuple[float, float, float] | None:
         """Simulated TPOT, TTFT and E2E in ms, or None if there is no answer."""
         tpot, ttft = self.answer.tpot_ms, self.answer.ttft_ms
-        return None if tpot is None or ttft is None else self._times(tpot, ttft)
+        return None if tpot is None or ttft is None else self._times(tpot, ttft, self.answer.e2e_ms)
 
-    def _times(self, tpot: float, ttft: float) -> tuple[float, float, float]:
+    def _times(self, tpot: float, ttft: float, e2e: float | None) -> tuple[float, float, float]:
+        """Return the three times. E2E is that of the mean answer, unless answers differ in length and theirs was
+        measured."""
+        if e2e is not None and self.cell.e2e_ms > 0 and self.cell.flags is not None and not nominal(self.cell):
+            return tpot, ttft, e2e
         return tpot, ttft, ttft + (self.output_mean - 1) * tpot
 
     @property

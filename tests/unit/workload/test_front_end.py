@@ -1,7 +1,8 @@
-"""API processes of a front end: prompts first come, first served, in turn with answers; against arithmetic."""
+"""API processes of a front end: a loop that requests and answers share, and a tokenizer; against arithmetic."""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def burst(*arrivals: int, lengths: list[int] | None = None, output: int = 1) -> 
 TOKENIZING = FrontTerms(in_ns=7, token_ns=10.0)
 
 
-def test_prompts_that_come_together_wait_for_each_other() -> None:
+def test_prompts_that_come_together_are_tokenized_in_order() -> None:
     assert reached(FrontEnd(burst(0, 0, 0), TOKENIZING)) == [(0, 1007), (1, 3007), (2, 6007)]
 
 
@@ -52,16 +53,31 @@ def test_without_work_only_the_fixed_latency_counts() -> None:
     assert reached(FrontEnd(burst(0, 0, 3), FrontTerms(in_ns=7))) == [(0, 7), (1, 7), (2, 10)]
 
 
-def test_each_request_takes_its_process_as_long_as_its_prompt_and_its_http() -> None:
-    terms = FrontTerms(request_ns=50.0, token_ns=10.0)
-    assert reached(FrontEnd(burst(0, 0), terms)) == [(0, 1050), (1, 3100)]
+def test_requests_that_come_together_share_the_loop_and_are_then_tokenized() -> None:
+    terms = FrontTerms(request_ns=50.0, token_ns=10.0)  # of 100 and 200 tokens; both leave the loop at 100
+    assert reached(FrontEnd(burst(0, 0), terms)) == [(0, 1100), (1, 3100)]
 
 
-def test_a_short_prompt_overtakes_a_long_one_that_another_process_reads() -> None:
-    terms = FrontTerms(token_ns=10.0, processes=2)
-    # r0 on the first until 9000, r1 on the second until 1000; r2 comes at 500 and goes to the second.
+def test_a_burst_reaches_the_queue_when_its_last_request_does() -> None:
+    assert reached(FrontEnd(burst(*[0] * 40), FrontTerms(request_ns=100.0))) == [(row, 4000) for row in range(40)]
+
+
+def test_a_request_that_comes_later_slows_those_in_the_loop_down() -> None:
+    # Alone until 30, then half of the loop each: the first has 20 left, until 70; the second 30 more, until 100.
+    assert reached(FrontEnd(burst(0, 30), FrontTerms(request_ns=50.0))) == [(0, 70), (1, 100)]
+
+
+def test_a_process_reads_a_request_while_its_tokenizer_works() -> None:
+    terms = FrontTerms(in_ns=5, request_ns=50.0, token_ns=10.0)
+    assert reached(FrontEnd(burst(0, 500, lengths=[100, 1]), terms)) == [(0, 1055), (1, 1065)]
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_another_process_tokenizes() -> None:
+    terms = FrontTerms(request_ns=100.0, token_ns=10.0, processes=2)
+    # r0 on the first, tokenized from 100 to 9100, r1 on the second from 100 to 1100; r2 comes at 500 and finds no
+    # request in either loop: it goes to the first.
     front = FrontEnd(burst(0, 0, 500, lengths=[900, 100, 200]), terms)
-    assert reached(front) == [(1, 1000), (2, 3000), (0, 9000)]
+    assert reached(front) == [(1, 1100), (0, 9100), (2, 11_100)]
 
 
 def test_prompts_on_their_way_are_still_to_come() -> None:
@@ -70,14 +86,13 @@ def test_prompts_on_their_way_are_still_to_come() -> None:
     assert front.remaining() == 2
 
 
-def test_answers_and_prompts_take_turns_in_a_backlog() -> None:
-    # 20 requests/s at once: a prompt takes 60 ms, an answer of 4 tokens is due within 80 ms of its prompt, 10 ms a
-    # chunk. From the third on a prompt finds 4 due chunks of the ones before: 100 ms each.
+def test_answers_take_half_of_a_loop_that_has_requests() -> None:
+    # The first request is read at 60 ms; its answer of 4 tokens, 10 ms a chunk, falls due at 80, 100, 120 and 140 ms.
+    # The second comes at 130 ms, when 3 chunks were due and done but for the last (until 130); the fourth is not seen.
+    # The third comes at 150 ms, when the fourth, due at 140, is left: 10 ms more, half of the loop until it is done.
     terms = FrontTerms(request_ns=60e6, chunk_ns=10e6)
-    times = [ns for _, ns in reached(FrontEnd(burst(*[0] * 40, output=4), terms))]
-    gaps = np.diff(times)
-    assert times[0] == 60_000_000
-    assert gaps[5:].mean() == pytest.approx(100e6, rel=0.01)
+    first, second, third = (ns / 1e6 for _, ns in reached(FrontEnd(burst(0, 130_000_000, 150_000_000, output=4), terms)))
+    assert (first, second, third) == (60, 240, 260)
 
 
 def test_late_chunks_merge_so_that_a_prompt_waits_no_longer_than_it_takes() -> None:
@@ -105,11 +120,11 @@ def test_longer_chunks_are_less_work() -> None:
     st.integers(1, 3),
     st.integers(0, 100),
 )
-def test_no_process_does_more_than_one_prompt_at_a_time(
+def test_no_process_does_more_than_its_time_allows(
     rows: list[tuple[int, int, int]], processes: int, chunk: int
 ) -> None:
     """All prompts are read, none before it could be, in no less time than their work takes; answers at most double
-    what a burst takes."""
+    what the loop takes for a burst."""
     sent, lengths, output = (np.array(column) for column in zip(*sorted(rows), strict=True))
     trace = Trace.from_lengths("t", sent, lengths, output)
     terms = FrontTerms(in_ns=5, request_ns=3.0, token_ns=2.0, chunk_ns=float(chunk), processes=processes)
@@ -117,11 +132,10 @@ def test_no_process_does_more_than_one_prompt_at_a_time(
     assert sorted(row for row, _ in found) == list(range(len(rows)))
     times = [ns for _, ns in found]
     assert times == sorted(times)
-    work = 3 + 2 * lengths
     for row, ns in found:
-        assert ns >= sent[row] + work[row] + 5
-    assert max(times) - 5 >= sent.min() + work.sum() / processes
-    assert max(times) - 5 <= sent.max() + 2 * work.sum()
+        assert ns >= sent[row] + 3 + 2 * lengths[row] + 5
+    assert max(times) - 5 >= sent.min() + max(3 * len(rows), 2 * lengths.sum()) / processes
+    assert max(times) - 5 <= sent.max() + (2 * 3 + 1) * len(rows) + 2 * lengths.sum()
 
 
 def test_what_depends_on_answers_is_not_asked_for_ahead() -> None:
@@ -173,19 +187,35 @@ def test_more_api_servers_raise_the_ceiling_of_short_prompts() -> None:
 
     one, four = rate(), rate(api_server_count=4)
     terms = HostTerms.load("vllm-0.23-h100").front("qwen3-0.6b")
-    most = 1e9 / (terms.prompt_ns(128) + terms.answer_ns(4))
+    most = 1e9 / (terms.request_ns + terms.answer_ns(4))
     assert 0.9 * most < one < most
     assert 3 * one < four < 4 * most
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=30), st.integers(1, 6))
-def test_each_prompt_is_read_by_the_process_that_is_done_first(rows: list[tuple[int, int]], processes: int) -> None:
+def test_requests_share_their_loops_as_exact_arithmetic_says(rows: list[tuple[int, int]], processes: int) -> None:
+    """Against fractions: each loop gives each of its n requests 1/n of its time; prompts are tokenized in order."""
     sent, lengths = (np.array(column) for column in zip(*sorted(rows), strict=True))
     trace = Trace.from_lengths("t", sent, lengths, np.ones_like(lengths))
-    terms = FrontTerms(in_ns=5, request_ns=3.0, token_ns=2.0, processes=processes)
-    free, expected = [0] * processes, []
-    for row, (at, length) in enumerate(zip(sent.tolist(), lengths.tolist(), strict=True)):
-        first = free.index(min(free))
-        free[first] = max(free[first], at) + 3 + 2 * length
-        expected.append((row, free[first] + 5))
-    assert sorted(reached(FrontEnd(TraceWorkload(trace), terms))) == expected
+    terms = FrontTerms(in_ns=5, request_ns=30.0, token_ns=2.0, processes=processes)
+    loops: list[list[tuple[int, Fraction]]] = [[] for _ in range(processes)]  # (row, work left), by process
+    left, now = [Fraction(0)] * processes, Fraction(0)  # when each tokenizer is done
+    expected: dict[int, Fraction] = {}
+    for row, at in [*enumerate(sent.tolist()), (-1, 10**9)]:
+        for which, loop in enumerate(loops):
+            time = now
+            while loop and time + loop[0][1] * len(loop) <= at:
+                work = loop[0][1]
+                time += work * len(loop)
+                done, _ = loop.pop(0)
+                loop[:] = [(other, rest - work) for other, rest in loop]
+                left[which] = max(left[which], time) + 2 * int(lengths[done])
+                expected[done] = left[which] + 5
+            loop[:] = [(other, rest - (at - time) / len(loop)) for other, rest in loop]
+        now = Fraction(at)
+        if row >= 0:
+            min(loops, key=len).append((row, Fraction(30)))
+    found = dict(reached(FrontEnd(TraceWorkload(trace), terms)))
+    assert found.keys() == expected.keys()
+    for row, ns in found.items():
+        assert abs(ns - expected[row]) <= len(rows)  # rounded up to whole ns at each event

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from servesim.errors import UserError
+from servesim.experiments.accuracy.answers import Answer
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.accuracy.commands import COLUMNS, parsed
 from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.recipes import recipe
+from servesim.experiments.accuracy.study import Scored
 from servesim.run.scenario import Scenario
 
 
@@ -54,6 +56,18 @@ def test_a_run_is_a_cell_of_its_totals(tmp_path: Path) -> None:
     assert (found.engine, found.version, found.model, found.gpu) == ("vllm", "0.11.0", "Qwen/Qwen3-14B", "a100")
     assert (found.isl, found.osl, found.concurrency, found.requests) == (3996, 200, 500, 500)
     assert (found.tp, found.gpus, found.output_rate, found.ttft_ms, found.tpot_ms) == (2, 2, 245.13, 5000.0, 90.0)
+
+
+def test_the_end_to_end_latency_of_unequal_answers_is_that_of_the_mean_gap_between_tokens(tmp_path: Path) -> None:
+    chat = {"Total input tokens": "108500", "Total generated tokens": "100500", "Mean ITL (ms)": "60"}  # 217 in, 201 out
+    answer = Answer(ttft_ms=4000.0, tpot_ms=80.0, e2e_ms=15_000.0)
+    one = Scored(run(tmp_path, **chat), "", answer)
+    assert one.measured == (90.0, 5000.0, 5000.0 + 60 * 200)  # not 5,000 + 90 * 200: short answers have the longest TPOT
+    assert one.simulated == (80.0, 4000.0, 15_000.0)
+    without = Scored(run(tmp_path, **{**chat, "Mean ITL (ms)": ""}), "", answer)
+    assert (without.measured[2], without.simulated) == (5000.0 + 90 * 200, (80.0, 4000.0, 4000.0 + 80 * 200))
+    equal = Scored(run(tmp_path, **{"Mean ITL (ms)": "99"}), "", answer)  # chunks of several tokens have longer gaps
+    assert equal.measured[2] == pytest.approx(5000 + 90 * (99_783 / 500 - 1), rel=0.01)
 
 
 def test_its_scenario_sends_all_at_once_with_the_settings_of_its_flags(tmp_path: Path) -> None:
