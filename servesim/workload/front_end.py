@@ -59,81 +59,80 @@ class FrontTerms:
         return round(self.chunk_ns * -(-output_len // self.stream_interval))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A request on its way to the queue."""
-
-    ns: int
-    """Time at which the client sent it."""
-    number: int
-    request: Request
-    output_len: int
-    tokens: int
-    """Number of prompt tokens to tokenize."""
+_Sent = tuple[int, int, Request, int, int]
+"""A request on its way: when it was sent, its number, the request, its output length, its tokens to tokenize."""
 
 
 class _Process:
     """An API process: an event loop shared by the requests that it receives and the answers that it streams, and a
     thread that tokenizes prompts in order."""
 
-    __slots__ = ("_answers", "_at", "_due", "_each", "_received", "_tokenized")
+    __slots__ = ("_answers", "_at", "_due", "_each", "_terms", "_tokenized", "received")
 
-    def __init__(self) -> None:
+    def __init__(self, terms: FrontTerms) -> None:
+        self._terms = terms
+        self.received: deque[tuple[float, _Sent]] = deque()
+        """Requests that the loop works on, in order, with the `_each` at which they go on to the tokenizer."""
         self._at = 0
         """Time in ns up to which the loop's work is counted."""
         self._each = 0.0
         """Work in ns that the loop has done for each request, of those received since it last had none."""
-        self._received: deque[tuple[float, _Sent]] = deque()
-        """Requests in progress, in order, with the `_each` at which they go on to the tokenizer."""
-        self._answers: list[tuple[int, int]] = []
+        self._answers: list[tuple[int, float]] = []
         """A heap of (time at which it falls due, work in ns) of the pieces of answers."""
         self._due = 0.0
         """Work in ns of answers that is due and not done."""
         self._tokenized = 0
         """Time at which the tokenizer has done all prompts that it was given."""
 
-    def __len__(self) -> int:
-        """Return the number of requests that the loop works on."""
-        return len(self._received)
-
     def next_ns(self) -> int:
         """Return when the next request goes on to the tokenizer if none comes before."""
-        work = max(self._received[0][0] - self._each, 0.0) * len(self._received)
-        return self._at + ceil(work + min(work, self._due))
+        work = (self.received[0][0] - self._each) * len(self.received)
+        if self._due:
+            work += self._due if self._due < work else work
+        return self._at + ceil(work)
+
+    def ready_ns(self) -> int:
+        """Return when the next request is tokenized if none comes before."""
+        start = self.next_ns()
+        if start < self._tokenized:
+            start = self._tokenized
+        return start + int(self._terms.token_ns * self.received[0][1][4] + 0.5)
 
     def add(self, sent: _Sent, work: float) -> None:
         """Receive a request that takes `work` ns of the loop."""
-        self._work_until(sent.ns)
-        self._received.append((self._each + work, sent))
+        self._work_until(sent[0])
+        self.received.append((self._each + work, sent))
 
-    def ready_ns(self, terms: FrontTerms) -> int:
-        """Return when the next request is tokenized if none comes before."""
-        return max(self._tokenized, self.next_ns()) + round(terms.token_ns * self._received[0][1].tokens)
-
-    def pop(self, terms: FrontTerms) -> tuple[int, _Sent]:
+    def pop(self) -> tuple[int, _Sent]:
         """Return the next request and when it is tokenized; its answer falls due from then on."""
-        now, self._tokenized = self.next_ns(), self.ready_ns(terms)
+        now, ready = self.next_ns(), self.ready_ns()
         self._work_until(now)
-        each, sent = self._received.popleft()
-        self._each = each if self._received else 0.0
-        answer, pieces = terms.answer_ns(sent.output_len), min(PIECES, sent.output_len)
-        for i in range(1, pieces + 1 if answer else 1):
-            piece = answer * i // pieces - answer * (i - 1) // pieces
-            heappush(self._answers, (self._tokenized + TOKEN_NS * sent.output_len * i // pieces, piece))
-        return self._tokenized, sent
+        each, sent = self.received.popleft()
+        self._each = each if self.received else 0.0
+        self._tokenized = ready
+        answer, output_len = self._terms.answer_ns(sent[3]), sent[3]
+        if answer:
+            pieces = PIECES if output_len > PIECES else output_len
+            for i in range(1, pieces + 1):
+                heappush(self._answers, (ready + TOKEN_NS * output_len * i // pieces, answer / pieces))
+        return ready, sent
 
     def _work_until(self, now: int) -> None:
         """Count the loop's work until `now`, then the answers that are due by then."""
-        time = float(now - self._at)
-        if self._received:
-            streamed = min(time / 2, self._due)
-            self._each += (time - streamed) / len(self._received)
+        time, waiting = float(now - self._at), len(self.received)
+        if waiting:
+            streamed = self._due if self._due < time / 2 else time / 2
+            self._each += (time - streamed) / waiting
             self._due -= streamed
         else:
-            self._due = max(self._due - time, 0.0)
-        while self._answers and self._answers[0][0] <= now:
-            due, work = heappop(self._answers)
-            self._due += work if self._received else max(work - (now - max(due, self._at)), 0)
+            self._due = self._due - time if self._due > time else 0.0
+        answers = self._answers
+        while answers and answers[0][0] <= now:
+            due, work = heappop(answers)
+            if not waiting:
+                work -= now - (due if due > self._at else self._at)
+            if work > 0:
+                self._due += work
         self._at = now
 
 
@@ -145,8 +144,11 @@ class FrontEnd:
         self._inner = inner
         self._terms = terms
         self._works = bool(terms.request_ns or terms.token_ns or terms.chunk_ns)
-        self._processes = [_Process() for _ in range(terms.processes)]
+        self._processes = [_Process(terms) for _ in range(terms.processes)]
         self._on_way: list[tuple[int, int, _Sent]] = []  # a heap of (arrival at the queue, number, request)
+        self._ready: int | None = None
+        """When the next request reaches the queue if none is sent before."""
+        self._known = False  # whether none is sent before; the workload of an open loop is asked ahead
         self._count = 0
         self._ahead = inner.open_loop  # if True, the clock stops only at queue arrivals, not at sends
 
@@ -155,47 +157,56 @@ class FrontEnd:
         return self._inner.open_loop
 
     def next_ns(self) -> int | None:
+        if self._known:
+            return self._ready
         due = self._inner.next_ns()
         if not self._works:
             return due + self._terms.in_ns if due is not None else None
-        ready = self._ready_ns()
-        if self._ahead:
-            while due is not None and (ready is None or due + self._terms.in_ns < ready):
-                self._receive(due)
-                due, ready = self._inner.next_ns(), self._ready_ns()
-            return ready
-        return due if ready is None or (due is not None and due < ready) else ready
+        ready = self._ready
+        if not self._ahead:
+            return due if ready is None or (due is not None and due < ready) else ready
+        while due is not None and (ready is None or due + self._terms.in_ns < ready):
+            self._receive(due)
+            due, ready = self._inner.next_ns(), self._ready
+        self._known = True
+        return ready
 
     def pop(self) -> tuple[Request, int] | None:
-        due = self._inner.next_ns()
         if not self._works:
             popped = self._inner.pop()
-            if popped is not None:
+            if popped is not None and popped[0].deadlines:
                 _postpone(popped[0], self._terms.in_ns)
             return popped
-        ready = self._ready_ns()
-        if ready is None or not (self._ahead or due is None or ready <= due):
-            assert due is not None
-            self._receive(due)
-            return None
+        ready = self._ready
+        if not self._known:
+            due = self._inner.next_ns()
+            if due is not None and (ready is None or due < ready):
+                self._receive(due)
+                return None
+        assert ready is not None
         self._tokenize(ready - self._terms.in_ns)
-        _, _, sent = heappop(self._on_way)
-        _postpone(sent.request, ready - sent.ns)
-        return sent.request, sent.output_len
+        sent = heappop(self._on_way)[2]
+        self._look()
+        self._known = False
+        if sent[2].deadlines:
+            _postpone(sent[2], ready - sent[0])
+        return sent[2], sent[3]
 
-    def _ready_ns(self) -> int | None:
-        """Return when the next request reaches the queue if none is sent before, or None."""
-        ready = [process.ready_ns(self._terms) + self._terms.in_ns for process in self._processes if process]
-        if self._on_way:
-            ready.append(self._on_way[0][0])
-        return min(ready, default=None)
+    def _look(self) -> None:
+        """Find out when the next request reaches the queue if none is sent before."""
+        first = self._on_way[0][0] if self._on_way else None
+        for process in self._processes:
+            if process.received:
+                ready = process.ready_ns() + self._terms.in_ns
+                first = ready if first is None or ready < first else first
+        self._ready = first
 
     def _tokenize(self, now: int) -> None:
         """Let requests go on to the tokenizers that are due to by `now`."""
         for process in self._processes:
-            while process and process.next_ns() <= now:
-                done, sent = process.pop(self._terms)
-                heappush(self._on_way, (done + self._terms.in_ns, sent.number, sent))
+            while process.received and process.next_ns() <= now:
+                done, sent = process.pop()
+                heappush(self._on_way, (done + self._terms.in_ns, sent[1], sent))
 
     def _receive(self, due: int) -> None:
         """Receive the request sent at `due`, if there still is one."""
@@ -203,14 +214,19 @@ class FrontEnd:
         if popped is None:
             return
         request, output_len = popped
-        parent = request.parent
-        known = parent is not None and parent.tokenized  # a further sample, whose prompt has been handled
+        work, tokens, parent = self._terms.request_ns, request.prompt_len, request.parent
         if parent is not None:
+            if parent.tokenized:  # a further sample, whose prompt has been handled
+                work, tokens = 0.0, 0
             parent.tokenized = True
         self._tokenize(due)
-        sent = _Sent(due, self._count, request, output_len, 0 if known else request.prompt_len)
-        min(self._processes, key=len).add(sent, 0.0 if known else self._terms.request_ns)
+        process = self._processes[0]
+        for other in self._processes:
+            if len(other.received) < len(process.received):
+                process = other
+        process.add((due, self._count, request, output_len, tokens), work)
         self._count += 1
+        self._look()
 
     def on_finish(self, request: Request, now: int) -> None:
         self._inner.on_finish(request, now + self._terms.out_ns)
@@ -219,10 +235,9 @@ class FrontEnd:
         return self._inner.future()
 
     def remaining(self) -> int:
-        return self._inner.remaining() + len(self._on_way) + sum(map(len, self._processes))
+        return self._inner.remaining() + len(self._on_way) + sum(len(p.received) for p in self._processes)
 
 
 def _postpone(request: Request, ns: int) -> None:
     """Move a request's deadlines, which count from when it was sent, by the time that it took to reach the queue."""
-    if request.deadlines:
-        request.deadlines = tuple(d._replace(ns=d.ns + ns) for d in request.deadlines)
+    request.deadlines = tuple(d._replace(ns=d.ns + ns) for d in request.deadlines)
