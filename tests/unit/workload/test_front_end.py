@@ -91,7 +91,8 @@ def test_answers_take_half_of_a_loop_that_has_requests() -> None:
     # The second comes at 130 ms, when 3 chunks were due and done but for the last (until 130); the fourth is not seen.
     # The third comes at 150 ms, when the fourth, due at 140, is left: 10 ms more, half of the loop until it is done.
     terms = FrontTerms(request_ns=60e6, chunk_ns=10e6)
-    first, second, third = (ns / 1e6 for _, ns in reached(FrontEnd(burst(0, 130_000_000, 150_000_000, output=4), terms)))
+    sent = burst(0, 130_000_000, 150_000_000, output=4)
+    first, second, third = (ns / 1e6 for _, ns in reached(FrontEnd(sent, terms)))
     assert (first, second, third) == (60, 240, 260)
 
 

@@ -59,10 +59,10 @@ def test_a_run_is_a_cell_of_its_totals(tmp_path: Path) -> None:
 
 
 def test_the_end_to_end_latency_of_unequal_answers_is_that_of_the_mean_gap_between_tokens(tmp_path: Path) -> None:
-    chat = {"Total input tokens": "108500", "Total generated tokens": "100500", "Mean ITL (ms)": "60"}  # 217 in, 201 out
+    chat = {"Total input tokens": "108500", "Total generated tokens": "100500", "Mean ITL (ms)": "60"}  # 217, 201
     answer = Answer(ttft_ms=4000.0, tpot_ms=80.0, e2e_ms=15_000.0)
     one = Scored(run(tmp_path, **chat), "", answer)
-    assert one.measured == (90.0, 5000.0, 5000.0 + 60 * 200)  # not 5,000 + 90 * 200: short answers have the longest TPOT
+    assert one.measured == (90.0, 5000.0, 5000.0 + 60 * 200)  # not 90 * 200: short answers have the longest TPOT
     assert one.simulated == (80.0, 4000.0, 15_000.0)
     without = Scored(run(tmp_path, **{**chat, "Mean ITL (ms)": ""}), "", answer)
     assert (without.measured[2], without.simulated) == (5000.0 + 90 * 200, (80.0, 4000.0, 4000.0 + 80 * 200))
