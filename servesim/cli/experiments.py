@@ -83,9 +83,7 @@ def compare(
     scenarios: Files = None,
     replicates: Annotated[
         int | None,
-        typer.Option(
-            help=("Number of seeds, or of windows of a recorded trace; 1: moving blocks within one run. [default: 10]")
-        ),
+        typer.Option(help=("Number of seeds, or of windows of a recorded trace; 1: parts of one run. [default: 10]")),
     ] = None,
     window: Window = None,
     baseline: Annotated[

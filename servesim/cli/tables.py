@@ -30,7 +30,7 @@ def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
     console = open_console()
     workload, repeats, how = document["workload"], document["replicates"], document["settings"]
     console.print(_workload(workload), style="bold")
-    count = counted(repeats) if repeats["kind"] != "blocks" else "moving blocks in one run"
+    count = counted(repeats) if repeats["kind"] != "blocks" else "successive parts of one run"
     console.print(
         f"paired over {count}, {percent(how['level'])} intervals; baseline: {document['baseline']}", style="dim"
     )

@@ -1,5 +1,5 @@
-"""Comparison of a simulated server with a measured one on the same requests, paired one to one, with intervals from a
-moving-block bootstrap.
+"""Comparison of a simulated server with a measured one on the same requests, paired one to one, with intervals from
+successive parts of the run.
 
 There is only one measured run, so the intervals describe that run and not the variation between similar runs.
 """
@@ -156,7 +156,7 @@ def measured_document(
         "drill_down": [],
         "notes": [
             f"measured: {recording.path.name}, {len(recording)} requests on {recording.server.engine or 'a server'}",
-            "intervals come from a moving-block bootstrap of requests within the one measured run",
+            "intervals come from successive parts of the one measured run",
             "too fast and too slow describe the simulated server relative to the measured one, whatever the cause",
             *recording.notes,
         ],

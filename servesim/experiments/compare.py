@@ -13,8 +13,8 @@ comparison.json, keys sorted, NaN and infinity as null:
     settings      level, margin, warmup, cooldown, interval, rank_by
     workload      settings that all variants share (trace, model, gpu, slo, ...)
     replicates    {kind: "seeds" | "windows" | "blocks", count, changes: [scenario changes of each replicate]};
-                  windows: parts of one run per variant over the whole trace; blocks: one run per variant, with requests
-                  resampled in moving blocks
+                  windows: parts of one run per variant over the whole trace; blocks: one run per variant, cut into
+                  successive parts
     metrics       [{name, unit, better: "lower" | "higher", scale: "ratio" | "difference", latency}]
     variants      [{label, axes, oracle, asynchronous: steps are planned while the one before runs,
                   max_num_batched_tokens: per step, or null, usd_per_hour: of all its GPUs that are up, open_loop:
@@ -121,8 +121,8 @@ def compare(
     Pass either one scenario (or none) and `axes`, which are settings by keyword, some with several values (a list or a
     comma-separated list: `scheduler="static,vllm"`), or several scenarios that replay the same workload. The baseline
     is the first variant that runs and is stable, unless one is named. `replicates` (default 10) is the number of seeds
-    of a synthetic workload or preset, or of windows of the single run of a recorded trace; 1 means a moving-block
-    bootstrap within one run. `window` is the number of requests per window (by default, the trace divided by the
+    of a synthetic workload or preset, or of windows of the single run of a recorded trace; 1 compares
+    successive parts of one run. `window` is the number of requests per window (by default, the trace divided by the
     replicates). `warmup` and `cooldown` are the shares of the arrivals left out at the start and the end (by default
     0.1, or 0 for a recorded trace). Changes within `margin` (by default 2 %, or 2 percentage points for shares) do not
     matter. A scenario may be a measured run (JSON of `vllm bench serve --save-detailed`): its requests are then
@@ -161,7 +161,8 @@ def compare(
             known = Scenario.of(variants[0].settings)
             repeats = replicates_of(known.model_dump(), replicates, runner.objects, window, REPLICATES)
             warmup, cooldown = repeats.margins(*ends)
-            settings = settings._replace(warmup=warmup, cooldown=cooldown)
+            successive = repeats.kind == "windows" and len(repeats) > 1
+            settings = settings._replace(warmup=warmup, cooldown=cooldown, successive=successive)
             document = _simulated(runner, variants, repeats, baseline, metrics, settings, intervals)
         values = document.pop("values")
         if out is not None:

@@ -255,10 +255,9 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
     notes += [f"{several(labels)}: {said}" for said, labels in found.items()]
     if len(repeats) == 1:
         notes.append(
-            "one run of each: intervals come from a moving-block bootstrap within the run and do not reflect "
-            "variation between traces"
+            "one run of each: intervals come from successive parts of the run and ignore variation between traces"
         )
-    elif len(repeats) < 6:
+    elif len(repeats) < 6 and not one_run:
         notes.append(f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6")
     if repeats.kind == "windows" and len(repeats) > 1:
         notes.append(

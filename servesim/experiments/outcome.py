@@ -16,7 +16,7 @@ from servesim.experiments.metrics import Metric
 from servesim.experiments.reasons import Misses, exact_length, misses_of
 from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import Run, measure, part_rows, steady_rows, usd_per_hour
-from servesim.experiments.statistics import interval
+from servesim.experiments.statistics import Interval, interval, successive_interval
 from servesim.run.scenario import Scenario
 
 
@@ -181,13 +181,17 @@ def surely(count: int, runs: int) -> bool:
     return count == runs or sum(math.comb(runs, k) for k in range(count, runs + 1)) <= 0.05 * 2**runs
 
 
+def _ends(values: NDArray[np.float64], successive: bool) -> Interval:
+    return successive_interval(values)[0] if successive else interval(values, "t")
+
+
 def judge(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> Judged:
     """Judge the runs of all replicates at one load: one run for a recorded trace, or one per seed for a synthetic
     workload."""
     recorded = outcomes[0].parts
     by_replicate = np.array(recorded or [outcome.shares for outcome in outcomes])
     shares = np.array([outcome.shares for outcome in outcomes]).mean(axis=0)
-    ends = [interval(column, "t") if len(column) > 1 else None for column in by_replicate.T]
+    ends = [_ends(column, bool(recorded)) if len(column) > 1 else None for column in by_replicate.T]
     # Windows are parts of the trace, so their interval is centered on the share of the whole trace.
     centres = by_replicate.mean(axis=0)
     low = [s + (e.low - c) if e else s for e, s, c in zip(ends, shares, centres, strict=True)]

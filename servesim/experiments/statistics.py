@@ -1,14 +1,15 @@
 """Statistics of comparisons: pure functions on arrays of paired differences, one per replicate.
 
-Requests of one run share a queue, so they are never treated as independent. Replicates are, and within one long trace,
-moving blocks of successive requests are resampled. Differences are taken between logarithms if a metric is positive (so
-that "12 % lower" and its inverse are symmetric), and between plain values otherwise.
+Requests of one run share a queue, so they are never treated as independent. Replicates are. Successive windows of one
+run are not either: what waits at the end of one waits in the next, so they count for fewer than they are. Differences
+are taken between logarithms if a metric is positive (so that "12 % lower" and its inverse are symmetric), and between
+plain values otherwise.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ RESAMPLES = 9999
 BCA_FROM = 30
 """Minimum number of replicates for which the BCa bootstrap is used; with fewer, its tails are too short."""
 MAX_REPLICATES = 100_000
+FEWEST = 3
+"""Minimum effective number of three windows or more."""
 
 
 METHODS = ("auto", "t", "studentised", "bca")
@@ -58,6 +61,43 @@ def t_interval(d: Floats, level: float = LEVEL) -> Interval:
     """Return Student's t interval, which is exact for normal values and good for symmetric ones."""
     half = _t_quantile(0.5 + level / 2, len(d) - 1) * _standard_error(d)
     return Interval(float(d.mean() - half), float(d.mean() + half))
+
+
+def successive_interval(d: Floats, level: float = LEVEL) -> tuple[Interval, float]:
+    """Return Student's t interval for the mean of successive windows of one run, and the two-sided p-value of the
+    hypothesis that it is 0, both with as many values as `effective_number` says."""
+    count = effective_number(d)
+    if count < 2:
+        return Interval(-np.inf, np.inf), 1.0
+    mean, spread = float(d.mean()), float(d.std(ddof=1))
+    if np.ptp(d) == 0:
+        return Interval(mean, mean), 1.0 if mean == 0 else 2 ** (1 - count)
+    from scipy.special import stdtr
+
+    error = spread / np.sqrt(count)
+    half = _t_quantile(0.5 + level / 2, count - 1) * error
+    return Interval(mean - half, mean + half), float(2 * stdtr(count - 1, -abs(mean) / error))
+
+
+def effective_number(d: Floats) -> float:
+    """Return the number of independent values whose mean varies as that of these successive ones: n (1 - r) / (1 + r)
+    for the correlation r of neighbors around the trend, corrected for its bias in short series by (2 + 4 r) / n
+    (Marriott and Pope 1954, for a mean and a slope). At least `FEWEST`, since a difference that lasts correlates as luck
+    does, at most n.
+
+    Of 384 comparisons of two random routers on one trace, by ten windows, 5.7 % were found different at a level of 5 %
+    (8 to 11 % in p99 of TTFT and end to end); 19 % if windows are taken for independent.
+    """
+    n = len(d)
+    if n <= FEWEST or np.ptp(d) == 0:
+        return float(n)
+    time = np.arange(n) - (n - 1) / 2
+    around = d - d.mean()
+    around -= time * float(time @ around) / float(time @ time)
+    total = float(around @ around)
+    r = float(around[1:] @ around[:-1]) / total if total else 1.0
+    r = min(max(r + (2 + 4 * r) / n, 0.0), 1.0)
+    return max(n * (1 - r) / (1 + r), float(FEWEST))
 
 
 def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
@@ -151,34 +191,6 @@ def block_length(series: Floats) -> int:
     return int(np.clip(np.ceil(length), 1, max(1, n // 5)))
 
 
-def block_interval(
-    statistic: Callable[[NDArray[np.int64]], float],
-    n: int,
-    length: int,
-    level: float = LEVEL,
-    resamples: int = 999,
-    seed: int = 0,
-) -> tuple[Interval, float]:
-    """Apply the moving-block bootstrap (Künsch 1989) to a statistic of n successive requests, given as row numbers.
-    Return the percentile interval, and the two-sided p-value of the hypothesis that the statistic is 0, both from the
-    bootstrap distribution.
-
-    Blocks wrap around, so that every request is equally likely to be drawn.
-    """
-    rng = np.random.default_rng(seed)
-    count = -(-n // length)
-    values = np.empty(resamples)
-    for i in range(resamples):
-        starts = rng.integers(0, n, count)
-        values[i] = statistic(((starts[:, None] + np.arange(length)) % n).ravel()[:n])
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return Interval(-np.inf, np.inf), 1.0
-    low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2])
-    tail = min((values <= 0).sum(), (values >= 0).sum())
-    return Interval(float(low), float(high)), float(min(1.0, 2 * (tail + 1) / (len(values) + 1)))
-
-
 def replicates_needed(
     d: Floats,
     margin: float,
@@ -232,7 +244,7 @@ def _standard_error(d: Floats) -> float:
     return float(d.std(ddof=1) / np.sqrt(len(d)))
 
 
-def _t_quantile(share: float, freedom: int) -> float:
+def _t_quantile(share: float, freedom: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, share))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,17 +13,21 @@ from servesim.experiments.metrics import Metric, metric_label
 from servesim.experiments.run_metrics import Run, measure, steady_rows
 from servesim.experiments.statistics import (
     Interval,
-    block_interval,
-    block_length,
+    effective_number,
     holm,
     interval,
     replicates_needed,
     sign_flip_p,
+    successive_interval,
     verdict,
 )
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
+
+
+PARTS = 10
+"""Number of successive parts into which a single run is cut to compare it."""
 
 
 class Settings(NamedTuple):
@@ -34,6 +39,8 @@ class Settings(NamedTuple):
     cooldown: float
     interval: str
     rank_by: str
+    successive: bool = False
+    """Whether replicates are successive windows of one run."""
 
 
 class Judged(NamedTuple):
@@ -52,8 +59,8 @@ def judge(
     runs: Sequence[Run | None] | None,
 ) -> list[Row]:
     """Return a row for each metric and variant. `values` has shape (variants, replicates, metrics), the baseline first.
-    If there is only one replicate, `runs` holds the run of each variant (None if it failed), whose blocks are
-    resampled."""
+    If there is only one replicate, `runs` holds the run of each variant (None if it failed), which is cut into
+    `PARTS`."""
     rows = []
     for m, metric in enumerate(metrics):
         rows += _metric_rows(variants, values[:, :, m], metric, settings, runs)
@@ -115,27 +122,25 @@ def _metric_rows(
 def _judged(
     d: Array, metric: Metric, settings: Settings, runs: Sequence[Run | None] | None, i: int, ratio: bool
 ) -> Judged:
+    if settings.successive:
+        return Judged(d, *successive_interval(d, settings.level))
     if runs is None:
         return Judged(d, interval(d, settings.interval, settings.level), sign_flip_p(d) if len(d) > 1 else 1.0)
     base, other = runs[0], runs[i]
     if base is None or other is None or not metric.latency or not d.any():
         return Judged(d, Interval(-np.inf, np.inf), 1.0)
-    return Judged(d, *_blocks(base, other, metric, settings, ratio))
+    return Judged(d, *_within(base, other, metric, settings, ratio))
 
 
-def _blocks(base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool) -> tuple[Interval, float]:
-    """Return the interval and p-value of a comparison of two single runs. Blocks of successive requests are resampled,
-    the same blocks in both runs."""
-    rows = steady_rows(base, settings.warmup, settings.cooldown)
-    name = metric.name.rpartition("_")[0]
-    gaps = other.latency_ms(name)[rows] - base.latency_ms(name)[rows]
-    length = block_length(np.nan_to_num(gaps, nan=float(np.nanmean(gaps))))
-
-    def statistic(picked: NDArray[np.int64]) -> float:
-        a, b = (measure(run, [metric], 0, 0, rows[picked])[metric.name] for run in (base, other))
-        return float(np.log(b / a)) if ratio else b - a
-
-    return block_interval(statistic, len(rows), length, settings.level)
+def _within(base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool) -> tuple[Interval, float]:
+    """Return the interval and p-value of a comparison of two single runs, from successive parts of both."""
+    parts = np.array_split(steady_rows(base, settings.warmup, settings.cooldown), PARTS)
+    a, b = (
+        np.array([measure(run, [metric], 0, 0, part)[metric.name] if len(part) else np.nan for part in parts])
+        for run in (base, other)
+    )
+    d = np.log(b / a) if ratio else b - a
+    return successive_interval(d[~np.isnan(d)], settings.level)
 
 
 def _figures(
@@ -152,6 +157,8 @@ def _figures(
     more = None
     if word == "undecided" and not blocks and len(found.d) > 1:
         needed = replicates_needed(found.d, margin, family, settings.level)
+        if needed is not None and settings.successive:  # as dependent as the windows there are
+            needed = ceil(needed * len(found.d) / effective_number(found.d))
         more = None if needed is None else max(1, needed - len(found.d))
     return {
         "change": _change(float(found.d.mean()), ratio),

@@ -199,7 +199,7 @@ def test_scenario_files_are_variants_named_by_their_files(tmp_path: Path) -> Non
 
 @pytest.mark.medium
 def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Path) -> None:
-    settings = {k: v for k, v in WORKLOAD.items() if k != "jobs"} | {"requests": 120}
+    settings = {k: v for k, v in WORKLOAD.items() if k != "jobs"} | {"requests": 600}
     servesim.simulate(settings, out=tmp_path / "run")
     bench = tmp_path / "bench.json"
     export(tmp_path / "run", "vllm-bench", bench)

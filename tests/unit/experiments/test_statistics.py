@@ -8,15 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.experiments.statistics import (
+    FEWEST,
     Interval,
     bca_interval,
-    block_interval,
     block_length,
+    effective_number,
     holm,
     interval,
     replicates_needed,
     sign_flip_p,
     studentised_interval,
+    successive_interval,
     t_interval,
     verdict,
 )
@@ -94,20 +96,42 @@ def test_blocks_of_independent_values_are_short_and_of_queues_long() -> None:
     assert block_length(np.ones(50)) == 1
 
 
-def test_moving_blocks_are_honest_where_single_requests_are_not() -> None:
+def test_neighbors_that_agree_count_for_fewer_and_those_that_alternate_for_no_more() -> None:
+    assert effective_number(np.array([1.0, -1.0] * 5)) == 10
+    # Without a trend, the products of neighbors sum up to 3 of 8 squares: r is 3/8, with its bias 3/8 + 3.5/8.
+    assert effective_number(np.array([1.0, 1.0, -1.0, -1.0, -1.0, -1.0, 1.0, 1.0])) == FEWEST > 8 * 1.5 / 14.5
+    # To -1 of 8: -1/8 + 1.5/8.
+    assert effective_number(np.array([1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0])) == pytest.approx(8 * 7.5 / 8.5)
+    assert effective_number(np.array([2.0, 2.0, 2.0, 2.0])) == 4
+    assert effective_number(np.array([1.0, 2.0])) == 2
+
+
+def test_a_trend_is_no_luck_of_neighbors() -> None:
+    noise = np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    assert effective_number(noise + np.arange(10)) == effective_number(noise) == 10
+
+
+def test_of_ten_windows_whose_neighbors_agree_nine_intervals_in_ten_cover_and_t_intervals_fewer() -> None:
     rng = np.random.default_rng(11)
-    covered = {"blocks": 0, "single": 0}
-    for trial in range(60):
-        noise, series = rng.normal(size=600), np.zeros(600)
-        for i in range(1, 600):
-            series[i] = 0.8 * series[i - 1] + noise[i]
-        for name, length in (("blocks", block_length(series)), ("single", 1)):
-            (low, high), _ = block_interval(
-                lambda rows, s=series: float(s[rows].mean()), 600, length, resamples=199, seed=trial
-            )
-            covered[name] += low <= 0 <= high
-    assert covered["blocks"] >= 50  # of 60, where 95 % would be 57
-    assert covered["single"] <= 40
+    covered = {"successive": 0, "independent": 0}
+    for _ in range(1000):
+        noise, series = rng.normal(size=30), np.zeros(30)
+        for i in range(1, 30):
+            series[i] = 0.35 * series[i - 1] + noise[i]
+        windows = series[-10:]
+        (low, high), p = successive_interval(windows)
+        assert (p < 0.05) == (not low <= 0 <= high)
+        covered["successive"] += low <= 0 <= high
+        low, high = interval(windows, "t")
+        covered["independent"] += low <= 0 <= high
+    assert covered["successive"] >= 890
+    assert covered["independent"] <= 870
+
+
+def test_one_window_tells_nothing_and_equal_ones_all() -> None:
+    assert successive_interval(np.array([1.0])) == (Interval(-np.inf, np.inf), 1.0)
+    assert successive_interval(np.full(6, 0.5)) == (Interval(0.5, 0.5), 2**-5)
+    assert successive_interval(np.zeros(6)) == (Interval(0.0, 0.0), 1.0)
 
 
 def test_replicates_needed_follow_the_power_formula() -> None:
