@@ -83,12 +83,11 @@ def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...
     return set(headed) <= set(flags)
 
 
-def settings_of(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dotted settings that match the flags of a command. Raise UserError for a flag that is not modeled.
-    `table` holds the defaults by engine."""
+def settings_of(cell: Cell) -> dict[str, Any]:
+    """Return the dotted settings that match the flags of a command. Raise UserError for a flag that is not modeled."""
     assert cell.flags is not None
     known = serve_flags().get(cell.engine, {})
-    found: dict[str, Any] = dict(table["defaults"].get(cell.engine, {}))
+    found: dict[str, Any] = {}
     for name, value in cell.flags:
         settings = settings_of_flag(known[name], value) if name in known else None
         if settings is None:
