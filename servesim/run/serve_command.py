@@ -54,10 +54,6 @@ HINTS = {
     ),
     "enforce-eager": _EAGER,
     "disable-cuda-graph": _EAGER,
-    "kv-cache-free-gpu-memory-fraction": (
-        "taken as the share of all memory that weights and KV cache may use; TensorRT-LLM means the share of what the "
-        "weights leave"
-    ),
 }
 """Hints on flags that change more than their setting, or something else."""
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}

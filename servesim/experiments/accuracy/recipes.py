@@ -14,7 +14,7 @@ import yaml
 from servesim.errors import UserError
 from servesim.experiments.accuracy.apart import settings_apart
 from servesim.experiments.accuracy.cells import CONFIGS, Cell, package_folder
-from servesim.experiments.accuracy.commands import CONTRADICTION, settings_of
+from servesim.experiments.accuracy.commands import CONTRADICTION, check_loop, settings_of
 from servesim.experiments.recording import known_model
 from servesim.hardware import bundled_models, gpu_names, model_named
 from servesim.run.presets import preset_settings
@@ -239,6 +239,7 @@ def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
         "engine": {"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {},
     }
     if cell.concurrency < cell.requests:
+        check_loop(cell)
         settings["clients"] = {"max_concurrency": cell.concurrency}
     if cell.version and recorded_engine(f"{preset} {cell.version}") is not None:
         settings["engine"]["version"] = cell.version

@@ -95,7 +95,12 @@ def test_pipeline_stages_of_a_command_are_simulated(tmp_path: Path) -> None:
 
 
 def test_clients_expert_parallelism_and_conversations(tmp_path: Path) -> None:
-    columns = {"Total input tokens": "108500", "Total generated tokens": "100500", "Maximum request concurrency": "4"}
+    columns = {
+        "Total input tokens": "108500",
+        "Total generated tokens": "100500",
+        "Maximum request concurrency": "4",
+        "Output token throughput (tok/s)": "35",
+    }
     command = "vllm serve Qwen/Qwen3-30B-A3B -tp 2 --enable-expert-parallel"
     found = run(tmp_path, serve_command=command, doc="qwen3-30b-a3b_h100", **columns)
     settings = recipe(found).settings
@@ -123,6 +128,15 @@ def test_a_format_in_the_name_is_that_of_the_weights(tmp_path: Path) -> None:
 def test_what_cannot_be_replayed_says_why(tmp_path: Path, columns: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told):
         recipe(run(tmp_path, **columns))
+
+
+def test_clients_that_wait_before_they_send_are_no_closed_loop(tmp_path: Path) -> None:
+    """8 clients with 200 tokens each in 23 s: 70 tokens/s, or 23, with which 2.6 of the 8 are in flight."""
+    times = {"Mean TTFT (ms)": "5090", "Mean TPOT (ms)": "90", "Maximum request concurrency": "8"}
+    rate = "Output token throughput (tok/s)"
+    assert recipe(run(tmp_path, **times, **{rate: "70"})).settings["clients"] == {"max_concurrency": 8}
+    with pytest.raises(UserError, match="fewer requests in flight than clients: .* a rate that is not stated"):
+        recipe(run(tmp_path, **times, **{rate: "23"}))
 
 
 def test_a_heading_that_its_command_has_is_no_contradiction(tmp_path: Path) -> None:
