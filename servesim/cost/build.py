@@ -121,7 +121,7 @@ def build_cost_model(
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
-    if moe_backend.startswith("deepgemm"):
+    if moe_backend.startswith("deepgemm") and weights == "fp8_block":
         description += "; fp8 experts in DeepGEMM's grouped kernel, priced from the table's dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":
         description += "; fp8 experts use the fastest measured kernel, although no engine is known to choose it"

@@ -61,6 +61,15 @@ def test_experts_in_fp8_on_an_a100_are_read_in_half_the_bytes_and_computed_no_fa
     assert many == pytest.approx(1.0)
 
 
+def test_a_kernel_for_fp8_arithmetic_is_not_said_to_run_where_there_is_none() -> None:
+    a100, h100 = (
+        build_cost_model(ModelSpec.load(MIXTURE), Gpu.load(gpu), 4, "fp8", moe_backend="deepgemm").description
+        for gpu in ("a100", "h100")
+    )
+    assert "DeepGEMM" in h100
+    assert "DeepGEMM" not in a100
+
+
 def test_an_engine_without_such_a_kernel_refuses_by_name() -> None:
     cost("llama-3.1-8b", "a100", "fp8", "sglang")
     with pytest.raises(
