@@ -11,6 +11,9 @@ from servesim.contracts.params import SchedulerParams, check_least, check_share
 class VllmParams(SchedulerParams):
     """vLLM's settings under vLLM's names, with its defaults."""
 
+    performance_mode: str = "balanced"
+    """vLLM's --performance-mode: "throughput" doubles max_num_batched_tokens and max_num_seqs where they are not given
+    (vllm/engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args)."""
     policy: str = "fcfs"
     """Queue order: "fcfs" or "priority" (lowest value first, with ties by arrival time, then by request id)."""
     enable_chunked_prefill: bool = True
@@ -38,9 +41,16 @@ class VllmParams(SchedulerParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.performance_mode not in ("balanced", "throughput"):
+            raise ValueError(f'performance_mode must be "balanced" or "throughput", not "{self.performance_mode}"')
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f'policy must be "fcfs" or "priority", not "{self.policy}"')
         check_share("watermark", self.watermark)
         check_least(self, 1, "prefill_schedule_interval", "max_num_scheduled_tokens", "max_num_active_seqs")
         drafts = ("num_speculative_tokens", "num_lookahead_tokens", "draft_slots_per_request")
         check_least(self, 0, "long_prefill_token_threshold", *drafts)
+
+    @property
+    def default_limits_times(self) -> int:
+        """Factor on the limits that are the GPU's defaults."""
+        return 2 if self.performance_mode == "throughput" else 1

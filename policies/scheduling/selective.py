@@ -3,6 +3,11 @@
 Requests may leave and join after every iteration. First come, first served: a request is admitted when slots for its
 prompt and its longest possible output are free, and holds them until it ends; its whole prompt runs in one iteration,
 alongside other requests' decodes. Linear layers process one flat batch; attention is computed request by request.
+
+TensorRT-LLM's chunked context splits prompts: decodes come first, then prompts in order of arrival, of the one that
+does not fit in what is left of `max_num_tokens` whole blocks (setCtxRequestsChunkSize<kFIRST_COME_FIRST_SERVED> in
+cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp; the unit is tokens_per_block, as
+tensorrt_llm/_torch/pyexecutor/py_executor_creator.py sets it).
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from dataclasses import dataclass, replace
 from servesim.contracts import Defaults, Hit, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.params import check_least
 from servesim.contracts.scheduler import schedulers
+from servesim.errors import UserError
 
 from ._common import FOREVER, pending, refuse_if_hopeless
 
@@ -26,12 +32,17 @@ class SelectiveParams:
     n_slots: int | None = None
     """Number of slots, each for the keys and values of one token; None: as many as the allocator has."""
     max_num_tokens: int | None = None
-    """Maximum number of tokens per iteration (TensorRT-LLM); None: no limit. A longer prompt runs alone."""
+    """Maximum number of tokens per iteration (TensorRT-LLM); None: no limit. A longer prompt runs alone, unless prompts
+    are split."""
+    enable_chunked_context: bool = False
+    """Whether to split prompts that do not fit in max_num_tokens (TensorRT-LLM's chunked context)."""
     fused_attention: bool = False
     """Whether one attention kernel serves all requests, as in engines after Orca."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "max_bs", "n_slots", "max_num_tokens")
+        if self.enable_chunked_context and self.max_num_tokens is None:
+            raise ValueError("enable_chunked_context has no effect without max_num_tokens")
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -53,6 +64,11 @@ class Selective(Scheduler):
         super().__init__(params, limits, kv)
         self.n_rsrv = 0
         self.n_slots = params.n_slots or FOREVER
+        if params.enable_chunked_context and (params.max_num_tokens or 0) < kv.block_size:
+            raise UserError(
+                f"scheduler selective: enable_chunked_context splits prompts at whole blocks of {kv.block_size} "
+                f"tokens, but max_num_tokens is {params.max_num_tokens}"
+            )
 
     @classmethod
     def complete(cls, params: SelectiveParams, defaults: Defaults) -> SelectiveParams:
@@ -61,10 +77,17 @@ class Selective(Scheduler):
     def plan(self, ctx: PlanContext) -> Plan:
         ctx.plan.attention = "fused" if self.params.fused_attention else self.attention
         ctx.plan.layout = self.layout
+        under_way = []
         for request in ctx.decode(self.running, len(self.running)):
-            if pending(request):
+            if (left := pending(request)) > 1:
+                under_way.append(request)
+            elif left:
                 ctx.extend(request, 1)
         budget = (self.params.max_num_tokens or FOREVER) - ctx.num_tokens
+        for request in under_way:
+            if new := self._piece(pending(request), budget):
+                ctx.extend(request, new)
+                budget -= new
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[0]
             slots = request.prompt_len + request.max_tokens
@@ -74,10 +97,11 @@ class Selective(Scheduler):
                     break
                 self.waiting.popleft()
                 continue
-            new = request.num_tokens - hit.num_tokens
-            if new > budget and ctx.plan.admitted:
+            left = request.num_tokens - hit.num_tokens
+            new = self._piece(left, budget) or (0 if self.params.enable_chunked_context or ctx.plan.admitted else left)
+            if not new:
                 break
-            unused = 0 if self.kv.reserves else slots - request.num_tokens
+            unused = 0 if self.kv.reserves else slots - request.num_tokens + left - new
             if self.n_rsrv + slots > self.n_slots or not ctx.admit(request, new, hit, lookahead=unused):
                 if refuse_if_hopeless(self, ctx, request):
                     continue
@@ -86,6 +110,13 @@ class Selective(Scheduler):
             budget -= new
             self.running.append(self.waiting.popleft())
         return ctx.plan
+
+    def _piece(self, left: int, budget: int) -> int:
+        """Return how many of the last `left` tokens of a prompt fit in the budget: all, else whole blocks if prompts
+        are split, else none."""
+        if left <= budget:
+            return left
+        return budget // self.kv.block_size * self.kv.block_size if self.params.enable_chunked_context else 0
 
     def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
         """If remote KV exists for the head of the queue, make it wait for that KV, once memory suffices for it and for

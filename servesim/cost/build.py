@@ -9,7 +9,7 @@ from typing import Any
 from servesim.contracts.speculator import Speculator
 from servesim.cost.data_parallel import check_ranks, mixture
 from servesim.cost.draft import drafting
-from servesim.cost.formula import COMPUTE_DTYPE, Roofline
+from servesim.cost.formula import COMPUTE_DTYPE, Roofline, format_on
 from servesim.cost.graph import LayerGraph
 from servesim.cost.host import HostTerms
 from servesim.cost.linear import GemmTables
@@ -63,7 +63,7 @@ def build_cost_model(
     known facts about the serving engine's choice of kernels, or None. `attention_backend` "eager" means no fused
     attention kernel (`servesim.cost.eager`).
     """
-    _check(model, gpu, tp, dtype, kv_dtype)
+    _check(model, gpu, tp, dtype, kv_dtype, engine)
     check_ranks(model, tp, pp, dp, ep)
     kernels, measured_on, rows = _kernels(model, gpu, tables, engine)
     if gpu.name == measured_on.name and _same_rates(
@@ -78,11 +78,13 @@ def build_cost_model(
         raise UserError(
             f"attention_backend eager: {model.name} has latent attention, for which only fused kernels are priced"
         )
-    weights = "fp8_block" if dtype == "fp8" and model.block_scaled and _has(kernels, "fp8_block") else dtype
+    weights = format_on(gpu, dtype)
+    if weights == "fp8" and model.block_scaled and _has(kernels, "fp8_block"):
+        weights = "fp8_block"
     if moe_backend == "auto" and engine is not None and model.experts is not None:
         moe_backend = _experts_kernel(engine, model.experts.dtype or weights, tp * dp, ep > 1)
     if host is not None and model.experts is not None:
-        host = host.with_experts(model.experts_dtype or dtype, moe_backend)
+        host = host.with_experts(model.experts_dtype or weights, moe_backend)
     graph = LayerGraph(
         model,
         gpu,
@@ -119,7 +121,7 @@ def build_cost_model(
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
         description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
-    if moe_backend.startswith("deepgemm"):
+    if moe_backend.startswith("deepgemm") and weights == "fp8_block":
         description += "; fp8 experts in DeepGEMM's grouped kernel, priced from the table's dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":
         description += "; fp8 experts use the fastest measured kernel, although no engine is known to choose it"
@@ -195,12 +197,27 @@ def _has(tables: KernelTables | None, dtype: str) -> bool:
     return tables is not None and bool(tables.rows("gemm", dtype))
 
 
-def _check(model: ModelSpec, gpu: Gpu, tp: int, dtype: str, kv_dtype: str) -> None:
+def _check(model: ModelSpec, gpu: Gpu, tp: int, dtype: str, kv_dtype: str, engine: EngineFacts | None) -> None:
     check_tp(model, tp)
     if dtype not in COMPUTE_DTYPE:
         raise UserError(f"unknown dtype {dtype!r}{suggest(dtype, COMPUTE_DTYPE)}")
-    for known in (dtype, model.experts_dtype or dtype):
-        if COMPUTE_DTYPE[known] not in gpu.flops:
-            raise UserError(f"{gpu.name} has no {known} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
+    check_arithmetic(model, gpu, dtype, engine)
     if kv_dtype not in KV_DTYPES:
         raise UserError(f"unknown kv_dtype {kv_dtype!r}{suggest(kv_dtype, KV_DTYPES)}")
+
+
+def check_arithmetic(model: ModelSpec, gpu: Gpu, dtype: str, engine: EngineFacts | None) -> None:
+    """Raise UserError for weights that the GPU has no arithmetic for, and the engine (None: vLLM) no weight-only
+    kernel."""
+    layers = {"linear layers": dtype}
+    if model.experts is not None:
+        layers["experts"] = model.experts_dtype or dtype
+    for what, known in layers.items():
+        priced = format_on(gpu, known)
+        if COMPUTE_DTYPE[priced] not in gpu.flops:
+            raise UserError(f"{gpu.name} has no {known} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
+        if priced != known and engine is not None and what not in engine.get("fp8_weight_only", ()):
+            raise UserError(
+                f"{gpu.name} has no {known} arithmetic, and {engine.engine} no weight-only kernel for {what} in it "
+                f"(choose from: {', '.join(sorted(gpu.flops))})"
+            )

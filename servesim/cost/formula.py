@@ -43,6 +43,18 @@ ACTIVATION_BYTES = {
 }
 
 
+def format_on(gpu: Gpu, dtype: str) -> str:
+    """Return the format that kernels for weights of `dtype` are priced as on a GPU.
+
+    Without fp8 arithmetic, FP8 weights are weight-only on tensor cores from Ampere on, which compute in bf16 and int8:
+    one byte is read per weight and the arithmetic is bf16's, as with int8_wo (Marlin's kernel in vLLM: `use_marlin` in
+    vllm/model_executor/layers/quantization/fp8.py, for capabilities 8.0 to 8.8).
+    """
+    if COMPUTE_DTYPE.get(dtype) == "fp8" and "fp8" not in gpu.flops and {"bf16", "int8"} <= gpu.flops.keys():
+        return "int8_wo"
+    return dtype
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """Kernel times by formula in nanoseconds, at the fractions of the data-sheet rates that kernels typically reach, or

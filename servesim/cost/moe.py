@@ -255,6 +255,10 @@ def _kernels(dtype: str, backend: str) -> list[list[str]]:
         return [[_MARLIN], ["int4"]] if backend == "marlin" else [["mxfp4", _MARLIN]]
     if dtype == "fp8_block":  # block scales do not work in a kernel that uses one scale per tensor
         return [["fp8_block"], ["fp8"]]
+    if (
+        dtype == "int8_wo"
+    ):  # the same arithmetic as bf16 weights, at the share of the roofline that their kernel reaches
+        return [["int8_wo"], ["bf16"]]
     return [["fp8", "fp8_block"]] if dtype == "fp8" else [[dtype]]
 
 

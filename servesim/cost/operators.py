@@ -15,7 +15,7 @@ from typing import NamedTuple
 from servesim.contracts.cost import Batch
 from servesim.cost.breakdown import ATTENTION_DECODE, ATTENTION_PREFILL
 from servesim.cost.curve import Curve
-from servesim.cost.formula import COMPUTE_DTYPE, WEIGHT_BYTES, Roofline, line, moved_bytes
+from servesim.cost.formula import COMPUTE_DTYPE, WEIGHT_BYTES, Roofline, format_on, line, moved_bytes
 from servesim.cost.graph import LayerGraph
 from servesim.cost.linear import GemmTables
 from servesim.cost.moe import ExpertShape, experts_work
@@ -62,7 +62,8 @@ def operator_work(
     counts: dict[str, list[float]] = {}
     for i, kind in enumerate(KINDS):
         roofline = _Counts(gpu, kind=kind)
-        graph = _Counting(model, gpu, tp, dtype, kv_dtype, GemmTables(None, roofline, roofline), None, tokens=tokens)
+        priced = format_on(gpu, dtype)
+        graph = _Counting(model, gpu, tp, priced, kv_dtype, GemmTables(None, roofline, roofline), None, tokens=tokens)
         found = [(operator, tokens) for operator in graph.per_token(range(model.num_layers))]
         found += [(operator, rows) for operator in graph.per_sample()] if rows else []
         for operator, x in found:

@@ -15,7 +15,7 @@ from typing import Any
 
 from servesim.contracts.cost import Batch
 from servesim.cost.breakdown import breakdown
-from servesim.cost.formula import COMPUTE_DTYPE
+from servesim.cost.formula import COMPUTE_DTYPE, format_on
 from servesim.cost.model import TableCostModel
 from servesim.cost.operators import Work, operator_work
 from servesim.cost.work import step_work
@@ -37,7 +37,7 @@ class Roof:
     @property
     def peak(self) -> float:
         """FLOP/s of one GPU in the arithmetic format of the linear layers."""
-        return self.gpu.flops[COMPUTE_DTYPE[self.dtype]]
+        return self.gpu.flops[COMPUTE_DTYPE[format_on(self.gpu, self.dtype)]]
 
     @property
     def ridge(self) -> float:

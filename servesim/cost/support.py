@@ -8,8 +8,8 @@ from functools import cache
 from typing import Literal
 
 from servesim.contracts.cost import Batch
-from servesim.cost.build import build_cost_model
-from servesim.cost.formula import COMPUTE_DTYPE
+from servesim.cost.build import build_cost_model, check_arithmetic
+from servesim.cost.formula import format_on
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, bundled_models, gpu_names
 from servesim.hardware.blocks import check_blocks
@@ -62,14 +62,15 @@ class Support:
 def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
     """Return how a bundled model is priced on the smallest server that holds it, according to the GPU's data sheet."""
     spec, sheet = ModelSpec.load(model), Gpu.load(gpu)
-    if COMPUTE_DTYPE[spec.experts_dtype or dtype] not in sheet.flops or COMPUTE_DTYPE[dtype] not in sheet.flops:
-        missing = next(d for d in (dtype, spec.experts_dtype or dtype) if COMPUTE_DTYPE[d] not in sheet.flops)
-        return Support(model, gpu, engine, dtype, "refused", reason=f"no {missing} arithmetic")
+    facts = engine_facts(engine, None, gpu)
+    try:
+        check_arithmetic(spec, sheet, dtype, facts)
+    except UserError as error:
+        return Support(model, gpu, engine, dtype, "refused", reason=str(error))
     room = WEIGHTS_SHARE * sheet.memory_bytes
     tp = next((n for n in TPS if spec.weight_bytes(dtype) / n <= room and spec.num_heads % n == 0), 0)
     if not tp:
         return Support(model, gpu, engine, dtype, "refused", reason="weights do not fit on 8 GPUs")
-    facts = engine_facts(engine, None, gpu)
     try:
         cost = build_cost_model(spec, sheet, tp, dtype, engine=facts, ep=_experts_over(spec, dtype, tp, facts))
     except UserError as error:
@@ -77,11 +78,13 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
     shares = [cost.price(batch).shares for batch in _PROBES]
     known = min(a + b for a, b, _, _ in shares)
     formula = min(d for _, _, _, d in shares)
-    own = engine == "vllm" or facts.get("kernel_tables") is not None
+    priced = format_on(sheet, dtype)
+    own = priced == dtype and (engine == "vllm" or facts.get("kernel_tables") is not None)
     if formula > 1 - PARTLY or cost.tables is None:
         return Support(model, gpu, engine, dtype, "by formula", tp)
     if known < MEASURED or not own:
-        reason = "" if own else "vLLM's kernels stand in for the engine's"
+        stands_in = "vLLM's kernels stand in for the engine's" if priced == dtype else f"kernels for {priced} stand in"
+        reason = "" if own else stands_in
         return Support(model, gpu, engine, dtype, "partly", tp, known, reason)
     return Support(model, gpu, engine, dtype, "measured", tp, known)
 

@@ -82,8 +82,8 @@ def successive_interval(d: Floats, level: float = LEVEL) -> tuple[Interval, floa
 def effective_number(d: Floats) -> float:
     """Return the number of independent values whose mean varies as that of these successive ones: n (1 - r) / (1 + r)
     for the correlation r of neighbors around the trend, corrected for its bias in short series by (2 + 4 r) / n
-    (Marriott and Pope 1954, for a mean and a slope). At least `FEWEST`, since a difference that lasts correlates as luck
-    does, at most n.
+    (Marriott and Pope 1954, for a mean and a slope). At least `FEWEST`, since a difference that lasts correlates like
+    luck, at most n.
 
     Of 384 comparisons of two random routers on one trace, by ten windows, 5.7 % were found different at a level of 5 %
     (8 to 11 % in p99 of TTFT and end to end); 19 % if windows are taken for independent.

@@ -89,7 +89,7 @@ class MemoryBudget:
     """The uses of one GPU's memory, in bytes, and the KV blocks that fit in the rest."""
 
     usable: int
-    """Usable bytes: ceil(total * utilization)."""
+    """Usable bytes: ceil(total * utilization), or that share of the memory that is not taken and what is taken."""
     weights: int
     activations: int
     non_torch: int
@@ -104,6 +104,11 @@ class MemoryBudget:
     """Bytes of the states of one sequence if they have a separate pool (no groups of layers)."""
     state_slots: int = 0
     """Number of sequences whose states fit in that pool; 0: there is none."""
+
+    @property
+    def taken(self) -> int:
+        """Bytes that are not KV cache or states."""
+        return self.weights + self.activations + self.non_torch + self.cuda_graphs
 
 
 def vllm_defaults(gpu: Gpu, usage: str = "server", version: Version | None = None) -> VllmDefaults:
@@ -211,6 +216,7 @@ def memory_budget(
     hybrid: bool = False,
     draft: DraftModel | None = None,
     version: Version | None = None,
+    of_free: bool = False,
 ) -> MemoryBudget:
     """Return the memory budget of one of `tp` GPUs; with `pp` stages, the budget of a GPU of the stage with the fewest
     blocks.
@@ -220,8 +226,10 @@ def memory_budget(
     lays out models with windows in some layers; without it, every layer keeps every token (vLLM's
     disable_hybrid_kv_cache_manager), and a request has a single block table. `draft`: its weights and the KV of its
     layers are stored next to the model's, on the last stage. `version`: the release of vLLM whose accounting is used
-    (None: the latest known), and whose utilization is the default. `dp`: data-parallel ranks of `tp` GPUs, over all of
-    which experts are spread, including `redundant_experts` additional copies in each layer.
+    (None: the latest known), and whose utilization is the default. `of_free`: the utilization is the KV cache's share
+    of what everything else leaves (TensorRT-LLM's free_gpu_memory_fraction), not that of all memory. `dp`:
+    data-parallel ranks of `tp` GPUs, over all of which experts are spread, including `redundant_experts` additional
+    copies in each layer.
     """
     counted = accounting(version)
     if gpu_memory_utilization is None:
@@ -256,6 +264,9 @@ def memory_budget(
                 weights=budget.weights + draft.weight_bytes("bf16") // tp,
                 block_bytes=budget.block_bytes + draft.kv_layers * drafts_page,
             )
+        free = gpu.memory_bytes - budget.taken
+        if of_free and free > 0:
+            budget = replace(budget, usable=budget.taken + math.ceil(free * gpu_memory_utilization))
         ranks = f", pp {pp}" if pp > 1 else f", dp {dp}" if dp > 1 else ""
         what = f"{model.name} ({dtype}, tp {tp}{ranks})"
         budgets.append(budget if ignore_memory else _fit(budget, what, gpu, dtype, num_blocks))
@@ -264,7 +275,7 @@ def memory_budget(
 
 def _fit(budget: MemoryBudget, what: str, gpu: Gpu, dtype: str, num_blocks: int | None) -> MemoryBudget:
     """Return the budget with the blocks that fit, or raise an error that states how much memory is missing."""
-    taken = budget.weights + budget.activations + budget.non_torch + budget.cuda_graphs
+    taken = budget.taken
     rest = max(budget.usable - taken, 0)
     if budget.state_bytes:
         states = int(rest * STATES_PER_KV / (1 + STATES_PER_KV))

@@ -8,7 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from servesim.contracts.figures import Figure, Group, Summary, Tile
-from servesim.cost.formula import COMPUTE_DTYPE
+from servesim.cost.formula import COMPUTE_DTYPE, format_on
 from servesim.hardware import ModelSpec
 from servesim.hardware.layers import Layer
 from servesim.metrics.measured import Measured
@@ -33,7 +33,8 @@ def mfu(m: Measured) -> float | None:
     deployment = m.alone
     if deployment is None:
         return None
-    model, peak = deployment.model, deployment.gpu.flops.get(COMPUTE_DTYPE[deployment.dtype])
+    model, gpu = deployment.model, deployment.gpu
+    peak = gpu.flops.get(COMPUTE_DTYPE[format_on(gpu, deployment.dtype)])
     if peak is None or not _plain(model):
         return None
     flops = (

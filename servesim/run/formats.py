@@ -1,4 +1,4 @@
-"""A note on a format of weights that is slower than bf16."""
+"""Notes on a format of weights that the GPU has no arithmetic for, or that is slower than bf16."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from servesim.contracts.cost import Batch
 from servesim.cost.breakdown import breakdown
+from servesim.cost.formula import format_on
 from servesim.run.server import Server, cost_model_of
 
 SLOWER = 2.0
@@ -15,9 +16,14 @@ _PROBE = Batch.decodes(32, 32 * 2048, 32 * 2048**2, 2048)
 
 
 def on_format(server: Server) -> Iterator[str]:
-    """Yield a note if the kernel tables make the scenario's weights several times slower than bf16 weights on the same
-    GPUs."""
+    """Yield a note if the GPU has no arithmetic for the scenario's weights, and one if the kernel tables make them
+    several times slower than bf16 weights on the same GPUs."""
     scenario, cost = server.scenario, server.cost
+    if (priced := format_on(server.gpu, scenario.dtype)) != scenario.dtype:
+        yield (
+            f"dtype={scenario.dtype}: {server.gpu.name} has no fp8 arithmetic, so weights are read in 8 bits and "
+            f"computed in bf16 (Marlin's kernel), priced as {priced}"
+        )
     if scenario.dtype in ("bf16", "fp16", "fp32") or cost.tables is None or "bf16" not in server.gpu.flops:
         return
     plain = cost_model_of(scenario.model_copy(update={"dtype": "bf16"}))

@@ -43,13 +43,17 @@ _EAGER = (
     "steps are priced as CUDA graphs; host=pytorch-eager prices the launches of PyTorch's eager mode instead (set from "
     "one model on one H100, elsewhere an order of magnitude)"
 )
+_KERNELS = "attention is priced by the kernels measured for this engine and GPU, whatever the backend"
 HINTS = {
+    "attention-backend": _KERNELS,
+    "prefill-attention-backend": _KERNELS,
+    "decode-attention-backend": _KERNELS,
+    "cuda-graph-max-bs": "decode steps are priced as CUDA graphs at every batch size",
+    "enable-torch-compile": (
+        "priced by the kernels measured without it; SGLang compiles batches of up to torch_compile_max_bs (32) alone"
+    ),
     "enforce-eager": _EAGER,
     "disable-cuda-graph": _EAGER,
-    "kv-cache-free-gpu-memory-fraction": (
-        "taken as the share of all memory that weights and KV cache may use; TensorRT-LLM means the share of what the "
-        "weights leave"
-    ),
 }
 """Hints on flags that change more than their setting, or something else."""
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}

@@ -78,7 +78,9 @@ def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults
     scheduler, params = schedulers.configured(scenario.scheduler)
     asked = scenario.engine.max_model_len
     max_model_len = model.max_position if asked == "auto" else asked
-    defaults = Defaults(vllm.max_num_seqs, vllm.max_num_batched_tokens, max_model_len, gpu.memory_bytes / 2**30)
+    times = getattr(params, "default_limits_times", 1)
+    limits_of_gpu = (vllm.max_num_seqs * times, vllm.max_num_batched_tokens * times)
+    defaults = Defaults(*limits_of_gpu, max_model_len, gpu.memory_bytes / 2**30)
     with blaming([scheduler]):
         params = scheduler.complete(params, defaults)
     limits = {}

@@ -25,7 +25,7 @@ def kv_budget(
 ) -> tuple[MemoryBudget, int | None]:
     """Return the memory budget of the run, and the number of blocks that fit under gpu_memory_utilization (None if no
     block fits, or if memory limits are ignored)."""
-    engine = scenario.engine
+    engine, facts = scenario.engine, facts_of(scenario.preset, scenario.engine.version, gpu.name)
 
     def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:
         return memory_budget(
@@ -46,6 +46,7 @@ def kv_budget(
             draft=draft,
             hybrid=allocator.grouped,
             version=_release(scenario),
+            of_free=facts.engine == scenario.preset and facts.get("kv_share_of_free", False),
         )
 
     if engine.ignore_memory:

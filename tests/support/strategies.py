@@ -51,7 +51,11 @@ PARAMS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "prefill_schedule_interval": st.sampled_from([1, 1, 1, 3]),
         "num_lookahead_tokens": st.sampled_from([0, 0, 0, 0, 5]),
     },
-    "selective": {"n_slots": st.sampled_from([None, 200]), "max_num_tokens": st.sampled_from([None, 40])},
+    "selective": {
+        "n_slots": st.sampled_from([None, 200]),
+        "max_num_tokens": st.sampled_from([1 << 30, 40]),  # as good as None, with which prompts cannot be split
+        "enable_chunked_context": st.booleans(),
+    },
     "continuous": {
         "watermark": st.sampled_from([0.01, 0.1]),
         "preemption_mode": st.sampled_from(["recompute", "swap"]),

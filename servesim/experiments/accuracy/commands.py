@@ -27,6 +27,8 @@ COLUMNS = ("doc", "section", SERVE, REQUESTS, PROMPTS, ANSWERS, RATE, TTFT, TPOT
 _FORMATS = re.compile(r"-(FP8|AWQ|GPTQ|INT4|NVFP4)$", re.IGNORECASE)
 CONTRADICTION = "contradiction"
 """Placeholder for the model of a run whose heading names a different model or flag than its command."""
+CLOSED = 0.75
+"""Minimum share of its clients' requests that a closed loop has in flight on average. (Recorded ones: 0.96 to 1.)"""
 
 
 def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
@@ -85,15 +87,22 @@ def agrees(row: Mapping[str, str], model: str, flags: tuple[tuple[str, str], ...
     return set(headed) <= set(flags)
 
 
-def settings_of(cell: Cell, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dotted settings that match the flags of a command. Raise UserError for a flag that is not modeled.
-    `table` holds the defaults by engine."""
+def settings_of(cell: Cell) -> dict[str, Any]:
+    """Return the dotted settings that match the flags of a command. Raise UserError for a flag that is not modeled."""
     assert cell.flags is not None
     known = serve_flags().get(cell.engine, {})
-    found: dict[str, Any] = dict(table["defaults"].get(cell.engine, {}))
+    found: dict[str, Any] = {}
     for name, value in cell.flags:
         settings = settings_of_flag(known[name], value) if name in known else None
         if settings is None:
             raise UserError(f"flag --{name} of {cell.engine}")
         found |= settings
     return found
+
+
+def check_loop(cell: Cell) -> None:
+    """Raise UserError if far fewer requests were in flight (by Little's law) than the stated number of clients, each of
+    which is taken to send its next request at once."""
+    seconds = (cell.ttft_ms + (cell.osl - 1) * cell.tpot_ms) / 1e3
+    if cell.output_rate / cell.osl * seconds < CLOSED * cell.concurrency:
+        raise UserError("far fewer requests in flight than clients: they were sent at a rate that is not stated")

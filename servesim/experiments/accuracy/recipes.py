@@ -14,9 +14,9 @@ import yaml
 from servesim.errors import UserError
 from servesim.experiments.accuracy.apart import settings_apart
 from servesim.experiments.accuracy.cells import CONFIGS, Cell, package_folder
-from servesim.experiments.accuracy.commands import CONTRADICTION, settings_of
+from servesim.experiments.accuracy.commands import CONTRADICTION, check_loop, settings_of
 from servesim.experiments.recording import known_model
-from servesim.hardware import bundled_models, gpu_names
+from servesim.hardware import bundled_models, gpu_names, model_named
 from servesim.run.presets import preset_settings
 from servesim.versions import recorded_engine
 
@@ -71,9 +71,9 @@ def recipe(cell: Cell, changes: Mapping[str, Any] | None = None) -> Recipe:
 def _recipe(cell: Cell) -> Recipe:
     if cell.mode != "agg" and cell.sides is None:
         raise UserError("prefill and decode on separate servers, whose numbers are unknown")
-    if cell.pp > 1:
+    if cell.pp > 1 and cell.flags is None:
         raise UserError(f"pipeline of {cell.pp} stages")
-    if cell.sides is None and cell.gpus > cell.tp * max(cell.dp, 1):
+    if cell.sides is None and cell.gpus > cell.tp * max(cell.dp, 1) * max(cell.pp, 1):
         raise UserError(f"experts over {cell.gpus} GPUs, attention over {cell.tp * max(cell.dp, 1)}")
     if cell.source.startswith(CONTRADICTION):
         raise UserError("the run's heading and its command name different models or flags")
@@ -220,7 +220,7 @@ def _engine(cell: Cell, own: dict[str, Any], preset: str) -> dict[str, Any]:
 def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
     """Return the recipe of a run described by its command: all requests are sent at the start, unless fewer clients
     than requests are stated."""
-    table = recipes()["commands"]
+    table, preset = recipes()["commands"], _of("engines", cell.engine, "engine")["preset"]
 
     def lengths(mean: int) -> str:
         return str(mean) if nominal(cell) else f"lognormal(mean={mean},{table['conversations']})"
@@ -232,15 +232,25 @@ def _of_command(cell: Cell, own: dict[str, Any]) -> Recipe:
         "model": _model(cell.model, own),
         "gpu": _gpu(cell.gpu, cell.gpu),
         "tp": cell.tp,
-        "dtype": own.get("dtype") or _of("weights", cell.weights, "format of weights"),
-        "preset": _of("engines", cell.engine, "engine")["preset"],
+        "pp": cell.pp,
+        "dtype": own.get("dtype") or _published(cell) or _of("weights", cell.weights, "format of weights"),
+        "preset": preset,
         **_ranks(cell),
         "engine": {"enable_expert_parallel": True} if cell.ep == cell.tp * max(cell.dp, 1) > 1 else {},
     }
     if cell.concurrency < cell.requests:
+        check_loop(cell)
         settings["clients"] = {"max_concurrency": cell.concurrency}
-    _put(settings, settings_of(cell, table))
+    if cell.version and recorded_engine(f"{preset} {cell.version}") is not None:
+        settings["engine"]["version"] = cell.version
+    _put(settings, settings_of(cell))
     return Recipe(settings, float(cell.osl))
+
+
+def _published(cell: Cell) -> str | None:
+    """Return the format that a model is published in, for a command that names none."""
+    found = None if cell.weights else model_named(cell.model)
+    return found.dtype if found is not None else None
 
 
 def nominal(cell: Cell) -> int:
@@ -263,7 +273,8 @@ def _gpu(label: str, default: str = "") -> str:
 
 
 def _model(label: str, own: dict[str, Any]) -> str:
-    """Return the bundled model that a label names, or its `config.json` in the installed aiconfigurator-core."""
+    """Return the bundled model that a label names, its `config.json` in the installed aiconfigurator-core, or a name
+    whose shapes are those of a bundled model with some keys changed."""
     name = own.get("model") or known_model(label)
     if name in bundled_models():
         return str(name)
@@ -273,6 +284,8 @@ def _model(label: str, own: dict[str, Any]) -> str:
     )
     if config is not None and config.is_file():
         return str(config)
+    if name is not None and model_named(name) is not None:
+        return str(name)
     more = "" if folder is not None else "; the silicon extra, which has more configurations, is not installed"
     raise UserError(f"model {label}: not bundled{more}")
 

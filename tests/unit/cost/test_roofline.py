@@ -232,7 +232,7 @@ def test_the_recorded_steps_of_a_run(tmp_path: Path) -> None:
             "no step to show: give --batch or --prompt",
         ),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--tp", "3"], "tp = 3 does not divide"),
-        (["--model", "llama-3.1-8b", "--gpu", "a100", "--dtype", "fp8"], "no fp8 arithmetic"),
+        (["--model", "llama-3.1-8b", "--gpu", "m2-ultra", "--dtype", "fp8"], "no fp8 arithmetic"),
         (["nowhere"], "nowhere"),
         (["nowhere", "--gpu", "h100"], "not both"),
     ],

@@ -47,6 +47,16 @@ def test_releases_count_memory_differently() -> None:
     assert vllm_defaults(Gpu.load("h100"), version=(0, 20)).gpu_memory_utilization == 0.9
 
 
+def test_tensorrt_llm_s_share_is_that_of_what_everything_else_leaves() -> None:
+    """Qwen3-32B on an A100: a tenth of the weights, activations and buffers more than with a share of all memory."""
+    share = {"gpu_memory_utilization": 0.9, "block_size": 32}
+    of_all, of_free = (budget("qwen3-32b", "a100", of_free=free, **share) for free in (False, True))
+    total, taken = Gpu.load("a100").memory_bytes, of_free.taken
+    assert of_free.usable - taken == math.ceil((total - taken) * 0.9)
+    assert of_free.num_blocks == (of_free.usable - taken) // (64 * 32 * 4096)
+    assert of_free.usable - of_all.usable == pytest.approx(0.1 * taken, abs=2)
+
+
 def test_the_mlp_is_the_peak_where_few_sequences_are_sampled() -> None:
     """8,192 tokens: three times the MLP's width and twice the hidden state, 2 bytes each."""
     got = budget("qwen3-14b", "h100", max_num_batched_tokens=8192, max_num_seqs=64)

@@ -28,6 +28,7 @@ ROUNDED = {
     "qwen3.5-122b-a10b": 122,
     "qwen3.5-35b-a3b": 35,
     "qwen3.5-27b": 27,
+    "qwen3.5-9b": 8.95,
     "nemotron-3-nano-30b-a3b": 31.6,
     "nemotron-h-56b": 56.3,
     "deepseek-v3.2": 671.9,

@@ -32,6 +32,9 @@ IDS: list[tuple[str, str, str | None]] = [
     ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b", None),
     ("nvidia/Llama-3.1-70B-Instruct-NVFP4", "llama-3.1-70b", "nvfp4"),
     ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air", "fp8"),
+    ("zai-org/GLM-4.6", "glm-4.5", None),
+    ("zai-org/GLM-4.6-FP8", "glm-4.5", "fp8"),
+    ("Qwen/Qwen3.5-9B", "qwen3.5-9b", None),
 ]
 
 

@@ -53,6 +53,20 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "tp": 2,
         "scheduler": {"name": "sglang", "chunked_prefill_size": -1},
     },
+    f"vllm serve {LLAMA} --performance-mode=throughput": {
+        "preset": "vllm",
+        "scheduler": {"name": "vllm", "performance_mode": "throughput"},
+    },
+    f"trtllm-serve {LLAMA} --enable_chunked_prefill": {
+        "preset": "tensorrt-llm",
+        "scheduler": {
+            "name": "selective",
+            "fused_attention": True,
+            "max_bs": 2048,
+            "max_num_tokens": 8192,
+            "enable_chunked_context": True,
+        },
+    },
     f"trtllm-serve {LLAMA} --tp_size 2 --max_num_tokens=16384": {
         "preset": "tensorrt-llm",
         "tp": 2,
@@ -106,11 +120,46 @@ def test_eager_mode_is_named_with_the_host_terms_there_are_for_it() -> None:
     assert not served(f"vllm serve {LLAMA} --port 1").hints
 
 
-def test_the_memory_fraction_of_tensorrt_llm_is_read_and_its_meaning_said() -> None:
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--attention-backend fa3", "attention is priced by the kernels measured for this engine and GPU"),
+        ("--cuda-graph-max-bs 512", "decode steps are priced as CUDA graphs at every batch size"),
+        ("--enable-torch-compile", "priced by the kernels measured without it"),
+    ],
+)
+def test_a_flag_that_only_picks_kernels_changes_no_setting_and_says_by_what_it_is_priced(flag: str, said: str) -> None:
+    found = served(f"python3 -m sglang.launch_server --model-path {LLAMA} {flag}")
+    assert found.unknown == []
+    assert found.settings == {"preset": "sglang", "model": LLAMA}
+    assert any(note.startswith(f"--serve: {flag.partition(' ')[0]}: {said}") for note in found.notes())
+
+
+def test_performance_mode_throughput_doubles_the_limits_that_are_not_given() -> None:
+    run = {"trace": "synth:rate=4,prompt=90,output=6", "requests": 2, "gpu": "h100", "model": "llama-3.1-8b"}
+    for given, limits in (({}, (2048, 16384)), ({"max_num_seqs": 512}, (512, 16384)),
+                          ({"max_num_batched_tokens": 4096}, (2048, 4096))):  # fmt: skip
+        scheduler = {"name": "vllm", "performance_mode": "throughput", **given}
+        resolved = servesim.simulate(**run, scheduler=scheduler).summary["scenario"]["scheduler"]
+        assert (resolved["max_num_seqs"], resolved["max_num_batched_tokens"]) == limits
+    assert served("vllm serve m --performance-mode interactivity").unknown == ["--performance-mode interactivity"]
+
+
+def test_chunks_of_tensorrt_llm_bound_its_steps() -> None:
+    run = {"trace": "synth:prompt=20000,output=4", "rate": "inf", "requests": 4, "gpu": "a100", "model": "qwen3-14b"}
+    settings = served("trtllm-serve Qwen/Qwen3-14B --max_seq_len=40960 --enable_chunked_prefill").settings
+    chunked, whole = (
+        servesim.simulate(**{**settings, **run, **more}).summary["engine"]["tokens_per_step"]["max"]
+        for more in ({}, {"scheduler": {"name": "selective", "max_num_tokens": 8192}})
+    )
+    assert 8192 - 32 < chunked <= 8192  # whole blocks, beside at most 3 decodes
+    assert whole >= 20000
+
+
+def test_the_memory_fraction_of_tensorrt_llm_is_read() -> None:
     found = served(f"trtllm-serve {LLAMA} --kv_cache_free_gpu_memory_fraction 0.8")
     assert found.settings["engine"] == {"gpu_memory_utilization": 0.8}
-    assert not found.unknown
-    assert "the share of what the weights leave" in found.notes()[0]
+    assert found.notes() == []
 
 
 def test_the_cache_of_tensorrt_llm_s_options_is_read(tmp_path: Path) -> None:

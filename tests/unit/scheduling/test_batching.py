@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from servesim.contracts import State
+from servesim.errors import UserError
 from servesim.records.columns import REQUEST_COLUMNS
 from tests.property.test_fast_equals_reference import compared
 from tests.support.worlds import ToyCost, World, toy_trace
@@ -68,6 +69,43 @@ def test_orca_mixes_whole_prompts_with_decodes_and_reserves_slots() -> None:
     assert [(s["prefill_tokens"], s["decode_count"]) for s in steps] == [
         (30, 0), (0, 2), (0, 2), (5, 1), (0, 2), (0, 1),
     ]  # fmt: skip
+
+
+CHUNKED = {"max_num_tokens": 40, "enable_chunked_context": True}
+
+
+def test_chunked_context_takes_decodes_first_and_whole_blocks_of_the_prompt_that_does_not_fit() -> None:
+    """TensorRT-LLM with 40 tokens an iteration, blocks of 16: the first prompt leaves 20, one block of the second, and
+    4 are too few for the third; beside a decode, 39 are two blocks of the second and all of the third."""
+    trace = toy_trace([0, 0, 0], [20, 90, 5], [4, 2, 2])
+    steps = steps_of(World(trace, scheduler="selective", scheduler_params=CHUNKED))
+    assert [(s["prefill_tokens"], s["decode_count"], s["sampled"]) for s in steps] == [
+        (20 + 16, 0, 1), (32 + 5, 1, 2), (32, 2, 2), (10, 1, 2), (0, 1, 1),
+    ]  # fmt: skip
+
+
+def test_without_it_a_prompt_longer_than_the_limit_runs_whole() -> None:
+    trace = toy_trace([0, 0], [90, 5], [2, 2])
+    whole = {"max_num_tokens": 40}
+    steps = steps_of(World(trace, scheduler="selective", scheduler_params=whole))
+    assert [s["prefill_tokens"] for s in steps] == [90, 5, 0]
+
+
+def test_a_prompt_in_pieces_holds_the_memory_of_its_end_from_the_first() -> None:
+    """90 + 10 tokens are 7 blocks of 16; the second request needs 2 and waits where only 8 are free in total."""
+    trace = toy_trace([0, 0], [90, 20], [10, 3])
+    for blocks, first in ((10, 0), (9, None)):
+        requests = requests_of(World(trace, scheduler="selective", scheduler_params=CHUNKED, num_blocks=blocks))
+        waits = requests[1]["scheduled_ns"] >= requests[0]["finished_ns"]
+        assert waits is (first is None)
+
+
+def test_chunks_need_a_limit_of_at_least_a_block() -> None:
+    trace = toy_trace([0], [90], [2])
+    with pytest.raises(UserError, match="enable_chunked_context has no effect without max_num_tokens"):
+        World(trace, scheduler="selective", scheduler_params={"enable_chunked_context": True}).run()
+    with pytest.raises(UserError, match="whole blocks of 16 tokens, but max_num_tokens is 8"):
+        World(trace, scheduler="selective", scheduler_params={**CHUNKED, "max_num_tokens": 8}).run()
 
 
 def test_orca_rejects_what_its_slots_never_hold() -> None:

@@ -15,6 +15,7 @@ from servesim.experiments.accuracy.commands import COLUMNS, parsed
 from servesim.experiments.accuracy.reading import read
 from servesim.experiments.accuracy.recipes import recipe
 from servesim.experiments.accuracy.study import Scored
+from servesim.hardware import ModelSpec
 from servesim.run.scenario import Scenario
 
 
@@ -76,14 +77,44 @@ def test_its_scenario_sends_all_at_once_with_the_settings_of_its_flags(tmp_path:
     assert settings["trace"] == "synth:prompt=3996,output=200"
     assert "clients" not in settings
     assert settings["scheduler"] == {"name": "vllm", "max_num_batched_tokens": "4096"}
-    assert settings["engine"] == {"async_scheduling": "false", "gpu_memory_utilization": "0.85"}
+    assert settings["engine"] == {"version": "0.11.0", "gpu_memory_utilization": "0.85"}
     assert Scenario.of(settings).engine.gpu_memory_utilization == 0.85
     asynchronous = recipe(run(tmp_path, serve_command="vllm serve Qwen/Qwen3-14B --async-scheduling")).settings
-    assert asynchronous["engine"] == {"async_scheduling": "true"}
+    assert asynchronous["engine"] == {"version": "0.11.0", "async_scheduling": "true"}
+
+
+def test_a_version_that_the_page_states_is_that_of_the_server_and_none_is_assumed_otherwise(tmp_path: Path) -> None:
+    stated, without = run(tmp_path), run(tmp_path, engine_versions="{}")
+    assert Scenario.of(recipe(stated).settings).engine.async_scheduling is False  # the default before 0.14
+    assert "version" not in recipe(without).settings["engine"]
+    assert Scenario.of(recipe(without).settings).engine.async_scheduling is True
+
+
+def test_a_name_that_shares_the_shapes_of_a_bundled_model_is_known(tmp_path: Path) -> None:
+    columns = {"doc": "glm-4.x_h200", "serve_command": "vllm serve zai-org/GLM-4.6 -tp 8"}
+    settings = recipe(run(tmp_path, **columns)).settings
+    assert (settings["model"], settings["dtype"]) == ("zai-org/GLM-4.6", "bf16")
+    assert ModelSpec.load(settings["model"]).max_position == 202752
+
+
+def test_a_command_without_a_format_runs_the_published_one(tmp_path: Path) -> None:
+    columns = {"doc": "deepseek-r1_h200", "serve_command": "trtllm-serve /workspace/DeepSeek-R1-0528 --tp_size 8"}
+    assert recipe(run(tmp_path, **columns)).settings["dtype"] == "fp8"
+
+
+def test_pipeline_stages_of_a_command_are_simulated(tmp_path: Path) -> None:
+    command = "python3 -m sglang.launch_server --model-path zai-org/GLM-4.5-Air --pp-size 4"
+    found = run(tmp_path, doc="glm-4.5-air_h100", serve_command=command)
+    assert (found.gpus, recipe(found).settings["pp"], recipe(found).settings["tp"]) == (4, 4, 1)
 
 
 def test_clients_expert_parallelism_and_conversations(tmp_path: Path) -> None:
-    columns = {"Total input tokens": "108500", "Total generated tokens": "100500", "Maximum request concurrency": "4"}
+    columns = {
+        "Total input tokens": "108500",
+        "Total generated tokens": "100500",
+        "Maximum request concurrency": "4",
+        "Output token throughput (tok/s)": "35",
+    }
     command = "vllm serve Qwen/Qwen3-30B-A3B -tp 2 --enable-expert-parallel"
     found = run(tmp_path, serve_command=command, doc="qwen3-30b-a3b_h100", **columns)
     settings = recipe(found).settings
@@ -111,6 +142,15 @@ def test_a_format_in_the_name_is_that_of_the_weights(tmp_path: Path) -> None:
 def test_what_cannot_be_replayed_says_why(tmp_path: Path, columns: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told):
         recipe(run(tmp_path, **columns))
+
+
+def test_clients_that_wait_before_they_send_are_no_closed_loop(tmp_path: Path) -> None:
+    """8 clients with 200 tokens each in 23 s: 70 tokens/s, or 23, with which 2.6 of the 8 are in flight."""
+    times = {"Mean TTFT (ms)": "5090", "Mean TPOT (ms)": "90", "Maximum request concurrency": "8"}
+    rate = "Output token throughput (tok/s)"
+    assert recipe(run(tmp_path, **times, **{rate: "70"})).settings["clients"] == {"max_concurrency": 8}
+    with pytest.raises(UserError, match="they were sent at a rate that is not stated"):
+        recipe(run(tmp_path, **times, **{rate: "23"}))
 
 
 def test_a_heading_that_its_command_has_is_no_contradiction(tmp_path: Path) -> None:
