@@ -18,15 +18,17 @@ pytestmark = [
 ]
 
 
-def test_of_39_pairs_of_commands_that_differ_in_one_thing_25_are_ordered_rightly() -> None:
+def test_of_39_pairs_of_commands_that_differ_in_one_thing_26_are_ordered_rightly() -> None:
     _, document = accuracy(RUNS, jobs=2)
     found = document["decisions"]["settings"]
     assert (document["kept"], document["scores"][0]["answered"]) == (135, 111)
     assert (found["pairs"], found["apart"]["pairs"]) == (39, 25)
-    assert round(found["right"]["value"] * 39) >= 25
-    assert round(found["apart"]["right"]["value"] * 25) >= 20
+    assert round(found["right"]["value"] * 39) >= 26
+    assert round(found["apart"]["right"]["value"] * 25) >= 21
     missed = [(miss["about"], miss["measured"], miss["simulated"]) for miss in found["misses"]]
-    assert sum(abs(measured) > 0.1 for _, measured, _ in missed) <= 4
+    assert sum(abs(measured) > 0.1 for _, measured, _ in missed) <= 3
+    overall = document["scores"][0]["over_cells"]
+    assert [round(100 * overall[name]["mape"]["value"]) for name in ("tpot", "ttft", "e2e")] == [30, 23, 23]
 
 
 def test_what_is_not_answered_is_not_known_to_have_run_so() -> None:
