@@ -20,3 +20,8 @@ def test_the_second_generator_draws_what_the_first_seldom_does() -> None:
     assert sum(len({*world.trace.arrival_ns.tolist()}) < len(world.trace) for world in worlds) > 100
     assert len({world.router for world in worlds}) > 25
     assert sum(":Mine" in world.scheduler for world in worlds) > 25
+
+
+@pytest.mark.parametrize("number", [112604, 119221])
+def test_the_last_block_of_an_answer_that_ends_in_lockstep_is_cached_before_it_is_freed(number: int) -> None:
+    assert outcome(number) == "same"

@@ -61,6 +61,9 @@ class GroupTurns(GroupRounds):
             self._kv._slid[request] = self._committed + offset
         self._told -= member.told
         self._publish(member)
+        # Turns may have ended since the last turn for which memory was extended.
+        done = request._num_computed_tokens - request._num_output_placeholders
+        self._kv._offer(request, done, done)
 
     def extend(self, turn: int, committed: int) -> bool:
         due = len(self._ranks.get(-turn % self._size, ()))
