@@ -82,11 +82,13 @@ def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _limit(goals: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Return the tightest limit on a metric in words, and the share of requests it is for unless that is 99 %."""
-    limits = [(goal["limits"][metric], goal["share"]) for goal in goals if metric in goal["limits"]]
+    """Return the limit on a metric that is for about 99 % of requests, in words, and the share that it is for unless
+    that is 99 %."""
+    limits = [(abs(goal["share"] - 0.99), goal["limits"][metric], goal["share"])
+              for goal in goals if metric in goal["limits"]]  # fmt: skip
     if not limits:
         return ""
-    limit, share = min(limits)
+    _, limit, share = min(limits)
     return f"limit {amount(limit, 'ms')}" + (f" for {100 * share:g} % of requests" if share != 0.99 else "")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.cost.formula import COMPUTE_DTYPE
+from servesim.cost.formula import COMPUTE_DTYPE, format_on
 from servesim.hardware import Gpu
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, half, wide
@@ -24,7 +24,7 @@ def roofline(
 ) -> Drawing | None:
     """Draw steps by arithmetic intensity and FLOP/s. `labels` has one label per point, or none. If `across`, the figure
     spans the page width."""
-    peak = gpu.flops[COMPUTE_DTYPE[dtype]]
+    peak = gpu.flops[COMPUTE_DTYPE[format_on(gpu, dtype)]]
     if not points:
         return None
     ridge = peak / gpu.bandwidth

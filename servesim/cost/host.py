@@ -148,7 +148,8 @@ class HostTerms:
             return self
         chip = _chip(gpu)
         values = {name: getattr(chip, name) for name in OF_CHIP}
-        return replace(self, **values, provenance={**self.provenance, **chip.provenance})
+        kept = {name: told for name, told in self.provenance.items() if name not in OF_CHIP}
+        return replace(self, **values, provenance=kept | chip.provenance)
 
     def with_experts(self, weights: str, backend: str) -> HostTerms:
         """Return the terms for experts in a weight format, run by one of `servesim.cost.moe.MOE_BACKENDS`."""
@@ -242,10 +243,16 @@ def _all_shipped() -> tuple[HostTerms, ...]:
 @cache
 def _chip(gpu: str) -> HostTerms:
     """Return the terms of a GPU's chip that are known from elsewhere; all are 0 if there are none."""
-    path = resources.files("servesim.calibrate.tables") / "host" / "chips" / f"{gpu}.yaml"
-    return HostTerms.of(parse_yaml(path.read_text(), f"chip {gpu}"), gpu) if path.is_file() else HostTerms()
+    chips = [HostTerms.of(parse_yaml(path.read_text(), path.name), path.name) for path in _yaml("chips")]
+    return next((chip for chip in chips if gpu in chip.gpus), HostTerms())
 
 
 def _shipped() -> list[Any]:
-    folder = resources.files("servesim.calibrate.tables") / "host"
-    return [p for p in folder.iterdir() if p.name.endswith(".yaml")] if folder.is_dir() else []
+    return _yaml()
+
+
+def _yaml(*below: str) -> list[Any]:
+    """Return the YAML files shipped with the host terms, or in a folder below them."""
+    folder = resources.files("servesim.calibrate.tables").joinpath("host", *below)
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in found if path.name.endswith(".yaml")), key=lambda path: path.name)

@@ -162,6 +162,11 @@ def compare(
             repeats = replicates_of(known.model_dump(), replicates, runner.objects, window, REPLICATES)
             warmup, cooldown = repeats.margins(*ends)
             successive = repeats.kind == "windows" and len(repeats) > 1
+            if successive and interval != "auto":
+                raise UserError(
+                    f"interval={interval} is for independent replicates; windows of one run depend on each other, so "
+                    "their interval is computed in one way only (auto)"
+                )
             settings = settings._replace(warmup=warmup, cooldown=cooldown, successive=successive)
             document = _simulated(runner, variants, repeats, baseline, metrics, settings, intervals)
         values = document.pop("values")

@@ -66,12 +66,13 @@ def t_interval(d: Floats, level: float = LEVEL) -> Interval:
 def successive_interval(d: Floats, level: float = LEVEL) -> tuple[Interval, float]:
     """Return Student's t interval for the mean of successive windows of one run, and the two-sided p-value of the
     hypothesis that it is 0, both with as many values as `effective_number` says."""
-    count = effective_number(d)
+    d = d[np.isfinite(d)]
+    count = effective_number(d) if len(d) else 0.0
     if count < 2:
         return Interval(-np.inf, np.inf), 1.0
     mean, spread = float(d.mean()), float(d.std(ddof=1))
     if np.ptp(d) == 0:
-        return Interval(mean, mean), 1.0 if mean == 0 else 2 ** (1 - count)
+        return Interval(mean, mean), float(mean == 0)
     from scipy.special import stdtr
 
     error = spread / np.sqrt(count)

@@ -129,18 +129,23 @@ def _judged(
     base, other = runs[0], runs[i]
     if base is None or other is None or not metric.latency or not d.any():
         return Judged(d, Interval(-np.inf, np.inf), 1.0)
-    return Judged(d, *_within(base, other, metric, settings, ratio))
+    return Judged(d, *_within(float(d.mean()), base, other, metric, settings, ratio))
 
 
-def _within(base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool) -> tuple[Interval, float]:
-    """Return the interval and p-value of a comparison of two single runs, from successive parts of both."""
+def _within(
+    whole: float, base: Run, other: Run, metric: Metric, settings: Settings, ratio: bool
+) -> tuple[Interval, float]:
+    """Return the interval and p-value of a comparison of two single runs that differ by `whole`, from how much the
+    differences of successive parts vary."""
     parts = np.array_split(steady_rows(base, settings.warmup, settings.cooldown), PARTS)
     a, b = (
         np.array([measure(run, [metric], 0, 0, part)[metric.name] if len(part) else np.nan for part in parts])
         for run in (base, other)
     )
-    d = np.log(b / a) if ratio else b - a
-    return successive_interval(d[~np.isnan(d)], settings.level)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        d = np.log(b / a) if ratio else b - a
+    d = d[np.isfinite(d)]
+    return successive_interval(d + (whole - d.mean()) if len(d) else d, settings.level)
 
 
 def _figures(

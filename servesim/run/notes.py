@@ -156,7 +156,7 @@ def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
     if not duration or not (front.request_ns or front.token_ns):
         return
     per_s = summary["throughput"]["request_throughput"], tokens - summary["throughput"]["output_throughput"]
-    busy = (per_s[0] * front.request_ns + per_s[1] * front.token_ns) / 1e9 / front.processes
+    busy = max(per_s[0] * front.request_ns, per_s[1] * front.token_ns) / 1e9 / front.processes  # they work side by side
     if busy >= BUSY:
         yield (
             f"front end: according to the host terms, {front.processes} API server(s) are busy {busy:.0%} of the time "

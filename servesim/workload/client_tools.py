@@ -15,7 +15,7 @@ server needs no warm-up, so none of these requests are replayed; their side effe
 prefix cache, is not modeled.
 
 TURN_MS is the time that recorded clients take from an answer to the next request. Requests that end in the same step
-also get out of lockstep because the API processes handle requests one after the other (servesim.workload.front_end).
+also get out of lockstep because tokenizers handle prompts one after the other (servesim.workload.front_end).
 """
 
 from __future__ import annotations

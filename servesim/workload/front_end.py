@@ -7,7 +7,8 @@ requests that come at once all reach the queue late, about when the last of them
 H100, vLLM 0.11; gpustack) the first tokens of 984 prompts sent at once came after 5 to 14 s, half of them by 9.7 s:
 10.1 s if the process is shared, 4.3 s if prompts are read one after another, with the same work for each.
 
-Each request goes to the process that reads the fewest prompts. Streaming answers takes up part of its time:
+Each request goes to the process with the fewest requests in its loop; further samples of a prompt come with the first.
+Streaming answers takes up part of its time:
 
 - The work of an answer, split into pieces, falls due evenly over its decoding, which is assumed to take TOKEN_NS per
   token. This depends only on facts known when the request arrives, so arrivals depend only on the requests sent,
@@ -25,6 +26,7 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import ceil
+from typing import Any
 
 from servesim.contracts.request import Request
 from servesim.workload.workload import Workload
@@ -59,8 +61,8 @@ class FrontTerms:
         return round(self.chunk_ns * -(-output_len // self.stream_interval))
 
 
-_Sent = tuple[int, int, Request, int, int]
-"""A request on its way: when it was sent, its number, the request, its output length, its tokens to tokenize."""
+_Sent = tuple[int, int, Request, int]
+"""A request on its way: when it was sent, its number, the request, its output length."""
 
 
 class _Process:
@@ -96,7 +98,7 @@ class _Process:
         start = self.next_ns()
         if start < self._tokenized:
             start = self._tokenized
-        return start + int(self._terms.token_ns * self.received[0][1][4] + 0.5)
+        return start + int(self._terms.token_ns * self.received[0][1][2].prompt_len + 0.5)
 
     def add(self, sent: _Sent, work: float) -> None:
         """Receive a request that takes `work` ns of the loop."""
@@ -110,12 +112,16 @@ class _Process:
         each, sent = self.received.popleft()
         self._each = each if self.received else 0.0
         self._tokenized = ready
-        answer, output_len = self._terms.answer_ns(sent[3]), sent[3]
+        self.stream(ready, sent[3])
+        return ready, sent
+
+    def stream(self, start: int, output_len: int) -> None:
+        """Let the pieces of an answer fall due, which begins at `start`."""
+        answer = self._terms.answer_ns(output_len)
         if answer:
             pieces = PIECES if output_len > PIECES else output_len
             for i in range(1, pieces + 1):
-                heappush(self._answers, (ready + TOKEN_NS * output_len * i // pieces, answer / pieces))
-        return ready, sent
+                heappush(self._answers, (start + TOKEN_NS * output_len * i // pieces, answer / pieces))
 
     def _work_until(self, now: int) -> None:
         """Count the loop's work until `now`, then the answers that are due by then."""
@@ -124,15 +130,13 @@ class _Process:
             streamed = self._due if self._due < time / 2 else time / 2
             self._each += (time - streamed) / waiting
             self._due -= streamed
-        else:
-            self._due = self._due - time if self._due > time else 0.0
-        answers = self._answers
+        done, answers = self._at + self._due, self._answers  # when an idle loop has done what was due
         while answers and answers[0][0] <= now:
             due, work = heappop(answers)
-            if not waiting:
-                work -= now - (due if due > self._at else self._at)
-            if work > 0:
-                self._due += work
+            self._due += work
+            done = (due if due > done else done) + work
+        if not waiting:
+            self._due = done - now if done > now else 0.0
         self._at = now
 
 
@@ -149,6 +153,8 @@ class FrontEnd:
         self._ready: int | None = None
         """When the next request reaches the queue if none is sent before."""
         self._known = False  # whether none is sent before; the workload of an open loop is asked ahead
+        self._samples: dict[Any, list[_Sent]] = {}
+        """Further samples of a prompt, by what they have in common, while its first one is on its way."""
         self._count = 0
         self._ahead = inner.open_loop  # if True, the clock stops only at queue arrivals, not at sends
 
@@ -206,7 +212,12 @@ class FrontEnd:
         for process in self._processes:
             while process.received and process.next_ns() <= now:
                 done, sent = process.pop()
-                heappush(self._on_way, (done + self._terms.in_ns, sent[1], sent))
+                ready = done + self._terms.in_ns
+                heappush(self._on_way, (ready, sent[1], sent))
+                if sent[2].parent is not None:
+                    for sample in self._samples.pop(sent[2].parent):
+                        heappush(self._on_way, (ready, sample[1], sample))
+                        process.stream(done, sample[3])
 
     def _receive(self, due: int) -> None:
         """Receive the request sent at `due`, if there still is one."""
@@ -214,18 +225,23 @@ class FrontEnd:
         if popped is None:
             return
         request, output_len = popped
-        work, tokens, parent = self._terms.request_ns, request.prompt_len, request.parent
-        if parent is not None:
-            if parent.tokenized:  # a further sample, whose prompt has been handled
-                work, tokens = 0.0, 0
-            parent.tokenized = True
-        self._tokenize(due)
-        process = self._processes[0]
-        for other in self._processes:
-            if len(other.received) < len(process.received):
-                process = other
-        process.add((due, self._count, request, output_len, tokens), work)
+        sent, parent = (due, self._count, request, output_len), request.parent
         self._count += 1
+        self._tokenize(due)
+        if parent is not None and parent.tokenized:  # a further sample, which comes with the first
+            if parent in self._samples:
+                self._samples[parent].append(sent)
+            else:
+                heappush(self._on_way, (due + self._terms.in_ns, sent[1], sent))
+        else:
+            if parent is not None:
+                parent.tokenized = True
+                self._samples[parent] = []
+            process = self._processes[0]
+            for other in self._processes:
+                if len(other.received) < len(process.received):
+                    process = other
+            process.add(sent, self._terms.request_ns)
         self._look()
 
     def on_finish(self, request: Request, now: int) -> None:
@@ -235,7 +251,8 @@ class FrontEnd:
         return self._inner.future()
 
     def remaining(self) -> int:
-        return self._inner.remaining() + len(self._on_way) + sum(len(p.received) for p in self._processes)
+        on_way = len(self._on_way) + sum(map(len, self._samples.values()))
+        return self._inner.remaining() + on_way + sum(len(p.received) for p in self._processes)
 
 
 def _postpone(request: Request, ns: int) -> None:

@@ -77,6 +77,8 @@ def draw(call: Call, rows: Ints, seed: int, samples: Ints | int = 0) -> Ints:
         call = Call(call.key, "fixed", {"0": call.name})
     if call.name not in DISTRIBUTIONS:
         raise UserError(f"synth: {call.key}: unknown distribution {call.name!r}{suggest(call.name, DISTRIBUTIONS)}")
+    if not len(rows):
+        return np.zeros(0, np.int64)
     values = DISTRIBUTIONS[call.name](call, draws.uniform(seed, f"{call.key} length", rows, samples))
     if call.name in ("fixed", "uniform", "empirical") and values.min() < 1:
         raise UserError(f"synth: {call.key}={call.name}: lengths must be at least 1, not {values.min():g}")

@@ -48,7 +48,8 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
     versions = re.findall(r"'([^']+)': '([^']+)'", row.get("engine_versions") or "")
     version = next((v for name, v in versions if name.lower().replace("-", "").startswith(engine[:4])), "")
     tp = sizes.get("tp", 1)
-    gaps = figure(ITL) * (figure(ANSWERS) / max(count, 1) - 1)  # mean over all tokens, so their sum is exact
+    gap = figure(ITL) if figure(ITL) <= figure(TPOT) else 0.0  # over all chunks; longer where chunks are several tokens
+    gaps = gap * (figure(ANSWERS) / max(count, 1) - 1)
     return Cell(
         id=f"{row['doc']} {number}",
         source=row["section"] if agrees(row, model, flags) else f"{CONTRADICTION}: {row['section']}",
@@ -103,6 +104,8 @@ def settings_of(cell: Cell) -> dict[str, Any]:
 def check_loop(cell: Cell) -> None:
     """Raise UserError if far fewer requests were in flight (by Little's law) than the stated number of clients, each of
     which is taken to send its next request at once."""
-    seconds = (cell.ttft_ms + (cell.osl - 1) * cell.tpot_ms) / 1e3
+    if not cell.output_rate or cell.osl < 1:
+        return
+    seconds = (cell.e2e_ms or cell.ttft_ms + (cell.osl - 1) * cell.tpot_ms) / 1e3
     if cell.output_rate / cell.osl * seconds < CLOSED * cell.concurrency:
         raise UserError("far fewer requests in flight than clients: they were sent at a rate that is not stated")

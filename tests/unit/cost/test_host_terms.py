@@ -73,6 +73,8 @@ def test_an_a100_keeps_the_clock_that_was_measured_elsewhere() -> None:
     terms = host_terms("vllm 0.11.0", "a100")
     assert terms is not None
     assert (terms.sustained_flops_share, terms.sampling_per_logit, terms.kv_bandwidth_share) == (0.736, 0.0, 0.0)
+    assert host_terms("vllm 0.11.0", "a100-40g") == terms  # the same chip
+    assert "sampling_per_logit" not in terms.provenance
     assert "Vidur" in terms.provenance["sustained_flops_share"]
     assert terms.overlapped_per_sequence == HostTerms.load("vllm-0.12-h100").overlapped_per_sequence  # the engine's
     model, gpu = ModelSpec.load("qwen3-14b"), Gpu.load("a100")

@@ -13,6 +13,7 @@ from servesim.cost.operators import operator_work
 from servesim.cost.support import support
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec
+from servesim.reports.figures.roofline import roofline
 from servesim.versions import engine_facts
 
 MIXTURE = "qwen3-235b-a22b"
@@ -97,3 +98,11 @@ def test_a_run_says_so_and_its_utilization_counts_the_peak_of_bf16() -> None:
     assert summary["engine"]["mfu"] == wo["engine"]["mfu"] > 0
     notes = servesim.simulate(**settings, gpu="l40s", dtype="fp8").summary["notes"]
     assert not any(note.startswith("dtype=fp8") for note in notes)
+
+
+def test_its_roofline_is_drawn_at_the_peak_of_bf16() -> None:
+    points = [("decode", 1.0, 1e12)]
+    drawn = [roofline(Gpu.load("a100"), dtype, points) for dtype in ("fp8", "bf16")]
+    assert drawn[0] is not None
+    assert drawn[1] is not None
+    assert (drawn[0].title, drawn[0].alt) == (drawn[1].title, drawn[1].alt)

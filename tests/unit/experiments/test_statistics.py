@@ -130,8 +130,10 @@ def test_of_ten_windows_whose_neighbors_agree_nine_intervals_in_ten_cover_and_t_
 
 def test_one_window_tells_nothing_and_equal_ones_all() -> None:
     assert successive_interval(np.array([1.0])) == (Interval(-np.inf, np.inf), 1.0)
-    assert successive_interval(np.full(6, 0.5)) == (Interval(0.5, 0.5), 2**-5)
+    assert successive_interval(np.full(6, 0.5)) == (Interval(0.5, 0.5), 0.0)
     assert successive_interval(np.zeros(6)) == (Interval(0.0, 0.0), 1.0)
+    assert successive_interval(np.array([-np.inf, 0.5, np.nan, 0.5])) == (Interval(0.5, 0.5), 0.0)
+    assert successive_interval(np.array([np.nan])) == (Interval(-np.inf, np.inf), 1.0)
 
 
 def test_replicates_needed_follow_the_power_formula() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +15,7 @@ import servesim
 from servesim.contracts.request import State
 from servesim.cost.host import HostTerms
 from servesim.workload.front_end import TOKEN_NS, FrontEnd, FrontTerms
-from servesim.workload.trace import Trace
+from servesim.workload.trace import Samples, Trace
 from servesim.workload.workload import Clients, TraceWorkload
 from tests.support.examples import examples
 
@@ -97,7 +98,7 @@ def test_answers_take_half_of_a_loop_that_has_requests() -> None:
 
 
 def test_late_chunks_merge_so_that_a_prompt_waits_no_longer_than_it_takes() -> None:
-    # The first answer is 1000 chunks of 10 ms, all due within 20 s; a prompt of 1 ms at 30 s finds 5 pieces undone.
+    # The first answer is 1000 chunks of 100 ms, all due within 20 s; a prompt of 1 ms at 20 s finds most undone.
     terms = FrontTerms(request_ns=1e6, chunk_ns=10e6 * 10)
     first, second = (ns for _, ns in reached(FrontEnd(burst(0, 1000 * TOKEN_NS, output=1000), terms)))
     assert first == 1_000_000
@@ -176,6 +177,24 @@ def test_a_tokenizer_is_that_of_the_models_family() -> None:
     terms = HostTerms(front_in_per_token=1265.0, front_in_per_token_by_model={"gpt-oss": 3400.0})
     assert terms.front("gpt-oss-120b").token_ns == 3400.0
     assert terms.front("qwen3-14b", 4, 8) == FrontTerms(token_ns=1265.0, processes=4, stream_interval=8)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_further_samples_come_with_the_first_and_take_nothing_of_the_loop_from_others(processes: int) -> None:
+    samples = Samples.of(np.array([3, 0, 0]), np.array([4, 4, 4]))
+    trace = replace(Trace.from_lengths("samples", [0, 250, 350], [1, 1, 1], [4, 4, 4]), samples=samples)
+    terms = FrontTerms(request_ns=100.0, processes=processes)
+    found = reached(FrontEnd(TraceWorkload(trace), terms))  # rows 3 to 5 are the further samples of row 0
+    assert found == [(0, 100), (3, 100), (4, 100), (5, 100), (1, 350), (2, 450)]
+
+
+def test_an_idle_process_does_the_answers_that_are_due_one_after_the_other() -> None:
+    # Answers of one token: 10 ms of work each, due 20 ms after their prompts, at 28 ms (one at 21 ms). At 40 ms one is
+    # done; of eight 68 ms are left, so a request of 1 ms takes two.
+    terms = FrontTerms(chunk_ns=10e6, request_ns=1e6)
+    one, many = (reached(FrontEnd(burst(*[0] * n, 40_000_000, lengths=[1] * (n + 1)), terms))[-1] for n in (1, 8))
+    assert one == (1, 41_000_000)
+    assert many == (8, 42_000_000)
 
 
 def test_more_api_servers_raise_the_ceiling_of_short_prompts() -> None:
