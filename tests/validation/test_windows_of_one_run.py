@@ -12,7 +12,7 @@ import pytest
 
 import servesim
 from servesim.contracts import Request
-from servesim.contracts.router import ReplicaView, Router, ready, routers
+from servesim.contracts.router import ReplicaView, Router, ready
 from servesim.experiments.statistics import successive_interval, t_interval
 from servesim.workload.trace import Trace
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 WINDOWS = 10
 
 
-@routers.register("luck")
 class Luck(Router):
     """Router that sends a request to a replica drawn by its row and a number of the router's own."""
 
@@ -52,7 +51,7 @@ def test_of_windows_of_one_run_at_most_a_tenth_call_luck_a_difference() -> None:
     for seed in range(40):
         settings = {"trace": trace(seed), "model": "llama-3.1-8b", "gpu": "l40s", "replicas": 2}
         a, b = (
-            servesim.simulate(**settings, router=f"luck:number={2 * seed + i}").requests.sort_values("row")
+            servesim.simulate(**settings, router=f"{__file__}:Luck:number={2 * seed + i}").requests.sort_values("row")
             for i in range(2)
         )
         for name in ("ttft_ns", "tpot_ns", "e2el_ns"):
