@@ -243,15 +243,11 @@ def _all_shipped() -> tuple[HostTerms, ...]:
 @cache
 def _chip(gpu: str) -> HostTerms:
     """Return the terms of a GPU's chip that are known from elsewhere; all are 0 if there are none."""
-    chips = [HostTerms.of(parse_yaml(path.read_text(), path.name), path.name) for path in _yaml("chips")]
+    chips = [HostTerms.of(parse_yaml(path.read_text(), path.name), path.name) for path in _shipped("chips")]
     return next((chip for chip in chips if gpu in chip.gpus), HostTerms())
 
 
-def _shipped() -> list[Any]:
-    return _yaml()
-
-
-def _yaml(*below: str) -> list[Any]:
+def _shipped(*below: str) -> list[Any]:
     """Return the YAML files shipped with the host terms, or in a folder below them."""
     folder = resources.files("servesim.calibrate.tables").joinpath("host", *below)
     found = folder.iterdir() if folder.is_dir() else ()
