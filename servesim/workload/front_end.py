@@ -4,8 +4,8 @@ An API process (one of vLLM's `--api-server-count`) handles HTTP for a request, 
 detokenizes its output, and streams the text. It is one event loop (vllm/entrypoints/openai/api_server.py and SGLang's
 tokenizer_manager.py on asyncio): requests take turns at each `await`, so those in progress share the process, and
 requests that come at once all reach the queue late, about when the last of them does. On one server
-(Qwen3-235B in FP8, four H100, vLLM 0.11; gpustack) the first tokens of 984 conversations sent at once came after 9.9 s in
-the mean: simulated 9.8 s, and 4.3 s if prompts are read one after another, with the same work for each.
+(Qwen3-235B in FP8, four H100, vLLM 0.11; gpustack) the first tokens of 984 conversations sent at once came after 9.9 s
+in the mean: simulated 9.8 s, and 4.3 s if prompts are read one after another, with the same work for each.
 
 Each request goes to the process with the fewest requests in its loop; further samples of a prompt come with the first.
 Streaming answers takes up part of its time:
