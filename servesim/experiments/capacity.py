@@ -23,6 +23,7 @@ capacity.json, keys sorted, NaN and infinity as null:
                 "replicas", else requests/s; null on an idle server), window, minute: {minute, minutes, requests, share,
                 low, high} the worst ones, binds: what limits it: the metric missed just beyond, or a growing queue,
                 enough_requests: number of requests that would tell whether the queue is stable (null if most runs do),
+                checked_requests: length of the longer runs that checked `rate_low` (null if they were not needed),
                 reason: why it never carries, values: {metric: mean at this rate and size}, verdict, pareto: on the
                 front of price, throughput and the latency closest to its limit, cheapest, error, model_error: null or
                 {low, high: of GPUs, or of the rate when that is searched, null if not found, says: what it is, or why
@@ -45,10 +46,12 @@ alone: if that misses a goal, it is missed at any load, and no load is run.
 The highest rate is bisected on common random numbers: a new rate stretches the same arrivals by one factor. Its
 interval is the range of rates at which the share's interval (t, over seeds or over windows of the trace) contains the
 goal: up to `rate_low`, even the lower end of the share's interval reaches the goal (0 if it does at no rate tried), and
-from `rate_high` up, not even its upper end does, so the range that bisection leaves open is included. `replicas` of a
-deployment is the smallest number that carries the rate; the search stops doubling it when that changes nothing while
-GPUs are idle most of the time. For a deployment with an autoscaler, the search is over `max`, which is also the initial
-number of replicas, and doubling stops when it changes nothing. `cheapest` marks the lowest price per request carried.
+from `rate_high` up, not even its upper end does, so the range that bisection leaves open is included. Where requests
+miss the SLO together, as in a busy period, short runs may show no such period, and longer ones check `rate_low`
+(servesim.experiments.low_ends). `replicas` of a deployment is the smallest number that carries the rate; the search
+stops doubling it when that changes nothing while GPUs are idle most of the time. For a deployment with an autoscaler,
+the search is over `max`, which is also the initial number of replicas, and doubling stops when it changes nothing.
+`cheapest` marks the lowest price per request carried.
 
 verdict: carries; never (not even with max_replicas, or at any rate); no limit (the trace is too short to fill the
 deployment, whatever the rate); failed (see error: often the model does not fit).
@@ -69,6 +72,7 @@ from servesim.experiments.capacity_scaled import check_scalers
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.documents import write_document
 from servesim.experiments.goals import Goal, goals_of
+from servesim.experiments.low_ends import low_ends
 from servesim.experiments.metrics import METRICS
 from servesim.experiments.names import check_names
 from servesim.experiments.objects import Objects
@@ -228,19 +232,19 @@ def _studied(
         ends = repeats.margins(terms.warmup, terms.cooldown)
         measuring = Measuring(metrics, goals, repeats, ends, terms.window_minutes, terms.window_requests)
         study = Study(runner, sized, measuring, near)
-        rows, rate = _rows(study, known, terms)
+        found = Answer(study, goals)
+        if known.rate is not None:
+            rate = study.rate_of(study.variants[0], known.rate)
+            rows = found.by_price(rate, study.fewest_replicas(terms.max_replicas))
+            if not lengths.longer(rows):
+                return study, rows, rate
+            continue
+        searches = study.highest_rates(terms.tolerance)
+        rows = found.by_rate(searches)
         if not lengths.longer(rows):
-            return study, rows, rate
+            checked = low_ends(study, searches, terms.tolerance)
+            return study, [row | checked.get(row["label"], {}) for row in rows], None
         near = {row["label"]: row["rate"] for row in rows if row["verdict"] == "carries"}
-
-
-def _rows(study: Study, known: Scenario, terms: Terms) -> tuple[list[dict[str, Any]], float | None]:
-    """Return a row for each deployment, and the requested rate in requests/s, or None if no rate was requested."""
-    found = Answer(study, study.measuring.goals)
-    if known.rate is None:
-        return found.by_rate(study.highest_rates(terms.tolerance)), None
-    rate = study.rate_of(study.variants[0], known.rate)
-    return found.by_price(rate, study.fewest_replicas(terms.max_replicas)), rate
 
 
 def _settings(known: Scenario, terms: Terms, measuring: Measuring) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from servesim.run.sections import price_of
 
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
 SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")
-WORDS = ("goal", "window", "minute", "binds", "reason", "by", "enough_requests")
+WORDS = ("goal", "window", "minute", "binds", "reason", "by", "enough_requests", "checked_requests")
 
 QUEUE = "a queue that keeps growing"
 """Limiting factor of a deployment whose queue grows at the next load tried."""

@@ -17,7 +17,7 @@ from servesim.experiments.idle import Alone, trace_of
 from servesim.experiments.limit_search import START, RateSearch
 from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
 from servesim.experiments.ranking import PARETO
-from servesim.experiments.replicates import WORKLOAD
+from servesim.experiments.replicates import WORKLOAD, Replicates
 from servesim.experiments.run_metrics import NONE_ARRIVES, Run
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
@@ -217,11 +217,13 @@ class Study:
             if v.label not in self.errors:
                 self.judged[v.label, load] = judge(self.outcomes[v.label, load], self.measuring.goals)
 
-    def further(self, asked: Sequence[tuple[Variant, Settings, str]]) -> list[list[Run] | None]:
-        """Run deployments with other settings, described by the third item. Return the runs of all replicates, or None
-        if any failed. These runs are not added to the points."""
-        own = range(self._runs)
-        cells = [[self._runner.cell({**self._repeats.settings(v.settings, j), **s}) for j in own] for v, s, _ in asked]
+    def further(
+        self, asked: Sequence[tuple[Variant, Settings, str]], repeats: Replicates | None = None
+    ) -> list[list[Run] | None]:
+        """Run deployments with other settings, described by the third item, on the study's replicates or others of
+        their kind. Return the runs of all replicates, or None if any failed. These runs are not added to the points."""
+        own, on = range(self._runs), repeats or self._repeats
+        cells = [[self._runner.cell({**on.settings(v.settings, j), **s}) for j in own] for v, s, _ in asked]
         names = [f"{v.label or 'the deployment'}, {words}" for v, _, words in asked for _ in own]
         self._compute([cell for row in cells for cell in row], names, 0)
         failed = self._runner.errors

@@ -9,7 +9,7 @@ acceptance draws in a replicate, regardless of the order of execution.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from servesim.contracts.section import Settings
@@ -53,6 +53,10 @@ class Replicates:
     def settings(self, settings: Mapping[str, Any], j: int) -> Settings:
         """Return the settings of the run that contains replicate `j`."""
         return {**settings, **(self.changes[j] if self.kind == "seeds" else {})}
+
+    def fresh(self) -> Replicates:
+        """Return as many replicates with the seeds that follow, if each is a seed."""
+        return replace(self, changes=tuple({"seed": change["seed"] + len(self)} for change in self.changes))
 
     def rows(self, j: int) -> tuple[int, int] | None:
         """Return the row range of replicate `j` in its run (the first row and one past the last), or None for all

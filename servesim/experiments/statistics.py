@@ -59,7 +59,7 @@ def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
 
 def t_interval(d: Floats, level: float = LEVEL) -> Interval:
     """Return Student's t interval, which is exact for normal values and good for symmetric ones."""
-    half = _t_quantile(0.5 + level / 2, len(d) - 1) * _standard_error(d)
+    half = t_quantile(0.5 + level / 2, len(d) - 1) * _standard_error(d)
     return Interval(float(d.mean() - half), float(d.mean() + half))
 
 
@@ -76,7 +76,7 @@ def successive_interval(d: Floats, level: float = LEVEL) -> tuple[Interval, floa
     from scipy.special import stdtr
 
     error = spread / np.sqrt(count)
-    half = _t_quantile(0.5 + level / 2, count - 1) * error
+    half = t_quantile(0.5 + level / 2, count - 1) * error
     return Interval(mean - half, mean + half), float(2 * stdtr(count - 1, -abs(mean) / error))
 
 
@@ -125,7 +125,7 @@ def bca_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
     from scipy.stats import bootstrap
 
     n = len(d)
-    level = float(2 * ndtr(_t_quantile(0.5 + level / 2, n - 1) * np.sqrt(n / (n - 1))) - 1)
+    level = float(2 * ndtr(t_quantile(0.5 + level / 2, n - 1) * np.sqrt(n / (n - 1))) - 1)
     rng = np.random.default_rng(seed)
     found = bootstrap(
         (d,), np.mean, confidence_level=level, n_resamples=RESAMPLES, method="BCa", rng=rng
@@ -217,7 +217,7 @@ def replicates_needed(
     least = max(2, int(np.ceil(1 - np.log2(alpha))))
 
     def enough(n: int) -> bool:
-        reach = _t_quantile(1 - alpha / 2, n - 1) + _t_quantile(power, n - 1)
+        reach = t_quantile(1 - alpha / 2, n - 1) + t_quantile(power, n - 1)
         return bool((reach * spread / gap) ** 2 <= n)
 
     if not enough(MAX_REPLICATES):
@@ -245,7 +245,8 @@ def _standard_error(d: Floats) -> float:
     return float(d.std(ddof=1) / np.sqrt(len(d)))
 
 
-def _t_quantile(share: float, freedom: float) -> float:
+def t_quantile(share: float, freedom: float) -> float:
+    """Return the quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, share))

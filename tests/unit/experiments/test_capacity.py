@@ -80,8 +80,13 @@ def test_the_highest_rate_comes_with_an_interval_and_what_it_costs(tmp_path: Pat
     assert (frame["attainment"] >= 0.99).all()
     document = json.loads((tmp_path / "capacity.json").read_text())
     points = pd.read_parquet(tmp_path / "capacity.parquet")
-    alone = 2  # a run of requests alone by deployment: all prompts of all seeds are alike
-    assert len(points) == len(document["points"]) == len(list((tmp_path / "cells").iterdir())) - alone
+    assert len(points) == len(document["points"]) == points["address"].nunique()
+    others = {cell.name for cell in (tmp_path / "cells").iterdir()} - {*points["address"]}
+    lengths = [json.loads((tmp_path / "cells" / name / "summary.json").read_text())["requests"] for name in others]
+    alone = [each for each in lengths if each["max_concurrency"] == 1]
+    assert len(alone) == 2  # a run of requests alone by deployment: all prompts of all seeds are alike
+    checks = [each["arrived"] for each in lengths if each["max_concurrency"] > 1]
+    assert {*checks} == {*frame["checked_requests"]}
     tried = points[points["label"] == "h200"].groupby("rate")["attainment"].mean()
     assert tried[frame["rate"].iloc[0]] >= 0.99
     assert tried[tried.index > frame["rate"].iloc[0]].min() < 0.99
