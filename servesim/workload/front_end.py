@@ -195,7 +195,7 @@ class FrontEnd:
         self._look()
         self._known = False
         if sent[2].deadlines:
-            _postpone(sent[2], ready - sent[0])
+            _postpone(sent[2], self._terms.in_ns)
         return sent[2], sent[3]
 
     def _look(self) -> None:
@@ -256,5 +256,6 @@ class FrontEnd:
 
 
 def _postpone(request: Request, ns: int) -> None:
-    """Move a request's deadlines, which count from when it was sent, by the time that it took to reach the queue."""
+    """Move a request's deadlines, which count from when it was sent, by the time in which the engine learns that its
+    client has left. The time that the request waits for its API process is the client's own."""
     request.deadlines = tuple(d._replace(ns=d.ns + ns) for d in request.deadlines)

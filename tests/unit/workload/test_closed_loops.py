@@ -182,6 +182,14 @@ def test_the_front_end_delays_what_clients_hear_and_when_they_are_heard() -> Non
     assert front.next_ns() == 500 + 20 + 7
 
 
+def test_a_client_loses_patience_while_its_request_waits_for_the_api_process() -> None:
+    trace = toy_trace([0, 0], [4, 4], [5, 5], cancel=[100, 100])
+    front = FrontEnd(TraceWorkload(trace), FrontTerms(in_ns=7, request_ns=80))
+    while front.next_ns() != 160 + 7:  # both are done after 2 x 80 ns
+        assert front.pop() is None
+    assert [front.pop()[0].deadlines[0].ns for _ in range(2)] == [107, 107]
+
+
 def test_a_stop_at_the_very_cap_is_a_stop() -> None:
     trace = toy_trace([0, 0], [4, 4], [3, 3])
     both = Trace(
