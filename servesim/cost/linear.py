@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.cost.curve import EXTRAPOLATED, INTERPOLATED, MEASURED, Curve
-from servesim.cost.curves import rise, without_spikes
-from servesim.cost.formula import Roofline
+from servesim.cost.curves import rise, upper, without_spikes
+from servesim.cost.formula import Roofline, line
 from servesim.cost.suspect import ROUNDS
 from servesim.cost.tables import KernelTables
+
+WEIGHT_ONLY = ("int8_wo", "int4", "mxfp4")
+"""Formats of weights that vLLM and SGLang unpack in Marlin's kernel, which computes in bf16."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,20 @@ class GemmTables:
     quantizing_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Time, by format, that each row of the table spends on quantizing activations, if the engine does that elsewhere:
     microseconds, and microseconds per 1,000 inputs."""
+    weight_only_flops: float = inf
+    """Highest rate in FLOP/s of the engine's kernel for `WEIGHT_ONLY` formats, or infinity if only rows limit it."""
 
     def curve(self, n: int, k: int, dtype: str) -> Curve:
         """Return the time of [m, k] x [k, n] as a function of m."""
+        return self.limited(self._curve(n, k, dtype), 2.0 * n * k, dtype)
+
+    def limited(self, curve: Curve, flops_per_token: float, dtype: str) -> Curve:
+        """Return a curve limited by the rate of the engine's kernel for weights in `dtype`."""
+        if dtype not in WEIGHT_ONLY or self.weight_only_flops == inf:
+            return curve
+        return upper(curve, line(0.0, flops_per_token / self.weight_only_flops * 1e9))
+
+    def _curve(self, n: int, k: int, dtype: str) -> Curve:
         rows = self.tables.rows("gemm", "bf16" if dtype == "fp16" else dtype) if self.tables else {}
         if not rows:
             return self.roofline.gemm_curve(n, k, dtype)

@@ -141,6 +141,13 @@ def _mean_curve(
     shape = ExpertShape(experts.size // (tp // ep), hidden, experts.count, experts.per_token)
     dtype = "bf16" if dtype == "fp16" else dtype
     groups = [[known for kernel in kernels for known in _rows(gemms, kernel)] for kernels in _kernels(dtype, backend)]
+    curve = _shape_curve(gemms, shape, dtype, groups, share)
+    return gemms.limited(curve, experts_work(shape, dtype, 1.0, share)[0], dtype)
+
+
+def _shape_curve(
+    gemms: GemmTables, shape: ExpertShape, dtype: str, groups: list[list[_Measured]], share: float
+) -> Curve:
     if found := next(filter(None, groups), []):
         near = _nearest(found, shape)
         known = near.shape == shape and _same_bytes(near.kernel, dtype)

@@ -62,6 +62,35 @@ def test_experts_in_fp8_on_an_a100_are_read_in_half_the_bytes_and_computed_no_fa
     assert many == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("dtype", "engine"), [("fp8", "vllm"), ("int4", "vllm"), ("int4", "sglang")])
+def test_marlin_computes_at_most_at_the_rate_measured_on_an_a100(dtype: str, engine: str) -> None:
+    # Of 4,096 tokens through 8 x 4,096 x 14,336 weights (llama-3.1-8b's gate and up): 141 TFLOP/s take 6.8 ms a layer.
+    flops = 2.0 * 4096 * (2 * 14336) * 4096 * 32
+    took = breakdown(cost("llama-3.1-8b", "a100", dtype, engine), prompt(4096))["up"]
+    assert took == pytest.approx(flops / 141e12 * 1e9)
+    bf16 = breakdown(cost("llama-3.1-8b", "a100", "bf16", engine), prompt(4096))["up"]
+    assert 0.5 < bf16 / took < 0.7
+    few, wide = (breakdown(cost("llama-3.1-8b", "a100", d, engine), prompt(16))["up"] for d in (dtype, "bf16"))
+    assert few < 0.75 * wide  # half the bytes or fewer are read
+
+
+def test_the_plugin_of_tensorrt_llm_keeps_its_measured_rows() -> None:
+    ours, plugin = (
+        breakdown(cost("llama-3.1-8b", "a100", "int4", engine), prompt(4096))["up"]
+        for engine in ("vllm", "tensorrt-llm")
+    )
+    assert plugin < 0.7 * ours
+
+
+def test_experts_of_four_bits_on_an_a100_compute_at_most_at_the_rate_of_marlin() -> None:
+    model = ModelSpec.load("gpt-oss-120b")
+    moe = model.experts
+    assert moe is not None
+    flops = 6.0 * 8192 * moe.per_token * model.hidden_size * moe.size * model.num_layers
+    took = breakdown(cost("gpt-oss-120b", "a100", "bf16", "vllm"), prompt(8192))["experts"]
+    assert took == pytest.approx(flops / 141e12 * 1e9)
+
+
 def test_a_kernel_for_fp8_arithmetic_is_not_said_to_run_where_there_is_none() -> None:
     a100, h100 = (
         build_cost_model(ModelSpec.load(MIXTURE), Gpu.load(gpu), 4, "fp8", moe_backend="deepgemm").description
