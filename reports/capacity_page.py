@@ -82,10 +82,10 @@ def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _limit(goals: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Return the limit on a metric that is for about 99 % of requests, in words, and the share that it is for unless
-    that is 99 %."""
+    """Return the limit on a metric that is for about 99 % of requests, not of one class, in words, and the share that
+    it is for unless that is 99 %."""
     limits = [(abs(goal["share"] - 0.99), goal["limits"][metric], goal["share"])
-              for goal in goals if metric in goal["limits"]]  # fmt: skip
+              for goal in goals if metric in goal["limits"] and not goal.get("of")]  # fmt: skip
     if not limits:
         return ""
     _, limit, share = min(limits)

@@ -12,8 +12,8 @@ capacity.json, keys sorted, NaN and infinity as null:
     schema      "servesim.capacity/1"
     question    "highest rate" or "cheapest deployment"
     answer      the answer in one sentence
-    settings    slo, slo_classes (if any), goals: [{limits, share, text}], attainment, window_minutes,
-                window_requests, tolerance, level, warmup, cooldown, max_replicas
+    settings    slo, slo_classes (if any), goals: [{limits, share, of: class, or null, text}], attainment,
+                window_minutes, window_requests, tolerance, level, warmup, cooldown, max_replicas
     workload    settings that all runs share
     replicates  {kind: "seeds" | "windows", count}
     rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, usd_per_hour_low, usd_per_hour_high: interval of
@@ -252,7 +252,7 @@ def _settings(known: Scenario, terms: Terms, measuring: Measuring) -> dict[str, 
     return {
         "slo": known.slo,
         **({"slo_classes": known.slo_classes} if known.slo_classes else {}),
-        "goals": [{"limits": goal.limits, "share": goal.share, "text": goal.text} for goal in measuring.goals],
+        "goals": [{"limits": g.limits, "share": g.share, "of": g.of, "text": g.text} for g in measuring.goals],
         "attainment": terms.attainment,
         **(windows if measuring.repeats.recorded else {}),
         "tolerance": terms.tolerance,

@@ -143,3 +143,9 @@ def test_a_limit_that_is_not_of_the_99th_percentile_says_for_how_many_requests_i
     assert _limit(goals, "ttft") == "limit 2.00 s"  # a p99 stands beside it
     assert _limit(goals, "tpot") == "limit 50.0 ms"
     assert _limit(goals, "e2el") == ""
+
+
+def test_a_limit_of_one_class_does_not_stand_beside_the_latency_of_all_requests() -> None:
+    goals = [{"limits": {"ttft": 200.0}, "share": 0.99, "of": "gold"}, {"limits": {"ttft": 800.0}, "share": 0.9}]
+    assert _limit(goals, "ttft") == "limit 800 ms for 90 % of requests"
+    assert _limit(goals[:1], "ttft") == ""
