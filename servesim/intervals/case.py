@@ -40,6 +40,9 @@ class Case:
     tpot_ms: float
     extrapolated: float
     """Share of GPU time priced beyond the range measured in the kernel tables, including time from formulas."""
+    measured: bool = False
+    """Whether the server itself was measured and its host terms fitted to that; if not, it is one of a laboratory that
+    nobody has seen."""
 
     @property
     def product(self) -> str:
