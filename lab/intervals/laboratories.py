@@ -70,7 +70,7 @@ class Beyond:
     kinds: tuple[str, ...]
     """Kinds of distance (n)."""
     far: Mapping[str, tuple[Floats, Floats]]
-    """By metric, how far results lie below and above the median (n), in units of the ends' distance from it; 0 on the
+    """Distances of results below and above the median (n) by metric, in units of the ends' distance from it; 0 on the
     other side."""
 
     def needs(self, metric: str) -> Ends:
