@@ -41,8 +41,7 @@ class Case:
     extrapolated: float
     """Share of GPU time priced beyond the range measured in the kernel tables, including time from formulas."""
     measured: bool = False
-    """True if the server itself was measured and its host terms fitted to that; else it is one of a laboratory that
-    nobody has seen."""
+    """Whether the server itself was measured and its host terms fitted to that; else its laboratory is unseen."""
 
     @property
     def product(self) -> str:
