@@ -75,3 +75,10 @@ def test_prose_has_the_median_of_servers_that_nobody_tuned(name: str) -> None:
     fast = -100 * math.expm1(row["errors"]["e2e"]["log_median"])
     assert re.search(rf"E2E (was )?simulated {fast:.0f} % too fast in the median", text)
     assert f"{100 * row['errors']['e2e']['mape']:.0f} %" in text
+
+
+def test_prose_has_what_a_laboratory_unlike_all_others_would_have_had() -> None:
+    row = next(one for one in shipped().document["laboratories"]["left_out"] if one["laboratory"] == "gpustack")
+    text = " ".join((ROOT / "docs" / "intervals.md").read_text(encoding="utf-8").split())
+    tpot, e2e = (f"{100 * row[metric]['unseen']:.0f} %" for metric in ("tpot", "e2e"))
+    assert f"its bars would have held {tpot} of TPOT and {e2e} of E2E" in text
