@@ -102,6 +102,7 @@ docs: $(READY)
 	$(VENV)/bin/python -m tests.support.module_map
 	$(VENV)/bin/python -m tests.support.figure_page
 	$(VENV)/bin/python -m tests.support.support_page
+	$(VENV)/bin/python -m tests.support.truth_page
 	$(VENV)/bin/python -m tests.support.documents
 	$(VENV)/bin/python -m tests.support.notebooks
 

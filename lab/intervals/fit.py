@@ -53,6 +53,8 @@ PENALTIES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
 }
 """Penalties by kind of distance, for the terms of the location and of the scale, in deployments. They were chosen from
 about ten sets per kind by the Winkler score on left-out cells of 54 deployments on H100 and H200 (22 November 2026)."""
+FEWEST_DEPLOYMENTS = 9
+"""Deployments that an end which leaves out a tenth takes."""
 _INNER = next(kind for kind in KINDS if kind.name == "version")
 
 
@@ -92,6 +94,14 @@ def inner_folds(data: Data, kind: Kind, used: Bools) -> list[Fold]:
     return found if len(found) >= FEWEST else folds(cases, _INNER, used)
 
 
+def statistics(data: Data) -> dict[str, Any]:
+    """Return what bars take: the labels that are known, and terms and quantiles by kind of distance."""
+    return {
+        "known": {name: sorted({label(cell.case, name) for cell in data.cells}) for name in LABELS},
+        "kinds": {kind.name: _of_kind(data, kind) for kind in fitting(data)},
+    }
+
+
 def fit(paths: Sequence[Path], date: str) -> dict[str, Any]:
     """Return the document of `servesim/intervals/fitted.json` from score files."""
     data = Data.of(read_measured(paths))
@@ -100,16 +110,15 @@ def fit(paths: Sequence[Path], date: str) -> dict[str, Any]:
         "date": date,
         "servesim": __version__,
         "fitted_on": {
-            "files": [{"name": path.name, "sha256": _digest(path)} for path in paths],
+            "files": files_of(paths),
             "cells": len(data.cells),
             "deployments": len({cell.case.deployment for cell in data.cells}),
             "refitted_in_folds": "location and scale of residuals by group, and quantiles",
             "not_refitted": "kernel tables, host terms, recipes",
         },
-        "known": {name: sorted({label(cell.case, name) for cell in data.cells}) for name in LABELS},
         "terms": [f"{part} {metric}" for part in PARTS for metric in METRICS],
         "shares": list(SHARES),
-        "kinds": {kind.name: _of_kind(data, kind) for kind in fitting(data)},
+        **statistics(data),
         "pairs": fit_pairs(data.cells),
     }
 
@@ -143,8 +152,13 @@ def _quantiles(scores: Floats, deployments: Sequence[str], known: bool) -> list[
     found = [quantile(scores, deployments, share, known) for share in SHARES]
     enough = [i for i, value in enumerate(found) if not np.isnan(value)]
     if not enough or SHARES[enough[0]] > (1 - LEVEL) / 2 + 1e-9:
-        raise UserError(f"intervals: {len(set(deployments))} deployments are too few: nine are needed")
+        raise UserError(f"intervals: {len(set(deployments))} deployments are too few: {FEWEST_DEPLOYMENTS} are needed")
     return [round(found[min(max(i, enough[0]), enough[-1])], 3) for i in range(len(found))]
+
+
+def files_of(paths: Sequence[Path]) -> list[dict[str, str]]:
+    """Return names and hashes of score files."""
+    return [{"name": path.name, "sha256": _digest(path)} for path in paths]
 
 
 def _digest(path: Path) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,14 +47,32 @@ class Measured:
     concurrency: int
     gpus: int
     output_mean: float
+    laboratory: str = ""
+    """Who measured it; empty if that is not known."""
 
 
 def read_measured(paths: Sequence[Path]) -> list[Measured]:
-    """Read the kept and answered cells of scores (`cells.csv` of `servesim accuracy --out`, or its folder).
-
-    Cells with separate prefill and decode are left out, since their errors are of a different kind.
-    """
+    """Read the kept and answered cells of scores (`cells.csv` of `servesim accuracy --out`, or its folder)."""
     found: list[Measured] = []
+    for file, line, row in _kept(paths):
+        if all(row[f"{metric}_ratio"] for metric in METRICS):
+            try:
+                found.append(_measured(row))
+            except ValueError as error:
+                raise UserError(f"{file}: line {line}: {error}") from None
+    if not found:
+        raise UserError(f"{', '.join(map(str, paths))}: no cell is kept and answered")
+    return found
+
+
+def kept(paths: Sequence[Path]) -> Counter[str]:
+    """Return the number of kept cells by laboratory, answered or not."""
+    return Counter(row.get("laboratory") or "" for _, _, row in _kept(paths))
+
+
+def _kept(paths: Sequence[Path]) -> Iterator[tuple[Path, int, dict[str, str]]]:
+    """Yield file, line and row of each cell that the screen leaves. Cells with separate prefill and decode are left
+    out, since their errors are of a different kind."""
     for path in paths:
         file = path / CELLS if path.is_dir() else path
         rows = csv.DictReader(io.StringIO(read_text(file)))
@@ -61,16 +80,8 @@ def read_measured(paths: Sequence[Path]) -> list[Measured]:
         if missing:
             raise UserError(f"{file}: no column {', '.join(missing)}: cells.csv of servesim accuracy --out is needed")
         for row in rows:
-            if row["screened"] or row.get("mode") == "disagg":
-                continue
-            if all(row[f"{metric}_ratio"] for metric in METRICS):
-                try:
-                    found.append(_measured(row))
-                except ValueError as error:
-                    raise UserError(f"{file}: line {rows.line_num}: {error}") from None
-    if not found:
-        raise UserError(f"{', '.join(map(str, paths))}: no cell is kept and answered")
-    return found
+            if not row["screened"] and row.get("mode") != "disagg":
+                yield file, rows.line_num, row
 
 
 def _measured(row: dict[str, str]) -> Measured:
@@ -98,7 +109,8 @@ def _measured(row: dict[str, str]) -> Measured:
     output = 1 + (simulated["e2e"] - simulated["ttft"]) / simulated["tpot"]
     residuals = {metric: -float(np.log(ratio)) for metric, ratio in ratios.items()}
     lengths = int(row["isl"]), int(row["osl"])
-    return Measured(case, residuals, lengths, int(row["concurrency"]), int(row["gpus"]), output)
+    concurrency, gpus = int(row["concurrency"]), int(row["gpus"])
+    return Measured(case, residuals, lengths, concurrency, gpus, output, row.get("laboratory") or "")
 
 
 def deployment_weights(cells: Sequence[Measured]) -> Floats:

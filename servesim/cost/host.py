@@ -247,6 +247,11 @@ def _chip(gpu: str) -> HostTerms:
     return next((chip for chip in chips if gpu in chip.gpus), HostTerms())
 
 
+def is_shipped(name: str) -> bool:
+    """Return whether host terms of this name are shipped."""
+    return any(path.name.removesuffix(".yaml") == name for path in _shipped())
+
+
 def _shipped(*below: str) -> list[Any]:
     """Return the YAML files shipped with the host terms, or in a folder below them."""
     folder = resources.files("servesim.calibrate.tables").joinpath("host", *below)

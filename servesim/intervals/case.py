@@ -40,6 +40,8 @@ class Case:
     tpot_ms: float
     extrapolated: float
     """Share of GPU time priced beyond the range measured in the kernel tables, including time from formulas."""
+    measured: bool = False
+    """Whether the server itself was measured and its host terms fitted to that; else its laboratory is unseen."""
 
     @property
     def product(self) -> str:

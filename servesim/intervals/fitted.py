@@ -38,11 +38,15 @@ class Factors:
     """Scale of the logarithm of the ratio."""
     quantiles: tuple[float, ...]
     """Quantiles at SHARES, in units of the scale."""
+    wider: tuple[float, float] = (1.0, 1.0)
+    """Factors by which the logarithms of the low and the high end lie farther from the median's than for a server that
+    was measured."""
 
     def at(self, share: float) -> float:
         """Return the factor below which the given share of servers lies; shares are clamped to the range of SHARES."""
-        z = float(np.interp(share, SHARES, self.quantiles))
-        return math.exp(self.location + self.scale * z)
+        z, median = (float(np.interp(one, SHARES, self.quantiles)) for one in (share, 0.5))
+        farther = (self.wider[share > 0.5] - 1.0) * (z - median)
+        return math.exp(self.location + self.scale * (z + farther))
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,28 @@ class Fitted:
         location, log_scale = (
             math.fsum(row[part * len(METRICS) + column] for row in rows) for part in range(len(PARTS))
         )
-        return Factors(location, math.exp(log_scale), tuple(fitted["quantiles"][metric]))
+        return Factors(location, math.exp(log_scale), tuple(fitted["quantiles"][metric]), self._wider(case, metric))
 
-    def coverage(self, kind: Kind, metric: str) -> Mapping[str, float] | None:
-        """Return the share of held-out cells inside their intervals, and the 95 % interval of that share; None if it
-        was not evaluated."""
+    def unseen(self, case: Case) -> Mapping[str, Any] | None:
+        """Return the statistics of left-out laboratories for a case of an unseen one; None if there are none."""
+        found: Mapping[str, Any] | None = None if case.measured else self.document.get("laboratories")
+        return found
+
+    def _wider(self, case: Case, metric: str) -> tuple[float, float]:
+        unseen = self.unseen(case)
+        if unseen is None:
+            return 1.0, 1.0
+        ends = unseen["wider"][metric]
+        return ends["low"], ends["high"]
+
+    def coverage(self, case: Case, kind: Kind, metric: str) -> Mapping[str, float] | None:
+        """Return the share of held-out results inside their intervals, and the 95 % interval of that share: of left-out
+        laboratories if the case is one of an unseen laboratory, else of cells left out as `kind` says. None if it was
+        not evaluated."""
+        unseen = self.unseen(case)
+        if unseen is not None:
+            left_out: Mapping[str, Any] = unseen.get("coverage", {})
+            return left_out.get(metric)
         judged: Mapping[str, Any] = self.document.get("judged", {})
         found: Mapping[str, float] | None = judged.get(kind.name, {}).get(metric, {}).get("coverage")
         return found

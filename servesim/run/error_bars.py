@@ -6,9 +6,11 @@ For figures without measurements (p99, goodput, price), see servesim.run.stretch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from servesim.cost.host import is_shipped
 from servesim.intervals.case import METRICS, Case, model_key
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.run.presets import preset_settings
@@ -43,7 +45,18 @@ def case_of(summary: Mapping[str, Any]) -> Case | None:
         ttft_ms=means["ttft"],
         tpot_ms=means["tpot"],
         extrapolated=(shares["extrapolated"] or 0.0) + (shares["roofline"] or 0.0),
+        measured=_measured(summary),
     )
+
+
+def _measured(summary: Mapping[str, Any]) -> bool:
+    """Return whether the host terms are a user's own, fitted to recordings of this model on this GPU (`servesim
+    calibrate host`); terms written by hand have no engine that they were fitted on."""
+    scenario, terms = summary["scenario"], summary["provenance"]["host_terms"]
+    if not terms or not terms["engine"] or is_shipped(scenario["host"]):
+        return False
+    on = terms["provenance"]
+    return (model_key(str(on.get("model"))), on.get("gpu")) == (model_key(scenario["model"]), scenario["gpu"])
 
 
 def _dealt(scenario: Mapping[str, Any]) -> int:
@@ -86,16 +99,18 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
     """Return the error bars of a finished run from its summary.
 
     `kind`: how far the run is from the measured servers, which names the folds that the interval is from (null: too
-    far), `says`: the same in words; `level`: share of measured servers inside an interval; by metric, `mean`
-    (simulated), `low` and `high` in ms, and the `coverage` of such intervals on similar cells that were held out
-    (value, and its 95 % interval); `fitted`: date, cells and deployments. A run adds `propagated`: the intervals of
-    percentiles, goodput and price, or the reason why there are none.
+    far), `laboratory`: `own` if the server was measured, else `unseen` (null: no bars), `says`: both in words; `level`:
+    share of measured servers inside an interval; by metric, `mean` (simulated), `low` and `high` in ms, and the
+    `coverage` of such intervals on results that were held out (value, and its 95 % interval); `fitted`: date, cells and
+    deployments. A run adds `propagated`: the intervals of percentiles, goodput and price, or the reason why there are
+    none.
     """
     fitted = shipped() if fitted is None else fitted
     on = fitted.document["fitted_on"]
     found: dict[str, Any] = {
         "level": LEVEL,
         "kind": None,
+        "laboratory": None,
         "says": "",
         "fitted": {"date": fitted.document["date"], "cells": on["cells"], "deployments": on["deployments"]},
         **dict.fromkeys(LATENCY_KEYS.values()),
@@ -113,6 +128,22 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
             "mean": mean,
             "low": mean * factors.at(ENDS[0]),
             "high": mean * factors.at(ENDS[1]),
-            "coverage": fitted.coverage(kind, metric),
+            "coverage": fitted.coverage(case, kind, metric),
         }
-    return found | {"kind": kind.name, "says": kind.says}
+    laboratory = "own" if case.measured else "unseen"
+    return found | {"kind": kind.name, "laboratory": laboratory, "says": f"{kind.says}; {_whose(fitted, case)}"}
+
+
+def _whose(fitted: Fitted, case: Case) -> str:
+    """Return in words whether the bars are those of an unseen laboratory, and the farthest of those left out."""
+    if case.measured:
+        return "its host terms were fitted to it"
+    unseen = fitted.unseen(case)
+    if unseen is None:
+        return "nobody measured your server"
+    farthest = max(unseen["left_out"], key=lambda one: abs(one["errors"]["e2e"]["log_median"]))
+    median = math.expm1(farthest["errors"]["e2e"]["log_median"])
+    return (
+        f"nobody measured your server: on {farthest['servers']}, E2E was simulated {100 * abs(median):.0f} % too "
+        f"{'fast' if median < 0 else 'slow'} in the median"
+    )

@@ -20,7 +20,7 @@ ROOT_COMMAND = typer.main.get_command(app)
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 
 
-LONG = ("README.md", "docs/how-true.md", "docs/first-ten-minutes.md", "docs/speculation.md")
+LONG = ("README.md", "docs/accuracy-notes.md", "docs/first-ten-minutes.md", "docs/speculation.md")
 """Pages that take longest, run by a file of their own: test files are what workers share out."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.errors import UserError
+from servesim.experiments.accuracy.recipes import laboratory_of
 from servesim.experiments.accuracy.scores import METRICS
 from servesim.experiments.accuracy.study import Scored
 from servesim.experiments.documents import plain
@@ -39,7 +40,9 @@ def write(out: Path, scored: Sequence[Scored], document: Mapping[str, Any]) -> N
     """Write the cells and the document. The same score gives the same bytes."""
     text = io.StringIO()
     rows = csv.DictWriter(
-        text, [*LABELS, "gpus", *_TIMES, "extrapolated", "formula", "screened", "reason"], lineterminator="\n"
+        text,
+        [*LABELS, "gpus", *_TIMES, "extrapolated", "formula", "screened", "reason", "laboratory"],
+        lineterminator="\n",
     )
     rows.writeheader()
     rows.writerows(_row(one) for one in scored)
@@ -53,6 +56,7 @@ _TIMES = tuple(f"{metric}_{kind}" for metric in METRICS for kind in ("measured_m
 def _row(one: Scored) -> dict[str, Any]:
     row = {name: getattr(one.cell, name) for name in LABELS}
     row |= {"gpus": one.cell.gpus, "screened": one.screened, "reason": one.answer.reason}
+    row["laboratory"] = laboratory_of(one.cell)
     row |= {"extrapolated": _text(one.answer.extrapolated), "formula": _text(one.answer.formula)}
     for kind, values in (("measured_ms", one.measured), ("simulated_ms", one.simulated), ("ratio", one.ratios)):
         row |= {f"{m}_{kind}": _text(v) for m, v in zip(METRICS, values or (None,) * len(METRICS), strict=True)}

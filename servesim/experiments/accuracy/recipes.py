@@ -51,6 +51,12 @@ def source_of(cell: Cell) -> dict[str, Any]:
     return next(entry for entry in recipes()["sources"] if entry["match"] in cell.source)
 
 
+def laboratory_of(cell: Cell) -> str:
+    """Return who measured a row of a table of labels; empty for recordings and runs described by commands."""
+    labels = cell.run is None and cell.flags is None and cell.settings is None
+    return str(source_of(cell)["name"]).partition(",")[0] if labels else ""
+
+
 def output_mean(cell: Cell) -> float:
     """Return the mean output length that clients requested, in tokens; for a recorded run, the recorded length."""
     return (

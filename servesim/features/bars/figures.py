@@ -64,6 +64,9 @@ INTERVALS = Group(
         Figure("level", "share of measured servers inside the bars", itemgetter("level"), "share", SHARE),
         Figure("kind", "what about the run was not measured; `null` where there are no bars", itemgetter("kind"),
                schema=TEXT_OR_NULL),
+        Figure("laboratory",
+               "`own` if the host terms were fitted to this server (`servesim calibrate host`), else `unseen`; `null` "
+               "where there are no bars", itemgetter("laboratory"), schema=TEXT_OR_NULL),
         Figure("says", "what was not measured, in words, or why there are no bars", itemgetter("says"), schema=TEXT),
         Figure("fitted", "`date`, `cells` and `deployments` that the bars are based on", itemgetter("fitted"),
                schema=an_object(date=TEXT, cells=COUNT, deployments=COUNT)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,42 @@ def test_a_factor_is_the_sum_of_terms_and_a_quantile_in_units_of_the_scale() -> 
     assert factors.at(0.1) == pytest.approx(math.exp(0.4 - 4 * math.exp(-1.5)))
     assert factors.at(0.15) == pytest.approx(math.exp(0.4 - 3.5 * math.exp(-1.5)))
     assert factors.at(0.001) == factors.at(SHARES[0])
+
+
+def test_a_server_that_was_not_measured_has_the_ends_of_an_unseen_laboratory_and_a_measured_one_has_not() -> None:
+    wider = {metric: {"low": 1.5, "high": 3.0} for metric in METRICS}
+    fitted = Fitted({**DOCUMENT, "laboratories": {"wider": wider}})
+    plain, own = Fitted(DOCUMENT), replace(CASE, measured=True)
+    far = {share: math.log(fitted.factors(CASE, GPU, "ttft").at(share)) - 0.4 for share in (0.1, 0.4, 0.5, 0.9)}
+    unit = math.exp(-1.5)  # quantiles are -4, -1 and 4 of it from the median, 1
+    assert far == pytest.approx({0.1: -6 * unit, 0.4: -1.5 * unit, 0.5: 0.0, 0.9: 12 * unit})
+    assert fitted.factors(own, GPU, "ttft") == plain.factors(CASE, GPU, "ttft")
+
+
+def test_coverage_of_an_unseen_laboratory_is_that_of_laboratories_left_out() -> None:
+    judged = {"gpu": {"tpot": {"coverage": {"value": 0.81, "low": 0.7, "high": 0.9}}}}
+    left_out = {"tpot": {"value": 0.79, "low": 0.5, "high": 1.0}}
+    fitted = Fitted({**DOCUMENT, "judged": judged, "laboratories": {"coverage": left_out}})
+    assert fitted.coverage(CASE, GPU, "tpot") == left_out["tpot"]
+    assert fitted.coverage(replace(CASE, measured=True), GPU, "tpot") == judged["gpu"]["tpot"]["coverage"]
+    assert fitted.coverage(CASE, GPU, "ttft") is None
+
+
+def test_shipped_ends_of_an_unseen_laboratory_lie_outside_those_of_a_measured_server() -> None:
+    wider = shipped().document["laboratories"]["wider"]
+    assert all(ends["low"] >= 1 and ends["high"] >= 1 for ends in wider.values())
+    assert wider["e2e"]["high"] > wider["e2e"]["low"]  # servers nobody tuned are slower
+    assert wider["tpot"]["of"]["high"] == wider["e2e"]["of"]["high"] == "gpustack"
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_shipped_bars_hold_80_percent_of_every_laboratory_that_they_are_not_fitted_to(metric: str) -> None:
+    document = shipped().document["laboratories"]
+    rows = {row["laboratory"]: row[metric] for row in document["left_out"] if row["with_bars"]}
+    assert {"gpustack", "InferenceX", "NVIDIA"} < set(rows)
+    assert all(row["inside"] >= 0.8 for row in rows.values())
+    assert document["coverage"][metric]["high"] >= 0.8  # over laboratories that the widening is not fitted to either
+    assert rows["gpustack"]["not_widened"] < 0.8 or metric == "ttft"  # what the widening is for
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import servesim
 from servesim.cli.app import app
+from servesim.cost.host import HostTerms
 from servesim.intervals.fitted import shipped
 from servesim.run.error_bars import case_of, intervals
 
@@ -33,7 +35,7 @@ def test_a_run_like_measured_servers_has_bars_by_the_fold_that_is_named(summary:
     for key in ("ttft", "tpot", "e2el"):
         assert found[key]["mean"] == summary["latency_ms"][key]["mean"]
         assert 0 < found[key]["low"] < found[key]["high"]
-        assert found[key]["coverage"]["low"] < 0.8 < found[key]["coverage"]["high"]
+        assert found[key]["coverage"]["low"] < found[key]["coverage"]["value"] < found[key]["coverage"]["high"]
 
 
 def test_an_end_is_the_mean_times_the_factor_of_its_case(summary: dict[str, Any]) -> None:
@@ -61,6 +63,52 @@ def test_the_case_of_a_run_is_what_one_replica_serves(summary: dict[str, Any]) -
     closed = copy.deepcopy(summary)
     closed["scenario"] |= {"rate": "inf", "clients": {"max_concurrency": 16}}
     assert case_of(closed).in_flight == 16  # type: ignore[union-attr]
+
+
+OWN_HOST = {"engine": "vllm 0.18.0", "provenance": {"model": "gpt-oss-120b", "gpu": "h200", "steps": 900}}
+
+
+def with_host(summary: dict[str, Any], name: str, terms: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(summary)
+    changed["scenario"]["host"] = name
+    changed["provenance"]["host_terms"] = terms
+    return changed
+
+
+def test_bars_are_those_of_an_unseen_laboratory_until_the_server_was_measured(summary: dict[str, Any]) -> None:
+    assert summary["intervals"]["laboratory"] == "unseen"
+    assert "nobody measured your server" in summary["intervals"]["says"]
+    measured = intervals(with_host(summary, "my-terms.yaml", OWN_HOST))
+    assert measured["laboratory"] == "own"
+    assert "host terms were fitted to it" in measured["says"]
+    for key in ("ttft", "tpot", "e2el"):
+        wide, narrow = summary["intervals"][key], measured[key]
+        assert narrow["coverage"]["low"] < 0.8 < narrow["coverage"]["high"]
+        assert wide["low"] <= narrow["low"] < narrow["high"] <= wide["high"]
+    assert summary["intervals"]["e2el"]["high"] > measured["e2el"]["high"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("vllm-0.23-h100", {}),  # shipped: of a server that is not the user's
+        ("my-terms.yaml", {"engine": ""}),  # written by hand on the base of shipped terms
+        ("my-terms.yaml", {"provenance": {"model": "qwen3-14b", "gpu": "h200"}}),
+        ("my-terms.yaml", {"provenance": {"model": "gpt-oss-120b", "gpu": "h100"}}),
+        ("my-terms.yaml", {"provenance": {}}),
+    ],
+)
+def test_host_terms_of_another_server_do_not_make_a_laboratory_known(
+    summary: dict[str, Any], name: str, changed: dict[str, Any]
+) -> None:
+    assert intervals(with_host(summary, name, OWN_HOST | changed))["laboratory"] == "unseen"
+
+
+def test_host_terms_fitted_by_calibrate_host_make_a_run_one_of_a_measured_server(tmp_path: Path) -> None:
+    terms = HostTerms.load("vllm-0.23-h100").to_dict() | OWN_HOST
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(terms))
+    found = servesim.simulate(trace=TRACE, **SERVED, host=str(tmp_path / "mine.yaml")).summary["intervals"]
+    assert found["laboratory"] == "own"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def stretched(monkeypatch: pytest.MonkeyPatch, **factors: tuple[float, float]) -
         logs = np.interp(range(len(SHARES)), ends, np.log(factors.get(metric, factors["e2e"])))
         terms["quantiles"][metric] = logs.tolist()
     kinds = dict.fromkeys(shipped().document["kinds"], terms)
-    made_up = Fitted({**shipped().document, "kinds": kinds})
+    made_up = Fitted({**shipped().document, "kinds": kinds, "laboratories": None})
     for module in ("servesim.features.bars.propagation", "servesim.run.error_bars"):
         monkeypatch.setattr(f"{module}.shipped", lambda: made_up)
 

@@ -9,7 +9,7 @@ import pytest
 
 from servesim.errors import UserError
 from servesim.experiments.accuracy import recipes as module
-from servesim.experiments.accuracy.recipes import output_mean, recipe, recipes, version_of
+from servesim.experiments.accuracy.recipes import laboratory_of, output_mean, recipe, recipes, version_of
 from servesim.run.scenario import Scenario
 from tests.support.cells import cell
 
@@ -35,6 +35,14 @@ def test_lengths_by_source() -> None:
     assert drawn == [f"synth:prompt=1000,output={n}" for n in ("uniform(99,101)", "100", "uniform(95,105)", "100")]
     assert output_mean(cell(osl=1000)) == pytest.approx(900)
     assert output_mean(cell(osl=1000, source=GAP)) == pytest.approx(1000)
+
+
+def test_a_source_tells_the_laboratory_and_a_command_or_measure_tells_none() -> None:
+    assert laboratory_of(cell()) == "InferenceX"
+    assert {laboratory_of(cell(source=GAP.replace("vllm/0.12.0/y", one))) for one in ("vllm/1", "trtllm/1")} == {
+        "NVIDIA"
+    }
+    assert laboratory_of(cell(flags=())) == laboratory_of(cell(settings=())) == ""
 
 
 def test_a_registry_of_containers_is_no_source() -> None:
