@@ -146,6 +146,7 @@ def kind_of_host(loads: Sequence[Load]) -> str:
     for load in loads:
         for where, metric in _shown(load, short):
             sides.setdefault(where, set()).add(load.side(metric))
+    sides["at the API server"] = {_api_side(loads)}
     found = [
         f"{word} {where}"
         for where, ours in sides.items()
@@ -166,4 +167,16 @@ def _shown(load: Load, short: int) -> list[tuple[str, str]]:
     if point.kind == "idle":
         prompt = "with one short request" if point.prompt == short else "with one long prompt"
         return [(prompt, "ttft"), ("in steps of one request", "tpot")]
-    return [("at the API server", "ttft") if point.output < SHORT_ANSWER else ("in steps of many", "tpot")]
+    return [("in steps of many", "tpot")] if point.output >= SHORT_ANSWER else []
+
+
+def _api_side(loads: Sequence[Load]) -> int:
+    """Return 1 if requests of a burst take longer than simulated, beyond the error bar of the smallest burst's TTFT, -1
+    if they take less time, or else 0. Bars of large bursts are too wide to tell."""
+    per_request = per_request_ms(loads)
+    if per_request is None:
+        return 0
+    small = next(load for load in loads if load.run.point.kind == "burst" and "tpot" not in load.judged)
+    low, high = (end / small.simulated.ttft for end in small.bars["ttft"])
+    measured, simulated = per_request
+    return int(measured > high * simulated) - int(measured < low * simulated)

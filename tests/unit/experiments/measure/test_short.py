@@ -68,6 +68,14 @@ def test_a_server_that_is_slow_in_one_thing_is_told_to_be_slow_in_that(monkeypat
     assert "slower at the API server" not in steps
 
 
+def test_ms_a_request_decide_on_the_api_server_where_the_mean_ttft_is_within_its_bar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """22 ms a request one after another are 11 in the mean over a burst; requests that share a loop are all late."""
+    found = loads(monkeypatch, api_s=0.022, first_s=0.012, token_s=0.0078)
+    assert "slower at the API server" in kind_of_host(found)
+
+
 def test_a_server_that_is_as_simulated_is_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     found = loads(monkeypatch, api_s=0.005, first_s=0.01, token_s=0.008)
     same = [replace(load, measured=load.simulated) for load in found]
