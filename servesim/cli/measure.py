@@ -13,6 +13,7 @@ from servesim.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from servesim.experiments.measure.loops import Point
+    from servesim.experiments.measure.startup import Facts
     from servesim.experiments.measure.study import Measured
 
 MEASURE_EXAMPLES = """
@@ -21,14 +22,17 @@ Examples:
   servesim measure http://localhost:8000 --gpu h100 --log vllm.log --out mine
   servesim measure http://localhost:8000 --gpu h200 --tp 2 --flags 'vllm serve Qwen/Qwen3-32B -tp 2' --out mine
   servesim measure http://localhost:8000 --gpu h100 --minutes 5 --clients 8,32 --repeats 1 --out mine
+  servesim measure http://localhost:8000 --gpu h100 --short --out mine
   servesim accuracy mine/cells.csv
 
-Sends requests to the server for about 20 minutes. mine/ holds cells.csv, a recorded run of every loop
-(for servesim validate and servesim calibrate host) and server_config.json. If anything fails, nothing is written.
+Sends requests to the server for about 20 minutes, or 5 with --short. mine/ holds cells.csv, a recorded run of every
+loop (for servesim validate and servesim calibrate host), server_config.json and, with --short, host.yaml (an option
+--host of servesim run). If anything fails, nothing is written.
 """
 
 
 def measure(
+    context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server: http://localhost:8000.")],
     gpu: Annotated[str, typer.Option(help="GPU the server runs on.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the measurements.")],
@@ -44,7 +48,20 @@ def measure(
     served_name: Annotated[str | None, typer.Option(help="Model to request, if the server has several.")] = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="Start-up log of the server.")] = None,
     flags: Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that started the server.")] = None,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Total time; loops are cut short to keep within it.")] = 20.0,
+    short: Annotated[
+        bool,
+        typer.Option(
+            "--short",
+            help="Five minutes: one client, 64 and 512 requests at once. Prints what kind of host it is, and fits its "
+            "host terms.",
+        ),
+    ] = False,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            min=0.01, help="Total time; loops are cut short to keep within it (--short: 5, and more is an error)."
+        ),
+    ] = 20.0,
     idle: Annotated[
         str, typer.Option(metavar="<int,...>", help="Prompt lengths of the idle measurement (one client).")
     ] = "128,512,2048,8192",
@@ -80,8 +97,10 @@ def measure(
     import asyncio
     import datetime
 
+    from servesim.cli.measure_short import conclude, short_plan
     from servesim.experiments.measure import files
     from servesim.experiments.measure.clients import NAMES, Client
+    from servesim.experiments.measure.short import check
     from servesim.experiments.measure.startup import read_flags, read_log, together
     from servesim.experiments.measure.study import Plan
     from servesim.experiments.measure.study import measure as run
@@ -101,6 +120,8 @@ def measure(
         raise UserError(f"--dtype {dtype}: unknown{suggest(dtype, files.FORMATS)}")
     files.refuse(out)
     told = together(*([read_flags(flags)] if flags else []), *([read_log(log)] if log else []))
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
     plan = Plan(
         idle=_lengths("--idle", idle),
         clients=_lengths("--clients", clients),
@@ -113,6 +134,13 @@ def measure(
         minutes=minutes,
         seed=seed,
     )
+    plan = short_plan(given, minutes, seed) if short else plan
+
+    def start(points: Sequence[Point], facts: Facts) -> None:
+        _tell_start(facts)
+        if short:
+            check(points, facts, _labels(facts, model, name, tp, dtype))
+
     found = asyncio.run(
         run(
             address,
@@ -122,24 +150,31 @@ def measure(
             timeout_s=timeout,
             told=told,
             client=None if client == "own" else lambda name: Client.find(client, tokenizer or model or name, key),
-            on_start=_tell_start,
+            on_start=start,
             on_run=Teller(),
         )
     )
-    label = model or str(found.facts.get("model", ""))
-    labels = {
-        "model": label,
-        "gpu": name,
-        "tp": tp or int(found.facts.get("tensor_parallel_size", 1)),
-        "dtype": dtype or _weights(label, found.facts),
-    }
-    files.write(out, found, labels, datetime.datetime.now(tz=datetime.UTC).date().isoformat())
+    labels = _labels(found.facts, model, name, tp, dtype)
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    more, lines = conclude(found, labels, date, out) if short else ({}, [f"written to {out}: {len(found.runs)} cells"])
+    files.write(out, found, labels, date, more)
     for note in found.notes:
-        typer.echo(f"note: {note}")
+        typer.echo(f"note: {note}", err=short)
     for fact in ("engine_version", "num_gpu_blocks", "max_num_seqs"):
         if fact not in found.facts:
-            typer.echo(f"note: {fact} is not known (give --log or --flags)")
-    typer.echo(f"written to {out}: {len(found.runs)} cells")
+            typer.echo(f"note: {fact} is not known (give --log or --flags)", err=short)
+    for line in lines:
+        typer.echo(line)
+
+
+def _labels(facts: Facts, model: str | None, gpu: str, tp: int | None, dtype: str | None) -> dict[str, Any]:
+    label = model or str(facts.get("model", ""))
+    return {
+        "model": label,
+        "gpu": gpu,
+        "tp": tp or int(facts.get("tensor_parallel_size", 1)),
+        "dtype": dtype or _weights(label, facts),
+    }
 
 
 def _key(variable: str | None) -> str | None:
@@ -166,7 +201,7 @@ def _weights(model: str, facts: dict[str, Any]) -> str:
     return "fp8" if "fp8" in told else "bf16"
 
 
-def _tell_start(points: Sequence[Point], facts: dict[str, Any]) -> None:
+def _tell_start(facts: Facts) -> None:
     known = ", ".join(f"{key} {value}" for key, value in sorted(facts.items()) if key != "cudagraph_capture_sizes")
     typer.echo(f"server: {known}", err=True)
 

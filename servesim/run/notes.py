@@ -185,8 +185,10 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
             f"engine.version={engine.version} is newer than any version examined: settings of the newest known "
             "version are used"
         )
-    if terms is not None and terms.engine != named:
+    if terms is not None and terms.engine not in ("", named):
         yield f"no host terms were measured for {named}: those of {terms.engine} are used"
+    if terms is not None and "note" in terms.provenance and not scenario.engine.async_scheduling:
+        yield f"host terms {terms.name}: {terms.provenance['note']}"
 
 
 def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:

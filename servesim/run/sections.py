@@ -68,8 +68,9 @@ class EngineSettings(Section):
     (EPLB)."""
     num_redundant_experts: int = Field(default=0, ge=0, le=4096)
     """Additional copies of experts under EPLB; they take memory."""
-    api_server_count: int = Field(default=1, ge=1, le=1024)
-    """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count)."""
+    api_server_count: int = Field(default=1, ge=0, le=1024)
+    """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count); 0:
+    none, as when a program calls the engine itself (vLLM's LLM class)."""
     stream_interval: int = Field(default=1, ge=1, le=1 << 20)
     """Tokens per streamed chunk (vLLM's --stream-interval): fewer chunks mean less work for the API servers."""
     max_queued_requests: int | None = Field(default=None, ge=0)

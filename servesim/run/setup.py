@@ -100,7 +100,9 @@ class Setup:
         terms, engine = self.cost.terms, self.scenario.engine
         processes = sum(p.scenario.engine.api_server_count * p.scenario.replicas for p in self.pools)
         model = self.deployment.model.name
-        return terms.front(model, processes, engine.stream_interval) if terms is not None else FrontTerms()
+        if terms is None or not processes:
+            return FrontTerms()
+        return terms.front(model, processes, engine.stream_interval)
 
     @property
     def out_ns(self) -> int:

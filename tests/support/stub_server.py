@@ -23,6 +23,8 @@ class Stub:
     token_s: float = 0.0
     slots: int = 1 << 20
     """Requests served at once; others wait in order."""
+    api_s: float = 0.0
+    """What an API server that handles one request after another takes for each."""
     wrong: str = ""
     """How it fails, by name; empty: not at all."""
     after: int = 0
@@ -66,6 +68,9 @@ class Stub:
         wrong = self.wrong if len(self.seen) > self.after else ""
         if whole := _WHOLE.get(wrong):
             return _whole(writer, *whole)
+        if self.api_s:
+            async with self._api:
+                await asyncio.sleep(self.api_s)
         async with self._gate:
             await self._stream(writer, body, read, wrong)
 
@@ -157,7 +162,7 @@ def serving(stub: Stub) -> Iterator[Stub]:
     loop, ready = asyncio.new_event_loop(), threading.Event()
 
     async def serve() -> None:
-        stub._gate = asyncio.Semaphore(stub.slots)  # type: ignore[attr-defined]
+        stub._gate, stub._api = asyncio.Semaphore(stub.slots), asyncio.Lock()  # type: ignore[attr-defined]
         server = await asyncio.start_server(stub.serve, "127.0.0.1", 0)
         stub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()

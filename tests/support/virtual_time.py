@@ -77,7 +77,7 @@ def in_virtual_time(patch: pytest.MonkeyPatch, stub: Stub, talk: Coroutine[Any, 
         return here, _Writer(there)
 
     async def whole() -> T:
-        stub._gate = asyncio.Semaphore(stub.slots)  # type: ignore[attr-defined]
+        stub._gate, stub._api = asyncio.Semaphore(stub.slots), asyncio.Lock()  # type: ignore[attr-defined]
         try:
             return await talk
         finally:
@@ -87,6 +87,7 @@ def in_virtual_time(patch: pytest.MonkeyPatch, stub: Stub, talk: Coroutine[Any, 
 
     with patch.context() as here:
         here.setattr(time, "monotonic", loop.time)
+        here.setattr(time, "process_time", lambda: 0.0)
         here.setattr(time, "monotonic_ns", lambda: round(loop.time() * 1e9))
         here.setattr(asyncio, "open_connection", connect)
         try:

@@ -47,9 +47,11 @@ def refuse(out: Path) -> None:
             raise UserError(f"--out {out}: cannot be written: no permission in {parent}")
 
 
-def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: str) -> None:
-    """Write all files or none. `labels` holds the server's gpu, tp and dtype, and its model under the name used in
-    cells."""
+def write(
+    out: Path, measurement: Measurement, labels: Mapping[str, Any], date: str, more: Mapping[str, str] | None = None
+) -> None:
+    """Write all files, and the texts of `more` by name, or none. `labels` holds the server's gpu, tp and dtype, and its
+    model under the name used in cells."""
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     new = [folder for folder in out.parents if not folder.exists()]
     try:
@@ -57,8 +59,9 @@ def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: 
             (partial / RUNS).mkdir(parents=True)
             for run in measurement.runs:
                 (partial / RUNS / f"{run.name}.csv").write_text(_table(RUN_COLUMNS, _rows(run)), encoding="utf-8")
-            cells = [_cell(run, measurement.facts, labels, date) for run in measurement.runs]
-            (partial / CELLS).write_text(_table(COLUMNS, cells), encoding="utf-8")
+            (partial / CELLS).write_text(table(measurement, labels, date), encoding="utf-8")
+            for name, text in (more or {}).items():
+                (partial / name).write_text(text, encoding="utf-8")
             config = {**server(measurement.facts, labels), "measured": date, "notes": measurement.notes}
             (partial / SERVER).write_text(to_json(config), encoding="utf-8")
             partial.rename(out)
@@ -67,6 +70,11 @@ def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: 
         for folder in new:
             with suppress(OSError):  # not empty: it holds the measurement
                 folder.rmdir()
+
+
+def table(measurement: Measurement, labels: Mapping[str, Any], date: str) -> str:
+    """Return the text of cells.csv."""
+    return _table(COLUMNS, [_cell(run, measurement.facts, labels, date) for run in measurement.runs])
 
 
 def server(facts: Facts, labels: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +99,7 @@ def settings(facts: Facts) -> dict[str, Any]:
         "max_num_seqs": "scheduler.max_num_seqs" if vllm else "scheduler.max_running_requests",
         "max_num_batched_tokens": "scheduler.max_num_batched_tokens" if vllm else "scheduler.chunked_prefill_size",
         "max_model_len": "engine.max_model_len",
+        "api_server_count": "engine.api_server_count",
         **({"num_gpu_blocks": "engine.num_gpu_blocks", "block_size": "engine.block_size"} if vllm else {}),
     }
     if facts.get("engine") == "trtllm":

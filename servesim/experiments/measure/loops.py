@@ -47,7 +47,7 @@ class Point:
     """One loop of `clients` clients, each of which sends its next request when the previous one has been answered."""
 
     kind: str
-    """Kind of loop: idle, ladder or saturated."""
+    """Kind of loop: idle, ladder, saturated, or burst (of as many requests as clients)."""
     clients: int
     prompt: int
     """Nominal prompt length in tokens."""

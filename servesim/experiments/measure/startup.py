@@ -21,7 +21,7 @@ from servesim.run.serve_command import parsed
 Facts = dict[str, Any]
 """Known facts from among engine, engine_version, model, tensor_parallel_size, num_gpu_blocks, kv_cache_tokens,
 block_size, max_num_seqs, max_num_batched_tokens, max_model_len, enable_prefix_caching, moe_backend, attention_backend,
-cudagraph_capture_sizes, dtype, quantization, kv_cache_dtype."""
+cudagraph_capture_sizes, dtype, quantization, kv_cache_dtype, api_server_count."""
 
 DEFAULT_BLOCK = 16
 """Default number of tokens per block in vLLM, on CUDA with FlashAttention."""
@@ -102,6 +102,7 @@ _FLAGS = {
     "kv-cache-dtype": "kv_cache_dtype",
     "num-gpu-blocks-override": "num_gpu_blocks",
     "moe-backend": "moe_backend",
+    "api-server-count": "api_server_count",
 }
 """Facts, keyed by the flags that set them."""
 MOST_LOG = 16 << 20

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from servesim.errors import UserError
@@ -20,6 +22,8 @@ BEYOND = 1.25
 UNTOLD_SEQS = 205
 """Number of sequences assumed if the server's max_num_seqs is unknown. BEYOND times this number is 256, vLLM's default
 for most GPUs."""
+BUSY = 0.8
+"""Share of a burst's time for which this process may work before a note says that it was the client that was slow."""
 BUNCHED = 1.1
 """Number of tokens per piece of text above which a note says that tokens do not arrive one by one."""
 
@@ -45,6 +49,10 @@ class Plan:
     repeats: int = 2
     minutes: float = 20.0
     seed: int = 0
+    bursts: tuple[tuple[int, int, int], ...] = ()
+    """Requests sent at once, with their prompt and output lengths, after all other loops."""
+    whole: bool = False
+    """Whether a measurement that takes longer than `minutes` fails; if not, its loops are cut short."""
 
     def points(self, max_num_seqs: int | None, max_model_len: int | None) -> tuple[list[Point], list[str]]:
         """Return the points in the order in which they are measured, and notes on those that do not fit the server."""
@@ -53,6 +61,7 @@ class Plan:
         points = [Point("idle", 1, prompt, max(self.output // 2, 2), self.idle_requests) for prompt in self.idle]
         for kind, clients in [*(("ladder", c) for c in self.clients), *((("saturated", beyond),) if beyond else ())]:
             points.append(Point(kind, clients, self.prompt, self.output, max(self.per_client * clients, self.at_least)))
+        points += [Point("burst", count, prompt, output, count) for count, prompt, output in self.bursts]
         fits = [p for p in points if max_model_len is None or p.prompt + p.output <= max_model_len]
         notes = [
             (
@@ -116,17 +125,41 @@ async def measure(
     prompts = await probe(target, WARM_OUTPUT)
     runs: list[Measured] = []
     total, end = len(points) * plan.repeats, time.monotonic() + 60 * plan.minutes
-    for repeat in range(1, plan.repeats + 1):
-        for point in points:
-            share = max(end - time.monotonic(), 0.0) / (total - len(runs))
-            seed = plan.seed + len(runs)
-            if sender is None:
-                answers = await closed_loop(target, prompts, point, seed, share)
-            else:
-                answers = await sender.loop(target, point, seed, share)
-            runs.append(Measured(point, repeat, answers))
-            on_run(runs[-1], total)
+    try:
+        async with asyncio.timeout(60 * plan.minutes if plan.whole else None):
+            for repeat in range(1, plan.repeats + 1):
+                for point in points:
+                    share = max(end - time.monotonic(), 0.0) / (total - len(runs))
+                    seed, busy = plan.seed + len(runs), (time.process_time(), time.monotonic())
+                    with _named(point):
+                        if sender is None:
+                            answers = await closed_loop(target, prompts, point, seed, share)
+                        else:
+                            answers = await sender.loop(target, point, seed, share)
+                    runs.append(Measured(point, repeat, answers))
+                    notes += _busy(runs[-1], time.process_time() - busy[0], time.monotonic() - busy[1])
+                    on_run(runs[-1], total)
+    except TimeoutError:
+        raise UserError(f"{address}: not measured within {plan.minutes:g} minutes (raise --minutes)") from None
     return Measurement(runs, facts, [*notes, *_notes(runs)])
+
+
+@contextmanager
+def _named(point: Point) -> Iterator[None]:
+    """Name the burst in errors of its requests: a server may take one request and not many at once."""
+    try:
+        yield
+    except UserError as error:
+        if point.kind != "burst":
+            raise
+        raise UserError(f"{point.clients} requests at once: {error}") from None
+
+
+def _busy(run: Measured, seconds: float, taken: float) -> list[str]:
+    """Return a note if reading a burst's answers took up this process, so that its times may be the client's."""
+    if run.point.kind != "burst" or seconds < BUSY * taken:
+        return []
+    return [f"{run.name}: this client was busy {seconds / taken:.0%} of the time, so its times may be too long"]
 
 
 def _notes(runs: Sequence[Measured]) -> list[str]:

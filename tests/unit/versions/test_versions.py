@@ -89,6 +89,18 @@ def test_a_resolved_scenario_names_the_version_and_resolves_to_itself() -> None:
     assert set_up(_scenario(preset="orca")).scenario.engine.version is None
 
 
+def test_terms_of_synchronous_steps_say_that_they_hold_sampling_by_top_p() -> None:
+    """Those without an engine, which are chosen by name, do not say that another engine's are used."""
+
+    def notes(version: str, **settings: Any) -> list[str]:
+        found = set_up(_scenario(engine={"version": version}, **settings)).notes
+        return [note for note in found if "host terms" in note]
+
+    assert any("temperature 0 use --host vllm-0.12-greedy" in note for note in notes("0.12.0"))
+    assert not any("temperature" in note for note in notes("0.15.1"))
+    assert notes("0.12.0", host="vllm-0.12-greedy") == []
+
+
 def test_an_unmeasured_version_says_so() -> None:
     def notes(**settings: Any) -> str:
         return "\n".join(set_up(_scenario(**settings)).notes)

@@ -212,6 +212,20 @@ def test_more_api_servers_raise_the_ceiling_of_short_prompts() -> None:
     assert 3 * one < four < 4 * most
 
 
+def test_a_program_that_calls_the_engine_itself_has_no_api_server() -> None:
+    """Of 3,000 prompts at once the first is admitted at once, where an API process reads all of them for 16 s."""
+
+    def first_ms(count: int) -> float:
+        result = servesim.simulate(
+            trace="synth:prompt=128,output=4", rate=float("inf"), requests=3000, model="qwen3-0.6b", gpu="h100",
+            engine={"api_server_count": count},
+        )  # fmt: skip
+        return float(result.requests["scheduled_ns"].min()) / 1e6
+
+    assert first_ms(0) < 1
+    assert first_ms(1) > 3000 * HostTerms.load("vllm-0.23-h100").front_per_request / 1e6 - 1
+
+
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=30), st.integers(1, 6))
 def test_requests_share_their_loops_as_exact_arithmetic_says(rows: list[tuple[int, int]], processes: int) -> None:
     """Against fractions: each loop gives each of its n requests 1/n of its time; prompts are tokenized in order."""
