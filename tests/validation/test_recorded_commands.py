@@ -25,18 +25,18 @@ pytestmark = [
 ]
 
 
-def test_of_39_pairs_of_commands_that_differ_in_one_thing_26_are_ordered_rightly() -> None:
+def test_of_39_pairs_of_commands_that_differ_in_one_thing_28_are_ordered_correctly() -> None:
     _, document = accuracy(RUNS, jobs=2)
     found = document["decisions"]["settings"]
     assert (document["kept"], document["scores"][0]["answered"]) == (135, 111)
     assert (found["pairs"], found["apart"]["pairs"]) == (39, 25)
-    assert round(found["right"]["value"] * 39) >= 26
-    assert round(found["apart"]["right"]["value"] * 25) >= 21
+    assert round(found["right"]["value"] * 39) >= 28
+    assert round(found["apart"]["right"]["value"] * 25) >= 22
     missed = [(miss["about"], miss["measured"], miss["simulated"]) for miss in found["misses"]]
     assert sum(abs(measured) > 0.1 for _, measured, _ in missed) <= 3
     overall = document["scores"][0]["over_cells"]
     errors = [overall[name]["mape"]["value"] for name in ("tpot", "ttft", "e2e")]
-    assert [round(100 * error) for error in errors] == [30, 23, 23]
+    assert [round(100 * error) for error in errors] == [28, 21, 21]
     (ours,) = (row for row in shipped().document["laboratories"]["left_out"] if row["laboratory"] == "gpustack")
     assert (ours["kept"], ours["answered"]) == (135, 111)
     assert [ours["errors"][name]["mape"] for name in ("tpot", "ttft", "e2e")] == pytest.approx(errors, abs=2e-3)
