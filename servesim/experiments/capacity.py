@@ -23,7 +23,8 @@ capacity.json, keys sorted, NaN and infinity as null:
                 "replicas", else requests/s; null on an idle server), window, minute: {minute, minutes, requests, share,
                 low, high} the worst ones, binds: what limits it: the metric missed just beyond, or a growing queue,
                 enough_requests: number of requests that would tell whether the queue is stable (null if most runs do),
-                checked_requests: length of the longer runs that checked `rate_low` (null if they were not needed),
+                checked_requests: length of the longer runs that checked `rate_low` (null if there were none),
+                low_end_needs: length that would be enough for `rate_low`, if the runs are shorter (null if not),
                 reason: why it never carries, values: {metric: mean at this rate and size}, verdict, pareto: on the
                 front of price, throughput and the latency closest to its limit, cheapest, error, model_error: null or
                 {low, high: of GPUs, or of the rate when that is searched, null if not found, says: what it is, or why

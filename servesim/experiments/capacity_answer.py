@@ -24,7 +24,7 @@ from servesim.run.sections import price_of
 
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
 SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")
-WORDS = ("goal", "window", "minute", "binds", "reason", "by", "enough_requests", "checked_requests")
+WORDS = ("goal", "window", "minute", "binds", "reason", "by", "enough_requests", "checked_requests", "low_end_needs")
 
 QUEUE = "a queue that keeps growing"
 """Limiting factor of a deployment whose queue grows at the next load tried."""
@@ -286,6 +286,13 @@ def notes(
             f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}; about "
             f"{max(row['enough_requests'] for row in short):,} requests would"
             + (" (a longer log)" if repeats.recorded else " (--requests)")
+        )
+    bursts = [row for row in rows if row["low_end_needs"]]
+    if bursts:
+        where = f" ({several([row['label'] for row in bursts])})" if len(rows) > 1 else ""
+        found.append(
+            f"requests miss the SLO in bursts, and the runs are too short for the low end of the interval{where}; "
+            f"about {max(row['low_end_needs'] for row in bursts):,} requests would be enough (--requests)"
         )
     if any(row["verdict"] == "no limit" for row in rows):
         found.append("no limit was found: the trace ends before the deployment is full; give more --requests")

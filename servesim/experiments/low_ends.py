@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def design_effect(outcomes: Sequence[Outcome], goal: int) -> float:
     share = float(shares.mean())
     if len(shares) < 2 or not 0 < share < 1:
         return 1.0
-    alone = share * (1 - share) / float(np.mean([outcome.requests for outcome in outcomes]))
+    alone = share * (1 - share) / float(np.mean([outcome.counted[goal] for outcome in outcomes]))
     return max(float(shares.var(ddof=1)) / alone, 1.0)
 
 
@@ -55,18 +56,20 @@ def times_longer(beyond: Sequence[Sequence[Outcome]], goals: Sequence[Goal]) -> 
     It is at most 1 if they are long enough, or if the SLO allows no miss."""
     longest = 0.0
     for i, goal in enumerate(goals):
-        counted = [sum(outcome.requests for outcome in outcomes) for outcomes in beyond]
-        if goal.share < 1 and counted:
+        counted = [sum(outcome.counted[i] for outcome in outcomes) for outcomes in beyond]
+        if goal.share < 1 and sum(counted):
             effect = float(np.mean([design_effect(outcomes, i) for outcomes in beyond]))
             longest = max(longest, TOGETHER * effect / ((1 - goal.share) * float(np.mean(counted))))
     return longest
 
 
 def low_ends(study: Study, searches: Mapping[str, Searches], tolerance: float) -> dict[str, dict[str, Any]]:
-    """Check the low end of each deployment's interval whose runs are too short for it. Return, by label, `rate_low` (in
-    requests/s, 0 if no rate tried is surely carried) and `checked_requests`, the length of the longer runs. A recorded
-    trace is never made longer, and a single run has no interval."""
-    asked, repeats = dict[str, tuple[Variant, int, RateSearch]](), study.measuring.repeats
+    """Check the low end of each deployment's interval whose runs are too short for it. Return, by label: `rate_low` (in
+    requests/s, 0 if no rate tried is surely carried) and `checked_requests`, the length of the longer runs, if there
+    were any; `low_end_needs`, the length that would be enough, if those that were run are shorter. A recorded trace is
+    never made longer, and a single run has no interval."""
+    found, asked = dict[str, dict[str, Any]](), dict[str, tuple[Variant, RateSearch]]()
+    repeats = study.measuring.repeats
     for v in study.variants if not repeats.recorded and len(repeats) > 1 else ():
         if v.label not in searches or v.label in study.errors:
             continue
@@ -75,34 +78,56 @@ def low_ends(study: Study, searches: Mapping[str, Searches], tolerance: float) -
         loads = [load for label, load in study.judged if label == v.label and mean.high <= load < upper.high]
         beyond = [study.outcomes[v.label, load] for load in {mean.high, *loads} - {math.inf}]
         times = times_longer(beyond, study.measuring.goals)
-        if low and times > 1 and (length := len(study.trace(v))) < MOST:
-            requests = min(100 * math.ceil(length * min(times, LONGER) / 100), MOST)
-            asked[v.label] = v, requests, RateSearch(ENDS * tolerance, low, STEP)
-    rates = _carried(study, asked)
-    return {label: {"rate_low": rates[label], "checked_requests": asked[label][1]} for label in asked}
+        if not low or times <= 1:
+            continue
+        longer = _longer(study, v, times)
+        length, now = len(study.trace(v)), len(study.trace(longer))
+        if now > length:
+            asked[v.label] = longer, RateSearch(ENDS * tolerance, low, STEP)
+            found[v.label] = {"checked_requests": now}
+        if now < length * times:
+            found.setdefault(v.label, {})["low_end_needs"] = 100 * math.ceil(length * times / 100)
+    for label, rate in _carried(study, asked).items():
+        if rate is None:
+            found[label] = {"checked_requests": None, "low_end_needs": found[label]["checked_requests"]}
+        else:
+            found[label]["rate_low"] = rate
+    return found
 
 
-def _carried(study: Study, asked: Mapping[str, tuple[Variant, int, RateSearch]]) -> dict[str, float]:
-    """Return the first rate that longer runs surely carry, of those that each search asks for, or 0. Their seeds are
-    fresh, since luck with the study's own may have chosen the rate."""
-    found = dict[str, float]()
+def _longer(study: Study, v: Variant, times: float) -> Variant:
+    """Return a deployment with runs that are longer by a factor, as far as `LONGER` and `MOST` let them be."""
+    asked = v.settings.get("requests") or len(study.trace(v))
+    requests = max(min(100 * math.ceil(asked * min(times, LONGER) / 100), MOST), asked)
+    return replace(v, settings={**v.settings, "requests": requests})
+
+
+def _carried(study: Study, asked: Mapping[str, tuple[Variant, RateSearch]]) -> dict[str, float | None]:
+    """Return the highest rate that longer runs surely carry, of those that each search tries: 0 if they carry none,
+    None if a run fails. Their seeds are fresh, since luck with the study's own may have chosen the rate."""
+    failed = set[str]()
     for _ in range(TRIES):
-        wanted = [(*one, rate) for label, one in asked.items() if label not in found and (rate := one[2].next())]
+        wanted = [
+            (v, search, rate)
+            for label, (v, search) in asked.items()
+            if label not in failed and (rate := None if search.low and search.high == math.inf else search.next())
+        ]
         if not wanted:
             break
         runs = study.further(
-            [
-                (v, {"rate": rate, "requests": requests}, f"{load_text('rate', rate)}, {requests:,} requests")
-                for v, requests, _, rate in wanted
-            ],
-            study.measuring.repeats.fresh(),
+            [(v, {"rate": rate}, _words(v, rate)) for v, _, rate in wanted], study.measuring.repeats.fresh()
         )
-        for (v, _, search, rate), each in zip(wanted, runs, strict=True):
-            carried = each is not None and carry([study.measuring.outcome(run) for run in each], study.measuring.goals)
-            search.tell(rate, carried)
-            if carried:
-                found[v.label] = rate
-    return dict.fromkeys(asked, 0.0) | found
+        for (v, search, rate), each in zip(wanted, runs, strict=True):
+            outcomes = [study.measuring.outcome(run) for run in each or ()]
+            if not outcomes or any(math.isnan(share) for outcome in outcomes for share in outcome.shares):
+                failed.add(v.label)
+            else:
+                search.tell(rate, carry(outcomes, study.measuring.goals))
+    return {label: None if label in failed else search.low for label, (_, search) in asked.items()}
+
+
+def _words(v: Variant, rate: float) -> str:
+    return f"{load_text('rate', rate)}, {v.settings['requests']:,} requests"
 
 
 def carry(outcomes: Sequence[Outcome], goals: Sequence[Goal]) -> bool:

@@ -46,6 +46,8 @@ class Outcome:
     """Hourly price of the GPUs that were up."""
     usd_parts: tuple[float, ...] = ()
     """Hourly price of the GPUs that were up, by window of a recorded trace."""
+    counted: tuple[int, ...] = ()
+    """Number of requests that count for each goal."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Measuring:
             float(run.summary["engine"]["gpu_busy_share"] or 0.0),
             usd_per_hour(run, *self.ends),
             self._usd_parts(run),
+            tuple(len(of) for of in counted),
         )
 
     def _usd_parts(self, run: Run) -> tuple[float, ...]:

@@ -257,5 +257,6 @@ class FrontEnd:
 
 def _postpone(request: Request, ns: int) -> None:
     """Move a request's deadlines, which count from when it was sent, by the time in which the engine learns that its
-    client has left. The time that the request waits for its API process is the client's own."""
+    client has left. What passes while the request waits for its API process counts. A client whose patience ends in
+    that time leaves only when its request reaches the queue, so its next one is late."""
     request.deadlines = tuple(d._replace(ns=d.ns + ns) for d in request.deadlines)

@@ -74,6 +74,14 @@ def test_marlin_computes_at_most_at_the_rate_measured_on_an_a100(dtype: str, eng
     assert few < 0.75 * wide  # half the bytes or fewer are read
 
 
+@pytest.mark.parametrize("tables", ["ideal", "roofline"])
+def test_a_price_by_formula_takes_no_measured_rate(tables: str) -> None:
+    facts = [engine_facts(engine, None, "a100") for engine in ("vllm", "tensorrt-llm")]
+    llama, a100 = ModelSpec.load("llama-3.1-8b"), Gpu.load("a100")
+    marlin, plugin = (build_cost_model(llama, a100, 1, "int4", tables=tables, engine=each) for each in facts)
+    assert marlin.price(prompt(4096)).ns == plugin.price(prompt(4096)).ns
+
+
 def test_the_plugin_of_tensorrt_llm_keeps_its_measured_rows() -> None:
     ours, plugin = (
         breakdown(cost("llama-3.1-8b", "a100", "int4", engine), prompt(4096))["up"]

@@ -246,12 +246,12 @@ def test_an_answer_from_runs_too_short_to_tell_names_the_length_that_would() -> 
     document = capacity(**WORKLOAD, gpu="h200", replicates=2).attrs["document"]
     (row,) = document["rows"]
     assert row["enough_requests"] > 60
-    (note,) = [note for note in document["notes"] if "too short" in note]
+    (note,) = [note for note in document["notes"] if "too short to tell" in note]
     assert f"about {row['enough_requests']:,} requests" in note
     long = capacity(**WORKLOAD | {"requests": 3000, "slo": "ttft:400"}, gpu="h200", replicates=1, tolerance=0.2)
     (row,) = long.attrs["document"]["rows"]
     assert row["enough_requests"] is None
-    assert not [note for note in long.attrs["document"]["notes"] if "too short" in note]
+    assert not [note for note in long.attrs["document"]["notes"] if "too short to tell" in note]
 
 
 def test_a_queue_that_grows_is_named_as_what_limits() -> None:

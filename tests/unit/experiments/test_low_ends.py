@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from servesim.run.scenario import Scenario
 
 SERVER = {"model": "llama-3.2-1b", "gpu": "h200", "slo": "ttft:40"}
 GOALS = goals_of(Scenario.of({**SERVER, "trace": "synth:rate=1"}), 0.9)
-ALONE = Outcome(100, {}, (1.0,), (), (None,), None, (None,), False, None, 1.0)
+ALONE = Outcome(100, {}, (1.0,), (), (None,), None, (None,), False, None, 1.0, counted=(100,))
 
 
 def runs(*shares: float) -> list[Outcome]:
@@ -45,11 +44,18 @@ def test_runs_are_long_enough_for_five_groups_of_misses_within_the_goal() -> Non
     assert times_longer([bursts], [replace(GOALS[0], share=1.0)]) == 0  # no number of groups may be missed
 
 
+def test_misses_of_a_class_are_compared_with_the_requests_of_that_class() -> None:
+    # 10 of 100 requests are of the class: .9 x .1 / 10 = .009 of independent ones.
+    few = [replace(one, counted=(10,)) for one in runs(0.8, 1.0)]
+    assert design_effect(few, 0) == pytest.approx(0.02 / 0.009)
+    assert times_longer([few], GOALS) == pytest.approx(5 * (0.02 / 0.009) / (0.1 * 20))
+
+
 def test_a_rate_is_carried_if_nine_of_ten_further_runs_would() -> None:
-    # Of .94 and .96 the mean is .95 and the deviation .01414; t(.9, 1) is 3.078, t(.975, 1) 12.71.
-    pair = (0.94, 0.96)
-    assert 0.95 - 12.71 * 0.01414 / math.sqrt(2) < 0.9 < 0.98 - 3.078 * 0.01414 * math.sqrt(1.5)
-    assert not carry(runs(*pair), GOALS)  # the interval of the mean reaches down to .82
+    # Of .96 and .98 t(.9, 1) = 3.078 leaves .97 - 3.078 x .01414 x 1.225 = .917 for a further run, t(.975, 1) = 12.71
+    # only .97 - 12.71 x .01 = .843 for the mean.
+    assert judge(runs(0.96, 0.98), GOALS).margin_low == pytest.approx(0.843 - 0.9, abs=1e-3)
+    assert not carry(runs(0.96, 0.98), GOALS)
     # Of twenty runs the mean is surely above .9, but one in ten of them is not.
     many = (0.97,) * 17 + (0.8, 0.82, 0.84)
     assert judge(runs(*many), GOALS).margin_low > 0
@@ -59,28 +65,31 @@ def test_a_rate_is_carried_if_nine_of_ten_further_runs_would() -> None:
 
 
 class Told:
-    """A study of one deployment whose longer runs carry rates up to `limit`, and nothing below `floor`."""
+    """A study whose longer runs carry rates up to a limit, by label; those of "broken" fail."""
 
-    def __init__(self, limit: float, floor: float = 0.0, recorded: bool = False, count: int = 2) -> None:
-        self._limit, self._floor = limit, floor
-        self.variants = [Variant("", {}, {})]
+    def __init__(self, recorded: bool = False, count: int = 2, most: int = 10_000, **limits: float) -> None:
+        self._limits, self._most = limits, most
+        self.variants = [Variant(label, {}, {"requests": 200, "of": label}) for label in limits]
         self.errors: dict[str, str] = {}
-        self.outcomes = {("", 8.0): runs(1.0, 0.99), ("", 9.0): runs(0.7, 0.9), ("", 12.0): runs(0.0, 0.1)}
+        tried = ((8.0, runs(1.0, 0.99)), (9.0, runs(0.7, 0.9)), (12.0, runs(0.0, 0.1)))
+        self.outcomes = {(label, rate): outcomes for label in limits for rate, outcomes in tried}
         self.judged = dict.fromkeys(self.outcomes)
         self.measuring = SimpleNamespace(
             repeats=Replicates("seeds", ({"seed": 0}, {"seed": 1})[:count], recorded=recorded),
             goals=GOALS,
-            outcome=lambda rate: runs(0.97 if self._floor <= rate <= self._limit else 0.5)[0],
+            outcome=lambda run: runs(0.97 if run[1] <= limits[run[0]] else 0.5)[0],
         )
         self.asked: list[tuple[float, int]] = []
 
     def trace(self, v: Variant) -> range:
-        return range(100)
+        return range(min(v.settings["requests"] // 2, self._most))  # a shape drops every other request
 
     def further(self, asked: Any, repeats: Replicates) -> Any:
         assert [repeats.settings({}, j)["seed"] for j in range(2)] == [2, 3]  # fresh ones
-        self.asked += [(settings["rate"], settings["requests"]) for _, settings, _ in asked]
-        return [[settings["rate"]] * 2 for _, settings, _ in asked]
+        self.asked += [(settings["rate"], v.settings["requests"]) for v, settings, _ in asked]
+        return [
+            None if v.label == "broken" else [(v.label, settings["rate"])] * 2 for v, settings, _ in asked
+        ]  # fmt: skip
 
 
 def search(low: float, high: float) -> RateSearch:
@@ -90,29 +99,40 @@ def search(low: float, high: float) -> RateSearch:
     return found
 
 
-SEARCHES = {"": (search(8.0, 9.0), search(8.0, 9.0), search(9.0, 12.0))}
-
-
 def lowered(study: Any) -> Any:
-    return low_ends(study, SEARCHES, 0.02)
+    searches = (search(8.0, 9.0), search(8.0, 9.0), search(9.0, 12.0))
+    return low_ends(study, {v.label: searches for v in study.variants}, 0.02)
 
 
 def test_a_low_end_that_longer_runs_do_not_carry_is_lowered_until_they_do() -> None:
     # At 9/s the effect is .02 / (.8 x .2 / 100) = 12.5: runs must be 5 x 12.5 / (.1 x 200) = 3.125 times as long.
-    study = Told(7.0)
-    assert lowered(study) == {"": {"rate_low": 6.011, "checked_requests": 400}}
-    assert study.asked == [(8.0, 400), (7.273, 400), (6.011, 400)]
-    assert lowered(Told(8.5)) == {"": {"rate_low": 8.0, "checked_requests": 400}}
+    study = Told(a=7.0, b=8.5)
+    assert lowered(study) == {
+        "a": {"rate_low": 6.935, "checked_requests": 350},
+        "b": {"rate_low": 8.0, "checked_requests": 350},
+    }
+    assert study.asked == [(8.0, 700), (8.0, 700), (7.273, 700), (6.011, 700), (6.612, 700), (6.935, 700)]
 
 
 def test_a_low_end_that_no_longer_run_carries_is_0() -> None:
-    study = Told(-1.0)
-    assert lowered(study)[""]["rate_low"] == 0
+    study = Told(a=-1.0)
+    assert lowered(study)["a"]["rate_low"] == 0
     assert len(study.asked) == 6
 
 
+def test_a_length_that_cannot_be_reached_is_told() -> None:
+    assert lowered(Told(a=9.0, most=100)) == {"a": {"low_end_needs": 400}}  # the trace has no more
+    assert lowered(Told(a=9.0, most=200))["a"] == {"rate_low": 8.0, "checked_requests": 200, "low_end_needs": 400}
+
+
+def test_a_low_end_whose_check_fails_is_kept_and_called_unchecked() -> None:
+    study = Told(broken=7.0, a=8.5)
+    assert lowered(study)["broken"] == {"checked_requests": None, "low_end_needs": 350}
+    assert lowered(study)["a"]["rate_low"] == 8.0
+
+
 def test_recorded_traces_and_single_runs_are_not_checked() -> None:
-    assert lowered(Told(7.0, recorded=True)) == lowered(Told(7.0, count=1)) == {}
+    assert lowered(Told(a=7.0, recorded=True)) == lowered(Told(a=7.0, count=1)) == {}
 
 
 @pytest.mark.medium

@@ -50,8 +50,8 @@ class Six:
 
 def capacity_notes() -> list[str]:
     row = {"verdict": "carries", "error": None, "goal": 0, "window": None, "minute": None, "gpu": None}
-    short = [{**row, "label": label, "enough_requests": 2100} for label in MANY]
-    broken = {**row, "verdict": "failed", "error": "no block fits", "enough_requests": None}
+    short = [{**row, "label": label, "enough_requests": 2100, "low_end_needs": 5000} for label in MANY]
+    broken = {**row, "verdict": "failed", "error": "no block fits", "enough_requests": None, "low_end_needs": None}
     failed = [{**broken, "label": f"{label} in fp8"} for label in MANY]
     return capacity_answer.notes([*short, *failed], Six(), [SimpleNamespace(share=0.99)], {})  # type: ignore
 
