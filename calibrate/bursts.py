@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from servesim.cost.host import HostTerms
 from servesim.errors import UserError
 from servesim.experiments.accuracy.answers import Answer, answer
 from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.accuracy.recipes import recipe
 
 FEW_CLIENTS = 8
 """Maximum number of clients at which a server counts as idle."""
@@ -86,8 +87,11 @@ def fit_bursts(cells: Sequence[Cell], base: HostTerms) -> HostTerms:
                     value = _root(partial(error, term), getattr(terms, term.name), term.step)
                     terms = _with(terms, term.name, float(round(value)))
     fitted = {name: f"fitted to {', '.join(cell.id for cell in loads)}" for name, loads in shown.items()}
-    kept = {name: told for name, told in base.provenance.items() if name not in fitted}
-    return replace(terms, provenance={**kept, **fitted})
+    names = {field.name for field in fields(HostTerms)}
+    kept = {name: told for name, told in base.provenance.items() if name in names and name not in fitted}
+    settings = recipe(cells[0], {}).settings
+    server = {"model": settings["model"], "gpu": settings["gpu"]}
+    return replace(terms, provenance={**server, **kept, **fitted})
 
 
 def _with(terms: HostTerms, name: str, value: float) -> HostTerms:
@@ -129,8 +133,8 @@ def _root(error: Callable[[float], float], start: float, step: float) -> float:
             break
         low, below, high = high, above, 2 * high
         above = error(high)
-    else:
-        raise UserError(f"no host terms explain the times: {step:g} ns times {2**MOST_TRIALS} are too few")
+    if above < 0:
+        raise UserError(f"no host terms explain the times: {high / 1e6:,.0f} ms are too few")
     for _ in range(MOST_TRIALS):
         middle = (low * above - high * below) / (above - below)
         found = error(middle)

@@ -35,6 +35,8 @@ FILE = Path(__file__).with_name("laboratories.yaml")
 TAIL = (1 - LEVEL) / 2
 """Share of a laboratory's results that may lie beyond an end."""
 ENDS = ("low", "high")
+UNNAMED = "yours"
+"""Name of the laboratory of results that do not say who measured them."""
 LEAST = 0.01
 """Least distance of an end from the median, as a logarithm: repeats of a measurement differ by as much."""
 
@@ -118,8 +120,8 @@ class Laboratories:
         """Group the cells that the terms are fitted to, and others, by laboratory, in the order of `described`."""
         groups: dict[str, list[Measured]] = {name: [] for name in described()}
         for cell in (*fitted, *others):
-            groups.setdefault(cell.laboratory, []).append(cell)
-        base = {cell.laboratory for cell in fitted}
+            groups.setdefault(cell.laboratory or UNNAMED, []).append(cell)
+        base = {cell.laboratory or UNNAMED for cell in fitted}
         return cls({name: cells for name, cells in groups.items() if cells}, base)
 
     def beyond(self, name: str, without: str = "") -> Beyond | None:
@@ -177,7 +179,7 @@ def laboratories(
     if len(found.cells) < 2:
         return {}
     wider = {metric: found.wider(metric) for metric in METRICS}
-    rows = [{"kept": kept[name], **_row(found, name, wider)} for name in found.cells]
+    rows = [{"kept": kept["" if name == UNNAMED else name], **_row(found, name, wider)} for name in found.cells]
     document = {
         "wider": {metric: _widening(found, metric) for metric in METRICS},
         "coverage": _coverage([row for row in rows if row["with_bars"]], seed),

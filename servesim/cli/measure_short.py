@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 HOST = "host.yaml"
 """Name of the file of fitted host terms."""
+GREEDY = {"vllm-0.12-h100": "vllm-0.12-greedy"}
+"""Host terms whose steps sort logits, and those without it: requests of a measurement have a temperature of 0."""
 OWN_LOADS = ("idle", "clients", "saturated", "prompt", "output", "repeats", "requests", "idle_requests")
 """Options of loads, which the short measurement has of its own."""
 
@@ -37,33 +39,38 @@ def conclude(found: Measurement, labels: Mapping[str, Any], date: str, out: Path
     """Return the text of the file of fitted host terms by its name, and the lines to print."""
     from servesim.calibrate.bursts import fit_bursts, write
     from servesim.cost.host import HostTerms
-    from servesim.experiments.measure.short import beside, cells_of
+    from servesim.experiments.measure.files import CELLS
+    from servesim.experiments.measure.short import beside, cells_of, kind_of_host
     from servesim.hardware import Gpu
 
     cells = cells_of(found, labels, date)
     loads = beside(found, cells)
-    base = HostTerms.load(loads[0].host).on(Gpu.load(str(labels["gpu"])).name)
-    terms = fit_bursts(cells, base)
+    base = HostTerms.load(GREEDY.get(loads[0].host, loads[0].host)).on(Gpu.load(str(labels["gpu"])).name)
+    try:
+        terms = fit_bursts(cells, base)
+    except UserError as error:
+        told = f"Next: validate, see {out / CELLS}; host terms could not be fitted: {error}"
+        return {}, [*_table(loads), f"This host is {kind_of_host(loads)}", told]
     with tempfile.TemporaryDirectory(prefix="servesim-host-") as folder:
         text = write(Path(folder) / HOST, terms)
         fitted = beside(found, cells, Path(folder) / HOST)
     return {HOST: text}, [*_table(loads, fitted), *_words(loads, base, terms, out)]
 
 
-def _table(loads: Sequence[Load], fitted: Sequence[Load]) -> list[str]:
+def _table(loads: Sequence[Load], fitted: Sequence[Load] = ()) -> list[str]:
     metrics = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
     heads = "".join(f"  {f'{name} ms measured, simulated':>26}" for name in metrics.values())
-    lines = [f"{'prompt/answer':>20}{heads}  with {HOST}"]
-    for load, after in zip(loads, fitted, strict=True):
+    lines = [f"{'prompt/answer':>20}{heads}{f'  with {HOST}' if fitted else ''}"]
+    for load, after in zip(loads, fitted or loads, strict=True):
         point = load.run.point
         many = "one client" if point.kind == "idle" else f"{point.clients} at once"
         columns, ratios = "", ""
         for metric in metrics:
             measured, ours = getattr(load.measured, metric), getattr(load.simulated, metric)
-            shown = metric in load.judged
+            shown = metric in load.judged and measured > 0
             columns += f"  {measured:>9,.1f} {ours:>9,.1f} x{ours / measured:<5.2f}" if shown else f"  {'-':>26}"
             ratios += f" x{getattr(after.simulated, metric) / measured:<5.2f}" if shown else "   -   "
-        lines.append(f"{many:<11}{f'{point.prompt}/{point.output}':>9}{columns} {ratios}".rstrip())
+        lines.append(f"{many:<11}{f'{point.prompt}/{point.output}':>9}{columns} {ratios if fitted else ''}".rstrip())
     return lines
 
 

@@ -72,8 +72,8 @@ def build_cost_model(
         measured_on = gpu  # changes to price or memory do not affect measured kernels
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
-    by_formula = engine is None or tables in (ROOFLINE_ONLY, IDEAL)
-    rate = inf if by_formula else engine.get("weight_only_flops", inf)
+    by_formula = tables in (ROOFLINE_ONLY, IDEAL)
+    rate = inf if engine is None or by_formula else engine.get("weight_only_flops", inf)
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("quantizing_us", {}), rate)
     eager = attention_backend == "eager"
     if eager and model.latent is not None:

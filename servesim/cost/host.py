@@ -247,9 +247,14 @@ def _chip(gpu: str) -> HostTerms:
     return next((chip for chip in chips if gpu in chip.gpus), HostTerms())
 
 
-def is_shipped(name: str) -> bool:
-    """Return whether host terms of this name are shipped."""
-    return any(path.name.removesuffix(".yaml") == name for path in _shipped())
+def is_shipped(name: str, provenance: Mapping[str, Any]) -> bool:
+    """Return whether host terms of this name, or of this provenance under whatever name, are shipped. Terms of the chip
+    do not count."""
+    if any(path.name.removesuffix(".yaml") == name for path in _shipped()):
+        return True
+    told = {name: text for name, text in provenance.items() if name not in OF_CHIP}
+    shipped = (HostTerms.load(path.name.removesuffix(".yaml")).provenance for path in _shipped())
+    return any(told == {name: text for name, text in one.items() if name not in OF_CHIP} for one in shipped)
 
 
 def _shipped(*below: str) -> list[Any]:

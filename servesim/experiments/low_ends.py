@@ -57,7 +57,7 @@ def times_longer(beyond: Sequence[Sequence[Outcome]], goals: Sequence[Goal]) -> 
     longest = 0.0
     for i, goal in enumerate(goals):
         counted = [sum(outcome.counted[i] for outcome in outcomes) for outcomes in beyond]
-        if goal.share < 1 and sum(counted):
+        if goal.share < 1 and any(counted):
             effect = float(np.mean([design_effect(outcomes, i) for outcomes in beyond]))
             longest = max(longest, TOGETHER * effect / ((1 - goal.share) * float(np.mean(counted))))
     return longest

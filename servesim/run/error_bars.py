@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from servesim.cost.host import is_shipped
@@ -53,10 +54,11 @@ def _measured(summary: Mapping[str, Any]) -> bool:
     """Return whether the host terms are a user's own, fitted to recordings of this model on this GPU (`servesim
     calibrate host`); terms written by hand have no engine that they were fitted on."""
     scenario, terms = summary["scenario"], summary["provenance"]["host_terms"]
-    if not terms or not terms["engine"] or is_shipped(scenario["host"]):
+    if not terms or not terms["engine"]:
         return False
     on = terms["provenance"]
-    return (model_key(str(on.get("model"))), on.get("gpu")) == (model_key(scenario["model"]), scenario["gpu"])
+    alike = model_key(str(on.get("model"))) == model_key(scenario["model"]) and on.get("gpu") == scenario["gpu"]
+    return alike and not is_shipped(scenario["host"], on)
 
 
 def _dealt(scenario: Mapping[str, Any]) -> int:
@@ -95,8 +97,9 @@ def side_of(summary: Mapping[str, Any] | None) -> Case | str:
     return unlike(summary) or case_of(summary) or "no request with two or more tokens completed"
 
 
-def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[str, Any]:
-    """Return the error bars of a finished run from its summary.
+def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: bool = False) -> dict[str, Any]:
+    """Return the error bars of a finished run from its summary. `own`: those of a measured server, even if this one was
+    not measured.
 
     `kind`: how far the run is from the measured servers, which names the folds that the interval is from (null: too
     far), `laboratory`: `own` if the server was measured, else `unseen` (null: no bars), `says`: both in words; `level`:
@@ -118,6 +121,7 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
     case = side_of(summary)
     if isinstance(case, str):
         return found | {"says": case}
+    case = replace(case, measured=case.measured or own)
     kind, why = fitted.kind_of(case)
     if kind is None:
         return found | {"says": why}
@@ -137,13 +141,14 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None) -> dict[
 def _whose(fitted: Fitted, case: Case) -> str:
     """Return in words whether the bars are those of an unseen laboratory, and the farthest of those left out."""
     if case.measured:
-        return "its host terms were fitted to it"
+        return "your host terms were fitted to this server"
     unseen = fitted.unseen(case)
-    if unseen is None:
+    rows = [one for one in unseen["left_out"] if one["with_bars"]] if unseen is not None else []
+    if not rows:
         return "nobody measured your server"
-    farthest = max(unseen["left_out"], key=lambda one: abs(one["errors"]["e2e"]["log_median"]))
+    farthest = max(rows, key=lambda one: abs(one["errors"]["e2e"]["log_median"]))
     median = math.expm1(farthest["errors"]["e2e"]["log_median"])
+    where, side = farthest["servers"] or farthest["laboratory"], "fast" if median < 0 else "slow"
     return (
-        f"nobody measured your server: on {farthest['servers']}, E2E was simulated {100 * abs(median):.0f} % too "
-        f"{'fast' if median < 0 else 'slow'} in the median"
+        f"nobody measured your server: on {where}, E2E was simulated {100 * abs(median):.0f} % too {side} in the median"
     )

@@ -72,8 +72,8 @@ class Load:
 
     @property
     def judged(self) -> Sequence[str]:
-        """Metrics of this load that say something about the host."""
-        return METRICS if self.run.point.output >= SHORT_ANSWER else ("ttft", "e2el")
+        """Metrics of this load that say something about the host. Answers that come in one piece have no TPOT."""
+        return METRICS if self.run.point.output >= SHORT_ANSWER and self.measured.tpot > 0 else ("ttft", "e2el")
 
 
 def cells_of(measurement: Measurement, labels: Mapping[str, Any], date: str) -> list[Cell]:
@@ -114,7 +114,7 @@ def _load(run: Measured, cell: Cell, host: Path | None) -> Load:
     last = float(table.first_token_ns.max() - table.arrival_ns.min()) / 1e6
     ours = {metric: float((latency[metric] or {}).get("mean") or 0.0) for metric in METRICS}
     simulated = Times(**ours, last=last)
-    found = intervals(result.summary)
+    found = intervals(result.summary, own=True)
     bars = {
         metric: (found[metric]["low"], found[metric]["high"])
         if found[metric]
@@ -127,7 +127,7 @@ def _load(run: Measured, cell: Cell, host: Path | None) -> Load:
 def per_request_ms(loads: Sequence[Load]) -> tuple[float, float] | None:
     """Return measured and simulated ms per request of a burst: the growth of the time to the last first token from the
     smallest to the largest burst of short answers. None if there are fewer than two such bursts."""
-    bursts = [load for load in loads if load.run.point.kind == "burst" and "tpot" not in load.judged]
+    bursts = [load for load in loads if load.run.point.kind == "burst" and load.run.point.output < SHORT_ANSWER]
     if len(bursts) < 2:
         return None
     small, large = bursts[0], bursts[-1]
@@ -147,11 +147,9 @@ def kind_of_host(loads: Sequence[Load]) -> str:
         for where, metric in _shown(load, short):
             sides.setdefault(where, set()).add(load.side(metric))
     sides["at the API server"] = {_api_side(loads)}
+    words = {(1,): "slower", (-1,): "faster", (-1, 1): "both slower and faster"}
     found = [
-        f"{word} {where}"
-        for where, ours in sides.items()
-        for word, side in (("slower", 1), ("faster", -1))
-        if side in ours
+        f"{words[tuple(off)]} {where}" for where, ours in sides.items() if (off := [s for s in (-1, 1) if s in ours])
     ]
     if found:
         return f"not like the hosts servesim was fitted to: {', '.join(found)}"
@@ -166,8 +164,8 @@ def _shown(load: Load, short: int) -> list[tuple[str, str]]:
     point = load.run.point
     if point.kind == "idle":
         prompt = "with one short request" if point.prompt == short else "with one long prompt"
-        return [(prompt, "ttft"), ("in steps of one request", "tpot")]
-    return [("in steps of many", "tpot")] if point.output >= SHORT_ANSWER else []
+        return [(prompt, "ttft"), *([("in steps of one request", "tpot")] if "tpot" in load.judged else [])]
+    return [("in steps of many", "tpot")] if "tpot" in load.judged else []
 
 
 def _api_side(loads: Sequence[Load]) -> int:
@@ -176,7 +174,7 @@ def _api_side(loads: Sequence[Load]) -> int:
     per_request = per_request_ms(loads)
     if per_request is None:
         return 0
-    small = next(load for load in loads if load.run.point.kind == "burst" and "tpot" not in load.judged)
+    small = next(load for load in loads if load.run.point.kind == "burst" and load.run.point.output < SHORT_ANSWER)
     low, high = (end / small.simulated.ttft for end in small.bars["ttft"])
     measured, simulated = per_request
     return int(measured > high * simulated) - int(measured < low * simulated)

@@ -80,7 +80,7 @@ def test_bars_are_those_of_an_unseen_laboratory_until_the_server_was_measured(su
     assert "nobody measured your server" in summary["intervals"]["says"]
     measured = intervals(with_host(summary, "my-terms.yaml", OWN_HOST))
     assert measured["laboratory"] == "own"
-    assert "host terms were fitted to it" in measured["says"]
+    assert "your host terms were fitted to this server" in measured["says"]
     for key in ("ttft", "tpot", "e2el"):
         wide, narrow = summary["intervals"][key], measured[key]
         assert narrow["coverage"]["low"] < 0.8 < narrow["coverage"]["high"]
@@ -92,6 +92,7 @@ def test_bars_are_those_of_an_unseen_laboratory_until_the_server_was_measured(su
     ("name", "changed"),
     [
         ("vllm-0.23-h100", {}),  # shipped: of a server that is not the user's
+        ("copy.yaml", {"provenance": HostTerms.load("vllm-0.23-h100").provenance}),  # the same under another name
         ("my-terms.yaml", {"engine": ""}),  # written by hand on the base of shipped terms
         ("my-terms.yaml", {"provenance": {"model": "qwen3-14b", "gpu": "h200"}}),
         ("my-terms.yaml", {"provenance": {"model": "gpt-oss-120b", "gpu": "h100"}}),

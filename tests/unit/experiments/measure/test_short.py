@@ -10,6 +10,7 @@ import pytest
 
 from servesim.calibrate.bursts import fit_bursts, replayed, write
 from servesim.cli import app as cli
+from servesim.cli.measure_short import _table
 from servesim.cost.host import HostTerms
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell
@@ -76,6 +77,14 @@ def test_ms_a_request_decide_on_the_api_server_where_the_mean_ttft_is_within_its
     assert "slower at the API server" in kind_of_host(found)
 
 
+def test_answers_in_one_piece_have_no_tpot_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = loads(monkeypatch, api_s=0.005, first_s=0.01, token_s=0.008)
+    whole = [replace(load, measured=replace(load.simulated, tpot=0.0)) for load in found]
+    assert all("tpot" not in load.judged for load in whole)
+    assert "steps" not in kind_of_host(whole)
+    assert len(_table(whole)) == len(_table(whole, whole)) == 1 + len(whole)
+
+
 def test_a_server_that_is_as_simulated_is_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     found = loads(monkeypatch, api_s=0.005, first_s=0.01, token_s=0.008)
     same = [replace(load, measured=load.simulated) for load in found]
@@ -101,6 +110,9 @@ def test_host_terms_that_made_the_times_are_found_again(tmp_path: Path) -> None:
         assert getattr(found, name) == pytest.approx(value, rel=0.05), name
     assert found.front_in < 1e6
     assert "burst-c24" in found.provenance["front_per_request"]
+    assert (found.provenance["model"], found.provenance["gpu"]) == ("qwen3-8b", "h100")  # not its base's
+    assert "note" in base.provenance
+    assert "note" not in found.provenance
 
 
 def test_terms_need_a_load_that_shows_one() -> None:
