@@ -91,7 +91,8 @@ def fit_bursts(cells: Sequence[Cell], base: HostTerms) -> HostTerms:
     kept = {name: told for name, told in base.provenance.items() if name in names and name not in fitted}
     settings = recipe(cells[0], {}).settings
     server = {"model": settings["model"], "gpu": settings["gpu"]}
-    return replace(terms, provenance={**server, **kept, **fitted})
+    engine = f"{settings['preset']} {cells[0].version}".strip()
+    return replace(terms, engine=engine, provenance={**server, **kept, "others": f"those of {base.name}", **fitted})
 
 
 def _with(terms: HostTerms, name: str, value: float) -> HostTerms:
