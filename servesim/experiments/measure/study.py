@@ -52,7 +52,7 @@ class Plan:
     bursts: tuple[tuple[int, int, int], ...] = ()
     """Requests sent at once, with their prompt and output lengths, after all other loops."""
     whole: bool = False
-    """Whether a measurement that takes longer than `minutes` fails; if not, its loops are cut short."""
+    """Whether a measurement that takes longer than `minutes` fails; if not, loops are cut to their share of it."""
 
     def points(self, max_num_seqs: int | None, max_model_len: int | None) -> tuple[list[Point], list[str]]:
         """Return the points in the order in which they are measured, and notes on those that do not fit the server."""
@@ -129,7 +129,8 @@ async def measure(
         async with asyncio.timeout(60 * plan.minutes if plan.whole else None):
             for repeat in range(1, plan.repeats + 1):
                 for point in points:
-                    share = max(end - time.monotonic(), 0.0) / (total - len(runs))
+                    left = max(end - time.monotonic(), 0.0)
+                    share = left if plan.whole else left / (total - len(runs))
                     seed, busy = plan.seed + len(runs), (time.process_time(), time.monotonic())
                     with _named(point):
                         if sender is None:
