@@ -27,7 +27,7 @@ Examples:
 
 Sends requests to the server for about 20 minutes, or 5 with --short. mine/ holds cells.csv, a recorded run of every
 loop (for servesim validate and servesim calibrate host), server_config.json and, with --short, host.yaml (an option
---host of servesim run). If anything fails, nothing is written.
+--host of servesim run). If a request fails, nothing is written; if no host terms fit, host.yaml is not.
 """
 
 
@@ -156,8 +156,8 @@ def measure(
     )
     labels = _labels(found.facts, model, name, tp, dtype)
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    more, lines = conclude(found, labels, date, out) if short else ({}, [f"written to {out}: {len(found.runs)} cells"])
-    files.write(out, found, labels, date, more)
+    files.write(out, found, labels, date)
+    lines = conclude(found, labels, date, out) if short else [f"written to {out}: {len(found.runs)} cells"]
     for note in found.notes:
         typer.echo(f"note: {note}", err=short)
     for fact in ("engine_version", "num_gpu_blocks", "max_num_seqs"):

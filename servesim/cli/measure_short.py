@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
+from servesim.run.result_files import writable
 
 if TYPE_CHECKING:
     from servesim.cost.host import HostTerms
@@ -35,26 +36,32 @@ def short_plan(given: Set[str], minutes: float, seed: int) -> Plan:
     return replace(SHORT, minutes=minutes if "minutes" in given else SHORT.minutes, seed=seed)
 
 
-def conclude(found: Measurement, labels: Mapping[str, Any], date: str, out: Path) -> tuple[dict[str, str], list[str]]:
-    """Return the text of the file of fitted host terms by its name, and the lines to print."""
+def conclude(found: Measurement, labels: Mapping[str, Any], date: str, out: Path) -> list[str]:
+    """Fit host terms, write them beside the measurement in `out`, and return the lines to print. If no terms can be
+    fitted, the last line says why, and no file is written."""
     from servesim.calibrate.bursts import fit_bursts, write
     from servesim.cost.host import HostTerms
     from servesim.experiments.measure.files import CELLS
-    from servesim.experiments.measure.short import beside, cells_of, kind_of_host
+    from servesim.experiments.measure.short import beside, cells_of
     from servesim.hardware import Gpu
 
     cells = cells_of(found, labels, date)
-    loads = beside(found, cells)
-    base = HostTerms.load(GREEDY.get(loads[0].host, loads[0].host)).on(Gpu.load(str(labels["gpu"])).name)
+    loads: Sequence[Load] = ()
     try:
+        loads = beside(found, cells)
+        base = HostTerms.load(GREEDY.get(loads[0].host, loads[0].host)).on(Gpu.load(str(labels["gpu"])).name)
         terms = fit_bursts(cells, base)
+        with tempfile.TemporaryDirectory(prefix="servesim-host-") as folder:
+            text = write(Path(folder) / HOST, terms)
+            fitted = beside(found, cells, Path(folder) / HOST)
     except UserError as error:
-        told = f"Next: validate, see {out / CELLS}; host terms could not be fitted: {error}"
-        return {}, [*_table(loads), f"This host is {kind_of_host(loads)}", told]
-    with tempfile.TemporaryDirectory(prefix="servesim-host-") as folder:
-        text = write(Path(folder) / HOST, terms)
-        fitted = beside(found, cells, Path(folder) / HOST)
-    return {HOST: text}, [*_table(loads, fitted), *_words(loads, base, terms, out)]
+        known = [*_table(loads), *_words(loads)] if loads else []
+        check = "check --gpu, --tp, --dtype and --flags, and that nothing else used the server"
+        return [*known, f"No {HOST}: {error} ({check}); the measurements are in {out / CELLS}"]
+    with writable(out / HOST):
+        (out / HOST).write_text(text, encoding="utf-8")
+    following = f"Next: servesim run --host {out / HOST} ..., whose terms were fitted to these loads"
+    return [*_table(loads, fitted), *_words(loads, base, terms), following]
 
 
 def _table(loads: Sequence[Load], fitted: Sequence[Load] = ()) -> list[str]:
@@ -74,16 +81,15 @@ def _table(loads: Sequence[Load], fitted: Sequence[Load] = ()) -> list[str]:
     return lines
 
 
-def _words(loads: Sequence[Load], base: HostTerms, terms: HostTerms, out: Path) -> list[str]:
+def _words(loads: Sequence[Load], base: HostTerms | None = None, terms: HostTerms | None = None) -> list[str]:
+    """Return the kind of host, and what is known of its API server and, with fitted terms, of its steps."""
     from servesim.experiments.measure.short import kind_of_host, per_request_ms
 
-    per_request = per_request_ms(loads)
-    burst = (
-        "" if per_request is None else f"{per_request[0]:.1f} ms a request in a burst, {per_request[1]:.1f} simulated"
-    )
-    step, each = terms.exposed - base.exposed, terms.exposed_per_sampled - base.exposed_per_sampled
-    return [
-        f"This host is {kind_of_host(loads)}",
-        f"API server: {burst}; steps: {step / 1e6:+.2f} ms each and {each / 1e3:+.1f} us for each request in one",
-        f"Next: servesim run --host {out / HOST} ..., whose terms were fitted to these loads",
-    ]
+    known = []
+    if (per_request := per_request_ms(loads)) is not None:
+        known.append(f"API server: {per_request[0]:.1f} ms a request in a burst, {per_request[1]:.1f} simulated")
+    if base is not None and terms is not None:
+        step, each = terms.exposed - base.exposed, terms.exposed_per_sampled - base.exposed_per_sampled
+        known.append(f"steps: {step / 1e6:+.2f} ms each and {each / 1e3:+.1f} us for each request in one")
+    line = "; ".join(known)
+    return [f"This host is {kind_of_host(loads)}", *([line[0].upper() + line[1:]] if line else [])]

@@ -47,11 +47,9 @@ def refuse(out: Path) -> None:
             raise UserError(f"--out {out}: cannot be written: no permission in {parent}")
 
 
-def write(
-    out: Path, measurement: Measurement, labels: Mapping[str, Any], date: str, more: Mapping[str, str] | None = None
-) -> None:
-    """Write all files, and the texts of `more` by name, or none. `labels` holds the server's gpu, tp and dtype, and its
-    model under the name used in cells."""
+def write(out: Path, measurement: Measurement, labels: Mapping[str, Any], date: str) -> None:
+    """Write all files or none. `labels` holds the server's gpu, tp and dtype, and its model under the name used in
+    cells."""
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     new = [folder for folder in out.parents if not folder.exists()]
     try:
@@ -60,8 +58,6 @@ def write(
             for run in measurement.runs:
                 (partial / RUNS / f"{run.name}.csv").write_text(_table(RUN_COLUMNS, _rows(run)), encoding="utf-8")
             (partial / CELLS).write_text(table(measurement, labels, date), encoding="utf-8")
-            for name, text in (more or {}).items():
-                (partial / name).write_text(text, encoding="utf-8")
             config = {**server(measurement.facts, labels), "measured": date, "notes": measurement.notes}
             (partial / SERVER).write_text(to_json(config), encoding="utf-8")
             partial.rename(out)

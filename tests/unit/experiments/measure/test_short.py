@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from servesim.calibrate.bursts import fit_bursts, replayed, write
+from servesim.calibrate.bursts import MOST_TRIALS, _root, fit_bursts, replayed, write
 from servesim.cli import app as cli
-from servesim.cli.measure_short import _table
+from servesim.cli.measure_short import _table, _words
 from servesim.cost.host import HostTerms
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell
+from servesim.experiments.accuracy.recipes import recipe
 from servesim.experiments.measure import short
 from servesim.experiments.measure.answers import Answer
 from servesim.experiments.measure.short import Load, beside, cells_of, kind_of_host, per_request_ms
 from servesim.experiments.measure.study import Measured, Measurement, Plan, measure
 from servesim.experiments.measure.wire import Address
+from servesim.run.error_bars import intervals
+from servesim.run.simulate import simulate
 from tests.support.stub_server import Stub, serving
 from tests.support.virtual_time import in_virtual_time
 
@@ -115,6 +120,45 @@ def test_host_terms_that_made_the_times_are_found_again(tmp_path: Path) -> None:
     assert "note" not in found.provenance
 
 
+@pytest.mark.parametrize("base", ["vllm-0.12-h100", "vllm-0.12-greedy"])
+def test_a_run_with_terms_fitted_to_its_server_counts_as_measured(base: str, tmp_path: Path) -> None:
+    """The base for greedy requests has no engine, since no run chooses it by itself."""
+    points = SMALL.points(None, None)[0]
+    runs = [Measured(p, 1, [Answer(0, 10**7, 10**9, p.prompt, p.output, 1, p.output)] * p.requests) for p in points]
+    cells = cells_of(Measurement(runs, {"engine": "vllm", "engine_version": "0.11.0"}), LABELS, "")
+    terms = fit_bursts(cells, HostTerms.load(base))
+    assert terms.engine == "vllm 0.11.0"
+    assert terms.provenance["others"] == f"those of {base}"
+    path = tmp_path / "host.yaml"
+    write(path, terms)
+    assert intervals(simulate(recipe(cells[0], {"host": str(path)}).settings).summary)["laboratory"] == "own"
+
+
+def test_a_root_at_the_last_doubling_is_found() -> None:
+    last = 2.0**MOST_TRIALS
+    assert last / 2 < _root(lambda value: value / last - 0.75, 0.0, 1.0) < last
+
+
+def test_no_root_names_the_largest_value_that_was_tried() -> None:
+    """Tried are 2 ms and 12 doublings of them."""
+    with pytest.raises(UserError, match="8,192 ms are too few"):
+        _root(lambda value: -1.0, 1e6, 1e5)
+
+
+def test_loads_that_are_slow_and_fast_in_one_place_are_said_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two bursts of long answers one has ten times the simulated TPOT, the other a tenth."""
+    same = [replace(load, measured=load.simulated) for load in loads(monkeypatch, first_s=0.01, token_s=0.008)]
+    for i, factor in ((2, 10.0), (4, 0.1)):
+        same[i] = replace(same[i], measured=replace(same[i].measured, tpot=factor * same[i].measured.tpot))
+    assert kind_of_host(same).endswith("fitted to: both slower and faster in steps of many")
+
+
+def test_without_bursts_no_api_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [load for load in loads(monkeypatch, first_s=0.01, token_s=0.008) if load.run.point.kind == "idle"]
+    lines = _words(found, HostTerms(), HostTerms(exposed=1e6))
+    assert lines[1] == "Steps: +1.00 ms each and +0.0 us for each request in one"
+
+
 def test_terms_need_a_load_that_shows_one() -> None:
     (point,) = Plan(idle=(), clients=(16,), saturated=0).points(None, None)[0]
     run = Measured(point, 1, [Answer(0, 1, 2, point.prompt, point.output, 1, point.output)] * point.requests)
@@ -140,6 +184,35 @@ def test_ten_lines_and_a_file_of_host_terms(
     assert {path.name for path in out.iterdir()} == {"cells.csv", "host.yaml", "runs", "server_config.json"}
 
 
+@pytest.mark.parametrize(("fails", "shown"), [("loads", 1), ("fit", 9), ("fitted loads", 9)])
+def test_a_fit_that_fails_leaves_the_measurements(
+    fails: str, shown: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loads are simulated once to be checked, once as measured, and once with the fitted terms. Shown are a table of
+    six lines, the kind of host, its API server, and the failure."""
+    calls = iter(["check", "loads", "fitted loads"])
+
+    def beside_or_not(*arguments: Any) -> list[Load]:
+        if next(calls) == fails:
+            raise UserError("no way")
+        return beside(*arguments)
+
+    def fit(cells: Sequence[Cell], base: HostTerms) -> HostTerms:
+        if fails == "fit":
+            raise UserError("no way")
+        return base
+
+    monkeypatch.setattr(short, "beside", beside_or_not)
+    monkeypatch.setattr("servesim.calibrate.bursts.fit_bursts", fit)
+    out = tmp_path / "mine"
+    with serving(Stub(models=("Qwen/Qwen3-8B",), first_s=0.02, token_s=0.002)) as stub:
+        assert servesim(monkeypatch, stub.url, "--gpu", "h100", "--short", "--out", str(out)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == shown
+    assert lines[-1].startswith("No host.yaml: no way (check --gpu, --tp")
+    assert {path.name for path in out.iterdir()} == {"cells.csv", "runs", "server_config.json"}
+
+
 @pytest.mark.parametrize(("wrong", "told"), [("500", "answered 500"), ("closes", "the answer was cut off")])
 def test_a_server_that_takes_no_burst_is_one_line_and_nothing_is_written(
     wrong: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -158,6 +231,14 @@ def test_a_server_that_is_too_slow_for_the_time_is_one_line(monkeypatch: pytest.
     stub = Stub(**SERVER, first_s=0.1, token_s=0.1)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"not measured within 0.05 minutes \(raise --minutes\)"):
         in_virtual_time(monkeypatch, stub, measure(Address.parse(stub.url), replace(SMALL, minutes=0.05)))
+
+
+def test_no_loop_of_a_short_measurement_is_cut_to_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six requests of one client take 11 to 13 s of 18, and a fifth of 18 s is the share of a loop."""
+    stub = Stub(**SERVER, first_s=0.5, token_s=0.05)  # type: ignore[arg-type]
+    plan = replace(SMALL, idle_requests=6, minutes=0.3)
+    found = in_virtual_time(monkeypatch, stub, measure(Address.parse(stub.url), plan))
+    assert len(found.runs[0].answers) == 6
 
 
 def test_a_model_that_cannot_be_simulated_is_known_before_anything_is_measured(
