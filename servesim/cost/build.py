@@ -73,7 +73,10 @@ def build_cost_model(
     smooth = host is not None and host.monotone_gemms
     roofline = Roofline.ideal if tables == IDEAL else Roofline
     by_formula = tables in (ROOFLINE_ONLY, IDEAL)
-    rate = inf if engine is None or by_formula else engine.get("weight_only_flops", inf)
+    rate, sinks = (
+        inf if engine is None or by_formula else engine.get(name, inf)
+        for name in ("weight_only_flops", "sink_prefill_flops")
+    )
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("quantizing_us", {}), rate)
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
@@ -103,6 +106,7 @@ def build_cost_model(
         frozenset(rows.get("attention_with", ())),
         dp,
         load,
+        sinks if model.attention_sinks else inf,
     )
     stages = [
         Stage(

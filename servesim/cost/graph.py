@@ -19,7 +19,7 @@ from servesim.cost.moe import experts_curve, family_measured
 from servesim.cost.recurrent import recurrent_attention
 from servesim.cost.sparse import sparse_attention
 from servesim.cost.stage import AttentionLayers, Operator
-from servesim.cost.streamed import BesidePrompt, StreamedDecode
+from servesim.cost.streamed import BesidePrompt, LimitedPrefill, StreamedDecode
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.layers import Experts, dtype_bytes
 from servesim.hardware.model import ModelSpec, kv_heads_per_gpu
@@ -56,6 +56,8 @@ class LayerGraph:
     """Number of data-parallel ranks, each of `tp` GPUs."""
     load: float | None = None
     """Load of the most loaded GPU relative to the mean, or None for the measured load."""
+    prefill_flops: float = inf
+    """Highest rate in FLOP/s of the engine's attention kernel in prefill, if the tables' rows are of a faster one."""
 
     @property
     def roofline(self) -> Roofline:
@@ -138,6 +140,8 @@ class LayerGraph:
             attention = TableAttention(kernels, shape, self.kv_dtype, slowdown, window)
         else:
             attention = roofline_attention(self.roofline, shape, kv_bytes, window, self._wide)
+        if self.prefill_flops < inf:
+            attention = LimitedPrefill(attention, 4.0 * shape.heads * shape.head_dim / self.prefill_flops * 1e9)
         if self.eager_attention:
             attention = EagerAttention(attention, self.roofline, shape, self._wide)
         if self.host is None or latent is not None:

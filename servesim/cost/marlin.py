@@ -37,6 +37,12 @@ POWER = 1.2
 """Exponent of the power law of expert loads under which the tables' rows were measured."""
 LOADED = 2
 """Minimum number of rows per expert at which that law describes the measurements well."""
+FLOOR_NS = 28_000.0
+"""Time of routing, sorting and launches where no shape was measured: the median over the 58 shapes in four tables (47
+on H100, 44 on H200, 28 on RTX PRO 6000, 26 on L40S, in microseconds)."""
+COLUMNS = 128
+"""Columns that a block computes in the time of its fixed work. Fitted to blocks of 48 and 64 rows in the tables of
+H100, H200 and RTX PRO 6000, 64 to 2,944 columns wide, relative to the widest: mean error 6 %."""
 
 
 class Blocks(NamedTuple):
@@ -48,6 +54,16 @@ class Blocks(NamedTuple):
     """Time to read the weights of one expert."""
     each: dict[int, float]
     """Time of a block, by its height."""
+
+
+def unmeasured(hidden: int, size: int, weight_bytes: float, rate: float, flops: float) -> Blocks:
+    """Return the components for experts of `hidden` x `size` on a GPU without measured experts. A block takes as long
+    as its arithmetic at `flops` per second, or as reading the weights of its expert at `rate` bytes per nanosecond,
+    whichever is longer. (Both hold where they were measured: on an L40S blocks of 8 to 64 rows take the time to read
+    their expert, and on an H100 wide ones of 32 to 64 rows compute at 246 to 289 TFLOP/s.)"""
+    read = 3.0 * hidden * size * weight_bytes / rate
+    row = 6.0 * hidden * (size + COLUMNS) / flops * 1e9
+    return Blocks(FLOOR_NS, read, {h: max(read, h * row) for h in HEIGHTS})
 
 
 def height(rows: float) -> int:

@@ -23,7 +23,7 @@ are sent back, and the tokens counted are those of all ranks.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import inf, log
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from servesim.cost.formula import (
     Roofline,
 )
 from servesim.cost.grouped import grouped_curve
-from servesim.cost.linear import GemmTables
+from servesim.cost.linear import WEIGHT_ONLY, GemmTables
 from servesim.errors import UserError, suggest
 from servesim.hardware.layers import Experts
 
@@ -140,7 +140,10 @@ def _mean_curve(
     share = 1.0 / ep
     shape = ExpertShape(experts.size // (tp // ep), hidden, experts.count, experts.per_token)
     dtype = "bf16" if dtype == "fp16" else dtype
-    groups = [[known for kernel in kernels for known in _rows(gemms, kernel)] for kernels in _kernels(dtype, backend)]
+    kinds = _kernels(dtype, backend)
+    groups = [[known for kernel in kernels for known in _rows(gemms, kernel)] for kernels in kinds]
+    if dtype in WEIGHT_ONLY and gemms.weight_only_flops < inf and not groups[0]:
+        return _unmeasured_blocks(gemms, shape, dtype, share)
     curve = _shape_curve(gemms, shape, dtype, groups, share)
     return gemms.limited(curve, experts_work(shape, dtype, 1.0, share)[0], dtype)
 
@@ -243,6 +246,18 @@ def _by_blocks(
         work = [_work_ns(gpu, here, dtype, m, 1.0) for gpu in (gemms.roofline, gemms.measured_on)]
         times.append(floor + marlin.step_ns(blocks, m, layer, share) * size * work[0] / work[1])
     return Curve(tokens, times, EXTRAPOLATED)
+
+
+def _unmeasured_blocks(gemms: GemmTables, shape: ExpertShape, dtype: str, share: float) -> Curve:
+    """Return the curve of `shape` in Marlin's kernel on a GPU without measured experts, from the rate that the kernel
+    reaches in dense layers."""
+    here = _padded(shape) if dtype == "mxfp4" else shape
+    rate = gemms.roofline.rate
+    blocks = marlin.unmeasured(here.hidden, here.size, WEIGHT_BYTES[dtype], rate, gemms.weight_only_flops)
+    changes = (last + i for last in marlin.last_tokens(shape.layer, share) for i in (0, 1))
+    tokens = sorted({*_TOKENS, *changes})
+    times = [blocks.floor + marlin.step_ns(blocks, m, shape.layer, share) for m in tokens]
+    return Curve(tokens, times, ROOFLINE, beyond=ROOFLINE)
 
 
 def _floor(found: list[_Measured], experts: int) -> float:

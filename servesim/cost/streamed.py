@@ -6,6 +6,8 @@ from math import ceil
 
 from servesim.cost.attention import Attention, Excess
 from servesim.cost.curve import ROOFLINE, Curve
+from servesim.cost.curves import upper
+from servesim.cost.formula import line
 from servesim.cost.host import HostTerms
 
 LONG_PROMPT = 1024
@@ -47,6 +49,29 @@ class BesidePrompt:
             context = self._window
         ns = self._filling * min(1.0, count * self._kv_heads / FILLED) + self._per_token * count * context
         return ns * min(1.0, new / LONG_PROMPT), ROOFLINE
+
+
+class LimitedPrefill:
+    """Attention whose prefill computes at no more than the rate of the engine's kernel. Counted as formula where that
+    rate decides."""
+
+    cached = None
+
+    def __init__(self, inner: Attention, ns_per_pair: float) -> None:
+        """Set `ns_per_pair`, the time of one query-key pair in one layer at the kernel's rate."""
+        self._inner, self._ns_per_pair = inner, ns_per_pair
+        self.decode = inner.decode
+        self.floor, self.window = inner.floor, inner.window
+        self.mixed: Excess | None = inner.mixed
+        self.skew = inner.skew
+
+    def prefill(self, count: int) -> Curve:
+        return upper(self._inner.prefill(count), line(self.floor, count * self._ns_per_pair))
+
+    def prefill_at(self, count: float, each: float) -> tuple[float, int]:
+        least = self.floor + count * each * self._ns_per_pair
+        ns, source = self._inner.prefill_at(count, each)
+        return (ns, source) if ns >= least else (least, ROOFLINE)
 
 
 class StreamedDecode:
