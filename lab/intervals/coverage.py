@@ -14,7 +14,6 @@ from servesim.intervals.distance import Kind
 from servesim.intervals.fitted import LEVEL
 from servesim_lab.intervals.conformal import Floats, leave_out, quantile
 from servesim_lab.intervals.fit import Data, fitting, inner_folds
-from servesim_lab.intervals.folds import folds
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,9 @@ class Bounds:
 def bounds(data: Data, kind: Kind, metric: str) -> Bounds:
     """Return the intervals of cells, computed from everything that their fold does not bar."""
     y = data.residuals(metric)
-    cases = [cell.case for cell in data.cells]
     design, spread = data.designs(kind)
     ends = np.full((4, len(y)), np.nan)
-    for fold in folds(cases, kind):
+    for fold in data.folds(kind):
         used = ~fold.barred
         weights = np.where(used, data.weights, 0.0)
         left = leave_out(design, spread, y, weights, inner_folds(data, kind, used))

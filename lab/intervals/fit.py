@@ -81,6 +81,10 @@ class Data:
         location, scale = PENALTIES[kind.name]
         return Design.of(cases, location), Design.of(cases, scale)
 
+    def folds(self, kind: Kind, used: Bools | None = None) -> list[Fold]:
+        """Return the folds of the cells used (n; None means all)."""
+        return folds([cell.case for cell in self.cells], kind, [cell.lengths for cell in self.cells], used)
+
     def deployments(self, used: Bools) -> list[str]:
         """Return the deployments of the cells in use."""
         return [cell.case.deployment for cell, one in zip(self.cells, used, strict=True) if one]
@@ -89,15 +93,17 @@ class Data:
 def inner_folds(data: Data, kind: Kind, used: Bools) -> list[Fold]:
     """Return the folds of a kind among the cells used (n). If fewer than `FEWEST` values of its label are left, return
     the folds by version, the next kind with enough values."""
-    cases = [cell.case for cell in data.cells]
-    found = folds(cases, kind, used)
-    return found if len(found) >= FEWEST else folds(cases, _INNER, used)
+    found = data.folds(kind, used)
+    return found if len(found) >= FEWEST else data.folds(_INNER, used)
 
 
 def statistics(data: Data) -> dict[str, Any]:
     """Return what bars take: the labels that are known, and terms and quantiles by kind of distance."""
     return {
-        "known": {name: sorted({label(cell.case, name) for cell in data.cells}) for name in LABELS},
+        "known": {
+            name: sorted({label(cell.case, name) for cell in data.cells if name != "version" or cell.version_known})
+            for name in LABELS
+        },
         "kinds": {kind.name: _of_kind(data, kind) for kind in fitting(data)},
     }
 
@@ -125,15 +131,13 @@ def fit(paths: Sequence[Path], date: str) -> dict[str, Any]:
 
 def fitting(data: Data) -> list[Kind]:
     """Return the kinds of distance that the cells can represent: some cells remain whichever fold is left out."""
-    cases = [cell.case for cell in data.cells]
-    return [kind for kind in KINDS if not any(fold.barred.all() for fold in folds(cases, kind))]
+    return [kind for kind in KINDS if not any(fold.barred.all() for fold in data.folds(kind))]
 
 
 def _of_kind(data: Data, kind: Kind) -> dict[str, Any]:
     """Return the terms of each feature (of `PARTS` by metric, 0 if it has none) and the quantiles by metric."""
-    cases = [cell.case for cell in data.cells]
-    designs, cut = data.designs(kind), folds(cases, kind)
-    deployments = data.deployments(np.ones(len(cases), dtype=bool))
+    designs, cut = data.designs(kind), data.folds(kind)
+    deployments = data.deployments(np.ones(len(data.cells), dtype=bool))
     terms: dict[str, list[float]] = {}
     quantiles = {}
     for column, metric in enumerate(METRICS):

@@ -14,7 +14,7 @@ from servesim.intervals.distance import Kind, label
 Bools = NDArray[np.bool_]
 
 DEALT = 10
-"""Number of folds among which the cells of one server are distributed, in order."""
+"""Number of folds among which the pairs of lengths of one server are distributed, in order."""
 MOST = 12
 """Maximum number of folds that leave out one label; further values share a fold."""
 FEWEST = 3
@@ -32,11 +32,18 @@ class Fold:
     GPU."""
 
 
-def folds(cases: Sequence[Case], kind: Kind, used: Bools | None = None, most: int = MOST) -> list[Fold]:
-    """Return the folds of the cases `used` (n; None means all) for a kind of distance."""
+def folds(
+    cases: Sequence[Case],
+    kind: Kind,
+    lengths: Sequence[tuple[int, int]],
+    used: Bools | None = None,
+    most: int = MOST,
+) -> list[Fold]:
+    """Return the folds of the cases `used` (n; None means all) for a kind of distance. `lengths` (n) are the prompt and
+    output lengths: cells of one server that share them are left out together, since their errors are alike."""
     used = np.ones(len(cases), dtype=bool) if used is None else used
     if not kind.unknown:
-        return _dealt(cases, used)
+        return _dealt(cases, lengths, used)
     labels = np.array([[label(case, name) for name in kind.unknown] for case in cases])
     keys = [tuple(row) for row in labels]
     values = sorted({key for key, in_use in zip(keys, used, strict=True) if in_use})
@@ -51,11 +58,10 @@ def folds(cases: Sequence[Case], kind: Kind, used: Bools | None = None, most: in
     return found
 
 
-def _dealt(cases: Sequence[Case], used: Bools) -> list[Fold]:
+def _dealt(cases: Sequence[Case], lengths: Sequence[tuple[int, int]], used: Bools) -> list[Fold]:
     numbers = np.full(len(cases), -1)
-    seen: dict[str, int] = {}
+    seen: dict[str, dict[tuple[int, int], int]] = {}
     for i in np.flatnonzero(used).tolist():
-        name = cases[i].deployment
-        numbers[i] = seen.get(name, 0) % DEALT
-        seen[name] = seen.get(name, 0) + 1
+        pairs = seen.setdefault(cases[i].deployment, {})
+        numbers[i] = pairs.setdefault(lengths[i], len(pairs)) % DEALT
     return [Fold(numbers == k, numbers == k) for k in range(DEALT) if (numbers == k).any()]

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servesim.errors import UserError
-from servesim.experiments.accuracy.files import CELLS
+from servesim.experiments.accuracy.files import CASE, CELLS
 from servesim.experiments.accuracy.recipes import recipes
 from servesim.experiments.recording import read_text
 from servesim.intervals.case import METRICS, Case, model_key
+from servesim.versions import engine_facts, engines
 
 Floats = NDArray[np.float64]
 
@@ -49,6 +50,8 @@ class Measured:
     output_mean: float
     laboratory: str = ""
     """Who measured it; empty if that is not known."""
+    version_known: bool = True
+    """Whether the case's version is the server's: not if it is the newest for lack of a version (a nightly build)."""
 
 
 def read_measured(paths: Sequence[Path]) -> list[Measured]:
@@ -89,19 +92,18 @@ def _measured(row: dict[str, str]) -> Measured:
     ratios = {metric: float(row[f"{metric}_ratio"]) for metric in METRICS}
     if min(*simulated.values(), *ratios.values()) <= 0:
         raise ValueError("times and ratios must be above 0")
-    tables = recipes()
-    label = row["model"]
-    own = tables["models"].get(label, {})
+    labels = {name: row.get(f"run_{name}") or "" for name in CASE}
+    labels = labels if labels["engine"] else _of_recording(row)
     case = Case(
-        engine=tables["engines"].get(row["engine"], {}).get("preset", row["engine"]),
-        version=row["version"],
-        model=model_key(own.get("model", label)),
-        gpu=tables["gpus"].get(row["gpu"], row["gpu"]),
-        precision=own.get("dtype") or tables["weights"].get(row["precision"], row["precision"]),
-        tp=int(row["tp"]),
-        ep=int(row["ep"]),
-        in_flight=float(row["concurrency"]),
-        prompt=float(row["isl"]),
+        engine=labels["engine"],
+        version=labels["version"],
+        model=labels["model"],
+        gpu=labels["gpu"],
+        precision=labels["precision"],
+        tp=int(labels["tp"]),
+        ep=int(labels["ep"]),
+        in_flight=float(labels["in_flight"]),
+        prompt=float(labels["prompt"]),
         ttft_ms=simulated["ttft"],
         tpot_ms=simulated["tpot"],
         extrapolated=min(float(row["extrapolated"] or 0) + float(row["formula"] or 0), 1.0),
@@ -110,7 +112,30 @@ def _measured(row: dict[str, str]) -> Measured:
     residuals = {metric: -float(np.log(ratio)) for metric, ratio in ratios.items()}
     lengths = int(row["isl"]), int(row["osl"])
     concurrency, gpus = int(row["concurrency"]), int(row["gpus"])
-    return Measured(case, residuals, lengths, concurrency, gpus, output, row.get("laboratory") or "")
+    assumed = case.version and row["version"].lstrip("v") != case.version and case.version == _newest(case.engine)
+    laboratory = row.get("laboratory") or ""
+    return Measured(case, residuals, lengths, concurrency, gpus, output, laboratory, not assumed)
+
+
+def _newest(engine: str) -> str:
+    return engine_facts(engine).version if engine in engines() else ""
+
+
+def _of_recording(row: dict[str, str]) -> dict[str, str]:
+    """Return the labels of a recording, which is replayed without a scenario, in the words of runs."""
+    tables = recipes()
+    own = tables["models"].get(row["model"], {})
+    return {
+        "engine": tables["engines"].get(row["engine"], {}).get("preset", row["engine"]),
+        "version": row["version"],
+        "model": model_key(own.get("model", row["model"])),
+        "gpu": tables["gpus"].get(row["gpu"], row["gpu"]),
+        "precision": own.get("dtype") or tables["weights"].get(row["precision"], row["precision"]),
+        "tp": row["tp"],
+        "ep": row["ep"],
+        "in_flight": row["concurrency"],
+        "prompt": row["isl"],
+    }
 
 
 def deployment_weights(cells: Sequence[Measured]) -> Floats:

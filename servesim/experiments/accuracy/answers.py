@@ -22,6 +22,7 @@ from servesim.experiments.accuracy.recipes import recipe
 from servesim.experiments.recording import RecordedRun
 from servesim.experiments.recording_replay import replay
 from servesim.experiments.store import Store, address_of, address_with
+from servesim.run.error_bars import case_of
 from servesim.run.result_files import SUMMARY
 from servesim.run.simulate import simulate
 
@@ -39,6 +40,8 @@ class Answer:
     """Output tokens/s of the server."""
     e2e_ms: float | None = None
     reason: str = ""
+    case: dict[str, Any] | None = None
+    """Fields of the run's case (`servesim.run.error_bars.case_of`), or None for a recording."""
 
 
 NAMES = ("ttft_ns", "tpot_ns")
@@ -76,7 +79,9 @@ def _of_cell(cell: Cell, changes: Mapping[str, Any] | None) -> Answer:
         ttft, tpot = (float(table[name].mean()) / 1e6 for name in NAMES)
     rate = result.summary["throughput"]["output_throughput"]
     e2e = float(table["e2el_ns"].mean()) / 1e6
-    return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"], rate, e2e_ms=e2e)
+    case = case_of(result.summary)
+    labels = asdict(case) if case is not None else None
+    return Answer(ttft, tpot, shares["extrapolated"], shares["roofline"], rate, e2e_ms=e2e, case=labels)
 
 
 def _of_run(run: RecordedRun) -> Answer:

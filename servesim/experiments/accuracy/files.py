@@ -18,6 +18,8 @@ from servesim.experiments.store import RUNS
 from servesim.run.result_files import REPORT, SUMMARY, to_json, write_text
 
 CELLS = "cells.csv"
+CASE = ("engine", "version", "model", "gpu", "precision", "tp", "ep", "in_flight", "prompt")
+"""Fields of the case that the replay of a cell was, written with `run_` in front; empty for recordings."""
 LABELS = ("id", "engine", "version", "model", "gpu", "precision", "mode", "tp", "ep", "isl", "osl", "concurrency")
 
 
@@ -41,7 +43,7 @@ def write(out: Path, scored: Sequence[Scored], document: Mapping[str, Any]) -> N
     text = io.StringIO()
     rows = csv.DictWriter(
         text,
-        [*LABELS, "gpus", *_TIMES, "extrapolated", "formula", "screened", "reason", "laboratory"],
+        [*LABELS, "gpus", *_TIMES, "extrapolated", "formula", "screened", "reason", "laboratory", *_RUN],
         lineterminator="\n",
     )
     rows.writeheader()
@@ -50,6 +52,7 @@ def write(out: Path, scored: Sequence[Scored], document: Mapping[str, Any]) -> N
     write_text(out / SUMMARY, to_json(plain(document)), "--out")
 
 
+_RUN = tuple(f"run_{name}" for name in CASE)
 _TIMES = tuple(f"{metric}_{kind}" for metric in METRICS for kind in ("measured_ms", "simulated_ms", "ratio"))
 
 
@@ -57,6 +60,7 @@ def _row(one: Scored) -> dict[str, Any]:
     row = {name: getattr(one.cell, name) for name in LABELS}
     row |= {"gpus": one.cell.gpus, "screened": one.screened, "reason": one.answer.reason}
     row["laboratory"] = laboratory_of(one.cell)
+    row |= {f"run_{name}": value for name, value in (one.answer.case or {}).items() if name in CASE}
     row |= {"extrapolated": _text(one.answer.extrapolated), "formula": _text(one.answer.formula)}
     for kind, values in (("measured_ms", one.measured), ("simulated_ms", one.simulated), ("ratio", one.ratios)):
         row |= {f"{m}_{kind}": _text(v) for m, v in zip(METRICS, values or (None,) * len(METRICS), strict=True)}

@@ -65,16 +65,26 @@ def test_one_wild_residual_pulls_no_more_than_its_sign() -> None:
 
 def test_a_fold_of_two_labels_bars_what_shares_either() -> None:
     cases = [replace(CASE, model=m, version=v) for m, v in (("a", "1"), ("a", "2"), ("b", "1"), ("b", "2"))]
-    found = folds(cases, NAMED["model and version"])
+    found = folds(cases, NAMED["model and version"], [(1, 1)] * 4)
     assert [one.predicted.tolist() for one in found] == np.eye(4, dtype=bool).tolist()
     assert found[0].barred.tolist() == [True, True, True, False]
+
+
+def test_cells_of_one_server_with_the_same_lengths_are_left_out_together() -> None:
+    loads = [(1000, 100, 4.0), (1000, 100, 64.0), (8000, 100, 4.0), (1000, 900, 4.0), (8000, 100, 64.0)]
+    cases = [replace(CASE, in_flight=load) for _, _, load in loads]
+    found = folds(cases, NAMED["server"], [(prompt, output) for prompt, output, _ in loads])
+    assert [np.flatnonzero(one.predicted).tolist() for one in found] == [[0, 1], [2, 4], [3]]
+    other = [replace(case, tp=8) for case in cases]  # another server's cells are dealt by themselves
+    both = folds(cases + other, NAMED["server"], [(prompt, output) for prompt, output, _ in loads] * 2)
+    assert [np.flatnonzero(one.predicted).tolist() for one in both] == [[0, 1, 5, 6], [2, 4, 7, 9], [3, 8]]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_used_cell_is_predicted_once_by_cells_unlike_it(kind: object) -> None:
     cases = [replace(CASE, model=f"m{i % 4}", version=str(i % 5), gpu=f"g{i % 2}", tp=i % 3) for i in range(60)]
     used = np.arange(60) != 7
-    found = folds(cases, kind, used)  # type: ignore[arg-type]
+    found = folds(cases, kind, [(i % 7, 1) for i in range(60)], used)  # type: ignore[arg-type]
     assert (np.sum([one.predicted for one in found], axis=0) == used).all()
     for one in found:
         assert (one.barred | ~one.predicted).all()
@@ -84,7 +94,7 @@ def test_scores_are_of_terms_that_did_not_see_them() -> None:
     cases = [replace(CASE, gpu=f"g{i}") for i in range(3)]
     y = np.array([0.0, 0.0, 3.0])
     design = Design.of(cases, {"all": 1e-12})
-    left = leave_out(design, Design.of(cases, {"all": 1e9}), y, np.ones(3), folds(cases, NAMED["gpu"]))
+    left = leave_out(design, Design.of(cases, {"all": 1e9}), y, np.ones(3), folds(cases, NAMED["gpu"], [(1, 1)] * 3))
     assert left.scores[2] == pytest.approx(3.0, abs=1e-6)  # the others say 0; a scale of exp(0)
     assert np.abs(left.scores[:2]).max() > 0.5  # here the third is among those that speak
 
@@ -100,7 +110,9 @@ def _made_up(count: int, rng: np.random.Generator) -> list[Measured]:
         for load in (4.0, 20.0, 100.0):
             y = own + rng.normal(0.1, width)
             cells.append(
-                Measured(replace(case, in_flight=load), dict.fromkeys(("ttft", "tpot", "e2e"), y), (1, 1), 1, 1, 9.0)
+                Measured(
+                    replace(case, in_flight=load), dict.fromkeys(("ttft", "tpot", "e2e"), y), (int(load), 1), 1, 1, 9.0
+                )
             )
     return cells
 

@@ -13,14 +13,18 @@ from typer.testing import CliRunner
 
 from servesim.cli.app import app
 from servesim.errors import UserError
+from servesim.experiments.accuracy.files import CASE
 from servesim.intervals.distance import kind_of
 from servesim.intervals.fitted import Fitted
+from servesim.versions import engine_facts
+from servesim_lab.intervals.fit import Data, statistics
 from servesim_lab.intervals.residuals import Measured, deployment_weights, read_measured
 
 HEAD = (
     *("id", "engine", "version", "model", "gpu", "precision", "mode", "tp", "ep", "isl", "osl", "concurrency", "gpus"),
     *(f"{metric}_{what}" for metric in ("tpot", "ttft", "e2e") for what in ("measured_ms", "simulated_ms", "ratio")),
     *("extrapolated", "formula", "screened", "reason"),
+    *(f"run_{name}" for name in CASE),
 )
 SERVER = {"engine": "trtllm", "version": "1.0", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "h100_sxm"}
 LOAD = {"tp": "2", "ep": "1", "isl": "1024", "osl": "100", "concurrency": "8", "gpus": "2", "precision": "fp8"}
@@ -47,6 +51,30 @@ def test_a_residual_is_measured_over_simulated_and_labels_are_those_of_runs(tmp_
     assert cell.output_mean == pytest.approx(100.0)
 
 
+def test_labels_are_those_of_the_run_that_answered_where_one_did(tmp_path: Path) -> None:
+    """As `servesim run` would name that server: its version, format, expert parallelism and load decide its bars."""
+    run = {"engine": "vllm", "version": "0.17.0", "model": "minimax-m2.5", "gpu": "h200", "precision": "fp8"}
+    load = {"tp": "8", "ep": "8", "in_flight": "64.0", "prompt": "921.5"}
+    row = ROW | {"version": "nightly-0123abc"} | {f"run_{name}": value for name, value in (run | load).items()}
+    (cell,) = read_measured([write(tmp_path / "cells.csv", [row])])
+    assert {name: getattr(cell.case, name) for name in run} == run
+    assert (cell.case.tp, cell.case.ep, cell.case.in_flight, cell.case.prompt) == (8, 8, 64.0, 921.5)
+
+
+@pytest.mark.parametrize(
+    ("label", "known"), [("nightly-0123abc", False), ("", False), ("{newest}", True), ("0.9.0", True)]
+)
+def test_a_server_of_unknown_version_does_not_make_the_newest_one_known(
+    label: str, known: bool, tmp_path: Path
+) -> None:
+    newest = engine_facts("vllm").version
+    run = {"engine": "vllm", "version": "0.9.0" if label == "0.9.0" else newest, "model": "m", "gpu": "h200"}
+    load = {"precision": "fp8", "tp": "8", "ep": "8", "in_flight": "64.0", "prompt": "921.5"}
+    row = ROW | {"version": label.format(newest=newest)} | {f"run_{n}": value for n, value in (run | load).items()}
+    data = Data.of(read_measured([write(tmp_path / "cells.csv", [row])]))
+    assert statistics(data)["known"]["version"] == ([f"vllm {run['version']}"] if known else [])
+
+
 def test_deployments_weigh_the_same(tmp_path: Path) -> None:
     rows = [ROW, ROW | {"concurrency": "16"}, ROW | {"tp": "4"}]
     cells: list[Measured] = read_measured([write(tmp_path / "cells.csv", rows)])
@@ -55,7 +83,13 @@ def test_deployments_weigh_the_same(tmp_path: Path) -> None:
 
 def test_servers_that_are_all_ten_percent_slower_give_bars_around_that(tmp_path: Path) -> None:
     rows = [
-        ROW | {"tp": str(tp), "concurrency": str(c), **dict.fromkeys(("tpot_ratio", "ttft_ratio", "e2e_ratio"), ratio)}
+        ROW
+        | {
+            "tp": str(tp),
+            "concurrency": str(c),
+            "isl": str(1000 + c),
+            **dict.fromkeys(("tpot_ratio", "ttft_ratio", "e2e_ratio"), ratio),
+        }
         for tp in range(1, 41)
         for c, ratio in ((4, "0.8991"), (8, "0.9091"), (16, "0.9191"))
     ]

@@ -33,7 +33,7 @@ def cells_of(laboratory: str, slower: float = 0.0, servers: int = 12) -> list[Me
         Measured(
             replace(CASE, tp=tp + 1, in_flight=float(clients)),
             dict.fromkeys(METRICS, slower + float(rng.uniform(-0.05, 0.05))),
-            (1000, 81),
+            (1000 + clients, 81),
             clients,
             tp + 1,
             81.0,
@@ -118,7 +118,7 @@ def test_a_version_that_recordings_do_not_state_is_the_laboratorys() -> None:
 def write(path: Path, laboratory: str, ratio: float) -> Path:
     rows = [
         ROW
-        | {"laboratory": laboratory, "tp": str(tp), "concurrency": str(c)}
+        | {"laboratory": laboratory, "tp": str(tp), "concurrency": str(c), "isl": str(1000 + c)}
         | dict.fromkeys(("tpot_ratio", "ttft_ratio", "e2e_ratio"), str(ratio * (1 + 0.01 * (c % 3))))
         for tp in range(1, 13)
         for c in (4, 8, 16)
