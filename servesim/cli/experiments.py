@@ -23,6 +23,7 @@ from servesim.cli.gate import (
 )
 from servesim.cli.options import ListingCommand
 from servesim.errors import Interrupted, UserError
+from servesim.sentinels import COMMON
 
 if TYPE_CHECKING:
     from servesim.cli.requirements import Requirement
@@ -67,7 +68,11 @@ Files = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(callback=a_directory, help="Directory for results; a rerun computes only what is missing."),
+    typer.Option(
+        callback=a_directory,
+        help="Result directory. A rerun computes only what is missing.",
+        rich_help_panel=COMMON,
+    ),
 ]
 Jobs = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
 Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRESS of a running cluster.")]
@@ -75,7 +80,16 @@ ENDS = "Share of the arrivals left out at the {}. [default: 0.1; 0 for a recorde
 Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
 Cooldown = Annotated[float | None, typer.Option(help=ENDS.format("end"))]
 Window = Annotated[int | None, typer.Option(help="Requests per window. [default: the trace divided by the replicates]")]
-Json = Annotated[bool, typer.Option("--json", help="Print the JSON document instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=COMMON)]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,...",
+        help="Metrics to report, such as ttft_p99,output_throughput. FILE.py:FUNCTION adds one of your own.",
+        rich_help_panel=COMMON,
+    ),
+]
+Attainment = Annotated[float, typer.Option(help="Share of requests that must meet every SLO.", rich_help_panel=COMMON)]
 
 
 def compare(
@@ -87,11 +101,13 @@ def compare(
     ] = None,
     window: Window = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Variant to compare with. [default: the first stable variant]")
+        str | None,
+        typer.Option(
+            help="Variant to compare with. [default: the first stable variant]",
+            rich_help_panel=COMMON,
+        ),
     ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Metrics to compare, such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
-    ] = None,
+    metrics: Metrics = None,
     rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
     margin: Annotated[float, typer.Option(help="Changes smaller than this do not matter.")] = 0.02,
     interval: Annotated[str, typer.Option(help="auto, t, studentised or bca.")] = "auto",
@@ -122,13 +138,17 @@ def sweep(
         int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 1]"))
     ] = None,
     window: Window = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Metrics to report, such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
-    ] = None,
+    metrics: Metrics = None,
     best_by: Annotated[
-        str | None, typer.Option(help=("Metric that decides which variant is best. [default: goodput, or e2el_mean]"))
+        str | None,
+        typer.Option(
+            help="Metric that decides which variant is best. [default: goodput, or e2el_mean]",
+            rich_help_panel=COMMON,
+        ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Let Optuna choose N combinations.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Let Optuna choose N combinations.", rich_help_panel=COMMON)
+    ] = None,
     warmup: Warmup = None,
     cooldown: Cooldown = None,
     jobs: Jobs = None,
@@ -151,7 +171,7 @@ def sweep(
 def capacity(
     context: typer.Context,
     scenarios: Files = None,
-    attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    attainment: Attainment = 0.99,
     replicates: Annotated[
         int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
     ] = None,
@@ -189,13 +209,13 @@ def worth(
     of: Annotated[
         list[str] | None,
         typer.Option(
-            help=(
-                "prefix-caching, fp8, fp8-kv, speculation, offload, tp, ..., or a setting such as tp=4; "
-                "comma-separated."
-            )
+            metavar="CHANGE,...",
+            help="Change to price: prefix-caching, fp8, fp8-kv, speculation, offload, tp, ..., or a setting such as "
+            "tp=4.",
+            rich_help_panel=COMMON,
         ),
     ] = None,
-    attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    attainment: Attainment = 0.99,
     replicates: Annotated[
         int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
     ] = None,

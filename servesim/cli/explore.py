@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from servesim.sentinels import COMMON
+
 if TYPE_CHECKING:
     from servesim.reports.explore.picture import Explorer
 
@@ -39,7 +41,9 @@ def explore(
             metavar="SCENARIO|DIR", help="YAML file, or what run or sweep wrote with --out; options override it."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1, or 0 for a free one.")] = PORT,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1, or 0 for a free one.", rich_help_panel=COMMON)
+    ] = PORT,
 ) -> None:
     """Serve a page whose sliders run simulations as they move.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from servesim.errors import UserError, suggest
+from servesim.sentinels import COMMON
 
 if TYPE_CHECKING:
     from servesim.experiments.measure.loops import Point
@@ -34,39 +35,51 @@ loop (for servesim validate and servesim calibrate host), server_config.json and
 def measure(
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server: http://localhost:8000.")],
-    gpu: Annotated[str, typer.Option(help="GPU the server runs on.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the measurements.")],
+    gpu: Annotated[str, typer.Option(help="GPU the server runs on.", rich_help_panel=COMMON)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the measurements.", rich_help_panel=COMMON)],
     tp: Annotated[
-        int | None, typer.Option(min=1, help="Tensor parallelism. [default: from flags or log, else 1]")
+        int | None,
+        typer.Option(min=1, help="Tensor parallelism. [default: from flags or log, else 1]", rich_help_panel=COMMON),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Format of the weights: bf16, fp8 or int4. [default: from flags, log or name]")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Hugging Face name. [default: from flags, log or the server]")
+        str | None,
+        typer.Option(help="Hugging Face name. [default: from flags, log or the server]", rich_help_panel=COMMON),
     ] = None,
     served_name: Annotated[str | None, typer.Option(help="Model to request, if the server has several.")] = None,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Start-up log of the server.")] = None,
-    flags: Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that started the server.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Start-up log of the server.", rich_help_panel=COMMON)
+    ] = None,
+    flags: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="The command that started the server.", rich_help_panel=COMMON)
+    ] = None,
     short: Annotated[
         bool,
         typer.Option(
             "--short",
-            help="Five minutes: one client, 64 and 512 requests at once. Prints what kind of host it is, and fits its "
-            "host terms.",
+            help="Measure for five minutes: one client, then 64 and 512 requests at once. Also prints the kind of host "
+            "and fits its host terms.",
+            rich_help_panel=COMMON,
         ),
     ] = False,
     minutes: Annotated[
         float,
         typer.Option(
-            min=0.01, help="Total time; loops are cut short to keep within it (--short: 5, and more is an error)."
+            min=0.01,
+            help="Total time. Loops are cut short to stay within it. With --short: 5; more is an error.",
+            rich_help_panel=COMMON,
         ),
     ] = 20.0,
     idle: Annotated[
         str, typer.Option(metavar="<int,...>", help="Prompt lengths of the idle measurement (one client).")
     ] = "128,512,2048,8192",
     clients: Annotated[
-        str, typer.Option(metavar="<int,...>", help=("Numbers of clients on the concurrency ladder."))
+        str,
+        typer.Option(
+            metavar="<int,...>", help=("Numbers of clients on the concurrency ladder."), rich_help_panel=COMMON
+        ),
     ] = "4,16,64",
     saturated: Annotated[
         int | None,

@@ -9,6 +9,7 @@ import typer
 
 from servesim.cli.gate import Quiet
 from servesim.errors import UserError
+from servesim.sentinels import COMMON
 
 MOST_GRIDS = 6
 PLAY_EXAMPLES = """
@@ -27,7 +28,9 @@ def play(
     scenario: Annotated[
         Path | None, typer.Argument(metavar="SCENARIO", help="YAML file; options and --set override it.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("play.html"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Page to write.", rich_help_panel=COMMON)
+    ] = Path("play.html"),
     quiet: Quiet = False,
 ) -> None:
     """Play back KV memory, block by block.

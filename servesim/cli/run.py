@@ -11,6 +11,7 @@ import typer
 
 from servesim.cli.gate import Overwrite, Quiet, Require, a_directory, end_if, requirements
 from servesim.cli.options import OPTIONS
+from servesim.sentinels import COMMON
 
 RUN_EXAMPLES = """
 \b
@@ -39,10 +40,16 @@ def run(
     ] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(callback=a_directory, help="Result directory: report.html, summary.json, requests.parquet, ...."),
+        typer.Option(
+            callback=a_directory,
+            help="Result directory, for report.html, summary.json, requests.parquet and more.",
+            rich_help_panel=COMMON,
+        ),
     ] = None,
     with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json instead of tables.", rich_help_panel=COMMON)
+    ] = False,
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

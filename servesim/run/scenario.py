@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -44,6 +44,7 @@ from servesim.run.sections import (
     with_percentiles,
     yaml_value,
 )
+from servesim.sentinels import COMMON
 from servesim.workload.client_tools import under_tool
 
 SELDOM = ("pools", "features", "slo_class_percentiles")
@@ -64,25 +65,23 @@ class _Scenario(Section):
     `path/to/file.py:Class`.
     """
 
-    trace: str
-    """Trace file or log (its format is detected from the content; `-`: standard input), `preset:NAME` or
-    `synth:key=value,...`."""
-    model: str
-    """Bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; suffixes such as -FP8 and -AWQ set the
-    dtype), or the config.json of any other model. Keys of the config may be changed: `model.num_hidden_layers`, or
-    `NAME:num_hidden_layers=4`."""
-    gpu: str
-    """GPU: h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by
-    formula), or the YAML data sheet of another one. Parts of the sheet may be changed: `gpu.memory_bytes`,
-    `gpu.flops.bf16`."""
-    requests: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Number of requests to replay, from the first; none: the whole trace (presets and synthetic traces: their
-    default)."""
+    trace: Annotated[str, COMMON]
+    """Trace: a file, `preset:NAME` or `synth:key=value,...`. The content of a file tells its format; `-` is standard
+    input."""
+    model: Annotated[str, COMMON]
+    """Model: a bundled name, a Hugging Face id or a config.json. Suffixes of an id such as -FP8 and -AWQ set the dtype.
+    Keys of the config may be changed: `model.num_hidden_layers`, or `NAME:num_hidden_layers=4`."""
+    gpu: Annotated[str, COMMON]
+    """GPU: a name or a YAML data sheet. Kernels are measured on h100, h200, a100, a100-40g, l40s and rtx-pro-6000;
+    rtx-4090, rtx-5090, m2-ultra and data sheets are priced by formula. Parts of the sheet may be changed:
+    `gpu.memory_bytes`, `gpu.flops.bf16`."""
+    requests: Annotated[int | None, COMMON] = Field(default=None, ge=1, le=100_000_000)
+    """Number of requests to replay. None: the whole trace, or the default number of a preset or synthetic trace."""
     skip: int = Field(default=0, ge=0, le=100_000_000)
     """Number of requests to skip at the start: `skip` and `requests` select a window of a trace."""
-    rate: float | str | None = None
-    """Mean arrivals per second, to which all gaps are scaled equally, or `3x`: a multiple of the recorded rate; inf:
-    all at once; none: as recorded."""
+    rate: Annotated[float | str | None, COMMON] = None
+    """Mean arrivals per second, or `3x`: a multiple of the recorded rate. All gaps are scaled equally. Inf: all
+    requests arrive at once. None: as recorded."""
     clients: ClientSettings = ClientSettings()
     sort: bool = False
     """Sort a file's rows by arrival instead of rejecting arrival times that run backwards."""
@@ -109,8 +108,8 @@ class _Scenario(Section):
     kv_dtype: str = "bf16"
     """Format of the KV cache: bf16, fp16, fp8, fp32. Default: fp8 if the engine chooses it because of the weights'
     format (servesim/versions), else bf16."""
-    tp: int = Field(default=1, ge=1, le=1024)
-    """GPUs per pipeline stage (tensor parallelism)."""
+    tp: Annotated[int, COMMON] = Field(default=1, ge=1, le=1024)
+    """Tensor parallelism: GPUs per pipeline stage."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
     """Data-parallel ranks of a replica: each has its own scheduler and KV memory on tp GPUs. Experts are spread over
     the GPUs of all ranks, so that every step lasts as long as the slowest rank's."""
@@ -121,10 +120,10 @@ class _Scenario(Section):
     """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
     """Copies of the model behind the router."""
-    preset: str | None = None
-    """Serving system whose policies and settings are used as defaults: vllm, vllm-v0, sglang, orca, fastertransformer,
-    tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""
-    scheduler: Settings = Field(default={"name": "vllm"})
+    preset: Annotated[str | None, COMMON] = None
+    """Serving system that sets the defaults of policies and settings. One of vllm, vllm-v0, sglang, orca,
+    fastertransformer, tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""
+    scheduler: Annotated[Settings, COMMON] = Field(default={"name": "vllm"})
     """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
     """KV allocator, written like the scheduler. Prefix caching is on, as in vLLM; `paged` is the same allocator without
@@ -142,10 +141,9 @@ class _Scenario(Section):
     """Acceptance of drafts, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: the method's own
     assumption, with a note."""
     engine: EngineSettings = EngineSettings()
-    slo: dict[str, float] = Field(default={})
-    """Limits of ttft, tpot and e2el, in milliseconds or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`: a
-    request is good if it is within all of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies
-    independently of the others."""
+    slo: Annotated[dict[str, float], COMMON] = Field(default={})
+    """Latency limits in ms or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`. A request is good if it meets all
+    of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies independently of the others."""
     slo_percentiles: dict[str, float] = Field(default={})
     """Percentiles of the limits in `slo` that apply independently of each other, as set by `ttft:p99<1s`."""
     slo_classes: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
