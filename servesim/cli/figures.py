@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from servesim.cli.known import WIDTH, Json, Words, matching, print_json
+from servesim.cli.known import WIDTH, Json, Words, matching, print_json, refuse
 from servesim.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ def figures(
     if markdown:
         sys.stdout.write(as_markdown(groups))
         return
-    found = matching(list(every(groups)), words or ())
-    if not found:
-        raise UserError(f"no figure has {' and '.join(words or ())} in its name or definition")
+    known = list(every(groups))
+    found = matching(known, words or ()) or refuse(words or (), known, "figure", "figures")
     if as_json:
         print_json({"figures": found})
         return

@@ -43,7 +43,7 @@ class Helped:
         examples = [line for line in (self.epilog or "").splitlines() if line.startswith("  servesim ")]  # type: ignore[attr-defined]
         text = f"`{path} {ALL}` lists all {len(known)} options by group"
         if hasattr(self, "group_names"):
-            text += f"; `{ctx.find_root().command_path} settings WORD` searches them"
+            text += f"; `{ctx.find_root().command_path} settings WORD` searches the settings"
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text("\n".join(("\b", "Examples:", *examples[:EXAMPLES])))
