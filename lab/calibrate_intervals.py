@@ -32,7 +32,7 @@ def intervals(
         list[str] | None,
         typer.Option(
             metavar="NAME=SCORE",
-            help="Score of a laboratory that the terms are not fitted to, which bars must hold too; repeatable.",
+            help="Score of a laboratory that the terms are not fitted to, which bars must hold too. Repeatable.",
         ),
     ] = None,
     judge: Annotated[bool, typer.Option(help="Judge on left-out cells too: minutes.")] = False,

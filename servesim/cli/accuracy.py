@@ -42,7 +42,7 @@ def accuracy(
             metavar="FIELD=VALUE,...",
             help=(
                 "Score only the cells with these values of engine, version, gpu, model, precision, mode, tp or "
-                "concurrency; repeatable."
+                "concurrency. Repeatable."
             ),
         ),
     ] = None,
@@ -50,7 +50,7 @@ def accuracy(
         list[Path] | None,
         typer.Option(
             metavar="FILE|DIR",
-            help=("Leave out these cells, to which something was fitted, and copies of them; repeatable."),
+            help=("Leave out these cells, to which something was fitted, and copies of them. Repeatable."),
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score at most N of the cells, evenly spaced.")] = None,

@@ -42,7 +42,7 @@ def host(
     ],
     out: Annotated[Path | None, typer.Option(help="YAML file to write; printed if not given.")] = None,
     leave_out: Annotated[
-        list[str] | None, typer.Option(help='Name of a run to leave out ("steps": the step logs); repeatable.')
+        list[str] | None, typer.Option(help='Name of a run to leave out ("steps": the step logs). Repeatable.')
     ] = None,
 ) -> None:
     """Fit an engine's overhead on top of its kernels to recorded steps."""
@@ -79,7 +79,7 @@ def report(
         list[str] | None,
         typer.Option(
             help=(
-                "Tables to compare with, a shipped name or a folder; repeatable. [default: those shipped for the GPU]"
+                "Tables to compare with, a shipped name or a folder. Repeatable. [default: those shipped for the GPU]"
             )
         ),
     ] = None,

@@ -44,7 +44,7 @@ def profile(
         typer.Option(help="cuda_fa3_vllm, cuda_torch_sdpa or cpu_torch. [default: cuda_fa3_vllm; cpu: cpu_torch]"),
     ] = None,
     library: Annotated[
-        list[Path] | None, typer.Option(help="Shared library that has the kernel set's torch operators; repeatable.")
+        list[Path] | None, typer.Option(help="Shared library that has the kernel set's torch operators. Repeatable.")
     ] = None,
     max_drift: Annotated[
         float | None,

@@ -29,7 +29,7 @@ def steps(
     dtype: Annotated[str | None, typer.Option(help="As for profile.")] = None,
     budget_s: Annotated[float, typer.Option(help="Time budget in seconds for all models together.")] = 540.0,
     kernels: Annotated[str | None, typer.Option(help="As for profile.")] = None,
-    library: Annotated[list[Path] | None, typer.Option(help="Shared library, as for profile; repeatable.")] = None,
+    library: Annotated[list[Path] | None, typer.Option(help="Shared library, as for profile. Repeatable.")] = None,
     count: Annotated[
         int, typer.Option(help=("Number of step compositions: a third decode, a quarter prefill, the rest mixed."))
     ] = 120,

@@ -31,7 +31,7 @@ def figures(
     words: Words = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include; repeatable."),
+        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include. Repeatable."),
     ] = None,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,

@@ -18,7 +18,7 @@ Require = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METRIC>=VALUE",
-        help="Exit with code 1 if this does not hold or a run is unstable; repeatable. Examples: slo_attainment>=99%, "
+        help="Exit with code 1 if this does not hold or a run is unstable. Repeatable. Examples: slo_attainment>=99%, "
         "ttft_p99<=1s, output_throughput>=2000.",
     ),
 ]

@@ -38,7 +38,7 @@ OTHER_NAMES = {
 }
 """Options whose names differ from their fields', or that have additional names; help shows the first name."""
 SET = (
-    "Set any key of the scenario; repeatable. Parameters of policies, and limits, are options too: "
+    "Set any key of the scenario. Repeatable. Parameters of policies, and limits, are options too: "
     "--scheduler.max-num-seqs 64, --slo.ttft 500, --slo-classes.CLASS ttft:300,tpot:50."
 )
 SERVE = (
@@ -250,7 +250,7 @@ def _setting(key: str, section: str, field: FieldInfo) -> Setting:
         return setting(help, words=tuple(kinds), on=kinds[1])
     if list in kinds:
         shown = "FILE.py:CLASS" if key == "features" else "STEP"
-        return setting(f"{help.removesuffix('.')}; repeatable.", list[str], shown)
+        return setting(f"{help} Repeatable.", list[str], shown)
     if dict in kinds:
         return setting(help, shown="<str>", open=True)
     shown = "|".join(kind if isinstance(kind, str) else f"<{kind.__name__}>" for kind in kinds)

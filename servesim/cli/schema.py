@@ -50,7 +50,7 @@ def schema(
     ] = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include; repeatable."),
+        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include. Repeatable."),
     ] = None,
 ) -> None:
     """Print JSON schemas: of scenarios, and of the output of each --json."""

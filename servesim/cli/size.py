@@ -54,7 +54,7 @@ def size(
     kv_heads: Annotated[int | None, typer.Option(help="Assume N KV heads.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of its config.json; repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of its config.json. Repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, bytes unrounded.")] = False,

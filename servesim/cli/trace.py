@@ -27,7 +27,7 @@ Examples:
 """
 
 Shape = Annotated[
-    list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5; repeatable.")
+    list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5. Repeatable.")
 ]
 Columns = Annotated[
     str | None,
