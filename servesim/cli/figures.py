@@ -31,12 +31,15 @@ def figures(
     words: Words = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include. Repeatable."),
+        typer.Option(metavar="FILE.py:CLASS", help="Your own feature to include. Repeatable."),
     ] = None,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
-    """List every figure of a run: its place in summary.json, its unit, its definition."""
+    """List every figure of a run, with its unit and definition.
+
+    The name of a figure is its place in summary.json.
+    """
     from servesim.run.shown import groups_of
 
     groups = groups_of(tuple(features or ()))

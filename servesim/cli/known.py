@@ -38,7 +38,7 @@ Examples:
   servesim models qwen3-32b --matrix
   servesim models meta-llama/Llama-3.3-70B-Instruct
 
-Any other decoder: path/to/config.json, here as in --model.
+For any other decoder, give path/to/config.json, here as in --model.
 """
 GPUS_EXAMPLES = """
 \b
@@ -46,11 +46,11 @@ Examples:
   servesim gpus
   servesim gpus --json
 
-Any other: --gpu my-gpu.yaml, a data sheet with these fields (docs/your-gpu.md).
+For any other GPU, give a data sheet with these fields: --gpu my-gpu.yaml (docs/your-gpu.md).
 """
 WIDTH = 100
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[WORD]...", help="Show only entries that contain all of these words.")
+    list[str] | None, typer.Argument(metavar="[WORD]...", help="Show only entries with all of these words.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -63,8 +63,10 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def settings(words: Words = None, as_json: Json = False) -> None:
-    """List every setting of a run: its place, effect and default. With words, list only those that contain them, and
-    also shape steps, keys of synthetic traces, presets, engines, policies and features."""
+    """Search every setting of a run: its option, effect and default.
+
+    With words, the search includes shape steps, keys of synthetic traces, presets, engines, policies and features.
+    """
     from servesim.cli.parts import all_parts
 
     found = list(all_settings())
@@ -197,9 +199,11 @@ def _spelt(text: str) -> str:
 def models(
     words: Words = None,
     as_json: Json = False,
-    matrix: Annotated[bool, typer.Option("--matrix", help="How much is measured, by GPU, engine and weights.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show how much is measured, by GPU, engine and weights.")
+    ] = False,
 ) -> None:
-    """List the bundled models (size, KV cache, context), or which of them can be priced."""
+    """List the bundled models: size, KV cache and context."""
     from servesim.hardware import ModelSpec, model_named
 
     names = _models_with(words or ())
@@ -261,7 +265,7 @@ def _support(names: Sequence[str], as_json: bool) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs with a data sheet, and the kernel tables that price them."""
+    """List the GPUs, and the kernel tables that price them."""
     from servesim.hardware import Gpu, gpu_names
 
     found = [dataclasses.asdict(Gpu.load(name)) for name in gpu_names()]

@@ -38,15 +38,15 @@ OTHER_NAMES = {
 }
 """Options whose names differ from their fields', or that have additional names; help shows the first name."""
 SET = (
-    "Set any key of the scenario. Repeatable. Parameters of policies, and limits, are options too: "
+    "Set any key of the scenario. Repeatable. Policy parameters and limits are also options: "
     "--scheduler.max-num-seqs 64, --slo.ttft 500, --slo-classes.CLASS ttft:300,tpot:50."
 )
 SERVE = (
-    "Take settings from a command that starts a server, in quotes: 'vllm serve MODEL --tensor-parallel-size 4', "
-    "sglang.launch_server, trtllm-serve, or @FILE; flags that have no effect here are listed. compare takes several."
+    "Take settings from a quoted command that starts a server: 'vllm serve MODEL --tensor-parallel-size 4', "
+    "sglang.launch_server, trtllm-serve, or @FILE. Flags without effect here are listed. compare takes several."
 )
-TRUST = "Run code (FILE.py:CLASS) that only a file names, such as the scenario or result; read it first."
-SAVE = "Write the scenario as YAML, every key spelled out, and continue."
+TRUST = "Allow code (FILE.py:CLASS) that only a file names, such as a scenario or result. Read the code first."
+SAVE = "Write the scenario as YAML, with every key, and continue."
 OPTIONS = "options"
 """Key under which a command finds the options of features."""
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")

@@ -30,12 +30,13 @@ Paths in SCENARIO are relative to it.
 def run(
     context: typer.Context,
     scenario: Annotated[
-        Path | None, typer.Argument(metavar="SCENARIO", help="YAML file; options and --set override it.")
+        Path | None, typer.Argument(metavar="SCENARIO", help="YAML file. Options and --set override it.")
     ] = None,
     jobs: Annotated[
         int,
         typer.Option(
-            min=1, help=("Number of processes that simulate replicas, if the router ignores their state (round-robin).")
+            min=1,
+            help="Number of processes that simulate replicas. Only for routers that ignore their state (round-robin).",
         ),
     ] = 1,
     out: Annotated[
@@ -46,7 +47,7 @@ def run(
             rich_help_panel=COMMON,
         ),
     ] = None,
-    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html to --out.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summary.json instead of tables.", rich_help_panel=COMMON)
     ] = False,
@@ -54,10 +55,10 @@ def run(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     step_requests: Annotated[
-        bool, typer.Option("--step-requests", help="Record which requests each step computed (with --mode reference).")
+        bool, typer.Option("--step-requests", help="Record the requests in each step. Requires --mode reference.")
     ] = False,
     metrics: Annotated[
-        str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Metrics of your own (docs/metrics.md).")
+        str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Your own metrics (docs/metrics.md).")
     ] = None,
 ) -> None:
     """Replay a trace and show latency, throughput, memory and price."""

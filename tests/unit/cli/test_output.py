@@ -51,7 +51,7 @@ def test_commands_are_listed_with_whole_sentences(
             listed = capsys.readouterr().out.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
             shown = [name for name, each in command.commands.items() if not each.hidden]
             assert [line.split()[0] for line in listed] == shown
-            assert [line for line in listed if not line.endswith((".", "?"))] == []
+            assert [line for line in listed if not line.endswith((".", "?")) or line.endswith("...")] == []
 
 
 def test_examples_are_printed_as_they_are_typed(
