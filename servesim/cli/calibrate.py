@@ -185,9 +185,9 @@ def left_out(
     gpu: Annotated[str | None, typer.Option(help="Measured GPU. [default: from the tables]")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures as JSON.")] = None,
 ) -> None:
-    """Hold out rows of kernel tables and report the error of their prices.
+    """Report the price error of held-out rows of kernel tables.
 
-    There are several splits. They hold out a fifth of the rows at random, a fifth of the curves (all rows of a shape),
+    The splits hold out a fifth of the rows at random, a fifth of the curves (all rows of a shape),
     all points of each curve except every second or fourth one, or the largest points of each curve.
     """
     from servesim.calibrate.accuracy import accuracy as errors_of

@@ -215,8 +215,8 @@ def worth(
         list[str] | None,
         typer.Option(
             metavar="CHANGE,...",
-            help="Changes to price, such as fp8,tp=4. A change is prefix-caching, fp8, fp8-kv, speculation, offload, tp, ..., "
-            "or a setting with its value.",
+            help="Changes to price, such as fp8,tp=4. A change is prefix-caching, fp8, fp8-kv, speculation, offload, "
+            "tp, ..., or a setting with its value.",
             rich_help_panel=COMMON,
         ),
     ] = None,
