@@ -28,9 +28,6 @@ from servesim.sentinels import COMMON
 if TYPE_CHECKING:
     from servesim.cli.requirements import Requirement
 
-LISTS = """
-A setting may list several values, separated by commas. Every combination of values is one variant.
-"""
 COMPARE_EXAMPLES = """
 \b
 Examples:
@@ -129,9 +126,10 @@ def compare(
         bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
     ] = True,
 ) -> None:
-    """Compare variants: which is better, and by how much.
+    """Compare variants, with a confidence interval of each change.
 
-    All variants replay the same draws of the workload. Each difference has a confidence interval.
+    A setting may list several values, separated by commas. Every combination is one variant. All variants replay the
+    same draws of the workload.
     """
     _answer("compare", **locals())
 
@@ -168,7 +166,7 @@ def sweep(
 ) -> None:
     """Run every combination of the listed values.
 
-    Results that are already in --out are not rerun.
+    A setting may list several values, separated by commas. Results that are already in --out are not rerun.
     """
     _answer("sweep", **locals())
 
@@ -203,7 +201,8 @@ def capacity(
 ) -> None:
     """Find the highest rate that meets the SLO.
 
-    With --rate, find the cheapest deployment that sustains that rate.
+    With --rate, find the cheapest deployment that sustains that rate. A setting may list several values, separated by
+    commas.
     """
     _answer("capacity", **locals())
 
@@ -357,7 +356,7 @@ def axes_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command(epilog=LISTS + COMPARE_EXAMPLES, cls=ListingCommand)(compare)
-    app.command(epilog=LISTS + SWEEP_EXAMPLES, cls=ListingCommand)(sweep)
-    app.command(epilog=LISTS + CAPACITY_EXAMPLES, cls=ListingCommand)(capacity)
+    app.command(epilog=COMPARE_EXAMPLES, cls=ListingCommand)(compare)
+    app.command(epilog=SWEEP_EXAMPLES, cls=ListingCommand)(sweep)
+    app.command(epilog=CAPACITY_EXAMPLES, cls=ListingCommand)(capacity)
     app.command(epilog=WORTH_EXAMPLES, cls=ListingCommand)(worth)

@@ -32,7 +32,10 @@ class Helped:
             super().format_options(ctx, formatter)  # type: ignore[misc]
             return
         for title, params in sorted(groups(self, ctx).items(), key=lambda group: group[0] == "Options"):
-            of = [param for param in params if param.rich_help_panel == COMMON or title == "Arguments"]
+            if title == "Arguments":
+                _write(formatter, title, _records(params, ctx))
+                continue
+            of = [param for param in params if param.rich_help_panel == COMMON]
             _write(formatter, title, [(name, first_sentence(text)) for name, text in _records(of, ctx)])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
