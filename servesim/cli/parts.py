@@ -117,6 +117,6 @@ def _part(key: str, option: str, doc: str, default: str = "") -> dict[str, Any]:
         "section": key.partition(" ")[0],
         "type": "",
         "default": default or None,
-        "doc": " ".join(doc.replace("`", "").split()),
+        "doc": " ".join(doc.split()),
         "policies": [],
     }
