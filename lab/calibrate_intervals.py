@@ -24,23 +24,23 @@ Examples:
 
 def intervals(
     scores: Annotated[
-        list[Path], typer.Argument(metavar="SCORE...", help="What servesim accuracy --out wrote, or its cells.csv.")
+        list[Path], typer.Argument(metavar="SCORE...", help="Output folder of servesim accuracy, or its cells.csv.")
     ],
-    out: Annotated[Path, typer.Option(help="JSON file of the statistics.")],
-    date: Annotated[str | None, typer.Option(help="Date the statistics carry. [default: today]")] = None,
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
+    date: Annotated[str | None, typer.Option(help="Date of the statistics. [default: today]")] = None,
     laboratory: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=SCORE",
-            help="Score of a laboratory that the terms are not fitted to, which bars must hold too; repeatable.",
+            help="Score of a laboratory that is not used to fit the terms. The bars must also cover it. Repeatable.",
         ),
     ] = None,
-    judge: Annotated[bool, typer.Option(help="Judge on left-out cells too: minutes.")] = False,
+    judge: Annotated[bool, typer.Option(help="Also judge the bars on held-out cells. This takes minutes.")] = False,
 ) -> None:
     """Fit error bars to measured cells.
 
-    Bars of a server that was not measured are as much wider as the results of every laboratory need whose results
-    are left out. With --judge, show how often the intervals of left-out servers, models, versions and GPUs held.
+    Bars of an unmeasured server are wider, by the amount that the held-out results of every laboratory require. With
+    --judge, the command shows how often the intervals of held-out servers, models, versions and GPUs held.
     """
     import datetime
     import json

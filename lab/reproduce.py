@@ -29,30 +29,33 @@ Examples:
   servesim reproduce all --out claims
   servesim reproduce pagedattention --scenarios my-scenarios/
 
-The assumptions of each experiment are a YAML file in lab/claims/scenarios/; --out copies it. An
-edited copy in the folder given with --scenarios takes its place.
+The assumptions of each experiment are in a YAML file in lab/claims/scenarios/. --out copies the file. An
+edited copy in the folder of --scenarios replaces it.
 """
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, or all.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Experiment to rerun, or all.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments and their claims.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for report.html, and JSON, scenario and figures of each experiment; a rerun computes only "
-            "what is missing."
+            help="Folder for report.html and for the JSON, scenario and figures of each experiment. A rerun computes "
+            "only what is missing."
         ),
     ] = None,
     scenarios: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with scenarios (NAME.yaml) instead of the shipped ones.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of scenarios (NAME.yaml) to use instead of the shipped ones."),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes. [default: one per core]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: with --list, or what came of them.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: the list with --list, otherwise the results.")
+    ] = False,
 ) -> None:
     """Rerun published claims.
 
-    The simulator's figures are compared with the published ones.
+    The command compares simulated figures with the published ones.
     """
     from servesim.cli.console import open_console
     from servesim_lab.claims import experiments, find

@@ -65,7 +65,7 @@ def parse(text: str) -> Step:
 
 @dataclass(frozen=True)
 class Window:
-    """Selection of the plays that begin between `start` and `end` seconds, with times made relative to `start`."""
+    """Plays that begin between `start` and `end` seconds. Times become relative to `start`."""
 
     start: float = 0.0
     end: float = float("inf")
@@ -84,7 +84,8 @@ class Window:
 
 @dataclass(frozen=True)
 class First:
-    """The first N plays."""
+    """The first N plays. A play is a conversation, or an agent with its sub-agents; otherwise, it is a single
+    request."""
 
     plays: int
 
@@ -131,7 +132,7 @@ class Thin:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Arrival times multiplied by `factor` (2 halves the rate)."""
+    """Arrival times multiplied by `factor`. A factor of 2 halves the rate."""
 
     factor: float
 
@@ -203,8 +204,8 @@ class Think:
 
 @dataclass(frozen=True)
 class Repeat:
-    """The trace repeated `times` times, with one repetition starting every `period` seconds (by default when the
-    previous one ends). Each repetition has its own texts, or the same texts with content=shared."""
+    """The trace repeated `times` times. A repetition starts every `period` seconds, or by default when the previous one
+    ends. Each repetition has its own texts, or the same texts with content=shared."""
 
     times: int
     period: float = 0.0
@@ -225,9 +226,8 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Mix:
-    """Another trace mixed into this one, for the duration of this one. The other trace's rate is scaled so that it
-    contributes a share `weight` of the requests. Requests without a tenant get the name of their trace as their
-    tenant."""
+    """Another trace mixed into this one, for the duration of this one. Its rate is scaled so that it contributes a
+    fraction `weight` of the requests. Requests without a tenant get the name of their trace as their tenant."""
 
     weight: float
     trace: str
@@ -251,8 +251,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Label:
-    """Class, tenant or priority (lower is served first) given to a `share` of the plays, or n samples of equal length
-    requested for each of their prompts."""
+    """Class, tenant or priority for a fraction `share` of the plays. A lower priority is served first. `n` requests n
+    samples of equal length for each of their prompts."""
 
     share: float = 1.0
     slo_class: str = ""
@@ -280,7 +280,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Cap:
-    """max_tokens=`tokens` declared for every request (or its true output length if that is greater); a request that
+    """Output cap: max_tokens=`tokens` for every request, or its true output length if that is greater. A request that
     ends before the cap ends with a stop token."""
 
     tokens: int
@@ -296,8 +296,8 @@ class Cap:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Cancellation of a `share` of the requests by their clients, after an exponentially distributed time with mean
-    `after` seconds."""
+    """Cancellation of a fraction `share` of the requests by their clients. The time until then is exponentially
+    distributed with a mean of `after` seconds."""
 
     share: float
     after: float

@@ -26,9 +26,9 @@ Sharing = Literal["fresh", "shared"]
 
 @dataclass(frozen=True)
 class Burst:
-    """Burst of `times` times as many requests from `at` seconds on, lasting `for` seconds: the trace's own requests,
-    plus copies of its plays moved at random within the burst. Copies have their own texts, or the same texts with
-    content=shared. If `times` is below 1, the burst is a lull."""
+    """Burst with `times` times as many requests, from `at` seconds on, lasting `for` seconds. It consists of the
+    trace's own requests and copies of its plays, moved at random within the burst. Copies have their own texts, or the
+    same texts with content=shared. If `times` is below 1, the burst is a lull."""
 
     at: float
     lasting: float
@@ -57,9 +57,9 @@ class Burst:
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth in the number of requests, from `start` times the trace's own number at its beginning (1: unchanged) to
-    `times` that number at its end, linearly in between. Plays are left out, or copied to nearby times within a
-    twentieth of the span."""
+    """Growth in the number of requests, linear over the trace. The number is multiplied by `start` at the beginning (1
+    leaves it unchanged) and by `times` at the end. Plays are dropped, or copied to nearby times within a twentieth of
+    the span."""
 
     times: float
     start: float = 1.0
@@ -83,8 +83,9 @@ class Growth:
 
 @dataclass(frozen=True)
 class Share:
-    """Prompts of a `share` of the plays, changed to begin with `tokens` tokens of one of `groups` common texts (a
-    shorter prompt consists of it entirely). These tokens replace the original ones; lengths stay unchanged."""
+    """Common prefixes: prompts of a fraction `share` of the plays begin with `tokens` tokens of one of `groups` common
+    texts. A shorter prompt consists of its text entirely. These tokens replace the original ones, and lengths stay
+    unchanged."""
 
     tokens: int
     groups: int = 1

@@ -25,16 +25,16 @@ Examples:
   servesim accuracy my-cells.csv --out score
   servesim accuracy my-benchmarks/
 
-Without a file the measured cells inside an installed aiconfigurator-core are scored (pip install "servesim[silicon]").
-my-cells.csv has the same columns, or those of runs described by their serve_command; my-benchmarks/ holds recorded runs
-in any format that servesim validate reads, such as JSON of vllm bench serve. How labels are replayed is defined in
-servesim/experiments/accuracy/recipes.yaml.
+Without a file, the command scores the measured cells of an installed aiconfigurator-core (pip install
+"servesim[silicon]"). my-cells.csv has the same columns, or those of runs described by their serve_command.
+my-benchmarks/ contains recorded runs in any format that servesim validate reads, such as JSON of vllm bench serve.
+servesim/experiments/accuracy/recipes.yaml defines how labels are replayed.
 """
 
 
 def accuracy(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE|DIR]...", help="Tables of cells, or recorded runs.")
+        list[Path] | None, typer.Argument(metavar="[FILE|DIR]...", help="Tables of measured cells, or recorded runs.")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -42,7 +42,7 @@ def accuracy(
             metavar="FIELD=VALUE,...",
             help=(
                 "Score only the cells with these values of engine, version, gpu, model, precision, mode, tp or "
-                "concurrency; repeatable."
+                "concurrency. Repeatable."
             ),
         ),
     ] = None,
@@ -50,31 +50,32 @@ def accuracy(
         list[Path] | None,
         typer.Option(
             metavar="FILE|DIR",
-            help=("Leave out these cells, to which something was fitted, and copies of them; repeatable."),
+            help="Exclude these cells and copies of them, because something was fitted to them. Repeatable.",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Score at most N of the cells, evenly spaced.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Score at most N cells, evenly spaced.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A setting that overrides every recipe's, such as handoff.gb_s=17.4."
+            "--set", metavar="KEY=VALUE", help="Override a setting of every recipe, such as handoff.gb_s=17.4."
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             callback=a_directory,
-            help="Folder for cells.csv, summary.json and report.html; a rerun computes only what is missing.",
+            help="Folder for cells.csv, summary.json and report.html. A rerun computes only what is missing.",
         ),
     ] = None,
     date: Annotated[str | None, typer.Option(help="Date of the score. [default: today]")] = None,
-    seed: Annotated[int, typer.Option(help="Of the intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes. [default: one per core]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON document instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Replay measured serving cells: how accurate are latencies and decisions?
+    """Score latencies and decisions against measured servers.
 
-    Contradictory measurements are screened out by rules; the score is shown with and without screening.
+    Each measured cell is replayed. Rules screen out contradictory measurements. The score is shown with and without
+    screening.
     """
     import datetime
 

@@ -22,6 +22,7 @@ from servesim.cli.engines import ENGINES_EXAMPLES, engines
 from servesim.cli.experiments import register as register_experiments
 from servesim.cli.explore import EXPLORE_EXAMPLES, explore
 from servesim.cli.figures import FIGURES_EXAMPLES, figures
+from servesim.cli.help import with_help_all
 from servesim.cli.known import GPUS_EXAMPLES, MODELS_EXAMPLES, SETTINGS_EXAMPLES, gpus, models, print_settings, settings
 from servesim.cli.lecture import LECTURE_EXAMPLES, lecture
 from servesim.cli.measure import MEASURE_EXAMPLES, measure
@@ -52,10 +53,10 @@ Examples:
 ROOT_EXAMPLES = """
 \b
 Examples:
-  servesim run --trace preset:azure-conv-2023 --requests 500 --model llama-3.1-8b --gpu h200
-  servesim compare --trace preset:azure-conv-2023 --requests 500 --model qwen3-8b --gpu h200 --scheduler vllm,sarathi
+  servesim run --trace synth:rate=5 --model llama-3.1-8b --gpu h200
+  servesim compare a.yaml b.yaml --scheduler vllm,sarathi
 
-`servesim COMMAND --help` has examples of every command. Exit code 2: bad input, explained in one line.
+`servesim COMMAND --help` has examples of every command.
 """
 
 REPORT_BUGS = "please report it with the lines above to the maintainers named in CITATION.cff"
@@ -77,9 +78,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     show_completion: Annotated[
         str | None,
-        typer.Option(
-            "--show-completion", metavar="SHELL", help="Print the completion script for bash, zsh, fish or pwsh."
-        ),
+        typer.Option("--show-completion", metavar="SHELL", help="Print a completion script for SHELL."),
     ] = None,
 ) -> None:
     if version:
@@ -116,6 +115,7 @@ app.command(epilog=LECTURE_EXAMPLES)(lecture)
 app.command(epilog=EXPORT_EXAMPLES, cls=TrustCommand)(export)
 app.command(epilog=WHY_EXAMPLES, cls=TrustCommand)(why)
 add_commands({"": app, "calibrate": calibrate_app, "trace": trace_app})
+with_help_all(app)
 
 
 def main() -> None:

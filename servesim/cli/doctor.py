@@ -21,7 +21,7 @@ Examples:
   servesim doctor
   servesim doctor --json
 
-Exit code 1 if something is wrong.
+The exit code is 1 if a check fails.
 """
 SELF_TEST: dict[str, Any] = {
     "trace": "synth:rate=20,prompt=500,output=100",
@@ -35,7 +35,10 @@ OPTIONAL = ("ray", "optuna", "aiconfigurator-core", "torch", "transformers")
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check the installation: Python, packages, tables, cores, and a short run in both modes."""
+    """Check the installation, with a short run in both modes.
+
+    The checks cover Python, packages, tables and cores.
+    """
     found = examine()
     if as_json:
         from servesim.cli.known import print_json

@@ -16,11 +16,14 @@ Examples:
 
 
 def engines(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Engine. [default: list all]")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Engine. [default: list all engines]")] = None,
     version: Annotated[str | None, typer.Option(help="Version. [default: the newest known]")] = None,
-    gpu: Annotated[str, typer.Option(help="The GPU it runs on.")] = "h100",
+    gpu: Annotated[str, typer.Option(help="GPU.")] = "h100",
 ) -> None:
-    """List the serving systems, or show what is known about one version of a system on a GPU, with sources."""
+    """List serving systems, or show the known facts of one.
+
+    The facts are those of one version on one GPU, each with its source.
+    """
     from servesim.hardware import Gpu
     from servesim.run.presets import engine_presets, facts_of, preset_settings
 

@@ -23,14 +23,11 @@ from servesim.cli.gate import (
 )
 from servesim.cli.options import ListingCommand
 from servesim.errors import Interrupted, UserError
+from servesim.sentinels import COMMON
 
 if TYPE_CHECKING:
     from servesim.cli.requirements import Requirement
 
-LISTS = """
-Options of the scenario, the engine and the clients may list several values with commas; every combination is one
-variant. They are those of servesim run.
-"""
 COMPARE_EXAMPLES = """
 \b
 Examples:
@@ -38,7 +35,7 @@ Examples:
   servesim compare a.yaml b.yaml --metrics ttft_p99,tpot_mean --out ab
   servesim compare scenario.yaml bench.json
 
-bench.json is what vllm bench serve --save-detailed measured: its requests are replayed, and it is the baseline.
+bench.json is the output of vllm bench serve --save-detailed. Its requests are replayed, and it is the baseline.
 """
 SWEEP_EXAMPLES = """
 \b
@@ -46,7 +43,7 @@ Examples:
   servesim sweep --trace preset:azure-conv-2023 --requests 1000 --model llama-3.1-8b --gpu h100,h200 --rate 2,4,8
   servesim sweep grid.yaml --best-by usd_per_million_tokens --trials 40 --out result
 
-A grid is a scenario with a key axes, such as  axes: {scheduler: [static, vllm], engine.block_size: [16, 32]}
+grid.yaml is a scenario with a key axes, such as  axes: {scheduler: [static, vllm], engine.block_size: [16, 32]}
 """
 CAPACITY_EXAMPLES = """
 \b
@@ -60,22 +57,39 @@ Examples:
   servesim worth --of fp8,tp --trace preset:azure-conv-2023 --requests 900 --model qwen3-8b --gpu h100 --slo ttft:2s
   servesim worth scenario.yaml --of engine.block_size=32 --slo ttft:500 --rate 9
 
-Each is compared with a deployment that has none of them, and so are all of them together.
+Each change alone, and all of them together, are compared with a deployment without any of them.
 """
 Files = Annotated[
-    list[str] | None, typer.Argument(metavar="SCENARIO", help=("YAML file; options and --set override it."))
+    list[str] | None, typer.Argument(metavar="SCENARIO", help="YAML file. Options and --set override it.")
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(callback=a_directory, help="Directory for results; a rerun computes only what is missing."),
+    typer.Option(
+        callback=a_directory,
+        help="Result directory. A rerun computes only what is missing.",
+        rich_help_panel=COMMON,
+    ),
 ]
 Jobs = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
-Where = Annotated[str, typer.Option("--executor", help="local, ray, or ray:ADDRESS of a running cluster.")]
-ENDS = "Share of the arrivals left out at the {}. [default: 0.1; 0 for a recorded trace]"
+Where = Annotated[
+    str, typer.Option("--executor", help="Executor of the runs: local, ray, or ray:ADDRESS of a running cluster.")
+]
+ENDS = "Fraction of arrivals to exclude at the {}. [default: 0.1; 0 for a recorded trace]"
 Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
 Cooldown = Annotated[float | None, typer.Option(help=ENDS.format("end"))]
 Window = Annotated[int | None, typer.Option(help="Requests per window. [default: the trace divided by the replicates]")]
-Json = Annotated[bool, typer.Option("--json", help="Print the JSON document instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=COMMON)]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,...",
+        help="Metrics to report, such as ttft_p99,output_throughput. FILE.py:FUNCTION adds one of your own.",
+        rich_help_panel=COMMON,
+    ),
+]
+Attainment = Annotated[
+    float, typer.Option(help="Fraction of requests that must meet every SLO.", rich_help_panel=COMMON)
+]
 
 
 def compare(
@@ -83,18 +97,22 @@ def compare(
     scenarios: Files = None,
     replicates: Annotated[
         int | None,
-        typer.Option(help=("Number of seeds, or of windows of a recorded trace; 1: parts of one run. [default: 10]")),
+        typer.Option(
+            help="Number of seeds, or of windows of a recorded trace. 1 compares parts of one run. [default: 10]"
+        ),
     ] = None,
     window: Window = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Variant to compare with. [default: the first stable variant]")
+        str | None,
+        typer.Option(
+            help="Variant to compare with. [default: the first stable variant]",
+            rich_help_panel=COMMON,
+        ),
     ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Metrics to compare, such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
-    ] = None,
-    rank_by: Annotated[str, typer.Option(help="Metric of the ranking and the headline.")] = "ttft_p99",
-    margin: Annotated[float, typer.Option(help="Changes smaller than this do not matter.")] = 0.02,
-    interval: Annotated[str, typer.Option(help="auto, t, studentised or bca.")] = "auto",
+    metrics: Metrics = None,
+    rank_by: Annotated[str, typer.Option(help="Metric for the ranking and the headline.")] = "ttft_p99",
+    margin: Annotated[float, typer.Option(help="Relative change below which a difference does not matter.")] = 0.02,
+    interval: Annotated[str, typer.Option(help="Confidence interval: auto, t, studentised or bca.")] = "auto",
     warmup: Warmup = None,
     cooldown: Cooldown = None,
     jobs: Jobs = None,
@@ -105,12 +123,13 @@ def compare(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, from additional runs.")
+        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
     ] = True,
 ) -> None:
-    """Compare policies: which is better, by how much, and with what confidence.
+    """Compare variants, with a confidence interval of each change.
 
-    All variants replay the same draws of the workload.
+    A setting may list several values, separated by commas. Every combination is one variant. All variants replay the
+    same draws of the workload.
     """
     _answer("compare", **locals())
 
@@ -122,13 +141,17 @@ def sweep(
         int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 1]"))
     ] = None,
     window: Window = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Metrics to report, such as ttft_p99,output_throughput, or FILE.py:FUNCTION.")
-    ] = None,
+    metrics: Metrics = None,
     best_by: Annotated[
-        str | None, typer.Option(help=("Metric that decides which variant is best. [default: goodput, or e2el_mean]"))
+        str | None,
+        typer.Option(
+            help="Metric that decides which variant is best. [default: goodput, or e2el_mean]",
+            rich_help_panel=COMMON,
+        ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Let Optuna choose N combinations.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Let Optuna choose N combinations.", rich_help_panel=COMMON)
+    ] = None,
     warmup: Warmup = None,
     cooldown: Cooldown = None,
     jobs: Jobs = None,
@@ -138,12 +161,12 @@ def sweep(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, without additional runs.")
+        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, without additional runs.")
     ] = True,
 ) -> None:
-    """Run every combination of the axes.
+    """Run every combination of the listed values.
 
-    Results already in --out are not rerun.
+    A setting may list several values, separated by commas. Results that are already in --out are not rerun.
     """
     _answer("sweep", **locals())
 
@@ -151,17 +174,17 @@ def sweep(
 def capacity(
     context: typer.Context,
     scenarios: Files = None,
-    attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    attainment: Attainment = 0.99,
     replicates: Annotated[
         int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
     ] = None,
     window: Window = None,
     window_minutes: Annotated[
-        float, typer.Option(help=("Minutes per window; the SLO must hold in every window of a recorded trace."))
+        float, typer.Option(help="Minutes per window. The SLO must hold in every window of a recorded trace.")
     ] = 10.0,
     window_requests: Annotated[int, typer.Option(help="Minimum number of requests for a window to count.")] = 300,
-    tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the bisection of a rate stops.")] = 0.02,
-    max_replicas: Annotated[int, typer.Option(help="Maximum replicas to try for a given rate.")] = 64,
+    tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the search for a rate stops.")] = 0.02,
+    max_replicas: Annotated[int, typer.Option(help="Maximum number of replicas to try for a given rate.")] = 64,
     by_formula: Annotated[bool, typer.Option("--by-formula", help="Include GPUs that have no kernel tables.")] = False,
     warmup: Warmup = None,
     cooldown: Cooldown = None,
@@ -173,12 +196,13 @@ def capacity(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, from additional runs.")
+        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
     ] = True,
 ) -> None:
-    """Find the highest rate within the SLO.
+    """Find the highest rate that meets the SLO.
 
-    With --rate, find the cheapest deployment that sustains it.
+    With --rate, find the cheapest deployment that sustains that rate. A setting may list several values, separated by
+    commas.
     """
     _answer("capacity", **locals())
 
@@ -189,19 +213,19 @@ def worth(
     of: Annotated[
         list[str] | None,
         typer.Option(
-            help=(
-                "prefix-caching, fp8, fp8-kv, speculation, offload, tp, ..., or a setting such as tp=4; "
-                "comma-separated."
-            )
+            metavar="CHANGE,...",
+            help="Changes to price, such as fp8,tp=4. A change is prefix-caching, fp8, fp8-kv, speculation, offload, "
+            "tp, ..., or a setting with its value.",
+            rich_help_panel=COMMON,
         ),
     ] = None,
-    attainment: Annotated[float, typer.Option(help="Share of requests that must meet every SLO.")] = 0.99,
+    attainment: Attainment = 0.99,
     replicates: Annotated[
         int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
     ] = None,
     window: Window = None,
-    tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the bisection of a rate stops.")] = 0.02,
-    max_replicas: Annotated[int, typer.Option(help="Maximum replicas to try for a given rate.")] = 64,
+    tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the search for a rate stops.")] = 0.02,
+    max_replicas: Annotated[int, typer.Option(help="Maximum number of replicas to try for a given rate.")] = 64,
     by_formula: Annotated[bool, typer.Option("--by-formula", help="Include GPUs that have no kernel tables.")] = False,
     warmup: Warmup = None,
     cooldown: Cooldown = None,
@@ -212,12 +236,12 @@ def worth(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Error bars of the model, from additional runs.")
+        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
     ] = True,
 ) -> None:
-    """Show what prefix caching, FP8, drafts, TP or a setting is worth.
+    """Show what prefix caching, FP8, TP or a setting is worth.
 
-    Compares the price within the SLO with and without it, on the same requests.
+    Compares the price of meeting the SLO with and without it, on the same requests.
     """
     _answer("worth", **{**locals(), "of": of or []})
 
@@ -332,7 +356,7 @@ def axes_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command(epilog=LISTS + COMPARE_EXAMPLES, cls=ListingCommand)(compare)
-    app.command(epilog=LISTS + SWEEP_EXAMPLES, cls=ListingCommand)(sweep)
-    app.command(epilog=LISTS + CAPACITY_EXAMPLES, cls=ListingCommand)(capacity)
+    app.command(epilog=COMPARE_EXAMPLES, cls=ListingCommand)(compare)
+    app.command(epilog=SWEEP_EXAMPLES, cls=ListingCommand)(sweep)
+    app.command(epilog=CAPACITY_EXAMPLES, cls=ListingCommand)(capacity)
     app.command(epilog=WORTH_EXAMPLES, cls=ListingCommand)(worth)

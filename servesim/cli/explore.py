@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from servesim.sentinels import COMMON
+
 if TYPE_CHECKING:
     from servesim.reports.explore.picture import Explorer
 
@@ -18,7 +20,7 @@ Examples:
   servesim explore scenario.yaml --rate 20 --port 8700
   servesim explore result
 
-It needs the explore extra: pip install 'servesim[explore]'. Ctrl-C ends it.
+Requires the explore extra: pip install 'servesim[explore]'. Press Ctrl-C to stop.
 """
 DEFAULT = {
     "trace": "preset:azure-conv-2023",
@@ -36,14 +38,16 @@ def explore(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="SCENARIO|DIR", help="YAML file, or what run or sweep wrote with --out; options override it."
+            metavar="SCENARIO|DIR", help="YAML file, or a result directory of run or sweep. Options override it."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1, or 0 for a free one.")] = PORT,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1, or 0 for a free one.", rich_help_panel=COMMON)
+    ] = PORT,
 ) -> None:
     """Serve a page whose sliders run simulations as they move.
 
-    The page is local to this machine. It has controls for rate, GPUs, policies and limits, overlays runs, and shows a
+    The page is local to this machine. It has controls for rate, GPUs, policies and limits. It overlays runs and shows a
     command to copy.
     """
     from servesim.reports.explore.server import check_installed, serve

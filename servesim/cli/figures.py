@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from servesim.cli.known import WIDTH, Json, Words, matching, print_json
+from servesim.cli.known import WIDTH, Json, Words, matching, print_json, refuse
 from servesim.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ def figures(
     words: Words = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include; repeatable."),
+        typer.Option(metavar="FILE.py:CLASS", help="Your own feature to include. Repeatable."),
     ] = None,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
-    """List every figure of a run: its place in summary.json, its unit, its definition."""
+    """List every figure of a run, with its unit and definition.
+
+    The name of a figure is its place in summary.json.
+    """
     from servesim.run.shown import groups_of
 
     groups = groups_of(tuple(features or ()))
@@ -45,9 +48,8 @@ def figures(
     if markdown:
         sys.stdout.write(as_markdown(groups))
         return
-    found = matching(list(every(groups)), words or ())
-    if not found:
-        raise UserError(f"no figure has {' and '.join(words or ())} in its name or definition")
+    known = list(every(groups))
+    found = matching(known, words or ()) or refuse(words or (), known, "figure", "figures")
     if as_json:
         print_json({"figures": found})
         return

@@ -18,11 +18,11 @@ Require = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METRIC>=VALUE",
-        help="Exit with code 1 if this does not hold or a run is unstable; repeatable. Examples: slo_attainment>=99%, "
-        "ttft_p99<=1s, output_throughput>=2000.",
+        help="Exit with code 1 if this requirement fails or a run is unstable. Repeatable. Examples: "
+        "slo_attainment>=99%, ttft_p99<=1s, output_throughput>=2000.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Let --out replace the result of another scenario.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Allow --out to replace the result of another scenario.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.")]
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from servesim.errors import UserError
+from servesim.errors import UserError, suggest
 from servesim.parsing import split_changes
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ SETTINGS_EXAMPLES = """
 Examples:
   servesim settings
   servesim settings max_num_seqs
+  servesim settings sarathi
   servesim settings prefix cache --json
   servesim run --shape help
   servesim run --trace synth:help
 
-In YAML a setting is a key (engine: {block_size: 16}); on a command line an option (--engine.block-size 16).
+In YAML, a setting is a key (engine: {block_size: 16}). On a command line, it is an option (--engine.block-size 16).
 """
 MODELS_EXAMPLES = """
 \b
@@ -36,7 +38,7 @@ Examples:
   servesim models qwen3-32b --matrix
   servesim models meta-llama/Llama-3.3-70B-Instruct
 
-Any other decoder: path/to/config.json, here as in --model.
+For any other decoder, give path/to/config.json, here as in --model.
 """
 GPUS_EXAMPLES = """
 \b
@@ -44,11 +46,11 @@ Examples:
   servesim gpus
   servesim gpus --json
 
-Any other: --gpu my-gpu.yaml, a data sheet with these fields (docs/your-gpu.md).
+For any other GPU, give a data sheet with these fields: --gpu my-gpu.yaml (docs/your-gpu.md).
 """
 WIDTH = 100
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[WORD]...", help="Show only entries that contain all of these words.")
+    list[str] | None, typer.Argument(metavar="[WORD]...", help="Show only entries with all of these words.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -61,14 +63,17 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def settings(words: Words = None, as_json: Json = False) -> None:
-    """List every setting of a run: its place, effect and default. With words, list only those that contain them, and
-    also shaping steps, keys of synthetic traces, policies and features."""
+    """Search every setting of a run: its option, effect and default.
+
+    With words, the search includes shape steps, keys of synthetic traces, presets, engines, policies and features.
+    """
     from servesim.cli.parts import all_parts
 
-    found = matching(list(all_settings()), words or ())
-    found += matching(list(all_parts()), words) if words else []
-    if not found:
-        raise UserError(f"no setting has {' and '.join(words or ())} in its name or description")
+    found = list(all_settings())
+    if words:
+        parts = list(all_parts())
+        hits = sorted([*matching(found, words), *matching(parts, words)], key=_inexact(words))
+        found = hits or refuse(words, [*found, *parts], "setting", "settings")
     if as_json:
         print_json({"settings": found})
     else:
@@ -81,7 +86,12 @@ def print_settings(found: Sequence[Mapping[str, Any]]) -> None:
         of = f"  ({one['section']} {', '.join(one['policies'])})" if one["policies"] else ""
         default = "" if one["default"] is None else f"  [default: {one['default']}]"
         typer.echo(f"{one['key']}{default}{of}")
-        typer.echo(f"    {one['option']}")
+        alone = (
+            f", or --{one['section']} {one['policies'][0]}:{one['key'].partition('.')[2]}=..."
+            if one["policies"]
+            else ""
+        )
+        typer.echo(f"    {one['option']}{alone}")
         for line in textwrap.wrap(one["doc"], WIDTH - 4):
             typer.echo(f"    {line}")
 
@@ -150,23 +160,50 @@ def _shown(default: Any) -> str | None:
 
 
 def matching(found: Sequence[dict[str, Any]], words: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the settings whose key contains all the words or, if there are none, those whose key and description
-    together do."""
-    wanted = [word.lower().lstrip("-").replace("-", "_") for word in words]
+    """Return the entries that have all the words in their key or their policies or, if there are none, in their key and
+    description together. Entries whose key has the whole words come first."""
+    wanted = [_spelt(word.lstrip("-")) for word in words]
 
     def has(one: Mapping[str, Any], *fields: str) -> bool:
-        text = " ".join(str(one[name]) for name in fields).lower().replace("-", "_")
+        text = _spelt(" ".join(str(one.get(name, "")) for name in fields))
         return all(word in text for word in wanted)
 
-    return [one for one in found if has(one, "key")] or [one for one in found if has(one, "key", "doc")]
+    hits = [one for one in found if has(one, "key", "policies")] or [one for one in found if has(one, "key", "doc")]
+    return sorted(hits, key=_inexact(words))
+
+
+def _inexact(words: Sequence[str]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a sort key that puts entries with all the words, whole, in their key first."""
+    wanted = {_spelt(word.lstrip("-")) for word in words}
+    return lambda one: not wanted <= {*re.split(r"[ .]", _spelt(one["key"]))}
+
+
+def refuse(words: Sequence[str], known: Sequence[Mapping[str, Any]], kind: str, command: str) -> NoReturn:
+    """Raise UserError for words that no entry of this kind has together. The message suggests a name for a word that no
+    entry has."""
+    names = [f"{one['key']} {' '.join(one.get('policies', ()))}" for one in known]
+    text = _spelt(" ".join([*names, *(one["doc"] for one in known)]))
+    for word in words:
+        if _spelt(word.lstrip("-")) not in text:
+            near = suggest(word, {part for name in names for part in re.split(r"[ .]", name)})
+            raise UserError(
+                f"no {kind} has {word}" + (near if "did you mean" in near else f"; `servesim {command}` lists all")
+            )
+    raise UserError(f"no {kind} has {' and '.join(words)} together")
+
+
+def _spelt(text: str) -> str:
+    return text.lower().replace("-", "_")
 
 
 def models(
     words: Words = None,
     as_json: Json = False,
-    matrix: Annotated[bool, typer.Option("--matrix", help="How much is measured, by GPU, engine and weights.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show how much is measured, by GPU, engine and weights.")
+    ] = False,
 ) -> None:
-    """List the bundled models (size, KV cache, context), or which of them can be priced."""
+    """List the bundled models: size, KV cache and context."""
     from servesim.hardware import ModelSpec, model_named
 
     names = _models_with(words or ())
@@ -228,7 +265,7 @@ def _support(names: Sequence[str], as_json: bool) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs with a data sheet, and the kernel tables that price them."""
+    """List the GPUs, and the kernel tables that price them."""
     from servesim.hardware import Gpu, gpu_names
 
     found = [dataclasses.asdict(Gpu.load(name)) for name in gpu_names()]

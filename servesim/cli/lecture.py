@@ -17,17 +17,19 @@ Examples:
 
 def lecture(
     model: Annotated[str, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = "llama-3.1-8b",
-    gpu: Annotated[str, typer.Option(help="A GPU, or a YAML data sheet.")] = "h100",
+    gpu: Annotated[str, typer.Option(help="GPU, or a YAML data sheet.")] = "h100",
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", metavar="DIR", help="Directory for them, or FILE.html for the page alone."),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Directory for page and figures, or FILE.html for the page alone."
+        ),
     ] = Path("lecture"),
 ) -> None:
     """Draw eight figures that explain serving.
 
-    Prompts and answers under the roofline, static and continuous batching, chunked prefill, where KV memory goes,
-    shared prefixes, latency against load, throughput against interactivity, and speculation, all simulated for a model
-    and a GPU, as a page and as SVG for slides.
+    The figures show prefill and decode under the roofline, static and continuous batching, chunked prefill, KV memory,
+    shared prefixes, latency against load, throughput against interactivity, and speculation. All are simulated for one
+    model and GPU. The output is a page, and SVG files for slides.
     """
     from servesim.reports.lecture import lecture as simulated
     from servesim.reports.lecture_page import write

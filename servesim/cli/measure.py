@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from servesim.errors import UserError, suggest
+from servesim.sentinels import COMMON
 
 if TYPE_CHECKING:
     from servesim.experiments.measure.loops import Point
@@ -25,74 +26,91 @@ Examples:
   servesim measure http://localhost:8000 --gpu h100 --short --out mine
   servesim accuracy mine/cells.csv
 
-Sends requests to the server for about 20 minutes, or 5 with --short. mine/ holds cells.csv, a recorded run of every
-loop (for servesim validate and servesim calibrate host), server_config.json and, with --short, host.yaml (an option
---host of servesim run). If a request fails, nothing is written; if no host terms fit, host.yaml is not.
+The command sends requests to the server for about 20 minutes, or for 5 with --short. mine/ then contains cells.csv, a
+recorded run of every loop (for servesim validate and servesim calibrate host) and server_config.json. With --short, it
+also contains host.yaml (for servesim run --host), unless no host terms fit. If a request fails, nothing is written.
 """
 
 
 def measure(
     context: typer.Context,
-    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server: http://localhost:8000.")],
-    gpu: Annotated[str, typer.Option(help="GPU the server runs on.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the measurements.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="OpenAI-compatible server, such as http://localhost:8000.")],
+    gpu: Annotated[str, typer.Option(help="GPU of the server.", rich_help_panel=COMMON)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the measurements.", rich_help_panel=COMMON)],
     tp: Annotated[
-        int | None, typer.Option(min=1, help="Tensor parallelism. [default: from flags or log, else 1]")
+        int | None,
+        typer.Option(min=1, help="Tensor parallelism. [default: from flags or log, else 1]", rich_help_panel=COMMON),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Format of the weights: bf16, fp8 or int4. [default: from flags, log or name]")
+        str | None, typer.Option(help="Weight format: bf16, fp8 or int4. [default: from flags, log or name]")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Hugging Face name. [default: from flags, log or the server]")
+        str | None,
+        typer.Option(
+            help="Hugging Face name of the model. [default: from flags, log or the server]", rich_help_panel=COMMON
+        ),
     ] = None,
     served_name: Annotated[str | None, typer.Option(help="Model to request, if the server has several.")] = None,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Start-up log of the server.")] = None,
-    flags: Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that started the server.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Startup log of the server.", rich_help_panel=COMMON)
+    ] = None,
+    flags: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="Command that started the server.", rich_help_panel=COMMON)
+    ] = None,
     short: Annotated[
         bool,
         typer.Option(
             "--short",
-            help="Five minutes: one client, 64 and 512 requests at once. Prints what kind of host it is, and fits its "
-            "host terms.",
+            help="Measure for five minutes: one client, then 64 and 512 requests at once. Also prints the kind of host "
+            "and fits its host terms.",
+            rich_help_panel=COMMON,
         ),
     ] = False,
     minutes: Annotated[
         float,
         typer.Option(
-            min=0.01, help="Total time; loops are cut short to keep within it (--short: 5, and more is an error)."
+            min=0.01,
+            help="Total time. Loops are cut short to stay within it. With --short: 5; more is an error.",
+            rich_help_panel=COMMON,
         ),
     ] = 20.0,
     idle: Annotated[
         str, typer.Option(metavar="<int,...>", help="Prompt lengths of the idle measurement (one client).")
     ] = "128,512,2048,8192",
     clients: Annotated[
-        str, typer.Option(metavar="<int,...>", help=("Numbers of clients on the concurrency ladder."))
+        str,
+        typer.Option(
+            metavar="<int,...>", help=("Numbers of clients on the concurrency ladder."), rich_help_panel=COMMON
+        ),
     ] = "4,16,64",
     saturated: Annotated[
         int | None,
-        typer.Option(min=0, help="Clients of the saturated loop, or 0 for none. [default: 1.25 max_num_seqs]"),
+        typer.Option(
+            min=0, help="Number of clients in the saturated loop, or 0 for none. [default: 1.25 max_num_seqs]"
+        ),
     ] = None,
     prompt: Annotated[int, typer.Option(min=1, help="Prompt length for the ladder and the saturated loop.")] = 1024,
-    output: Annotated[int, typer.Option(min=2, help="Output length; the idle measurement uses half of it.")] = 256,
+    output: Annotated[int, typer.Option(min=2, help="Output length. The idle measurement uses half of it.")] = 256,
     repeats: Annotated[int, typer.Option(min=1, help="Number of repetitions of the whole measurement.")] = 2,
-    requests: Annotated[int, typer.Option(min=1, help="Requests per client; a loop has at least 40.")] = 10,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per client. A loop has at least 40.")] = 10,
     idle_requests: Annotated[int, typer.Option(min=2, help="Requests per idle prompt length.")] = 16,
     chat: Annotated[bool, typer.Option("--chat", help="Use /v1/chat/completions instead of /v1/completions.")] = False,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Timeout of one answer, in seconds.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Timeout of one answer in seconds.")] = 300.0,
     key_variable: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with the server's API key.")
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the API key of the server.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the lengths.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the lengths.")] = 0,
     client: Annotated[
         str, typer.Option(help="Client that sends requests: own, aiperf or vllm-bench (if installed).")
     ] = "own",
     tokenizer: Annotated[
-        str | None, typer.Option(help="For aiperf and vllm-bench: name or folder. [default: the model's]")
+        str | None,
+        typer.Option(help="Tokenizer for aiperf and vllm-bench: a name or folder. [default: that of the model]"),
     ] = None,
 ) -> None:
     """Measure a running server: TTFT and TPOT, idle and under load.
 
-    The files are inputs of accuracy, validate and calibrate host.
+    The files are inputs for accuracy, validate and calibrate host.
     """
     import asyncio
     import datetime

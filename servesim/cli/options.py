@@ -13,7 +13,7 @@ import types
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -21,7 +21,9 @@ import typer
 from typer.core import TyperCommand
 
 from servesim.cli.completion import values_of
+from servesim.cli.help import made, write_groups
 from servesim.errors import Interrupted, UserError, suggest
+from servesim.sentinels import COMMON
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -36,15 +38,15 @@ OTHER_NAMES = {
 }
 """Options whose names differ from their fields', or that have additional names; help shows the first name."""
 SET = (
-    "Set any key of the scenario; repeatable. Parameters of policies, and limits, are options too: "
+    "Set any key of the scenario. Repeatable. Policy parameters and limits are also options: "
     "--scheduler.max-num-seqs 64, --slo.ttft 500, --slo-classes.CLASS ttft:300,tpot:50."
 )
 SERVE = (
-    "Take settings from a command that starts a server, in quotes: 'vllm serve MODEL --tensor-parallel-size 4', "
-    "sglang.launch_server, trtllm-serve, or @FILE; flags that have no effect here are listed. compare takes several."
+    "Take settings from a quoted command that starts a server: 'vllm serve MODEL --tensor-parallel-size 4', "
+    "sglang.launch_server, trtllm-serve, or @FILE. Flags without effect here are listed. compare takes several."
 )
-TRUST = "Run code (FILE.py:CLASS) that only a file names, such as the scenario or result; read it first."
-SAVE = "Write the scenario as YAML, every key spelled out, and continue."
+TRUST = "Allow code (FILE.py:CLASS) that only a file names, such as a scenario or result. Read the code first."
+SAVE = "Write the scenario as YAML, with every key, and continue."
 OPTIONS = "options"
 """Key under which a command finds the options of features."""
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
@@ -66,6 +68,8 @@ class Setting:
     words: tuple[str, ...] = ()
     """Values that may follow a switch; a switch without one is set to `on`."""
     on: str = "true"
+    common: bool = False
+    """Whether `--help` lists it, not only `--help-all`: its field is annotated with COMMON."""
     open: bool = False
     """Whether it has parts that no field declares: parameters of a policy, limits, parts of a data sheet or config."""
 
@@ -137,17 +141,13 @@ class ScenarioCommand(TrustCommand):
         """Return the object that the command finds in `context.obj`. `settings` are those typed."""
         return settings
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[Any]] = {"Arguments": [], "Options": []}
+    def group_names(self, ctx: Any) -> dict[str, str]:
+        """Return the sections of the settings by the names of their options."""
         known = (*_options(_settings(), self.several), *ctx.meta.get(__name__, ()))
-        of = {option.name: setting.section for option, setting in known}
-        for param in self.get_params(ctx):
-            other = "Arguments" if param.param_type_name == "argument" else "Options"
-            sections.setdefault(of.get(param.name, other), []).append(param.get_help_record(ctx))
-        for title, records in sections.items():
-            if records := [record for record in records if record is not None]:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+        return {option.name: setting.section for option, setting in known}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_groups(self, ctx, formatter)
 
 
 class RunCommand(ScenarioCommand):
@@ -243,18 +243,18 @@ def _of(model: type[BaseModel], section: str = "Scenario", prefix: str = "") -> 
 def _setting(key: str, section: str, field: FieldInfo) -> Setting:
     """Return a field as an option: its docstring and default give the help, its annotation the type."""
     help = " ".join([*(field.description or "").replace("`", "").split(), *_default(field.default)])
-    kinds = _kinds(field.annotation)
+    kinds, setting = _kinds(field.annotation), partial(Setting, key, section, common=COMMON in field.metadata)
     if bool in kinds:
-        return Setting(key, section, help, shown="true|false" if field.default else "", words=BOOLEANS)
+        return setting(help, shown="true|false" if field.default else "", words=BOOLEANS)
     if "none" in kinds:
-        return Setting(key, section, help, words=tuple(kinds), on=kinds[1])
+        return setting(help, words=tuple(kinds), on=kinds[1])
     if list in kinds:
         shown = "FILE.py:CLASS" if key == "features" else "STEP"
-        return Setting(key, section, f"{help.removesuffix('.')}; repeatable.", list[str], shown)
+        return setting(f"{help} Repeatable.", list[str], shown)
     if dict in kinds:
-        return Setting(key, section, help, shown="<str>", open=True)
+        return setting(help, shown="<str>", open=True)
     shown = "|".join(kind if isinstance(kind, str) else f"<{kind.__name__}>" for kind in kinds)
-    return Setting(key, section, help, kinds[0] if len(kinds) == 1 else str, shown, open=key in ("model", "gpu"))
+    return setting(help, kinds[0] if len(kinds) == 1 else str, shown, open=key in ("model", "gpu"))
 
 
 def _kinds(annotation: Any) -> list[Any]:
@@ -285,7 +285,7 @@ def _default(value: Any) -> tuple[str, ...]:
 def _trust() -> list[Any]:
     option = typer.Option("--trust", help=TRUST)
     kind = inspect.Parameter.KEYWORD_ONLY
-    return _made([inspect.Parameter("trust", kind, default=False, annotation=Annotated[bool, option])])
+    return made([inspect.Parameter("trust", kind, default=False, annotation=Annotated[bool, option])])
 
 
 @cache
@@ -305,7 +305,7 @@ def _feature_options() -> list[tuple[Any, str]]:
                 name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[field.annotation, option]
             )
         )
-    return list(zip(_made(parameters), fields, strict=True))
+    return list(zip(made(parameters), fields, strict=True))
 
 
 @cache
@@ -316,7 +316,9 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
         kind = s.type if s.type == list[str] or not several else str
         shown = s.shown.replace(">", ",...>") if several and s.key not in ("slo", "slo_classes", "columns") else s.shown
         completes = values_of(s.key, [word for word in s.shown.split("|") if "<" not in word and word.islower()])
-        option = typer.Option(*s.names, help=s.help, metavar=shown, autocompletion=completes)
+        option = typer.Option(
+            *s.names, help=s.help, metavar=shown, autocompletion=completes, rich_help_panel=COMMON if s.common else None
+        )
         name = f"{re.sub(r'[^a-z0-9]', '_', s.key.lower())}_{i}"
         parameters.append(
             inspect.Parameter(
@@ -324,20 +326,7 @@ def _options(settings: tuple[Setting, ...], several: bool) -> list[tuple[Any, Se
             )
         )
 
-    return list(zip(_made(parameters), settings, strict=True))
-
-
-def _made(parameters: list[inspect.Parameter]) -> list[Any]:
-    """Return the options defined by parameters with typer's annotations."""
-
-    def command() -> None:
-        """Hold the options."""
-
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    maker = typer.Typer(add_completion=False, rich_markup_mode=None)
-    maker.command()(command)
-    return [*typer.main.get_command(maker).params]
+    return list(zip(made(parameters), settings, strict=True))
 
 
 def canonical(

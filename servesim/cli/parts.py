@@ -1,4 +1,4 @@
-"""Parts of a run besides settings: steps of `--shape`, keys of `synth:`, policies and features."""
+"""Parts of a run besides settings: steps of `--shape`, keys of `synth:`, traces, engines, policies and features."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def all_parts() -> Iterator[dict[str, Any]]:
     """Yield each part, with the same keys as a setting in `servesim settings`."""
     yield from shapes()
     yield from synth_keys()
+    yield from _traces()
+    yield from _engines()
     yield from _policies()
     yield from _features()
 
@@ -38,7 +40,7 @@ def shapes() -> Iterator[dict[str, Any]]:
             required += [key] if needed else []
             default = "required" if needed else f"default: {'none' if field.default in (None, '') else field.default}"
             told.append(f"{key} [{default}]" + (f": {doc}" if doc else ""))
-        example = ",".join(f"{key}=..." for key in required)
+        example = _unset(required)
         parameters = f" Parameters: {'; '.join(told)}." if told else ""
         yield _part(f"shape {name}", f"--shape {name}{':' if example else ''}{example}", f"{cls.__doc__}{parameters}")
 
@@ -58,15 +60,39 @@ def synth_keys() -> Iterator[dict[str, Any]]:
             lines.append(line.strip())
 
 
+def _traces() -> Iterator[dict[str, Any]]:
+    from servesim.traces.catalogue import catalogue
+    from servesim.traces.presets import NUMBERS, Fit, load_fit, preset_names
+
+    for name in preset_names():
+        fit = load_fit(name)
+        numbers = "" if isinstance(fit, Fit) else ":" + _unset(NUMBERS)
+        doc = f"Synthetic twin of {fit.original['file']} ({fit.original.get('citation', '')})."
+        yield _part(f"preset {name}", f"--trace preset:{name}{numbers}", doc)
+    for entry in catalogue().values():
+        doc = f"{entry.about[0].upper()}{entry.about[1:]} ({entry.citation})."
+        yield _part(f"public trace {entry.name}", f"servesim trace fetch {entry.name}", doc)
+
+
+def _engines() -> Iterator[dict[str, Any]]:
+    from servesim.run.presets import engine_presets
+
+    for name, about in engine_presets().items():
+        yield _part(f"engine {name}", f"--engine {name}", f"Defaults of {name} {about['version']}.")
+
+
 def _policies() -> Iterator[dict[str, Any]]:
-    from servesim.cli.parameters import idea
+    from servesim.cli.parameters import idea, parameters
     from servesim.contracts import REGISTRIES
     from servesim.run.scenario import Scenario
 
     for registry in [each for each in REGISTRIES if each.kind in Scenario.model_fields]:
         for name in registry.names():
-            doc = idea(registry.resolve(name)[0]).partition("\n\n")[0]
-            yield _part(f"{registry.kind} {name}", f"--{registry.kind} {name}", doc)
+            cls = registry.resolve(name)[0]
+            option, doc = f"--{registry.kind} {name}", idea(cls).partition("\n\n")[0]
+            if keys := [one.name for one in parameters(cls)]:
+                doc += f" Parameters ({option}:{keys[0]}=...): {', '.join(keys)}."
+            yield _part(f"{registry.kind} {name}", option, doc)
 
 
 def _features() -> Iterator[dict[str, Any]]:
@@ -79,6 +105,11 @@ def _features() -> Iterator[dict[str, Any]]:
         yield _part(f"feature {feature.name}", option, doc)
 
 
+def _unset(keys: Sequence[str]) -> str:
+    """Return keys as they are typed, with dots in place of their values."""
+    return ",".join(f"{key}=..." for key in keys)
+
+
 def _part(key: str, option: str, doc: str, default: str = "") -> dict[str, Any]:
     return {
         "key": key,
@@ -86,6 +117,6 @@ def _part(key: str, option: str, doc: str, default: str = "") -> dict[str, Any]:
         "section": key.partition(" ")[0],
         "type": "",
         "default": default or None,
-        "doc": " ".join(doc.replace("`", "").split()),
+        "doc": " ".join(doc.split()),
         "policies": [],
     }

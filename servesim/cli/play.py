@@ -9,6 +9,7 @@ import typer
 
 from servesim.cli.gate import Quiet
 from servesim.errors import UserError
+from servesim.sentinels import COMMON
 
 MOST_GRIDS = 6
 PLAY_EXAMPLES = """
@@ -18,23 +19,25 @@ Examples:
   servesim play scenario.yaml --requests 30 --kv contiguous,paged --engine.num-gpu-blocks 160 --engine.max-model-len 512
   servesim play scenario.yaml --requests 30 --kv prefix-hash --shape share:tokens=96 --engine.num-gpu-blocks 160
 
-Options may list several values with commas; every combination is one grid, and all share a clock.
+A setting may list several values, separated by commas. Every combination is one grid. All grids share a clock.
 """
 
 
 def play(
     context: typer.Context,
     scenario: Annotated[
-        Path | None, typer.Argument(metavar="SCENARIO", help="YAML file; options and --set override it.")
+        Path | None, typer.Argument(metavar="SCENARIO", help="YAML file. Options and --set override it.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("play.html"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Page to write.", rich_help_panel=COMMON)
+    ] = Path("play.html"),
     quiet: Quiet = False,
 ) -> None:
     """Play back KV memory, block by block.
 
-    The page has a grid of blocks, colored by the request that holds them, the tree of a prefix cache as it grows, and
-    the requests that ran together: paged next to contiguous, static next to continuous. For small runs: up to 2,048
-    blocks, 400 requests and 3,000 steps.
+    The page shows a grid of blocks, colored by the request that holds them, the tree of a prefix cache, and the
+    requests that run together. Several values of an option give several grids, such as paged next to contiguous. Runs
+    may have up to 2,048 blocks, 400 requests and 3,000 steps.
     """
     from servesim.cli.experiments import axes_of
     from servesim.cli.report import page_file

@@ -29,23 +29,24 @@ Examples:
 def policies(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A policy or file.py:Class, or check to check one. [default: list all]"),
+        typer.Argument(metavar="NAME", help="A policy, file.py:Class, or check. [default: list all policies]"),
     ] = None,
     target: Annotated[
-        str | None, typer.Argument(metavar="POLICY", help="With check: name, name:key=value,... or file.py:Class.")
+        str | None,
+        typer.Argument(metavar="POLICY", help="With check: the policy, as name, name:key=value,... or file.py:Class."),
     ] = None,
-    worlds: Annotated[int, typer.Option(min=1, help="With check: how many random worlds.")] = 80,
-    world: Annotated[int | None, typer.Option(min=0, help="With check: the number of the only world to run.")] = None,
+    worlds: Annotated[int, typer.Option(min=1, help="With check: number of random worlds.")] = 80,
+    world: Annotated[int | None, typer.Option(min=0, help="With check: run only the world with this number.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write; not with check.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write. Not with check.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the policies, or show or check one.
 
-    Shows its idea, its parameters with defaults, its needs, and the paper. `check` runs random small worlds to test
-    fast mode against reference mode, invariants, determinism, contract and settings. It prints one line per failure and
-    exits with code 1 if there are any.
+    For one policy, shows its idea, parameters with defaults, requirements and paper. `check` runs small random worlds.
+    It tests fast mode against reference mode, invariants, determinism, contract and settings. It prints one line per
+    failure, and exits with code 1 if there are any.
     """
     if name == "check":
         if target is None:

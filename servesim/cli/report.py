@@ -41,12 +41,12 @@ def report(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write. [default: report.html in DIR]")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="FROM:TO", help="Seconds the chart of requests shows, such as 30:45.")
+        str | None, typer.Option(metavar="FROM:TO", help="Time range of the request chart in seconds, such as 30:45.")
     ] = None,
 ) -> None:
     """Make one self-contained HTML page of a result.
 
-    Includes figures, tables and provenance."""
+    The page includes figures, tables and provenance."""
     if out is not None:
         from servesim.reports.files import refuse_foreign
 
@@ -56,12 +56,14 @@ def report(
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that a command wrote with --out.")],
-    to: Annotated[str, typer.Option(help="perfetto, vllm-bench, aiperf, csv or markdown.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Compressed if its name ends in .gz.")],
+    to: Annotated[str, typer.Option(help="Format: perfetto, vllm-bench, aiperf, csv or markdown.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="File to write. A name that ends in .gz is compressed.")
+    ],
 ) -> None:
     """Write a result in another tool's format.
 
-    Formats: a Perfetto trace, vllm bench JSON, AIPerf JSONL, CSV, or Markdown for a pull request."""
+    The formats are Perfetto traces, vllm bench JSON, AIPerf JSONL, CSV, and Markdown for pull requests."""
     from servesim.reports.export import export as write
 
     with undamaged(folder):

@@ -30,21 +30,21 @@ DESCRIBING = ("tp", "dtype", "kv_dtype", "batch", "context", "prompt", "kernel_t
 def roofline(
     given: typer.Context,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="RESULT", help="Result directory of a run, to show the steps of that run.")
+        Path | None, typer.Argument(metavar="RESULT", help="Result directory of a run whose steps to show.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="A GPU, or a YAML data sheet.")] = None,
-    tp: Annotated[int, typer.Option(help="GPUs (tensor parallelism).")] = 1,
-    dtype: Annotated[str, typer.Option(help="Weights.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="KV cache.")] = "bf16",
+    gpu: Annotated[str | None, typer.Option(help="GPU, or a YAML data sheet.")] = None,
+    tp: Annotated[int, typer.Option(help="Tensor parallelism: number of GPUs.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache format.")] = "bf16",
     batch: Annotated[str, typer.Option(help="Numbers of sequences in decode steps, comma-separated.")] = "1,16,64,256",
     context: Annotated[int, typer.Option(help="Context length of each sequence, in tokens.")] = 1024,
     prompt: Annotated[str, typer.Option(help="Numbers of tokens in prefill steps, comma-separated.")] = "1024",
     kernel_tables: Annotated[
         str | None,
-        typer.Option(help="Folder of kernel tables; roofline or ideal to use none.", show_default="the shipped ones"),
+        typer.Option(help="Folder of kernel tables. roofline and ideal use none.", show_default="the shipped ones"),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page, or FILE.svg.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write, or FILE.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show where steps lie under a GPU's roofline.

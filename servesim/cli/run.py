@@ -11,6 +11,7 @@ import typer
 
 from servesim.cli.gate import Overwrite, Quiet, Require, a_directory, end_if, requirements
 from servesim.cli.options import OPTIONS
+from servesim.sentinels import COMMON
 
 RUN_EXAMPLES = """
 \b
@@ -29,28 +30,35 @@ Paths in SCENARIO are relative to it.
 def run(
     context: typer.Context,
     scenario: Annotated[
-        Path | None, typer.Argument(metavar="SCENARIO", help="YAML file; options and --set override it.")
+        Path | None, typer.Argument(metavar="SCENARIO", help="YAML file. Options and --set override it.")
     ] = None,
     jobs: Annotated[
         int,
         typer.Option(
-            min=1, help=("Number of processes that simulate replicas, if the router ignores their state (round-robin).")
+            min=1,
+            help="Number of processes that simulate replicas. Only for routers that ignore their state (round-robin).",
         ),
     ] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(callback=a_directory, help="Result directory: report.html, summary.json, requests.parquet, ...."),
+        typer.Option(
+            callback=a_directory,
+            help="Result directory, for report.html, summary.json, requests.parquet and more.",
+            rich_help_panel=COMMON,
+        ),
     ] = None,
-    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into --out.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
+    with_report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html to --out.")] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json instead of tables.", rich_help_panel=COMMON)
+    ] = False,
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     step_requests: Annotated[
-        bool, typer.Option("--step-requests", help="Record which requests each step computed (with --mode reference).")
+        bool, typer.Option("--step-requests", help="Record the requests in each step. Requires --mode reference.")
     ] = False,
     metrics: Annotated[
-        str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Metrics of your own (docs/metrics.md).")
+        str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Your own metrics (docs/metrics.md).")
     ] = None,
 ) -> None:
     """Replay a trace and show latency, throughput, memory and price."""

@@ -39,21 +39,22 @@ Examples:
   servesim schema trace inspect
   servesim schema run --features energy.py:Energy
 
-Without a name, prints all of them by name.
+Without a name, the command prints all schemas by name.
 """
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema(
     name: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="scenario, or a command such as trace inspect.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Schema to print: scenario, or a command such as trace inspect."),
     ] = None,
     features: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py:CLASS", help="A feature of your own to include; repeatable."),
+        typer.Option(metavar="FILE.py:CLASS", help="Your own feature to include. Repeatable."),
     ] = None,
 ) -> None:
-    """Print JSON schemas: of scenarios, and of the output of each --json."""
+    """Print the JSON schemas of scenarios and of --json output."""
     from servesim.cli.known import print_json
 
     own = tuple(features or ())

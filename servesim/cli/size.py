@@ -31,38 +31,39 @@ NO_BARS = (
 
 
 def size(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Bundled names, or config.json files.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Bundled models, or config.json files.")],
     gpu: Annotated[
         str | None, typer.Option(help="GPUs or YAML data sheets, comma-separated.", show_default="all known")
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Formats of the weights, comma-separated: fp32, bf16, fp16, fp8, int8, int4, mxfp4, nf4, int3, "
-            "ternary, or for GGUF files q8_0, q6_k, q5_k_m, q4_k_m, q2_k.",
+            help="Weight formats, comma-separated: fp32, bf16, fp16, fp8, int8, int4, mxfp4, nf4, int3, "
+            "ternary. For GGUF files: q8_0, q6_k, q5_k_m, q4_k_m, q2_k.",
             show_default="several",
         ),
     ] = None,
-    kv_dtype: Annotated[str, typer.Option(help="KV cache: fp32, bf16, fp16, fp8, int8, int4.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache format: fp32, bf16, fp16, fp8, int8, int4.")] = "bf16",
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
-    sequences: Annotated[int, typer.Option(help="Number of sequences to hold at the same time.")] = 1,
+    sequences: Annotated[int, typer.Option(help="Number of sequences held at the same time.")] = 1,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block.")] = 16,
     tp: Annotated[
-        str | None, typer.Option(help="GPUs, with commas.", show_default="the fewest of 1, 2, 4, 8 that hold it")
+        str | None,
+        typer.Option(help="Numbers of GPUs, comma-separated.", show_default="the fewest of 1, 2, 4, 8 that hold it"),
     ] = None,
-    memory_utilization: Annotated[float, typer.Option(help="Share of a GPU's memory that the engine uses.")] = 0.92,
-    kv_heads: Annotated[int | None, typer.Option(help="Assume N KV heads.")] = None,
+    memory_utilization: Annotated[float, typer.Option(help="Fraction of a GPU's memory that the engine uses.")] = 0.92,
+    kv_heads: Annotated[int | None, typer.Option(help="Assume this number of KV heads.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of its config.json; repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.json. Repeatable."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="A page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, bytes unrounded.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with exact byte counts.")] = False,
 ) -> None:
     """Show the memory that a model needs, and which GPUs hold it.
 
     Shows KV bytes per token and layer, weights by format, and everything else in a GPU's memory. Memory is divided as
-    in vLLM at start-up: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest of each GPU's share.
+    in vLLM at startup: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest.
     """
     from servesim.hardware import Gpu, gpu_names
     from servesim.hardware.footprint import Load, changed, footprint

@@ -27,11 +27,11 @@ Examples:
 """
 
 Shape = Annotated[
-    list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5; repeatable.")
+    list[str] | None, typer.Option(metavar="STEP", help="Shape the trace, such as thin:keep=0.5. Repeatable.")
 ]
 Columns = Annotated[
     str | None,
-    typer.Option(help="Columns of a log that uses other names: arrival='Request Time',prompt=in,output=out[,unit=us]."),
+    typer.Option(help="Column names of a log: arrival='Request Time',prompt=in,output=out[,unit=us]."),
 ]
 
 
@@ -44,7 +44,9 @@ def help_alone(context: typer.Context) -> None:
 
 @trace_app.command(epilog=INSPECT_EXAMPLES)
 def inspect(
-    trace: Annotated[str, typer.Argument(metavar="FILE", help="Trace or log (-: stdin), preset:NAME or synth:....")],
+    trace: Annotated[
+        str, typer.Argument(metavar="FILE", help="Trace or log (- is standard input), preset:NAME or synth:....")
+    ],
     block_size: Annotated[int, typer.Option(help="Tokens per KV block for the ideal hit rate.")] = 16,
     requests: Annotated[int | None, typer.Option(help="Inspect only the first N requests.")] = None,
     sort: Annotated[bool, typer.Option("--sort", help="Sort the file's rows by arrival time.")] = False,
@@ -75,14 +77,14 @@ def inspect(
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="Trace file, preset:NAME or synth:....")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    to: Annotated[str, typer.Option("--to", help="Format to write; an unknown name lists the formats.")],
+    to: Annotated[str, typer.Option("--to", help="Format to write. An unknown name lists the formats.")],
     requests: Annotated[int | None, typer.Option(help="Convert only the first N requests.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
     sort: Annotated[bool, typer.Option("--sort", help="Sort the file's rows by arrival time.")] = False,
     timing: Annotated[str | None, typer.Option(help="Timing of conversations: think, original or open.")] = None,
     columns: Columns = None,
     shape: Shape = None,
-    lossy: Annotated[bool, typer.Option("--lossy", help="Drop what the format cannot hold.")] = False,
+    lossy: Annotated[bool, typer.Option("--lossy", help="Drop data that the format cannot represent.")] = False,
 ) -> None:
     """Write a trace in another format."""
     from servesim.traces import save_trace
@@ -131,8 +133,10 @@ def list_traces(as_json: Annotated[bool, typer.Option("--json", help="Print JSON
 @trace_app.command(epilog="Example: servesim trace fetch mooncake-conversation")
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name listed by `servesim trace list`.")],
-    out: Annotated[Path | None, typer.Option(help="File to write. [default: its own name, in this folder]")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location without downloading it.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write. [default: its original name, in this folder]")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location, without a download.")] = False,
 ) -> None:
     """Download and verify a public trace.
 

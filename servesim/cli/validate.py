@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def validate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of recorded runs, or one run's file.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of recorded runs, or the file of one run.")],
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
     host: Annotated[
         str | None, typer.Option(help="Host terms: a shipped name or a YAML file. [default: by engine version]")
@@ -20,15 +20,15 @@ def validate(
     model: Annotated[str | None, typer.Option(help="Model, for runs that do not name one.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU, for runs that do not name one.")] = None,
     num_gpu_blocks: Annotated[
-        int | None, typer.Option(min=2, help="KV blocks, for servers that do not state them. [default: memory model]")
+        int | None, typer.Option(min=2, help="KV blocks, for servers that do not report them. [default: memory model]")
     ] = None,
     kernel_tables: Annotated[
-        Path | None, typer.Option(help="Folder of kernel tables instead of the shipped ones.")
+        Path | None, typer.Option(help="Folder of kernel tables to use instead of the shipped ones.")
     ] = None,
 ) -> None:
-    """Replay recorded runs of real servers and show how large the error is.
+    """Replay runs recorded on real servers and report the error.
 
-    One table per run: measured and simulated, with host terms and from kernels alone.
+    Prints one table per run: measured values, and simulated values with host terms and from kernels alone.
     """
     from servesim.cost.host import HostTerms
     from servesim.experiments.validate import validate as run_all

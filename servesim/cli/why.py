@@ -20,15 +20,15 @@ The requests in the same steps are named if the run was recorded with --step-req
 def why(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that servesim run wrote with --out.")],
     request: Annotated[
-        str, typer.Argument(metavar="REQUEST", help=("Row of the request in the trace (from 0), or its name."))
+        str, typer.Argument(metavar="REQUEST", help="Row of the request in the trace, from 0, or its name.")
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The figure: .svg, .png, .pdf.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Figure to write: .svg, .png or .pdf.")
     ] = None,
 ) -> None:
     """Explain what happened to one request.
 
-    Shows how long it waited and for what, what ran concurrently, preemptions, and cache hits.
+    Shows its waiting times with their causes, concurrent requests, preemptions and cache hits.
     """
     from servesim.cli.report import undamaged
     from servesim.errors import UserError

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -44,6 +44,7 @@ from servesim.run.sections import (
     with_percentiles,
     yaml_value,
 )
+from servesim.sentinels import COMMON
 from servesim.workload.client_tools import under_tool
 
 SELDOM = ("pools", "features", "slo_class_percentiles")
@@ -64,116 +65,120 @@ class _Scenario(Section):
     `path/to/file.py:Class`.
     """
 
-    trace: str
-    """Trace file or log (its format is detected from the content; `-`: standard input), `preset:NAME` or
-    `synth:key=value,...`."""
-    model: str
-    """Bundled model or its Hugging Face id (`meta-llama/Llama-3.3-70B-Instruct`; suffixes such as -FP8 and -AWQ set the
-    dtype), or the config.json of any other model. Keys of the config may be changed: `model.num_hidden_layers`, or
-    `NAME:num_hidden_layers=4`."""
-    gpu: str
-    """GPU: h100, h200, a100, a100-40g, l40s, rtx-pro-6000 (kernels measured), rtx-4090, rtx-5090, m2-ultra (by
-    formula), or the YAML data sheet of another one. Parts of the sheet may be changed: `gpu.memory_bytes`,
+    trace: Annotated[str, COMMON]
+    """Trace: a file, `preset:NAME` or `synth:key=value,...`. The content of a file tells its format; `-` is standard
+    input."""
+    model: Annotated[str, COMMON]
+    """Model: a bundled name, a Hugging Face id or a config.json. Suffixes of an id such as -FP8 and -AWQ set the dtype.
+    Keys of the config may be changed: `model.num_hidden_layers`, or `NAME:num_hidden_layers=4`."""
+    gpu: Annotated[str, COMMON]
+    """GPU: a name or a YAML data sheet. Kernels are measured on h100, h200, a100, a100-40g, l40s and rtx-pro-6000. By
+    formula: rtx-4090, rtx-5090 and m2-ultra. Parts of the sheet may be changed: `gpu.memory_bytes`,
     `gpu.flops.bf16`."""
-    requests: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Number of requests to replay, from the first; none: the whole trace (presets and synthetic traces: their
-    default)."""
+    requests: Annotated[int | None, COMMON] = Field(default=None, ge=1, le=100_000_000)
+    """Number of requests to replay. None means the whole trace, or the default number of a preset or synthetic
+    trace."""
     skip: int = Field(default=0, ge=0, le=100_000_000)
-    """Number of requests to skip at the start: `skip` and `requests` select a window of a trace."""
-    rate: float | str | None = None
-    """Mean arrivals per second, to which all gaps are scaled equally, or `3x`: a multiple of the recorded rate; inf:
-    all at once; none: as recorded."""
+    """Number of requests to skip at the start. `skip` and `requests` together select a window of the trace."""
+    rate: Annotated[float | str | None, COMMON] = None
+    """Mean arrivals per second, or `3x` for a multiple of the recorded rate. All gaps are scaled equally. `inf` sends
+    all requests at once. None keeps the recorded rate."""
     clients: ClientSettings = ClientSettings()
     sort: bool = False
-    """Sort a file's rows by arrival instead of rejecting arrival times that run backwards."""
+    """Sort the rows of a file by arrival time. Otherwise, arrival times that go backwards are an error."""
     timing: Literal["auto", "think", "original", "open"] = "auto"
-    """Arrival of turns in recorded conversations: think: after a pause that follows the previous answer; original:
-    likewise, but not before their recorded times; open: at recorded times, whether or not earlier turns have ended;
-    auto: depends on the format."""
+    """Arrival of later turns in recorded conversations. `think`: after a pause that follows the previous answer.
+    `original`: the same, but not before the recorded time. `open`: at the recorded time, even if earlier turns have not
+    ended. `auto`: depends on the format."""
     shape: list[str] = Field(default=[])
-    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`; a single step may be
-    given as a string."""
+    """Steps that shape the trace, in order, such as `window:start=60,end=600` or `thin:keep=0.5`. A single step may be
+    a string."""
     columns: str | None = None
-    """Columns of a log with non-standard names, if they are not guessed correctly, such as arrival='Request
-    Time',prompt=in,output=out; unit=us sets the unit of its times, decimal=comma and dates=mdy how its numbers and
-    dates are written, prompt=2000 a number instead of a column."""
+    """Column names of a log, if they are not detected correctly, such as arrival='Request Time',prompt=in,output=out.
+    unit=us sets the time unit. decimal=comma and dates=mdy set the format of numbers and dates. prompt=2000 sets a
+    constant instead of a column."""
     spread_ticks: Literal["none", "uniform"] = "none"
-    """Spread requests that share a clock tick over its duration (Mooncake's published traces tick every 3 s)."""
+    """Spread requests with the same clock tick over its duration. Mooncake's published traces tick every 3 s."""
     seed: int = 0
-    """Seed of all draws: synthetic traces, presets, predictors."""
+    """Seed of all random draws: synthetic traces, presets, predictors."""
     predictor: str = "max_tokens"
-    """Output lengths that policies see if they use them: max_tokens (the cap), random:error=0.3 (mean relative error)
-    or exact."""
+    """Output lengths that policies see, if they use them. `max_tokens`: the cap of the request. `random:error=0.3`: the
+    true length with this mean relative error. `exact`: the true length."""
     dtype: str = "bf16"
-    """Format of linear weights: fp32, bf16, fp16, fp8, int8; weight-only: int8_wo, int4, nf4, int3, ternary."""
+    """Format of linear weights: fp32, bf16, fp16, fp8 or int8. Weight-only formats: int8_wo, int4, nf4, int3,
+    ternary."""
     kv_dtype: str = "bf16"
-    """Format of the KV cache: bf16, fp16, fp8, fp32. Default: fp8 if the engine chooses it because of the weights'
-    format (servesim/versions), else bf16."""
-    tp: int = Field(default=1, ge=1, le=1024)
-    """GPUs per pipeline stage (tensor parallelism)."""
+    """Format of the KV cache: bf16, fp16, fp8 or fp32. The default is fp8 if the engine selects it for the format of
+    the weights (servesim/versions), else bf16."""
+    tp: Annotated[int, COMMON] = Field(default=1, ge=1, le=1024)
+    """Tensor parallelism: GPUs per pipeline stage."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
-    """Data-parallel ranks of a replica: each has its own scheduler and KV memory on tp GPUs. Experts are spread over
-    the GPUs of all ranks, so that every step lasts as long as the slowest rank's."""
+    """Data-parallel ranks of a replica. Each rank has its own scheduler and KV memory on tp GPUs. Experts are spread
+    over the GPUs of all ranks, so every step lasts as long as that of the slowest rank."""
     ep: int | None = Field(default=None, ge=1, le=4096)
-    """Number of the tp x dp GPUs over which whole experts are distributed; experts are split by width over the rest;
-    none: all of them with engine.enable_expert_parallel, else 1."""
+    """Number of the tp x dp GPUs over which whole experts are distributed. Experts are split by width over the rest.
+    None means all GPUs with engine.enable_expert_parallel, else 1."""
     pp: int = Field(default=1, ge=1, le=1024)
-    """Stages of a replica (pipeline parallelism); one step per stage is in flight, planned synchronously."""
+    """Pipeline parallelism: stages of a replica. One step per stage is in flight, and steps are planned
+    synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
-    """Copies of the model behind the router."""
-    preset: str | None = None
-    """Serving system whose policies and settings are used as defaults: vllm, vllm-v0, sglang, orca, fastertransformer,
-    tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""
-    scheduler: Settings = Field(default={"name": "vllm"})
+    """Number of replicas behind the router."""
+    preset: Annotated[str | None, COMMON] = None
+    """Serving system that sets the defaults of policies and settings. One of vllm, vllm-v0, sglang, orca,
+    fastertransformer, tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""
+    scheduler: Annotated[Settings, COMMON] = Field(default={"name": "vllm"})
     """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
-    """KV allocator, written like the scheduler. Prefix caching is on, as in vLLM; `paged` is the same allocator without
-    it. For a model with sliding windows, the two become `hybrid` and `hybrid-paged`, as in vLLM."""
+    """KV allocator, in the same syntax as the scheduler. The default has prefix caching, as in vLLM; `paged` is the
+    same allocator without it. For a model with sliding windows, these two become `hybrid` and `hybrid-paged`, as in
+    vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
-    """Router, written like the scheduler."""
+    """Router, in the same syntax as the scheduler."""
     pools: list[Settings] = Field(default=[])
-    """Pools of replicas behind the router, each with a name, a role (both, prefill, decode) and its own settings:
-    `fast:gpu=h200,replicas=2`, or a mapping of model, gpu, tp, engine, policies and replicas."""
+    """Pools of replicas behind the router. Each has a name, a role (both, prefill or decode) and its own settings, such
+    as `fast:gpu=h200,replicas=2` or a mapping of model, gpu, tp, engine, policies and replicas."""
     features: list[str] = Field(default=[])
-    """Your own features, `path/to/file.py:Class` each; their settings have their own keys."""
+    """Your own features, each as `path/to/file.py:Class`. Their settings have their own keys."""
     speculation: Settings = Field(default={"name": "none"})
-    """Speculative decoding method: `eagle3:k=3`, `ngram`, `draft-model:model=...`."""
+    """Speculative decoding method, such as `eagle3:k=3`, `ngram` or `draft-model:model=...`."""
     acceptance: Settings | None = None
-    """Acceptance of drafts, such as `positions:marginal=0.73/0.52/0.36`: part of the workload. None: the method's own
-    assumption, with a note."""
+    """Acceptance of draft tokens, such as `positions:marginal=0.73/0.52/0.36`. It is part of the workload. None means
+    the assumption of the method, with a note."""
     engine: EngineSettings = EngineSettings()
-    slo: dict[str, float] = Field(default={})
-    """Limits of ttft, tpot and e2el, in milliseconds or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`: a
-    request is good if it is within all of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies
-    independently of the others."""
+    slo: Annotated[dict[str, float], COMMON] = Field(default={})
+    """Latency limits in ms or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`. A request is good if it meets all
+    of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies independently of the others."""
     slo_percentiles: dict[str, float] = Field(default={})
-    """Percentiles of the limits in `slo` that apply independently of each other, as set by `ttft:p99<1s`."""
+    """Percentiles of the limits in `slo`, as set by `ttft:p99<1s`. Each applies independently of the others."""
     slo_classes: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
-    """Limits of single classes (the trace's `class` labels), such as `gold: ttft:300` in YAML; other classes use the
-    limits of `slo`. With a percentile (`gold: ttft:p99<300ms`), each limit applies to the requests of the class
+    """Limits for single classes (the `class` labels of the trace), such as `gold: ttft:300` in YAML. Other classes use
+    the limits of `slo`. With a percentile (`gold: ttft:p99<300ms`), each limit applies to the requests of the class
     independently of the others."""
     slo_class_percentiles: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
-    """Percentiles of the limits in `slo_classes` that apply independently of each other, as set by `gold:
-    ttft:p99<300ms`."""
+    """Percentiles of the limits in `slo_classes`, as set by `gold: ttft:p99<300ms`. Each applies independently of the
+    others."""
     mode: Literal["fast", "reference"] = "fast"
-    """Mode: fast, or reference (every step simulated individually: slow, with the same result to the nanosecond)."""
+    """Simulation mode. `reference` simulates every step individually. It is slow and gives the same result as `fast`,
+    to the nanosecond."""
     stream: bool = False
-    """For traces larger than memory: requests are processed in chunks, records are kept only in the result directory,
-    there is no report, and percentiles of latencies are within 0.1 %."""
+    """Process the trace in chunks, for traces larger than memory. Request records go only to the result directory,
+    there is no report, and latency percentiles are accurate to 0.1 %."""
     check: bool = False
-    """Check invariants of scheduler and memory after every step, and compare the first 300 requests with reference
+    """Check invariants of the scheduler and memory after every step. Also compare the first 300 requests with reference
     mode."""
     host: str = "auto"
-    """Host terms, the time that the engine adds to its kernels: a shipped set or a YAML file; auto: the latest shipped
-    terms of vLLM; none: kernel times alone."""
+    """Host terms: the time that the engine adds to its kernels. The value is a shipped set or a YAML file. `auto`
+    selects the latest shipped terms of vLLM. `none` leaves kernel times alone."""
     kernel_tables: str | None = None
-    """Folder of kernel tables measured on this GPU, or the name of other shipped tables (`h100-trtllm`: GEMMs and
-    attention of TensorRT-LLM), instead of the default ones; `roofline`: no tables, everything by formula; `ideal`: by
-    formula at the data sheet's full rates, without launches and activations, as in hand calculations."""
+    """Kernel tables to use instead of the default ones: a folder of tables measured on this GPU, or the name of other
+    shipped tables (`h100-trtllm`: GEMMs and attention of TensorRT-LLM). `roofline` uses no tables, and formulas for
+    everything. `ideal` uses formulas at the full rates of the data sheet, without launches and activations, as in hand
+    calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
-    """Price per GPU-hour, for any GPU; none: the one in `price`, else the assumption in the GPU's data sheet."""
+    """Price per GPU-hour, for any GPU. None means the price in `price`, or the assumed price in the data sheet of the
+    GPU."""
     price: dict[str, float] = Field(default={})
-    """Prices by GPU, in $ per hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of them."""
+    """Prices by GPU in dollars per hour, such as `h100=2.2,h200=3.1`, or a YAML or CSV file of prices."""
 
     @field_validator("scheduler", "kv", "router", "speculation", "acceptance", mode="before")
     @classmethod

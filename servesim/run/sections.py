@@ -28,83 +28,88 @@ class EngineSettings(Section):
     """The engine around the policies, with vLLM's names and defaults."""
 
     version: str | None = None
-    """Version of the preset's engine (vllm, sglang or tensorrt-llm; vllm without a preset), such as 0.23.0: it
-    determines kernels, host terms and the defaults below, as listed in servesim/versions; none: the newest known."""
+    """Version of the preset's engine, such as 0.23.0 (vllm, sglang or tensorrt-llm; vllm without a preset). It
+    determines kernels, host terms and the defaults below, as listed in servesim/versions. None means the newest known
+    version."""
     async_scheduling: bool = True
-    """Plan a step while the previous one runs (two in flight); unsupported by some schedulers, which then plan
+    """Plan a step while the previous one runs, so that two are in flight. Schedulers that do not support this plan
     synchronously, with a note."""
     max_model_len: int | Literal["auto"] = "auto"
-    """Longest prompt + output in tokens; auto: the model's own maximum, or less if the KV memory is smaller."""
+    """Maximum length of prompt + output in tokens. `auto` is the model's own maximum, or less if the KV memory is
+    smaller."""
     block_size: int = Field(default=16, ge=1, le=1 << 30)
     """Tokens per KV block."""
     gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
-    """Share of the GPU's memory that the engine may use."""
+    """Fraction of the GPU's memory that the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
-    """KV blocks of a replica; none: all that fit."""
+    """Number of KV blocks of a replica. None means all that fit."""
     disable_hybrid_kv_cache_manager: bool = False
-    """Keep the whole KV of layers with sliding windows, as engines without a hybrid KV cache manager do (and vLLM with
-    some KV connectors); false: such layers free the tokens that have left their windows."""
+    """Keep the full KV of layers with sliding windows, as engines without a hybrid KV cache manager do (and vLLM with
+    some KV connectors). Otherwise, these layers free the tokens that have left their windows."""
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
-    """Host memory per GPU for KV swapped out (GiB), for schedulers that swap; the default is that of vLLM V0."""
+    """Host memory per GPU for swapped-out KV (GiB). Only schedulers that swap use it. The default is that of vLLM
+    V0."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
-    """Kernel of mixture-of-experts layers with 4-bit weights; auto: the one that the engine is known to use
-    (servesim/versions), else the fastest measured."""
+    """Kernel of mixture-of-experts layers with 4-bit weights. `auto` is the one that the engine is known to use
+    (servesim/versions), else the fastest measured one."""
     attention_backend: Literal["auto", "eager"] = "auto"
-    """Attention: eager means no fused attention; scores and probabilities go through memory (by formula; the memory
-    they take is not counted)."""
+    """Attention implementation. `eager` is unfused: scores and probabilities go through memory. It is priced by
+    formula, and the memory it takes is not counted."""
     enable_expert_parallel: bool = False
-    """Distribute whole experts over the tp x dp GPUs instead of splitting each by width (`ep` sets the number of
-    GPUs)."""
+    """Distribute whole experts over the tp x dp GPUs instead of splitting each one by width. `ep` sets the number of
+    GPUs."""
     all2all_backend: Literal[
         "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
     ] = "auto"
-    """Method by which tokens reach the experts of other data-parallel ranks and return; auto: the engine's default;
-    deepep_auto: low latency if all ranks decode, else high throughput."""
+    """Communication method between tokens and the experts of other data-parallel ranks. `auto` is the default of the
+    engine. `deepep_auto` is low latency if all ranks decode, else high throughput."""
     expert_skew: float | None = Field(default=None, ge=0, le=3)
-    """Exponent of the power law of expert loads (0: all equal; the most loaded GPU determines the time); none: as in
-    the kernel measurements, 1.2 (over more than 8 GPUs by this law alone)."""
+    """Exponent of the power law of expert loads. 0 means equal loads. The most loaded GPU determines the time. None
+    means 1.2, as in the kernel measurements (over more than 8 GPUs, by this law alone)."""
     enable_eplb: bool = False
-    """Balance experts over GPUs by their loads, with each redundant expert a second copy of the most loaded one
-    (EPLB)."""
+    """Balance experts over GPUs by their loads (EPLB). Each redundant expert is a second copy of the most loaded
+    one."""
     num_redundant_experts: int = Field(default=0, ge=0, le=4096)
-    """Additional copies of experts under EPLB; they take memory."""
+    """Number of additional expert copies under EPLB. They take memory."""
     api_server_count: int = Field(default=1, ge=0, le=1024)
-    """API server processes of a replica, which tokenize prompts and stream answers (vLLM's --api-server-count); 0:
-    none, as when a program calls the engine itself (vLLM's LLM class)."""
+    """Number of API server processes of a replica (vLLM's --api-server-count). They tokenize prompts and stream
+    answers. 0 means none, as when a program calls the engine itself (vLLM's LLM class)."""
     stream_interval: int = Field(default=1, ge=1, le=1 << 20)
-    """Tokens per streamed chunk (vLLM's --stream-interval): fewer chunks mean less work for the API servers."""
+    """Tokens per streamed chunk (vLLM's --stream-interval). Fewer chunks mean less work for the API servers."""
     max_queued_requests: int | None = Field(default=None, ge=0)
-    """Maximum number of requests waiting on a replica; further ones are rejected. None: no limit, as in vLLM."""
+    """Maximum number of requests waiting on a replica. Further requests are rejected. None means no limit, as in
+    vLLM."""
     ignore_memory: bool = False
-    """Ignore memory limits: there is room for everything the trace can request, unless num_gpu_blocks is lower."""
+    """Ignore memory limits. There is room for everything the trace can request, unless num_gpu_blocks is lower."""
 
 
 class ClientSettings(Section):
     """Client behavior. By default, each request is sent at its arrival time, and clients wait as long as it takes."""
 
     tool: Literal["vllm-bench", "sglang-bench", "aiperf", "inferencex"] | None = None
-    """Benchmark client whose sending behavior is used as default: rate (inf unless given), gaps, turnaround, number of
-    requests. Its warm-up requests are not replayed."""
+    """Benchmark client whose sending behavior sets the defaults: rate (inf unless given), gaps, turnaround and number
+    of requests. Its warm-up requests are not replayed."""
     max_concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: maximum number of outstanding requests, while the others queue outside; none: no limit."""
+    """Closed loop: maximum number of outstanding requests. The others wait outside the server. None means no limit."""
     turn_ms: float | None = Field(default=None, ge=0, le=1e7)
-    """Mean time from an answer to the next request of a closed loop, drawn from an exponential distribution; none: no
-    delay, so the successors of requests that end together are sent at the same instant."""
+    """Mean time from an answer to the next request of a closed loop, in ms, drawn from an exponential distribution.
+    None means no delay, so the successors of requests that end together are sent at the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
-    """Seconds over which the starts of a closed loop's clients are evenly spread."""
+    """Seconds over which the clients of a closed loop start, evenly spread."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)
-    """Draw arrival times at `rate`, with gaps from a gamma distribution of this shape (1: Poisson; below: bursts), like
-    vLLM's --burstiness; none: as recorded."""
+    """Draw arrival times at `rate`, with gaps from a gamma distribution of this shape, like vLLM's --burstiness. 1 is
+    Poisson, and smaller values are burstier. None keeps the recorded gaps."""
     batch: bool = False
-    """Send max_concurrency requests together, and the next ones when all have ended (latency of a single batch)."""
+    """Send max_concurrency requests together, and the next ones after all have ended. This gives the latency of a
+    single batch."""
     max_sessions: int | None = Field(default=None, ge=1)
-    """Maximum number of conversations in progress; the next begins when one ends. None: no limit."""
+    """Maximum number of conversations in progress. The next one begins when one ends. None means no limit."""
     timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """Seconds after which a client gives up if it has not received its last token; none: never."""
+    """Seconds after which a client gives up if it has not received its last token. None means never."""
     ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
-    """Seconds after which a client gives up if it has not received its first token; none: never."""
+    """Seconds after which a client gives up if it has not received its first token. None means never."""
     retries: int = Field(default=0, ge=0, le=100)
-    """Number of times a request that was rejected or timed out is sent again."""
+    """Number of times that a rejected or timed-out request is sent again."""
     retry_delay_s: float = Field(default=1.0, ge=0, le=1e7)
     """Seconds before a request is sent again."""
 

@@ -60,7 +60,7 @@ def unknown(command: str) -> str | None:
                 return word if word.islower() else None  # NAME: any
             here = here.commands[word]
         elif word.startswith("-"):
-            known = {name for p in here.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
+            known = {name for p in here.params for name in (*p.opts, *p.secondary_opts)} | {"--help", "--help-all"}
             name = word.partition("=")[0]
             if name not in known and not (isinstance(here, ScenarioCommand) and is_part(name)):
                 return word

@@ -23,6 +23,9 @@ from .servegen import ServeGenFit
 from .tables import JointTable
 from .tree import TreeFit
 
+NUMBERS = ("scale", "start", "seconds")
+"""Parameters of a preset of a day of traffic."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -93,10 +96,9 @@ def load_preset(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
 
 
 def _numbers(name: str, text: str) -> dict[str, float]:
-    known = ("scale", "start", "seconds")
     values: dict[str, float] = {}
     for key, value in pairs(f"preset {name}", text).items():
-        if key not in known:
-            raise UserError(f"preset {name}: unknown parameter {key!r}{suggest(key, known)}")
+        if key not in NUMBERS:
+            raise UserError(f"preset {name}: unknown parameter {key!r}{suggest(key, NUMBERS)}")
         values[key] = to_float(f"preset {name}: {key}", value)
     return values

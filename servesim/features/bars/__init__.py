@@ -18,9 +18,9 @@ class BarOptions(Section):
     """Options of error bars."""
 
     intervals: bool = True
-    """Error bars of means, from measured servers."""
+    """Add error bars to means, based on measured servers."""
     propagate: bool = False
-    """Error bars of p99, goodput and price as well, from two more runs."""
+    """Add error bars to p99, goodput and price as well, from two more runs."""
 
 
 @features.register("bars")

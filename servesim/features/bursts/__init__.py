@@ -18,7 +18,7 @@ class BurstOptions(Section):
     """Options of bursts."""
 
     burst_replicas: bool = Field(default=False, json_schema_extra={"on_command_line": True})
-    """Determine, with additional runs, how many replicas would have absorbed each burst of the shape."""
+    """Find, with additional runs, how many replicas would have absorbed each burst in the shape."""
 
 
 @features.register("bursts")

@@ -18,17 +18,18 @@ class FailureSettings(Section):
     """Failures, and the response to them."""
 
     failures: list[str] = Field(default=[])
-    """Failures: `crash:replica=0,at=10,restart=60` (seconds; without restart the replica stays down; its cache is cold
-    after the restart) or `slow:replica=1,at=5,until=60,factor=3` (a straggler: its GPU time is multiplied by the
-    factor)."""
+    """Failures, with times in seconds. `crash:replica=0,at=10,restart=60` stops a replica; its cache is cold after the
+    restart, and without `restart` it stays down. `slow:replica=1,at=5,until=60,factor=3` makes a straggler; its GPU
+    time is multiplied by the factor."""
     detection_s: float = Field(default=0.0, ge=0, le=1e6)
-    """Seconds until the router detects a crash; requests it sends there in the meantime fail immediately."""
+    """Seconds until the router detects a crash. Requests that it sends to the replica in the meantime fail
+    immediately."""
     reroutes: int = Field(default=5, ge=0, le=1000)
-    """Maximum number of times a request is rerouted if its replica is lost before the first token; after the first
+    """Maximum number of times that a request is rerouted if its replica is lost before the first token. After the first
     token, the request fails."""
     reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
-    """Seconds before the first reroute; each later delay is 1.5 times as long, up to 30 s, give or take 20 %, as in the
-    gateways of SGLang and vLLM."""
+    """Seconds before the first reroute. Each later delay is 1.5 times as long, up to 30 s, plus or minus 20 %, as in
+    the gateways of SGLang and vLLM."""
 
 
 @features.register("failures")

@@ -17,12 +17,12 @@ class HandoffSettings(Section):
     """Settings that separate prefill and decode."""
 
     pd: str | None = None
-    """Prefill and decode on different replicas: `2x1:1x4` means 2 prefill replicas of 1 GPU and 1 decode replica of 4
-    GPUs, otherwise alike; shorthand for two pools. In `capacity`, a number of GPUs means every split of them, plus
-    unsplit deployments of all of them."""
+    """Prefill and decode on different replicas. `2x1:1x4` means 2 prefill replicas of 1 GPU and 1 decode replica of 4
+    GPUs, with otherwise equal settings. It is shorthand for two pools. In `capacity`, a number of GPUs means every
+    split of them, plus deployments of all of them without a split."""
     handoff: PolicySettings | None = None
-    """KV transfer from prefill pools to decode pools: `vllm-nixl:link=rdma-400,http_ms=1`. None: the default of the
-    decode side's preset."""
+    """KV transfer from prefill pools to decode pools, such as `vllm-nixl:link=rdma-400,http_ms=1`. None means the
+    default of the preset of the decode pool."""
 
 
 APART = "on different replicas"

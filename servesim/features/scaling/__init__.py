@@ -20,10 +20,11 @@ class ScalingSettings(Section):
     """The autoscaler of a pool, and the start-up time of its replicas."""
 
     scaler: PolicySettings | None = None
-    """Autoscaler of the replicas, written like a policy: hpa, keda, dynamo-planner, llm-d-wva, or `file.py:Class`, with
-    parameters such as `keda:target=4,min=1,max=8`. `replicas` is the initial number. None: the number is fixed."""
+    """Autoscaler of the replicas: hpa, keda, dynamo-planner, llm-d-wva or `file.py:Class`. It takes parameters like any
+    policy: `keda:target=4,min=1,max=8`. The initial number is `replicas`. None keeps that number fixed."""
     start: dict[str, float] = Field(default={})
-    """Parts of a replica's start-up time: node_s, pull_s, weights_gb_s (GB/s), compile_s, graphs_s, warm_up_s."""
+    """Components of the start-up time of a replica: node_s, pull_s, weights_gb_s (GB/s), compile_s, graphs_s,
+    warm_up_s."""
 
     @field_validator("start", mode="before")
     @classmethod

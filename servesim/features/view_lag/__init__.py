@@ -20,8 +20,9 @@ class ViewSettings(Section):
     """The age of the router's views."""
 
     report_every_s: float = Field(default=0.0, ge=0, le=1e6)
-    """Seconds between two reports of a replica's queue, running requests and memory, which make up the router's views:
-    0.05 as llm-d polls, 10 as SGLang's gateway, 30 as vLLM's production stack; 0: views show the current state."""
+    """Seconds between two reports of a replica to the router: its queue, running requests and memory. llm-d polls every
+    0.05 s, SGLang's gateway every 10 s, and vLLM's production stack every 30 s. 0 means that the router sees the
+    current state."""
     report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds from a report until the router sees it."""
 

@@ -60,7 +60,7 @@ def test_words_are_looked_for_in_names_first_and_in_descriptions_then() -> None:
 def test_a_setting_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Caught) -> None:
     monkeypatch.setattr(sys, "argv", ["servesim", "settings", "no_such_thing"])
     assert cli._guarded() == 2
-    assert capsys.readouterr().err == "error: no setting has no_such_thing in its name or description\n"
+    assert capsys.readouterr().err == "error: no setting has no_such_thing; `servesim settings` lists all\n"
 
 
 def test_models_takes_every_name_that_run_takes(

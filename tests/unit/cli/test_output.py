@@ -34,7 +34,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, 
 def test_help_says_all_it_has_to_say(
     path: tuple[str, ...], command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["servesim", *path, "--help"])
+    monkeypatch.setattr(sys, "argv", ["servesim", *path, "--help-all"])
     assert cli._guarded() == 0
     printed = "".join(capsys.readouterr().out.split())
     for text in (command.help, command.epilog, *(parameter.help for parameter in command.params)):
@@ -51,13 +51,13 @@ def test_commands_are_listed_with_whole_sentences(
             listed = capsys.readouterr().out.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
             shown = [name for name, each in command.commands.items() if not each.hidden]
             assert [line.split()[0] for line in listed] == shown
-            assert [line for line in listed if not line.endswith((".", "?"))] == []
+            assert [line for line in listed if not line.endswith((".", "?")) or line.endswith("...")] == []
 
 
 def test_examples_are_printed_as_they_are_typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["servesim", "run", "--help"])
+    monkeypatch.setattr(sys, "argv", ["servesim", "run", "--help-all"])
     assert cli._guarded() == 0
     examples = [line for line in RUN_EXAMPLES.splitlines() if line.startswith("  servesim")]
     assert len(examples) > 3

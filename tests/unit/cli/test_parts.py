@@ -58,12 +58,63 @@ def test_synth_help_prints_every_key_and_its_default(call: Call, line: str) -> N
         ("zipf", "synth prefix"),
         ("sarathi", "scheduler sarathi"),
         ("max_num_seqs", "scheduler.max_num_seqs"),
+        ("sarathi", "scheduler.chunk_size"),
+        ("keda", "scaler.target"),
+        ("azure", "preset azure-conv-2023"),
+        ("azure", "public trace azure-conv-2023"),
+        ("sglang", "engine sglang"),
     ],
 )
 def test_any_word_finds_what_has_it(call: Call, words: str, key: str) -> None:
     code, said, _ = call(f"settings {words} --json")
     assert code == 0
     assert key in [one["key"] for one in json.loads(said)["settings"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("stretch", "--shape stretch:factor=..."),
+        ("zipf", "--trace synth:prefix=..."),
+        ("conv-2023", "--trace preset:azure-conv-2023"),
+        ("conv-2023", "servesim trace fetch azure-conv-2023"),
+        ("servegen", "--trace preset:servegen-m-large:scale=...,start=...,seconds=..."),
+        ("sarathi", "Parameters (--scheduler sarathi:max_num_seqs=...): max_num_seqs, chunk_size, watermark,"),
+        ("tensorrt", "--engine tensorrt-llm"),
+        ("low_chunk_size", "--scheduler.low-chunk-size, or --scheduler sarathi:low_chunk_size=..."),
+    ],
+)
+def test_each_hit_says_what_to_write_on_the_command_line(call: Call, words: str, told: str) -> None:
+    code, said, _ = call(f"settings {words}")
+    assert code == 0
+    assert told in " ".join(said.split())
+
+
+def test_what_is_written_for_a_policy_a_preset_and_a_shape_is_taken(call: Call) -> None:
+    words = "--model llama-3.2-1b --gpu h200 --requests 3 --json --scheduler sarathi:max_num_seqs=8"
+    for trace in ("preset:azure-conv-2023", "synth:prompt=20"):
+        assert call(f"run --trace {trace} {words} --shape stretch:factor=2")[0] == 0
+
+
+def test_whole_words_are_listed_before_parts_of_words(call: Call) -> None:
+    keys = [one["key"] for one in json.loads(call("settings think --json")[1])["settings"]]
+    assert keys[0] == "shape think"
+    keys = [one["key"] for one in json.loads(call("settings kv --json")[1])["settings"]]
+    assert keys.index("kv paged") < keys.index("kv_dtype")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("sarahti", 'error: no setting has sarahti (did you mean "sarathi"?)'),
+        ("max_num_sequs", 'error: no setting has max_num_sequs (did you mean "max_num_seqs"?)'),
+        ("scheduler sarahti", 'error: no setting has sarahti (did you mean "sarathi"?)'),
+        ("sarathi mooncake", "error: no setting has sarathi and mooncake together"),
+        ("xylophone", "error: no setting has xylophone; `servesim settings` lists all"),
+    ],
+)
+def test_an_unknown_word_is_one_line_with_the_nearest_one(call: Call, words: str, told: str) -> None:
+    assert call(f"settings {words}") == (2, "", f"{told}\n")
 
 
 def test_a_word_that_nothing_has_is_refused_and_no_word_lists_settings_alone(call: Call) -> None:

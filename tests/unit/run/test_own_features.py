@@ -101,12 +101,12 @@ def odd(tmp_path: Path, does: str = "{}", more: str = "") -> str:
 
 
 def test_its_options_stand_in_help_under_a_heading_of_their_own(call: Call) -> None:
-    code, said, _ = call("run --features energy.py:Energy --help")
+    code, said, _ = call("run --features energy.py:Energy --help-all")
     assert code == 0
     section = said[said.index("Energy:") :]
     assert "--energy.busy-w <float>" in section
     assert "Watts of a GPU while it computes. [default: 700.0]" in section
-    assert "--energy" not in call("run --help")[1]
+    assert "--energy" not in call("run --help-all")[1]
 
 
 def test_its_figures_are_in_json_in_the_terminal_and_on_the_page_and_the_run_can_be_repeated(call: Call) -> None:
@@ -450,5 +450,5 @@ def test_settings_have_defaults(tmp_path: Path) -> None:
 
 def test_help_is_that_of_the_file_as_it_is_now(call: Call) -> None:
     Path("energy.py").write_text(Path("energy.py").read_text().replace("while it waits", "at rest"))
-    assert "Watts of a GPU at rest." in call("run --features energy.py:Energy --help")[1]
-    assert "Watts of a GPU while it computes." in call("run --features energy.py:Energy --help")[1]
+    assert "Watts of a GPU at rest." in call("run --features energy.py:Energy --help-all")[1]
+    assert "Watts of a GPU while it computes." in call("run --features energy.py:Energy --help-all")[1]
