@@ -22,7 +22,7 @@
 # make compiled  a build of its own in .venv-compiled whose hot path is compiled: the same results in less time
 # make test-compiled  the tests of what is compiled, by that build, with a tenth of the random examples
 # make all-compiled  the same with all examples, and the slow ones
-# make package  build the sdist, the wheel from it, and try that in a clean environment
+# make package  build the sdist and the wheel from it without network, and try that in a clean environment
 # make build COMMIT=HEAD~1  a build of another commit in .builds, to compare with: .ci/same-bytes, benchmarks.calls --against
 #              (BUILD=.venv-compiled: its compiled build)
 # All make a virtual environment in the checkout first, with the locked versions, when it is missing or outdated; `make run`

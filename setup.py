@@ -37,6 +37,8 @@ evaluates it twice."""
 STAGED = Path("build", "compiled")
 OPTIONS = ("--config-file=", "--ignore-missing-imports")
 """The compiler asks for no more than numpy's types; whether all are right is asked by `mypy --strict`."""
+STRIP = {"linux": ["-Wl,--strip-all"], "darwin": ["-Wl,-S,-x"]}
+"""Linker arguments that leave out symbols nobody links against; Windows keeps them in files of their own."""
 
 
 def stage() -> list[str]:
@@ -81,6 +83,8 @@ class Compile(build_ext):
         self.distribution.ext_modules = mypycify(
             [*OPTIONS, *stage()], opt_level="3", debug_level="0", multi_file=True, target_dir=str(STAGED)
         )
+        for extension in self.distribution.ext_modules:
+            extension.extra_link_args = [*extension.extra_link_args, *STRIP.get(sys.platform, [])]
         self.parallel = self.parallel or os.cpu_count()
         super().finalize_options()
 

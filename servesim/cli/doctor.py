@@ -137,7 +137,9 @@ def _self_test() -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    kind = "compiled" if found["compiled"] else "pure Python (SERVESIM_COMPILE=1 pip install . compiles the hot path)"
+    from servesim.cli.faster import FASTER
+
+    kind = "compiled" if found["compiled"] else f"pure Python ({FASTER})"
     lines = {
         "servesim": f"{found['servesim']}, {kind}, in {found['folder']}",
         "python": f"{found['python']}, {sys.executable}",

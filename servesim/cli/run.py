@@ -91,9 +91,11 @@ def run(
 
         sys.stdout.write(to_json(result.summary))
     elif not quiet:
+        from servesim.cli.faster import tell_once
         from servesim.cli.summary import print_summary
 
         print_summary(result, out)
+        tell_once()
     requests = result.summary["requests"]
     if requests["arrived"] and not requests["completed"]:
         end_if([f"none of {requests['arrived']:,} requests was served"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 
@@ -22,7 +23,7 @@ def test_the_citation_is_of_this_version() -> None:
 
 def test_every_dependency_is_in_the_notice() -> None:
     extras = [p for extra, packages in PROJECT["optional-dependencies"].items() if extra != "test" for p in packages]
-    names = {re.split(r"[=><\[~ ]", package)[0] for package in (*PROJECT["dependencies"], *extras)}
+    names = {re.split(r"[=><\[~ ]", package)[0] for package in (*PROJECT["dependencies"], *extras)} - {"servesim"}
     notice = (ROOT / "NOTICE").read_text()
     assert len(names) > 12
     assert [name for name in sorted(names) if f"{name} (" not in notice] == []
@@ -58,8 +59,8 @@ def test_hosted_workflows_and_hooks_run_targets_of_the_makefile_and_scripts_of_t
     made = {target for command in commands for target in re.findall(r"^make ([a-z-]+)", command)}
     assert {"lint", "quick", "test", "slow", "test-compiled", "package", "nightly"} <= made
     assert made <= targets
-    scripts = {script for command in commands for script in re.findall(r"^\.ci/[a-z-]+", command)}
-    assert scripts == {".ci/same-bytes", ".ci/without-feature"}
+    scripts = {script for command in commands for script in re.findall(r"^(?:python )?(\.ci/[a-z.-]+)", command)}
+    assert scripts == {".ci/same-bytes", ".ci/without-feature", ".ci/artifacts.py"}
     assert all((ROOT / script).exists() for script in (*scripts, ".ci/package"))
 
 
@@ -80,3 +81,42 @@ def test_issue_forms_are_well_formed() -> None:
         assert {"name", "description", "body"} <= set(form)
         assert {field["type"] for field in form["body"]} <= {"input", "textarea", "checkboxes", "dropdown", "markdown"}
     assert len(forms) == 3
+
+
+def test_classifiers_name_each_python_that_wheels_are_built_for() -> None:
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    built = [f"3.{minor}" for minor in re.findall(r"cp3(\d+)-", whole["tool"]["cibuildwheel"]["build"])]
+    named = [line.rpartition(" :: ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert named == built
+    installed = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text())["jobs"]["installed"]
+    assert installed["strategy"]["matrix"]["python"] == built
+
+
+def test_containers_have_a_python_that_the_package_supports_and_run_what_there_is() -> None:
+    docker = (ROOT / "Dockerfile").read_text()
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    images = [*re.findall(r"^FROM (\S+)", docker, flags=re.M), container["image"]]
+    assert len(images) == 3
+    pythons = {re.search(r":(3\.\d+)", image)[1] for image in images}  # type: ignore[index]
+    assert {f"Programming Language :: Python :: {python}" for python in pythons} <= set(PROJECT["classifiers"])
+    extra = re.search(r"install --no-cache-dir '\.\[(\w+)\]'", docker)
+    assert extra is not None
+    assert extra[1] in PROJECT["optional-dependencies"]
+    assert re.search(r"^USER (?!root)\w+$", docker, flags=re.M)
+    assert json.loads(docker.partition("ENTRYPOINT ")[2].partition("\n")[0]) == list(PROJECT["scripts"])
+    assert container["postCreateCommand"] == "make .venv/.ready"
+
+
+def test_the_image_gets_every_folder_that_is_installed_and_every_file_of_the_build() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert {"pyproject.toml", "setup.py", "requirements.lock", "README.md", "LICENSE", "NOTICE"} <= let_in
+    assert set(tool["package-dir"].values()) <= let_in
+    assert all((ROOT / name).exists() for name in let_in)
+
+
+def test_nothing_is_published_before_tag_wheels_and_installed_wheels_are_checked() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text())["jobs"]
+    assert set(jobs["publish"]["needs"]) == {"tag", "wheels", "sdist", "installed"}
+    assert [name for name, job in jobs.items() if "id-token" in job.get("permissions", {})] == ["publish"]
+    assert jobs["publish"]["if"] == "github.ref_type == 'tag'"
