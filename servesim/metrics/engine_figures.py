@@ -206,7 +206,7 @@ PREFIX_CACHE = Group(
         Figure("queried_tokens", "prompt tokens looked up when requests were first admitted",
                lambda m: m.total("queried_tokens"), schema=COUNT),
         Figure("hit_tokens",
-               "of these, prompt tokens found in the cache", lambda m: m.total("hit_tokens"), schema=COUNT),
+               "queried prompt tokens that were found in the cache", lambda m: m.total("hit_tokens"), schema=COUNT),
         Figure("hit_rate", "`hit_tokens` over `queried_tokens`",
                lambda m: per(m.total("hit_tokens"), m.total("queried_tokens")), "share", better="higher",
                scale="difference"),

@@ -167,7 +167,7 @@ STABILITY = Group(
     ),
     doc="Latencies of an unstable run depend on the trace's length. Whether the number in the system still grows is "
     "judged against the arrivals (what they explain if requests stay as long as early ones did) and against chance. Of "
-    "2,324 simulated queues below capacity that the rule was not chosen on, 0.4 % are called unstable and 2.3 % too "
+    "2,324 held-out simulated queues below capacity, 0.4 % are called unstable and 2.3 % too "
     "short to tell; of 97 whose arrivals bring at least 1.1 times what the server can do, over 500 times in service or "
     "more, 93 % are called unstable and 3 % stable (`python -m tests.support.queues`).",
     rows=(("queue", _queue),),

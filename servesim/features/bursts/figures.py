@@ -37,7 +37,7 @@ BURSTS = Group(
         _of("longest_wait_before_ms", "longest wait of a request before the burst", "ms", NUMBER),
         Figure("held",
                "with `--burst-replicas`: `replicas` that would have absorbed it (`null`: not even the maximum tried), "
-               "the `share` of its requests that fare well with them, the `runs` it took", lambda one: one.get("held"),
+               "the `share` of its requests that are then served well, the `runs` it took", lambda one: one.get("held"),
                schema=HELD, optional=True),
     ),
     doc="Figures of each burst that the shape adds (`--shape burst:...`).",

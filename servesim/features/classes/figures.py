@@ -18,7 +18,7 @@ from servesim.metrics.slo import SLO_METRICS
 from servesim.run.label_groups import MOST_APART, LabelSums, group_name
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 
-TOGETHER = f"; beyond the {MOST_APART} with the most requests, of all others together, as `(N others)`"
+TOGETHER = f"; only the {MOST_APART} with the most requests, and all others combined as `(N others)`"
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ TENANTS = Group(
     (
         Figure("tenants", f"figures of each tenant, by name{TOGETHER}", lambda t: t.each, inside=OF_TENANT),
         Figure("jain_index", "Jain's index of fairness over tenants, of `service`, `speed` and, with limits, "
-               "`slo_attainment`: 1 where all tenants fare alike, 1/n where one has everything", lambda t: t.jain,
+               "`slo_attainment`: 1 if all tenants are served equally, 1/n if one gets everything", lambda t: t.jain,
                schema=a_map(FIGURE)),
     ),
     doc="Present if the trace labels requests by tenant.",
