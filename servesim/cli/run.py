@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from servesim.cli.gate import Overwrite, Quiet, Require, a_directory, end_if, requirements
+from servesim.cli.gate import Overwrite, Quiet, Require, Verbose, a_directory, end_if, requirements
 from servesim.cli.options import OPTIONS
 
 RUN_EXAMPLES = """
@@ -46,6 +46,7 @@ def run(
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     step_requests: Annotated[
         bool, typer.Option("--step-requests", help="Record which requests each step computed (with --mode reference).")
     ] = False,
@@ -85,7 +86,7 @@ def run(
     elif not quiet:
         from servesim.cli.summary import print_summary
 
-        print_summary(result, out)
+        print_summary(result, out, verbose)
     requests = result.summary["requests"]
     if requests["arrived"] and not requests["completed"]:
         end_if([f"none of {requests['arrived']:,} requests was served"])
