@@ -48,7 +48,7 @@ class ProgressBar:
         return update
 
 
-def print_summary(result: Result, out: Path | None, verbose: bool) -> None:
+def print_summary(result: Result, out: Path | None, verbose: bool = False) -> None:
     """Print the figures of a run to stdout, what they say in a sentence, and the warnings that could change the
     decision. `verbose`: all warnings and notes."""
     console, summary = open_console(), result.summary

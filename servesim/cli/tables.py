@@ -26,7 +26,7 @@ COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable":
 COLOURS |= {"too fast": "red", "too slow": "red"}
 
 
-def print_compare(document: Mapping[str, Any], out: Path | None, verbose: bool) -> None:
+def print_compare(document: Mapping[str, Any], out: Path | None, verbose: bool = False) -> None:
     """Print the answer in a sentence, a table by metric, and what could change the decision; `verbose`: also where
     policies differ, and all notes."""
     console = open_console()
@@ -91,7 +91,7 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
     return table
 
 
-def print_sweep(document: Mapping[str, Any], out: Path | None, verbose: bool) -> None:
+def print_sweep(document: Mapping[str, Any], out: Path | None, verbose: bool = False) -> None:
     """Print the best variants in a sentence, a row for each, with the best ones marked, and what could change the
     decision; `verbose`: also all notes."""
     console = open_console()
@@ -158,7 +158,7 @@ def _coloured(state: str) -> Text:
     return Text(state, COLOURS.get(state, ""))
 
 
-def print_capacity(document: Mapping[str, Any], out: Path | None, verbose: bool) -> None:
+def print_capacity(document: Mapping[str, Any], out: Path | None, verbose: bool = False) -> None:
     """Print the answer in one sentence, a row for each deployment with its capacity and price, or the best share of
     requests within the SLO, and what could change the decision; `verbose`: also all notes."""
     console = open_console()

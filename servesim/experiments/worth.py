@@ -34,7 +34,7 @@ from servesim.experiments.capacity_study import Study
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
-from servesim.experiments.worth_words import answer_of, error_words, needs, sentence, usd_range
+from servesim.experiments.worth_words import answer_of, error_words, needed, needs, sentence, usd_range
 from servesim.parsing import listed
 from servesim.plugins.trust import takes_trust
 from servesim.run.scenario import Scenario, spelled_out
@@ -98,10 +98,7 @@ def worth(
     def finish(found: Found) -> None:
         found.document["worth"] = _worth(found, features, variants)
         found.document["answer"] = answer_of(found.document["worth"])
-        needed = dict.fromkeys(
-            need for one in found.document["worth"] if (one["gain"] or 0) > 0 for need in one["needs"]
-        )
-        found.document["warnings"] += needed
+        found.document["warnings"] += needed(found.document["worth"])
 
     return answer(variants, objects, terms, finish)
 

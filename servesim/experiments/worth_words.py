@@ -93,6 +93,13 @@ def needs(known: Scenario, without: Scenario) -> Iterator[str]:
         yield f"Speculation by {name} needs {_TRAINED[name]}."
 
 
+def needed(worth: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what the features that save something need, each once."""
+    return list(
+        dict.fromkeys(need for one in worth if one["gain"] is not None and one["gain"] > 0 for need in one["needs"])
+    )
+
+
 def error_words(one: Mapping[str, Any]) -> str:
     """Return a sentence on the extent of the model's error, or an empty string if error bars were left out."""
     bars = one["model_error"]

@@ -39,11 +39,6 @@ def before_run(
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
     if scenario.engine.async_scheduling and scenario.pp > 1:
         yield "async_scheduling: pipeline stages are planned synchronously, one batch per stage in flight"
-    if kv.shares and not trace.has_content and not trace.samples:
-        yield Warn(
-            f"kv {kv.name}: the trace does not record the content of prompts, so prefix caching has no effect; if your "
-            "prompts share prefixes, add them with --shape share:tokens=N,groups=N"
-        )
     yield from _trace_settings(scenario, trace)
     yield from _predictor(scenario, trace, scheduler)
     yield from _clients(scenario, trace)
@@ -78,6 +73,11 @@ def before_run(
     if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
         yield Warn(f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap; leave it out")
     yield from _memory_settings(scenario, fitting_blocks)
+    if kv.shares and not trace.has_content and not trace.samples:
+        yield Warn(
+            f"kv {kv.name}: the trace does not record the content of prompts, so prefix caching has no effect; if your "
+            "prompts share prefixes, add them with --shape share:tokens=N,groups=N"
+        )
 
 
 def _name(scenario: Scenario) -> Iterator[str]:

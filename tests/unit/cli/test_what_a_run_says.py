@@ -45,9 +45,7 @@ def said(capsys: pytest.CaptureFixture[str], print_it: Any, *given: Any) -> list
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_run_prints_an_answer_and_at_most_three_warnings(
-    several: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_prints_an_answer_and_at_most_three_warnings(several: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = servesim.Result.load(several)
     assert len(result.summary["warnings"]) > MOST
     lines = said(capsys, print_summary, result, None, False)
