@@ -18,8 +18,8 @@ def bars_text(bars: Mapping[str, Any]) -> str:
     if bars["kind"] is None:
         return f"none: {bars['says']}"
     keys = {key: LATENCY_LABELS[key] for key in SLO_METRICS}
-    spans = [f"{name} mean {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in keys.items()]
-    return f"{', '.join(spans)} ms, {100 * bars['level']:.0f} % interval"
+    spans = [f"{name} {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in keys.items()]
+    return f"mean {', '.join(spans)} ms, {100 * bars['level']:.0f} % interval"
 
 
 def propagated_text(found: Mapping[str, Any]) -> str:
