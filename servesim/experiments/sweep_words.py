@@ -8,7 +8,9 @@ from typing import Any
 from servesim.experiments.front_error import at_rates, best_text, front_sentences, without_rate
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.named import several
+from servesim.experiments.ranking import rate_of
 from servesim.metrics.words import valued
+from servesim.run.sections import rate_words
 
 
 def bests_of(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -21,8 +23,7 @@ def answer(document: Mapping[str, Any]) -> str:
     """Return a sentence that names the best combination and its value at each rate."""
     bests = bests_of(document)
     if not bests:
-        failed = all(v["status"] == "failed" for v in document["variants"])
-        return "All combinations failed." if failed else "No combination is stable, so none is the best."
+        return _without_choice(document["variants"])
     units = {m["name"]: m["unit"] for m in document["metrics"]}
     values: dict[str, list[str]] = {}
     for best in bests:
@@ -30,6 +31,24 @@ def answer(document: Mapping[str, Any]) -> str:
         values.setdefault(name, []).append(valued(best["value"], units[best["metric"]]) + at_rates([best["rate"]]))
     parts = [f"{name}, {several(each, ', ')}" for name, each in values.items()]
     return f"Best {metric_label(bests[0]['metric'])}: {several(parts, room=300)}."
+
+
+def _without_choice(variants: Sequence[Mapping[str, Any]]) -> str:
+    """Return the highest rates that are carried, if no rate has several combinations to choose from."""
+    ran = [v for v in variants if v["status"] == "ok"]
+    if not ran:
+        return "All combinations failed."
+    if not any(v["stability"] != "unstable" for v in ran):
+        return "No combination is stable, so none is the best."
+    if rate_of(ran[0]) is None:
+        return "No combination has a value by which it could be the best."
+    kinds = {
+        "the queue is stable": [v for v in ran if v["stability"] == "stable"],
+        "the SLO is met": [v for v in ran if v["stability"] != "unstable" and v["meets_slo"]],
+    }
+    highest = {said: max(found, key=lambda v: rate_of(v) or 0.0) for said, found in kinds.items() if found}
+    said = " and ".join(f"{said} up to {rate_words(v['axes']['rate'])}" for said, v in highest.items())
+    return f"{said[0].upper()}{said[1:]}." if said else "The runs are too short to tell which rates are carried."
 
 
 def sure(document: Mapping[str, Any]) -> list[str]:

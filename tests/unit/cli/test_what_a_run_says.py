@@ -13,6 +13,7 @@ from servesim.cli import tables
 from servesim.cli.console import MOST, open_console, print_notes
 from servesim.cli.summary import print_summary
 from servesim.contracts.warn import Warn, split_notes
+from servesim.experiments import sweep_words
 from servesim.reports.export import export
 from servesim.run.pools import of_each
 from servesim.run.shown import answer
@@ -154,6 +155,27 @@ def document(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Command, and the document of an experiment of its kind."""
     frame = getattr(servesim, request.param)(**SMALL, **ASKED[request.param])
     return request.param, frame.attrs["document"]
+
+
+def at(rate: float, stability: str, meets: bool | None = None, status: str = "ok") -> dict[str, Any]:
+    """Variant of a sweep over rates."""
+    return {"status": status, "stability": stability, "meets_slo": meets, "axes": {"rate": rate}}
+
+
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        ([at(5, "stable", True), at(20, "undecided", True), at(40, "unstable", False)],
+         "The queue is stable up to 5 requests/s and the SLO is met up to 20 requests/s."),
+        ([at(5, "stable"), at(20, "stable"), at(40, "unstable")], "The queue is stable up to 20 requests/s."),
+        ([at(5, "undecided")], "The runs are too short to tell which rates are carried."),
+        ([at(5, "unstable", True)], "No combination is stable, so none is the best."),
+        ([at(5, "stable", status="failed")], "All combinations failed."),
+        ([at(5, "stable") | {"axes": {}}], "No combination has a value by which it could be the best."),
+    ],
+)  # fmt: skip
+def test_a_sweep_of_rates_alone_says_which_are_carried(variants: list[dict[str, Any]], said: str) -> None:
+    assert sweep_words.answer({"best_by_rate": [], "best": None, "variants": variants, "metrics": []}) == said
 
 
 def printed(capsys: pytest.CaptureFixture[str], document: tuple[str, dict[str, Any]], verbose: bool) -> list[str]:
