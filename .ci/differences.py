@@ -71,7 +71,7 @@ def of_text(old: Path, new: Path) -> Iterator[str]:
 
 def differences(old: Path, new: Path, but_notes: bool, but_sections: Collection[str] = ()) -> Iterator[str]:
     """Yield a line for every difference of two folders."""
-    left_out = {*but_sections, *(["notes"] if but_notes else [])}
+    left_out = {*but_sections, *(["notes", "warnings"] if but_notes else [])}
     names = {str(p.relative_to(folder)) for folder in (old, new) for p in folder.rglob("*") if p.is_file()}
     for name in sorted(names - {"timing.json"} - ({"report.html"} if but_notes else set())):
         a, b = old / name, new / name

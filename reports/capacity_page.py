@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from servesim.experiments.capacity_answer import front_metrics, never_text, ordered
-from servesim.experiments.capacity_error import error_sentences, gpu_bars, price_of_row, rate_bars
+from servesim.experiments.capacity_error import price_of_row
+from servesim.experiments.capacity_words import bracket_words, error_sentences, gpu_bars, rate_bars
 from servesim.experiments.goals import header
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.replicates import counted
@@ -22,7 +23,7 @@ from servesim.reports.experiment import (
 )
 from servesim.reports.figures.load import Dot, attainment, pareto
 from servesim.reports.ink import SERIES
-from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.page import Block, Page, Section, Table
 from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, number
 
@@ -39,10 +40,11 @@ def page(folder: Path) -> Page:
         if r["verdict"] == "never" and r["best_attainment"] is not None
     ]
     never = [Block("list", "Never", reasons, wide=True)] if reasons else []
-    sure = bool(error_sentences(document))
+    sure = [*filter(None, [bracket_words(document)]), *error_sentences(document)]
+    sure += [one["says_worth"] for one in document.get("worth", ())]
     sections = [
         Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document)), *never]),
-        Section("How sure", [Block("list", "", list(error_sentences(document)), wide=True)] if sure else []),
+        Section("How sure", [Block("list", "", sure, wide=True)] if sure else []),
         Section("Behind it", [Block("drawing", "", drawing) for drawing in drawn]),
         best_run(experiment),
     ]
@@ -50,9 +52,8 @@ def page(folder: Path) -> Page:
         ("limits", header(settings["goals"])),
         ("replicates", counted(document["replicates"])),
     ]
-    alerts = [Alert(f"{r['label']} failed:", str(r["error"])) for r in document["rows"] if r["error"]]
     question = "Highest rate within the limits" if _by_rate(document) else "Cheapest deployment within the limits"
-    return page_of(experiment, question, chips, alerts, _tiles(document), sections, str(document["answer"]))
+    return page_of(experiment, question, chips, _tiles(document), sections)
 
 
 def _by_rate(document: Mapping[str, Any]) -> bool:

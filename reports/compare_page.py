@@ -27,7 +27,7 @@ from servesim.reports.experiment import (
 from servesim.reports.figures.forest import forest
 from servesim.reports.figures.overlay import distributions
 from servesim.reports.ink import SERIES
-from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.page import Block, Page, Section, Table
 from servesim.reports.svg import Drawing
 from servesim.reports.words import time_ms
 
@@ -56,48 +56,11 @@ def page(folder: Path) -> Page:
         ("ranked by", metric_label(settings["rank_by"])),
     ]
     title = f"{len(document['variants'])} policies compared"
-    return page_of(experiment, title, chips, _alerts(document), [], sections, _answer(document))
+    return page_of(experiment, title, chips, [], sections)
 
 
 def _rows(document: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["variant"], row["metric"]): row for row in document["rows"]}
-
-
-def _alerts(document: Mapping[str, Any]) -> list[Alert]:
-    unstable, failed = document["ranking"]["unstable"], [v for v in document["variants"] if v["error"]]
-    alerts = [Alert(f"{v['label']} failed:", v["error"]) for v in failed]
-    alerts += [Alert("Not like for like:", f"{text}.", "warn") for text in document["warnings"]]
-    if unstable:
-        text = f"{', '.join(unstable)}: queues grow without bound, so latencies are not compared."
-        alerts.append(Alert("Unstable.", text))
-    return alerts
-
-
-def _answer(document: Mapping[str, Any]) -> str:
-    """Return a sentence that names the first-ranked policy and its margin, or says why no policy can be told apart or
-    ranked."""
-    rank_by, rows, ranking = document["settings"]["rank_by"], _rows(document), document["ranking"]
-    ranked = [row for label in ranking["order"] if (row := rows.get((label, rank_by))) is not None]
-    if not ranked:
-        return "No policy can be ranked: " + (
-            "every queue grows without bound." if ranking["unstable"] else "all failed."
-        )
-    words, baseline = metric_label(rank_by), document["baseline"]
-    others = [row for row in ranked if row["variant"] != baseline]
-    told = [row for row in others if row["verdict"] in ("better", "worse")]
-    first = ranked[0]
-    value = amount(first["value"], first["unit"])
-    if others and not told:
-        said = ", ".join(dict.fromkeys(row["verdict"] for row in others))
-        return (
-            f"No policy can be distinguished from {baseline} by {words} ({value}): {said} according to the intervals."
-        )
-    if first["variant"] == baseline:
-        return (
-            f"{baseline}, the baseline, ranks first by {words}: {value}; no policy is better by more than its interval."
-        )
-    said = f"{change(first['change'], first['scale'], first['unit'])} relative to {baseline} ({interval(first)})"
-    return f"{first['variant']} ranks first by {words}: {value}, {said}, {first['verdict']}."
 
 
 def _verdicts(document: Mapping[str, Any]) -> list[Block]:

@@ -16,7 +16,7 @@ from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
 from servesim.metrics.slo import parse_slo, split_slo
 from servesim.reports.ink import SERIES
-from servesim.reports.page import Alert, Block, Page, Section
+from servesim.reports.page import Block, Page, Section, warned
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
@@ -57,7 +57,7 @@ class Experiment:
             raise UserError(f"{path}: damaged: {str(error).removeprefix(f'{path}: ')}") from error
         if not isinstance(document, dict):
             raise UserError(f"{path}: damaged: not a JSON object")
-        if missing := {"schema", "workload", "settings", "notes"} - set(document):
+        if missing := {"schema", "answer", "workload", "settings", "warnings", "notes"} - set(document):
             raise UserError(f"{path}: damaged: {', '.join(sorted(missing))} missing from it")
         return cls(document, folder)
 
@@ -234,13 +234,11 @@ def page_of(
     experiment: Experiment,
     title: str,
     chips: list[tuple[str, str]],
-    alerts: list[Alert],
     tiles: list[dict[str, Any]],
     sections: Sequence[Section],
-    answer: str = "",
 ) -> Page:
-    """Return a page with the parts that all experiments have: the workload below the title, and the method at the
-    end."""
+    """Return a page with the parts that all experiments have: the workload below the title, the answer and the
+    warnings, and the method at the end."""
     document = experiment.document
     served, replayed = workload_words(document["workload"])
     rests = _provenance(experiment)
@@ -260,6 +258,6 @@ def page_of(
         f"{title}: {served}" if served else title,
         replayed,
         chips,
-        alerts,
-        {"answer": answer, "tiles": tiles, "sections": [s for s in every if s.blocks]},
+        warned(document),
+        {"answer": document["answer"], "tiles": tiles, "sections": [s for s in every if s.blocks]},
     )

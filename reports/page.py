@@ -51,6 +51,11 @@ class Alert:
     level: str = "bad"
 
 
+def warned(document: Mapping[str, Any]) -> list[Alert]:
+    """Return the warnings of a summary or a document."""
+    return [Alert("Warning:", f"{text.rstrip('.')}.", "warn") for text in document["warnings"]]
+
+
 @dataclass(frozen=True)
 class Share:
     """Part of a whole, drawn as a bar."""

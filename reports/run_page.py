@@ -7,19 +7,17 @@ from typing import Any
 from servesim.contracts.figures import Figure
 from servesim.errors import UserError
 from servesim.metrics.figures import said, text_of
-from servesim.metrics.request_figures import LATENCY_LABELS
-from servesim.metrics.slo import SLO_METRICS
 from servesim.metrics.stability import GROWING
 from servesim.reports.drawings import RUN
-from servesim.reports.page import Alert, Page, Share
+from servesim.reports.page import Alert, Page, Share, warned
 from servesim.reports.priced import Priced
 from servesim.reports.run import Run
 from servesim.reports.run_tables import definitions, groups_table, latency_table, operators_table, replicas_table
 from servesim.reports.slowest import slowest
-from servesim.reports.words import count, gpu_of, name_of, number, percent, seconds, time_ms
+from servesim.reports.words import count, gpu_of, name_of, percent, seconds, time_ms
 from servesim.run.result import Result
 from servesim.run.sections import rate_words
-from servesim.run.shown import all_rows, blaming_features, groups_of
+from servesim.run.shown import all_rows, answer, blaming_features, groups_of
 from servesim.schemas import COUNT
 
 COST_NOTES = ("extrapolated", "uncertainty")
@@ -55,7 +53,7 @@ def run_page(result: Result, window_s: tuple[float, float] | None = None) -> Pag
         chips(run),
         alerts(run),
         {
-            "answer": answer(run),
+            "answer": answer(summary),
             "tiles": tiles(run),
             "latency": latency_table(run),
             "figures": figures,
@@ -121,28 +119,7 @@ def alerts(run: Run) -> list[Alert]:
     for what in ("rejection", "abort"):
         for reason, n in summary["requests"].get(f"{what}_reasons", {}).items():
             found.append(Alert(f"{n:,} {'rejected' if what == 'rejection' else 'aborted'}:", reason, "warn"))
-    beyond = summary["cost_shares"]["extrapolated"] or 0.0
-    if beyond > 0.1:
-        text = f"{percent(beyond)} of the GPU time is extrapolated beyond what was measured."
-        found.append(Alert("Extrapolated.", text, "warn"))
-    return found
-
-
-def answer(run: Run) -> str:
-    """Return a one-sentence summary of the run: the limits that were met, the load and the price."""
-    summary, slo = run.summary, run.scenario.slo
-    stats, goodput = summary["latency_ms"], summary["goodput"]
-    if not summary["requests"]["completed"]:
-        return "No request was completed."
-    known = [(key, f"{LATENCY_LABELS[key]} p99 {time_ms(stats[key]['p99'])}") for key in SLO_METRICS if stats[key]]
-    p99 = [words for key, words in known if key in slo] or [words for _, words in known]
-    price = summary["price"]["usd_per_million_output_tokens"]
-    rate = number(summary["throughput"]["request_throughput"])
-    flow = f"{rate} requests/s at ${number(price)} per million output tokens"
-    if not goodput:
-        return f"{flow}: {', '.join(p99)}."
-    limits = " and ".join(f"{name.upper()} ≤ {limit:g} ms" for name, limit in slo.items())
-    return f"{percent(goodput['slo_attainment'])} of the requests are within {limits}: {', '.join(p99)}; {flow}."
+    return found + warned(summary)
 
 
 def tiles(run: Run) -> list[dict[str, Any]]:

@@ -9,11 +9,12 @@ from typing import Any
 from markupsafe import Markup
 
 from servesim.experiments.axes import label_of
-from servesim.experiments.front_error import best_text, entries_of, front_sentences, front_word
+from servesim.experiments.front_error import entries_of, front_word
 from servesim.experiments.knee import knee
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.ranking import rate_of
 from servesim.experiments.replicates import counted
+from servesim.experiments.sweep_words import sure
 from servesim.reports.best_run import best_run
 from servesim.reports.experiment import (
     BARE,
@@ -31,7 +32,7 @@ from servesim.reports.figures.load import Curve, Dot, against_load, pareto
 from servesim.reports.figures.overlay import distributions
 from servesim.reports.figures.strip import strip
 from servesim.reports.ink import SERIES
-from servesim.reports.page import Alert, Block, Page, Section, Table
+from servesim.reports.page import Block, Page, Section, Table
 from servesim.reports.svg import Drawing
 
 PANELS = ("ttft_p99", "tpot_p99", "e2el_p99", "slo_attainment", "ttft_mean", "tpot_mean", "e2el_mean")
@@ -54,8 +55,7 @@ def page(folder: Path) -> Page:
     chips = [(axis, ", ".join(map(str, document["axes"][axis]))) for axis in _axes(document)]
     chips += [*setting_chips(experiment), ("replicates", counted(document["replicates"]))]
     tiles = _tiles(document, document["best"], curves)
-    return page_of(experiment, f"{len(document['variants'])} combinations", chips, _alerts(document), tiles, sections,
-                   _answer(document))  # fmt: skip
+    return page_of(experiment, f"{len(document['variants'])} combinations", chips, tiles, sections)
 
 
 def _metrics(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -198,18 +198,6 @@ def _pareto(document: Mapping[str, Any]) -> list[Dot]:
     return rows
 
 
-def _answer(document: Mapping[str, Any]) -> str:
-    """Return a sentence that names the best combination, at its rate if rate is an axis."""
-    best = document["best"]
-    if best is None:
-        return "No combination is stable at any rate." if document["variants"] else ""
-    metric = _metrics(document)[best["metric"]]
-    at = f" at {best['rate']} requests/s" if best.get("rate") is not None else ""
-    value = amount(best["value"], metric["unit"])
-    equal = f"; equally good according to the intervals: {', '.join(best['equal'])}" if best.get("equal") else ""
-    return f"The best {metric_label(best['metric'])} of the stable combinations{at}: {best['label']}, {value}{equal}."
-
-
 def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: list[Curve]) -> list[dict[str, Any]]:
     if best is None:
         return []
@@ -222,18 +210,6 @@ def _tiles(document: Mapping[str, Any], best: Mapping[str, Any] | None, curves: 
         said = f"best: {variant['label']}" if name == best["metric"] else "of the best"
         tiles.append({"name": metric_label(name), "value": value, "unit": unit, "note": said})
     return tiles[:4]
-
-
-def _alerts(document: Mapping[str, Any]) -> list[Alert]:
-    """Return the failures, one line per error."""
-    failed: dict[str, list[str]] = {}
-    for v in document["variants"]:
-        if v["status"] != "ok":
-            failed.setdefault(str(v["error"]), []).append(v["label"])
-    return [
-        Alert(f"{labels[0]} failed:" if len(labels) == 1 else f"{len(labels)} combinations failed:", error, "warn")
-        for error, labels in failed.items()
-    ]
 
 
 def _table(document: Mapping[str, Any]) -> Table:
@@ -275,13 +251,7 @@ def _cell(variant: Mapping[str, Any], metric: Mapping[str, Any]) -> Markup | str
 
 def _sure(document: Mapping[str, Any]) -> list[str]:
     """Return sentences on how certain the best combination and the fronts are, given the model's error."""
-    bests = document["best_by_rate"] if document["best_by_rate"] is not None else [document["best"]]
-    said = [
-        f"best {metric_label(best['metric'])}: {best['label']}{text}"
-        for best in bests
-        if best is not None and (text := best_text(best))
-    ]
-    said += front_sentences(document.get("model_error"))
+    said = sure(document)
     bars = {v["bars"]["says"]: v["label"] for v in reversed(document["variants"]) if v.get("bars")}
     return said + [f"error bars of means ({label or 'the run'}): {says}" for says, label in reversed(bars.items())]
 

@@ -22,7 +22,7 @@ RUN = {"model": "llama-3.1-8b", "gpu": "h200", "trace": "synth:rate=60,prompt=un
        "requests": 60}  # fmt: skip
 REFUSED = ("samples", "stream", "jobs", "speculation", "pp", "pools")
 """Settings that a feature may refuse in addition to other features."""
-RECORDS = ("scenario", "provenance", "notes")
+RECORDS = ("scenario", "provenance", "warnings", "notes")
 
 
 def whole_run_findings(subject: Subject) -> Iterator[Finding]:

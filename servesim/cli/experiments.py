@@ -15,6 +15,7 @@ from servesim.cli.gate import (
     Overwrite,
     Quiet,
     Require,
+    Verbose,
     a_directory,
     capacity_failures,
     comparison_failures,
@@ -122,6 +123,7 @@ def compare(
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     intervals: Annotated[
         bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
     ] = True,
@@ -160,6 +162,7 @@ def sweep(
     as_json: Json = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     intervals: Annotated[
         bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, without additional runs.")
     ] = True,
@@ -195,6 +198,7 @@ def capacity(
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     intervals: Annotated[
         bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
     ] = True,
@@ -235,6 +239,7 @@ def worth(
     as_json: Json = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     intervals: Annotated[
         bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
     ] = True,
@@ -252,6 +257,7 @@ def _answer(
     scenarios: Sequence[str] | None,
     as_json: bool,
     quiet: bool,
+    verbose: bool,
     require: Sequence[str] | None = None,
     **options: Any,
 ) -> None:
@@ -289,7 +295,7 @@ def _answer(
 
         sys.stdout.write(to_json(plain(document)))
     elif not quiet:
-        table(document, out)
+        table(document, out, verbose)
     if required:
         end_if((comparison_failures if command == "compare" else capacity_failures)(required, document))
     if all(row["error"] for row in document.get("variants", document.get("rows"))):

@@ -25,6 +25,8 @@ Require = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Allow --out to replace the result of another scenario.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.")]
 
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all warnings and notes.")]
+
 
 def a_directory(out: Path | None) -> Path | None:
     """Return the directory given as --out; raise UserError for a name that only a page would have."""

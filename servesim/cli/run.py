@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from servesim.cli.gate import Overwrite, Quiet, Require, a_directory, end_if, requirements
+from servesim.cli.gate import Overwrite, Quiet, Require, Verbose, a_directory, end_if, requirements
 from servesim.cli.options import OPTIONS
 from servesim.sentinels import COMMON
 
@@ -54,6 +54,7 @@ def run(
     require: Require = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     step_requests: Annotated[
         bool, typer.Option("--step-requests", help="Record the requests in each step. Requires --mode reference.")
     ] = False,
@@ -94,7 +95,7 @@ def run(
         from servesim.cli.faster import tell_once
         from servesim.cli.summary import print_summary
 
-        print_summary(result, out)
+        print_summary(result, out, verbose)
         tell_once()
     requests = result.summary["requests"]
     if requests["arrived"] and not requests["completed"]:

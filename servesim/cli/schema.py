@@ -114,7 +114,7 @@ def _run() -> Schema:
     must["scenario"] = an_object(
         trace=TEXT, model=TEXT, gpu=TEXT, scheduler=an_object(name=TEXT), engine=an_object(), seed=NUMBER
     )
-    must |= {"notes": a_list(TEXT), "provenance": an_object(versions=a_map(ANY))}
+    must |= {"warnings": a_list(TEXT), "notes": a_list(TEXT), "provenance": an_object(versions=a_map(ANY))}
     return an_object(may, **must)
 
 
@@ -122,7 +122,12 @@ def _experiment(**fields: Schema) -> Schema:
     """Return the schema of a document of compare, sweep or capacity."""
     workload = an_object(trace=ANY, model=ANY, gpu=ANY, requests=ANY)
     return an_object(
-        schema=TEXT, workload=workload, replicates=an_object(count=COUNT, kind=TEXT), notes=a_list(TEXT)
+        schema=TEXT,
+        answer=TEXT,
+        workload=workload,
+        replicates=an_object(count=COUNT, kind=TEXT),
+        warnings=a_list(TEXT),
+        notes=a_list(TEXT),
     ) | {"allOf": [an_object(**fields)]}
 
 
@@ -189,7 +194,7 @@ def _worth() -> Schema:
     one = an_object(
         of=TEXT, price_ratio=FIGURE, gain=FIGURE, low=FIGURE, high=FIGURE, says=TEXT, model_error=bars, rate=both
     )
-    return _capacity(answer=TEXT, worth=a_list(one))
+    return _capacity(worth=a_list(one))
 
 
 def _roofline() -> Schema:

@@ -11,14 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from servesim.cli.console import open_console
+from servesim.cli.console import open_console, print_notes
 from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN
-from servesim.metrics.stability import GROWING
 from servesim.metrics.words import number, percent
 from servesim.run.agreement import REQUESTS
 from servesim.run.result import Result
 from servesim.run.setup import Setup
-from servesim.run.shown import STATISTICS, UNNAMED, all_rows, labeled
+from servesim.run.shown import STATISTICS, UNNAMED, all_rows, answer, labeled
 from servesim.run.simulate import Progress as OnProgress
 
 
@@ -49,8 +48,9 @@ class ProgressBar:
         return update
 
 
-def print_summary(result: Result, out: Path | None) -> None:
-    """Print the figures of a run to stdout."""
+def print_summary(result: Result, out: Path | None, verbose: bool = False) -> None:
+    """Print the figures of a run to stdout, what they say in a sentence, and the warnings that could change the
+    decision. `verbose`: all warnings and notes."""
     console, summary = open_console(), result.summary
     console.print(_title(summary), style="bold")
     console.print(_latency_table(summary["latency_ms"]))
@@ -58,8 +58,7 @@ def print_summary(result: Result, out: Path | None) -> None:
     for kind in ("class", "tenant"):
         if (found := labeled(summary, kind)) is not None:
             console.print(_group_table(kind, *found, summary))
-    if summary["stability"]["unstable"]:
-        console.print(f"UNSTABLE: {GROWING}.", style="bold red")
+    console.print(answer(summary), style="bold red" if summary["stability"]["unstable"] else "bold")
     for reason, count in summary["requests"]["rejection_reasons"].items():
         console.print(f"rejected {count:,}: {reason}", style="yellow")
     for reason, count in summary["requests"]["abort_reasons"].items():
@@ -69,13 +68,16 @@ def print_summary(result: Result, out: Path | None) -> None:
             f"never sent {summary['requests']['unsent']:,}: an earlier request that they depend on failed",
             style="yellow",
         )
-    for note in summary["notes"]:
-        console.print(f"note: {note}", style="dim")
-    console.print(_measurements(summary), style="dim")
     if result.scenario.check:
         console.print(_checked(result), style="dim")
-    if out is not None:
-        console.print(f"written to {out}", style="dim")
+    notes = [*summary["notes"], *_bars(result.intervals), _measurements(summary)]
+    print_notes(console, summary["warnings"], (), notes, out, verbose)
+
+
+def _bars(bars: Mapping[str, Any]) -> list[str]:
+    """Return the source of the error bars in full, if there are any."""
+    far = f": {bars['farthest']}" if bars.get("farthest") else ""
+    return [f"error bars: {bars['says']}{far}"] if bars.get("kind") else []
 
 
 def _checked(result: Result) -> str:

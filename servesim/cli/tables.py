@@ -9,49 +9,50 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from servesim.cli.console import open_console
+from servesim.cli.console import open_console, print_notes
 from servesim.experiments.capacity_answer import never_text
-from servesim.experiments.capacity_error import error_sentences, gpu_bars, rate_bars
+from servesim.experiments.capacity_words import bracket_words, error_sentences, gpu_bars, rate_bars
 from servesim.experiments.compare_error import baseline_sentence, sentences
-from servesim.experiments.front_error import best_text, entries_of, front_sentences, front_word
+from servesim.experiments.front_error import entries_of, front_word
 from servesim.experiments.goals import header
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
-from servesim.metrics.words import number, percent
+from servesim.experiments.sweep_words import bests_of, sure
+from servesim.metrics.words import number, percent, valued
 from servesim.run.sections import rate_words
 
 COLOURS = {"better": "green", "worse": "red", "undecided": "yellow", "unstable": "bold red", "failed": "bold red"}
 COLOURS |= {"too fast": "red", "too slow": "red"}
 
 
-def print_compare(document: Mapping[str, Any], out: Path | None) -> None:
-    """Print the headline, a table by metric, and where policies differ."""
+def print_compare(document: Mapping[str, Any], out: Path | None, verbose: bool = False) -> None:
+    """Print the answer in a sentence, a table by metric, and what could change the decision; `verbose`: also where
+    policies differ, and all notes."""
     console = open_console()
     workload, repeats, how = document["workload"], document["replicates"], document["settings"]
     console.print(_workload(workload), style="bold")
     count = counted(repeats) if repeats["kind"] != "blocks" else "successive parts of one run"
+    console.print(document["answer"], style="bold")
     console.print(
         f"paired over {count}, {percent(how['level'])} intervals; baseline: {document['baseline']}", style="dim"
     )
-    for warning in document["warnings"]:
-        console.print(f"warning: {warning}", style="yellow")
     console.print(_comparison_table(document))
-    for line in (*document["headline"], *sentences(document.get("model_error", ()), document["baseline"])):
-        console.print(line)
-    if own := baseline_sentence(document.get("baseline_bars"), document["baseline"]):
-        console.print(own)
-    for found in document["drill_down"]:
-        causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
-        console.print(
-            f"{found['variant']}: {found['worse']:,} of {found['compared']:,} requests slower by over 5 %"
-            f"{f' ({causes})' if causes else ''}, {found['better']:,} faster; first difference {_first(found)}",
-            style="dim",
-        )
-    for note in document["notes"]:
-        console.print(f"note: {note}", style="dim")
-    if out is not None:
-        console.print(f"written to {out}", style="dim")
+    answer, baseline = document["answer"], document["baseline"]
+    own = baseline_sentence(document.get("baseline_bars"), baseline)
+    known = [*document["headline"], *sentences(document.get("model_error", ()), baseline), *([own] if own else [])]
+    lines = [line for line in known if line not in answer]
+    notes = [*map(_drilled, document["drill_down"]), *(note for note in document["notes"] if note not in known)]
+    print_notes(console, document["warnings"], lines, notes, out, verbose)
+
+
+def _drilled(found: Mapping[str, Any]) -> str:
+    """Return how many requests of a variant are slower, why, and where it first differs from the baseline."""
+    causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
+    return (
+        f"{found['variant']}: {found['worse']:,} of {found['compared']:,} requests slower by over 5 %"
+        f"{f' ({causes})' if causes else ''}, {found['better']:,} faster; first difference {_first(found)}"
+    )
 
 
 def _first(found: Mapping[str, Any]) -> str:
@@ -80,7 +81,7 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
         interval = "" if low is None or high is None else f"{_change(row, low, False)} to {_change(row, high, False)}"
         table.add_row(
             f"  {row['variant']}",
-            value_text(row["value"], row["unit"]),
+            valued(row["value"], row["unit"]),
             "" if row["change"] is None else _change(row, row["change"]),
             interval,
             *((("" if row["gap_to_oracle"] is None else _change(row, row["gap_to_oracle"])),) if oracle else ()),
@@ -90,10 +91,12 @@ def _comparison_table(document: Mapping[str, Any]) -> Table:
     return table
 
 
-def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
-    """Print one row per variant, with the best ones marked and the failed ones named."""
+def print_sweep(document: Mapping[str, Any], out: Path | None, verbose: bool = False) -> None:
+    """Print the best variants in a sentence, a row for each, with the best ones marked, and what could change the
+    decision; `verbose`: also all notes."""
     console = open_console()
     console.print(_workload(document["workload"]), style="bold")
+    console.print(document["answer"], style="bold")
     axes, metrics = list(document["axes"]), document["metrics"]
     names = [m["name"] for m in metrics]
     metrics = [m for m in metrics if m["name"].replace("_mean", "_p99") not in names or "_mean" not in m["name"]]
@@ -108,28 +111,14 @@ def print_sweep(document: Mapping[str, Any], out: Path | None) -> None:
     for i, (head, *_) in enumerate(columns):
         number_column = len(axes) <= i < len(columns) - 1
         table.add_column(head, justify="right" if number_column else "left", no_wrap=number_column)
-    bests = document["best_by_rate"] if document["best_by_rate"] is not None else [document["best"]]
-    bests = [best for best in bests if best is not None]
-    names_of_best = [best["label"] for best in bests]
+    names_of_best = [best["label"] for best in bests_of(document)]
     for v, *cells in zip(document["variants"], *(column[1:] for column in columns), strict=True):
         bold = v["label"] in names_of_best or v["equal_to"] in names_of_best
         table.add_row(*cells[:-1], _coloured(cells[-1]), style="bold" if bold else None)
     console.print(table)
-    if left:
-        others = ", ".join(metric_label(m["name"]) for m in metrics[-left:])
-        console.print(f"no room for {others}: widen the window, or use --json or --out", style="dim")
-    for best in bests:
-        unit = next(m["unit"] for m in document["metrics"] if m["name"] == best["metric"])
-        at = "" if best["rate"] is None else f" at {rate_words(best['rate'])}"
-        also = "".join(f" = {label}" for label in best["equal"])
-        value = value_text(best["value"], unit)
-        console.print(f"best {metric_label(best['metric'])}{at}: {best['label']}{also}, {value}{best_text(best)}")
-    for line in front_sentences(document.get("model_error")):
-        console.print(line)
-    for note in document["notes"]:
-        console.print(f"note: {note}", style="dim")
-    if out is not None:
-        console.print(f"written to {out}", style="dim")
+    others = ", ".join(metric_label(m["name"]) for m in metrics[len(metrics) - left :])
+    notes = [f"no room for {others}: widen the window, or use --json or --out"] if left else []
+    print_notes(console, document["warnings"], sure(document), [*notes, *document["notes"]], out, verbose)
 
 
 def _metric_column(metric: Mapping[str, Any], values: Sequence[float | None]) -> list[str]:
@@ -137,7 +126,7 @@ def _metric_column(metric: Mapping[str, Any], values: Sequence[float | None]) ->
     value."""
     own = metric["unit"] in ("$", "share")
     head = metric_label(metric["name"]) + ("" if own else f"\n{metric['unit']}")
-    texts = [value_text(value, metric["unit"] if own else "") for value in values]
+    texts = [valued(value, metric["unit"] if own else "") for value in values]
     return [head, *texts]
 
 
@@ -169,19 +158,21 @@ def _coloured(state: str) -> Text:
     return Text(state, COLOURS.get(state, ""))
 
 
-def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
-    """Print the answer in one sentence, and a row for each deployment: its capacity and price, or the best share of
-    requests within the SLO and why it is not higher."""
+def print_capacity(document: Mapping[str, Any], out: Path | None, verbose: bool = False) -> None:
+    """Print the answer in one sentence, a row for each deployment with its capacity and price, or the best share of
+    requests within the SLO, and what could change the decision; `verbose`: also all notes."""
     console = open_console()
     how, repeats = document["settings"], document["replicates"]
     console.print(_workload(document["workload"]), style="bold")
+    console.print(document["answer"], style="bold")
     windows = ""
     if "window_minutes" in how:
         windows = (
             f", over the whole trace and in every {how['window_minutes']:g}-minute window with at least "
             f"{how['window_requests']:,} requests"
         )
-    console.print(f"{header(how['goals'])}{windows}; {counted(repeats)}", style="dim")
+    head = [f"{header(how['goals'])}{windows}", counted(repeats), bracket_words(document)]
+    console.print("; ".join(filter(None, head)), style="dim")
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("deployment", "GPUs", "rate", "interval", "share", "TTFT\np99", "$/hour", "$/M\ntokens", ""):
         left = name in ("deployment", "")
@@ -189,16 +180,10 @@ def print_capacity(document: Mapping[str, Any], out: Path | None) -> None:
     for row in document["rows"]:
         table.add_row(*_capacity_row(row), style="bold" if row["cheapest"] and len(document["rows"]) > 1 else None)
     console.print(table)
-    for row in document["rows"]:
-        if row["verdict"] == "never" and row["best_attainment"] is not None:
-            console.print(f"{row['label'] or 'this'}: {never_text(row)}", style="dim")
-    console.print(document["answer"], style="bold")
-    for said in error_sentences(document):
-        console.print(said)
-    for note in document["notes"]:
-        console.print(f"note: {note}", style="dim")
-    if out is not None:
-        console.print(f"written to {out}", style="dim")
+    never = [row for row in document["rows"] if row["verdict"] == "never" and row["best_attainment"] is not None]
+    lines = [f"{row['label'] or 'this'}: {never_text(row)}" for row in never] + error_sentences(document)
+    worth = [one["says_worth"] for one in document.get("worth", ()) if one["says_worth"] not in document["answer"]]
+    print_notes(console, document["warnings"], lines, [*worth, *document["notes"]], out, verbose)
 
 
 print_worth = print_capacity
@@ -219,7 +204,7 @@ def _capacity_row(row: Mapping[str, Any]) -> list[str]:
         rate,
         interval,
         "" if row["best_attainment"] is None else percent(row["best_attainment"]),
-        value_text(values["ttft_p99"], "ms") if carries else "",
+        valued(values["ttft_p99"], "ms") if carries else "",
         *(number(figure) if carries or low_usd is not None else "" for figure in figures),
         ", ".join(words).replace("pareto", "Pareto"),
     ]
@@ -234,12 +219,3 @@ def _change(row: Mapping[str, Any], change: float, unit: bool = True) -> str:
     if row["scale"] == "ratio" or row["unit"] == "share":
         return f"{100 * change:+.1f}{(' %' if row['scale'] == 'ratio' else ' points') if unit else ''}"
     return f"{change:+.2f}"
-
-
-def value_text(value: float | None, unit: str) -> str:
-    """Return a value with its unit."""
-    if value is None:
-        return "-"
-    if unit == "share":
-        return percent(value)
-    return f"${number(value)}" if unit == "$" else f"{number(value)} {unit}".strip()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from servesim.contracts.scaler import Scaler, scalers
     from servesim.contracts.scheduler import Defaults, Limits, Scheduler, check_samples, schedulers
     from servesim.contracts.speculator import Speculator, SpeculatorParams, speculators
+    from servesim.contracts.warn import Warn
     from servesim.plugins.registry import Registry, build_params
     from servesim.plugins.user_policies import make
 
@@ -47,6 +48,7 @@ _MODULES = {
     "servesim.contracts.scaler": "Scaler scalers",
     "servesim.contracts.scheduler": "Defaults Limits Scheduler check_samples schedulers",
     "servesim.contracts.speculator": "Speculator SpeculatorParams speculators",
+    "servesim.contracts.warn": "Warn",
     "servesim.plugins.registry": "Registry build_params",
     "servesim.plugins.user_policies": "make",
 }
@@ -86,6 +88,7 @@ __all__ = [
     "State",
     "Usage",
     "Wait",
+    "Warn",
     "acceptance_models",
     "build_params",
     "check_samples",

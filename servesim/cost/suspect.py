@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from servesim.contracts.warn import Warn
 from servesim.cost.tables import KernelTables
 from servesim.hardware.gpu import Gpu
 
@@ -17,7 +18,7 @@ GPUs over PCIe) to 104 % (NVLink, whose switches do the sums); the one faulty se
 def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) -> list[str]:
     """Return the collectives (of `gpus` GPUs, or of any number) that do not come near the link rate at any size, one
     line each."""
-    found = []
+    found: list[str] = []
     for op, rounds in ROUNDS.items():
         rows = tables.rows(op, "bf16")
         for n in np.unique(rows["gpus"]).tolist() if rows else []:
@@ -27,8 +28,10 @@ def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) ->
             share = rounds * (n - 1) / n * best / gpu.link_bandwidth
             if share < _LEAST and gpus in (None, n):
                 found.append(
-                    f"{op} of {n} GPUs runs at {best / 1e9:.2g} GB/s at best, {share:.0%} of the link of {gpu.name}: "
-                    "the measured server was probably faulty"
+                    Warn(
+                        f"{op} of {n} GPUs runs at {best / 1e9:.2g} GB/s at best, {share:.0%} of the link of "
+                        f"{gpu.name}: the measured server was probably faulty, so measure yours"
+                    )
                 )
     return found
 

@@ -149,7 +149,7 @@ def measured_document(
         "workload": shared_settings([v.settings for v in variants]),
         "variants": described,
         "equal": [],
-        "warnings": warnings_of(described, synchronous_ones(described)),
+        "warnings": [*map(str, warnings_of(described, synchronous_ones(described)))],
         "missed": [],  # the measured server was as good as it was
         "rows": off_the_measured(judge(described, values, metrics, settings, runs)),
         "values": values,

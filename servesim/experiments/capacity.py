@@ -31,6 +31,7 @@ capacity.json, keys sorted, NaN and infinity as null:
                 there is none}}]
     points      [{label, replicate, rate, replicas, address, unstable, attainment, worst_window}], in the order they
                 were run
+    warnings    [sentences] that could change the decision
     notes       [sentences]
     model_error null, or {level, says, runs: number of extra runs for the intervals, decisions: [{cheapest, against,
                 holds: null if not known, factor, says}]} (servesim.experiments.capacity_error)
@@ -65,6 +66,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from servesim.contracts.warn import split_notes
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.capacity_answer import Answer, notes, sentence
@@ -208,7 +210,7 @@ def answer(
             "workload": shared_settings([v.settings for v in study.variants]),
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
-            "notes": notes(rows, repeats, goals, known.price),
+            **split_notes(notes(rows, repeats, goals, known.price)),
             "model_error": error.add() if error is not None else None,
         }
         finish(Found(study, rows, error, document))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from servesim.contracts.warn import Warn
 from servesim.experiments.axes import Variant
 from servesim.experiments.busy_times import Window, minute_note, window_note
 from servesim.experiments.capacity_error import price_of_row, rank
@@ -277,28 +278,31 @@ def notes(
     missing = [gpu for gpu in gpus if prices and Gpu.load(gpu).name not in prices]
     if missing:
         found.append(
-            f"no price is given for {', '.join(missing)}, only for {', '.join(prices)}, so data-sheet prices are used"
+            Warn(
+                f"no price is given for {', '.join(missing)}, only for {', '.join(prices)}, so data-sheet prices are "
+                "used; add them to --price"
+            )
         )
     short = [row for row in rows if row["enough_requests"]]
     if short:
         where = f" ({several([row['label'] for row in short])})" if len(rows) > 1 else ""
-        found.append(
-            f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}; about "
-            f"{max(row['enough_requests'] for row in short):,} requests would"
-            + (" (a longer log)" if repeats.recorded else " (--requests)")
-        )
+        enough = max(row["enough_requests"] for row in short)
+        would = f"a log of about {enough:,} requests" if repeats.recorded else f"--requests {enough}"
+        said = f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}"
+        found.append(Warn(f"{said}; {would} would tell"))
     bursts = [row for row in rows if row["low_end_needs"]]
     if bursts:
         where = f" ({several([row['label'] for row in bursts])})" if len(rows) > 1 else ""
-        found.append(
-            f"requests miss the SLO in bursts, and the runs are too short for the low end of the interval{where}; "
-            f"about {max(row['low_end_needs'] for row in bursts):,} requests would be enough (--requests)"
-        )
+        enough = max(row["low_end_needs"] for row in bursts)
+        said = f"requests miss the SLO in bursts, and the runs are too short for the low end of the interval{where}"
+        found.append(Warn(f"{said}; --requests {enough} would be enough"))
     if any(row["verdict"] == "no limit" for row in rows):
-        found.append("no limit was found: the trace ends before the deployment is full; give more --requests")
+        found.append(Warn("no limit was found: the trace ends before the deployment is full; give more --requests"))
     if len(repeats) == 1:
         found.append(
-            "one replicate: the interval is the resolution of the bisection and does not include variation between "
-            "traces"
+            Warn(
+                "one replicate: the interval is the resolution of the bisection and does not include variation between "
+                "traces; add --replicates 5"
+            )
         )
     return found

@@ -31,6 +31,8 @@ from servesim.run.error_bars import side_of
 from servesim.run.scenario import Scenario
 from servesim.run.stretched import SAYS, Stretch, ratio_spread, stretches
 
+UNKNOWN = ": the model's error is not known: "
+"""Words between what is not known and the reason why."""
 SOUGHT = 3
 """Number of deployments, cheapest first, for which an interval is determined."""
 TOLERANCE = 0.1
@@ -215,7 +217,7 @@ class CapacityError:
         told = {"cheapest": best["label"], "against": row["label"], "holds": None, "factor": None}
         names = f"{best['label']} against {row['label']}"
         if end is None or isinstance(what, str):
-            return told | {"says": f"{names}: the model's error is not known: {what}"}
+            return told | {"says": f"{names}{UNKNOWN}{what}"}
         times, other = end.price_times(best), price_of_row(row)
         price = math.inf if times is None else price_of_row(best) * times
         slower = f"it is {100 * (what.factor - 1):.0f} % slower than simulated relative to the other"
@@ -271,54 +273,3 @@ def price_of_row(row: Row) -> float:
 def rank(row: Row) -> tuple[float, float]:
     """Return the sort key of a row: the price and, among rows with the same price, the share of good requests."""
     return price_of_row(row), -float(row["attainment"])
-
-
-def gpu_bars(row: Row) -> str:
-    """Return the interval of a row's number of GPUs as a suffix, " (1-3)", or an empty string if it has none."""
-    bars = row.get("model_error")
-    if bars is None or bars["says"] != SAYS or row["by"] != "replicas":
-        return ""
-    low, high = bars["low"], bars["high"]
-    if low == high:
-        return f" ({low})" if low is not None else ""
-    return f" ({'?' if low is None else low}-{'?' if high is None else high})"
-
-
-def rate_bars(row: Row) -> str:
-    """Return the interval of a row's highest rate as a suffix, " (6.1-9.8)", or an empty string if it has none."""
-    bars = row.get("model_error")
-    if bars is None or bars["says"] != SAYS or row["by"] == "replicas":
-        return ""
-    low, high = (f"{bars[end]:.2g}" if bars[end] is not None else "?" for end in ("low", "high"))
-    return f" ({low}-{high})"
-
-
-def error_sentences(document: Mapping[str, Any]) -> list[str]:
-    """Return notes on the model's error: what the brackets mean, whether decisions hold, and which rows have no
-    intervals."""
-    error = document.get("model_error")
-    if error is None:
-        return []
-    says = {row["label"]: row["model_error"]["says"] for row in document["rows"] if row.get("model_error") is not None}
-    found = []
-    if SAYS in says.values():
-        found.append(
-            f"in brackets: {100 * error['level']:.0f} % interval from the model's error ({SAYS}; {error['runs']} more "
-            "runs)"
-        )
-    found += [one["says"] for one in error["decisions"]]
-    found += [one["says_error"] for one in document.get("worth", ())]
-    found += [
-        f"{label or 'this'}: no error bars: {why.removeprefix('none: ')}"
-        for label, why in says.items()
-        if why.startswith("none")
-    ]
-    later = sum(why.startswith("not computed") for why in says.values())
-    if later:
-        found.append(
-            f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other {later} do not; the Pareto "
-            "front ignores the model's error"
-        )
-    if says:
-        found.append("TTFT p99 and $/M tokens are simulated at the rate shown and change with it")
-    return found

@@ -21,7 +21,8 @@ comparison.json, keys sorted, NaN and infinity as null:
                   arrivals come at an independent rate, unstable: number of unstable runs, error: null or text,
                   cells: [address or null by replicate]}], the baseline first
     equal         [{labels, why: null or text}], groups of variants that served every request at the same times
-    warnings      [sentences]: differences other than the policies
+    answer        sentence that names the variant ranked first, or says that none can be distinguished
+    warnings      [sentences] that could change the decision, such as differences other than the policies
     rows          [{variant, metric, unit, better, scale, value, baseline_value, change, change_low, change_high, p,
                   p_holm, verdict, replicates, more_replicates, gap_to_oracle; and if replicates are windows,
                   window_mean: the mean over them}]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.warn import Warn, split_notes
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.compare_error import First, model_errors
@@ -15,7 +16,7 @@ from servesim.experiments.compare_error import words as error_words
 from servesim.experiments.drill import divergence_text, drill_down
 from servesim.experiments.goals import goals_of
 from servesim.experiments.goals_missed import Miss, missed_text, worst_miss
-from servesim.experiments.metrics import METRICS, Metric
+from servesim.experiments.metrics import METRICS, Metric, metric_label
 from servesim.experiments.named import failures, several
 from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.replicates import Replicates
@@ -24,7 +25,7 @@ from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
 from servesim.experiments.store import Cell
 from servesim.experiments.variants import is_oracle, plans_ahead, price_of, shared_settings, synchronous_ones
-from servesim.experiments.verdicts import AT_THE_RATE, Settings, is_unstable, judge, ranking, sentence, set_by_rate
+from servesim.experiments.verdicts import AT_THE_RATE, TOO, Settings, is_unstable, judge, ranking, sentence, set_by_rate
 from servesim.run.error_bars import intervals as error_bars
 from servesim.run.error_bars import side_of
 from servesim.run.scenario import Scenario
@@ -148,18 +149,20 @@ def judged_document(
         "variants": described,
         "equal": equal,
         "missed": missed_text({v.label: m.miss for v, m in zip(variants, found, strict=True) if m.error is None}),
-        "warnings": warnings_of(described, synchronous_ones(described)),
         "rows": rows,
         **errors_by_model,
         "values": values,
         "drill_down": _drill_downs(runner, variants, cells),
-        "notes": [
-            *map(equal_text, equal),
-            *_notes(described, repeats),
-            *(note for each in found for note in each.busy),
-            *_at_the_rate(rows),
-            *error_words(errors_by_model["model_error"]),
-        ],
+        **split_notes(
+            [
+                *warnings_of(described, synchronous_ones(described)),
+                *_notes(described, repeats),
+                *(note for each in found for note in each.busy),
+                *map(equal_text, equal),
+                *_at_the_rate(rows),
+                *error_words(errors_by_model["model_error"]),
+            ]
+        ),
     }
 
 
@@ -191,9 +194,12 @@ def whole_document(
     variants, rows = judged["variants"], judged["rows"]
     labels, count = [v["label"] for v in variants], len(repeats)
     compared = [row for row in rows if row["metric"] == settings.rank_by and row["variant"] != labels[0]]
+    headline = [_headline(row, labels[0], judged["equal"]) for row in compared]
+    order = ranking(variants, rows, METRICS[settings.rank_by])
     return {
         "schema": SCHEMA,
         "baseline": labels[0],
+        "answer": _answer(order, compared, headline, labels[0], metric_label(settings.rank_by)),
         "settings": settings._asdict(),
         "replicates": {
             "kind": "blocks" if count == 1 else repeats.kind,
@@ -201,8 +207,8 @@ def whole_document(
             "changes": list(repeats.changes),
         },
         "metrics": [m.document() for m in metrics],
-        "ranking": ranking(variants, rows, METRICS[settings.rank_by]),
-        "headline": [*judged["missed"], *(_headline(row, labels[0], judged["equal"]) for row in compared)],
+        "ranking": order,
+        "headline": [*judged["missed"], *headline],
         **{name: part for name, part in judged.items() if name != "missed"},
         "values": {
             "variant": [label for label in labels for _ in range(count * len(metrics))],
@@ -217,6 +223,31 @@ def _headline(row: Mapping[str, Any], baseline: str, equal: Sequence[Equal]) -> 
     """Return the headline sentence for a variant."""
     group = next((e for e in equal if {row["variant"], baseline} <= set(e["labels"])), None)
     return equal_text({**group, "labels": [row["variant"], baseline]}) if group else sentence(dict(row), baseline)
+
+
+def _answer(
+    order: Mapping[str, Any],
+    compared: Sequence[Mapping[str, Any]],
+    headline: Sequence[str],
+    baseline: str,
+    metric: str,
+) -> str:
+    """Return a sentence that names the policy ranked first, or says that none can be distinguished or ranked."""
+    if not order["order"]:
+        return f"No policy can be ranked: {'every queue grows without bound' if order['unstable'] else 'all failed'}."
+    if len(compared) == 1:
+        return f"{headline[0]}."
+    if any(row["verdict"] in TOO.values() for row in compared):
+        return f"{several(headline)}."
+    said = dict(zip((row["variant"] for row in compared), headline, strict=True))
+    ranked = [row for row in compared if row["variant"] in order["order"]]
+    if ranked and not any(row["verdict"] in ("better", "worse") for row in ranked):
+        verdicts = ", ".join(dict.fromkeys(row["verdict"] for row in ranked))
+        return f"No policy can be distinguished from {baseline} by {metric}: {verdicts} according to the intervals."
+    first = order["order"][0]
+    if first not in said:
+        return f"{first}, the baseline, ranks first by {metric}; no policy is better by more than its interval."
+    return f"{first} ranks first by {metric}: {said[first]}."
 
 
 def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -252,13 +283,13 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
             often = "" if one_run else f" in {v['unstable']} of {len(repeats)} runs"
             said = f"unstable{often} (the queue was still growing when arrivals ended)"
             found.setdefault(f"{said}: {so if is_unstable(v) else 'near the limit'}", []).append(v["label"])
-    notes += [f"{several(labels)}: {said}" for said, labels in found.items()]
+    notes += [Warn(f"{several(labels)}: {said}; try a lower --rate") for said, labels in found.items()]
     if len(repeats) == 1:
-        notes.append(
-            "one run of each: intervals come from successive parts of the run and ignore variation between traces"
-        )
+        said = "one run of each: intervals come from successive parts of the run and ignore variation between traces"
+        notes.append(said if one_run else Warn(f"{said}; add --replicates 10"))
     elif len(repeats) < 6 and not one_run:
-        notes.append(f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6")
+        said = f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6"
+        notes.append(Warn(f"{said}; add --replicates 6"))
     if repeats.kind == "windows" and len(repeats) > 1:
         notes.append(
             "values are for the whole recorded trace; changes are means over its successive windows of "

@@ -233,16 +233,36 @@ def entries_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def front_sentences(error: Mapping[str, Any] | None) -> list[str]:
-    """Return a sentence on each Pareto front in a sweep's document, based on its `model_error`."""
+    """Return a sentence on the Pareto fronts in a sweep's document, based on its `model_error`; rates of which the same
+    is known share one."""
     if error is None:
         return []
-    found = []
-    for rate in dict.fromkeys(entry["rate"] for entry in error["front"]):
+    rates = list(dict.fromkeys(entry["rate"] for entry in error["front"]))
+    found: dict[str, list[Any]] = {}
+    for rate in rates:
         entries = [entry for entry in error["front"] if entry["rate"] == rate]
         parts = [*_told(entries), *_untold(entries), *_unknown(entries)]
-        at = "" if rate is None else f" at {rate_words(rate)}"
-        found.append(f"Pareto front{at} given the model's error ({error['says']}): {'; '.join(parts)}")
-    return found
+        found.setdefault(without_rate("; ".join(parts), rate), []).append(rate)
+    return [
+        f"Pareto front{' at every rate' if len(these) == len(rates) > 1 else at_rates(these)} given the model's error "
+        f"({error['says']}): {text}"
+        for text, these in found.items()
+    ]
+
+
+def without_rate(text: str, rate: Any) -> str:
+    """Return a text without the rate that labels in it repeat."""
+    return text if rate is None else text.replace(f" / rate={rate}", "").replace(f"rate={rate} / ", "")
+
+
+def at_rates(rates: Sequence[Any]) -> str:
+    """Return the rates at which something holds as a suffix, " at 2 and 4 requests/s"; empty if `rate` is not an
+    axis."""
+    if rates[0] is None:
+        return ""
+    *others, last = map(rate_words, rates)
+    before = ", ".join(each.removesuffix(" requests/s") for each in others)
+    return f" at {before} and {last}" if others else f" at {last}"
 
 
 def _told(entries: Sequence[Mapping[str, Any]]) -> list[str]:

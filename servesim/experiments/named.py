@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from servesim.contracts.warn import Warn
+
 ROOM = 120
 """Characters up to which names are written out."""
 
@@ -17,11 +19,13 @@ def several(names: Sequence[str], joint: str = "; ", room: int = ROOM) -> str:
 
 
 def failures(failed: Sequence[tuple[str, str]]) -> list[str]:
-    """Return a note for each error, given pairs of variant and error."""
+    """Return a warning for each error, given pairs of variant and error."""
     found: dict[str, list[str]] = {}
     for label, error in failed:
         found.setdefault(error, []).append(label)
     return [
-        f"{labels[0]} failed: {error}" if len(labels) == 1 else f"{len(labels)} failed ({several(labels)}): {error}"
+        Warn(
+            f"{labels[0]} failed: {error}" if len(labels) == 1 else f"{len(labels)} failed ({several(labels)}): {error}"
+        )
         for error, labels in found.items()
     ]

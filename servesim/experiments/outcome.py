@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from servesim.contracts.warn import Warn
 from servesim.experiments.busy_times import Window, minute_note, window_note, worst_window
 from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.metrics import Metric
@@ -240,6 +241,9 @@ def busy_notes(name: str, run: Run, scenario: Scenario, repeats: Replicates, end
         return []  # the SLO is also missed over the whole trace, as the table shows
     needed, judged = [goal.share for goal in goals], judge([outcome], goals)
     found = [] if judged.carried or judged.window is None else [(judged.window, needed[judged.binding])]
-    short = [window_note(name, window._asdict(), share) for window, share in found]
+    short = [
+        Warn(f"{window_note(name, window._asdict(), share)}; servesim capacity finds what such a window takes")
+        for window, share in found
+    ]
     minute = outcome.minute
     return short + ([minute_note(name, minute._asdict())] if minute and minute.share < min(needed) else [])

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.contracts import schedulers
+from servesim.contracts.warn import Warn
 from servesim.experiments.axes import Variant
 from servesim.experiments.named import ROOM, several
 from servesim.experiments.runner import Runner
@@ -64,8 +65,9 @@ def _why(runner: Runner, variants: Sequence[Variant], cells: Sequence[Cell]) -> 
         for part in (key, key.rpartition(".")[2])
     }
     for cell in cells:
-        for note in read_json(runner.folder(cell) / SUMMARY)["notes"]:
-            found = _IDLE.fullmatch(note)
+        summary = read_json(runner.folder(cell) / SUMMARY)
+        for note in (*summary["warnings"], *summary["notes"]):
+            found = _IDLE.fullmatch(note.partition("; ")[0])
             if found and differing & set(re.split(r"[ =:]", found["subject"].replace("clients.", ""))):
                 return str(found["why"])
     return None
@@ -97,7 +99,7 @@ BUDGETS = ("max_num_batched_tokens", "chunk_size", "prefill_size", "max_prefill_
 """Names, or name suffixes, of schedulers' token budgets."""
 
 
-def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> list[str]:
+def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> list[Warn]:
     """Return warnings about unrequested differences between variants: in token budgets, and in the planning of steps
     (`late` holds the labels of variants whose steps are planned synchronously)."""
     axes = [f"{key}={value}" for v in described for key, value in v["axes"].items()]
@@ -106,11 +108,16 @@ def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> 
     if len(set(budgets.values())) > 1 and not any(name in axis for axis in axes for name in BUDGETS):
         said = several([f"{label} {budget:,}" for label, budget in budgets.items()], ", ")
         found.append(
-            f"token budgets per step differ ({said}), so part of the difference in results comes from the budget"
+            Warn(
+                f"token budgets per step differ ({said}), so part of the difference in results comes from the budget; "
+                "set --scheduler.max-num-batched-tokens for all"
+            )
         )
     if late and not any("async_scheduling" in axis for axis in axes):
         found.append(
-            f"planned synchronously while the others plan a step ahead: {several(late, ', ')}; "
-            "--engine.async-scheduling false plans all of them synchronously"
+            Warn(
+                f"planned synchronously while the others plan a step ahead: {several(late, ', ')}; "
+                "set --engine.async-scheduling false to plan all of them synchronously"
+            )
         )
     return found

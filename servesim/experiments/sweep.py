@@ -34,6 +34,8 @@ sweep.json, keys sorted, NaN as null:
                 which it is least surely distinguished, low, high: p99 end-to-end latency by the ratio to that variant,
                 ms, says}]}: members of the fronts, and variants that may belong there
                 (servesim.experiments.front_error)
+    answer      sentence that names the best variants
+    warnings    [sentences] that could change the decision
     notes       [sentences]
 
 Variants are ranked within a rate, since every server looks better at a lower one. A variant that is unstable at one
@@ -54,6 +56,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from servesim.contracts.warn import Warn, split_notes
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, axis_values, load_grid, product
 from servesim.experiments.documents import write_document
@@ -70,6 +73,7 @@ from servesim.experiments.runner import OnProgress, Progress, Runner, open_runne
 from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
 from servesim.experiments.sweep_bars import SweepBars
+from servesim.experiments.sweep_words import answer
 from servesim.experiments.variants import own_features_of, shared_settings
 from servesim.experiments.verdicts import is_unstable
 from servesim.plugins.trust import takes_trust
@@ -309,7 +313,7 @@ class Table:
         runs = {label: cells[0].address for label, (_, _, cells) in self._cells.items()}
         error = self._bars.judge(found, groups, best, self._goal.name, first, runs) if self._bars is not None else None
         shared = [v.settings for v, _, _ in entries]
-        return {
+        judged = {
             "workload": shared_settings(shared),
             "replicates": {"kind": entries[0][1].kind, "count": len(entries[0][1])},
             "metrics": [m.document() for m in self._metrics],
@@ -318,13 +322,16 @@ class Table:
             "best": best[-1] if best else None,
             "best_by_rate": best if by_rate(found).keys() != {None} else None,
             "model_error": error,
-            "notes": [
-                *map(equal_text, equal),
-                *(note for note in dict.fromkeys(n for _, r, _ in entries for n in r.notes)),
-                *_notes(found),
-                *(note for v in usable for note in self._busy.get(v["label"], [])),
-            ],
+            **split_notes(
+                [
+                    *_notes(found),
+                    *(note for v in usable for note in self._busy.get(v["label"], [])),
+                    *map(equal_text, equal),
+                    *(note for _, repeats, _ in entries for note in repeats.notes),
+                ]
+            ),
         }
+        return {"answer": answer(judged), **judged}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per run."""
@@ -349,13 +356,13 @@ class Table:
 
 
 def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = failures([(v["label"] or "the run", v["error"]) for v in variants if v["status"] == "failed"])
+    notes: list[str] = failures([(v["label"] or "the run", v["error"]) for v in variants if v["status"] == "failed"])
     unstable = [v["label"] for v in variants if v["stability"] == "unstable"]
     if unstable:
         notes.append(f"unstable, so not ranked (the queue grows as long as requests arrive): {several(unstable)}")
     short = [v["label"] or "the run" for v in variants if v["stability"] == "undecided"]
     if short:
         notes.append(
-            f"too short to tell whether the queue grows without bound (give more --requests): {several(short)}"
+            Warn(f"too short to tell whether the queue grows without bound (give more --requests): {several(short)}")
         )
     return notes

@@ -34,7 +34,7 @@ from servesim.experiments.capacity_study import Study
 from servesim.experiments.objects import Objects
 from servesim.experiments.outcome import Outcome
 from servesim.experiments.statistics import interval
-from servesim.experiments.worth_words import error_words, needs, sentence, usd_range
+from servesim.experiments.worth_words import answer_of, error_words, needed, needs, sentence, usd_range
 from servesim.parsing import listed
 from servesim.plugins.trust import takes_trust
 from servesim.run.scenario import Scenario, spelled_out
@@ -97,7 +97,8 @@ def worth(
 
     def finish(found: Found) -> None:
         found.document["worth"] = _worth(found, features, variants)
-        found.document["answer"] = " ".join(one["says_worth"] for one in found.document["worth"])
+        found.document["answer"] = answer_of(found.document["worth"])
+        found.document["warnings"] += needed(found.document["worth"])
 
     return answer(variants, objects, terms, finish)
 

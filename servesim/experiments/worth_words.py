@@ -3,9 +3,10 @@ needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from servesim.experiments.capacity_error import UNKNOWN
 from servesim.run.scenario import Scenario
 
 _TRAINED = {
@@ -18,28 +19,37 @@ _TRAINED = {
 """Things that a speculator needs besides the model, by the speculator's name."""
 
 
+def answer_of(worth: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence on what each feature is worth, with the rates and prices if there is only one."""
+    return worth[0]["says_worth"] if len(worth) == 1 else f"{'; '.join(map(_gain, worth))}."
+
+
 def sentence(one: Mapping[str, Any]) -> str:
-    """Return a sentence on the worth of a feature, followed by sentences on what it needs if it saves anything."""
+    """Return a sentence on the worth of a feature, with the rates and prices it follows from."""
+    said = _gain(one)
+    if one["price_ratio"] is None:
+        return f"{said}."
+    (hour, other), (rate, without) = one["usd_per_hour"], one["rate"]
+    if rate == without:
+        return f"{said}: ${hour:,.2f}/h instead of ${other:,.2f}/h for {rate:.4g} requests/s."
+    return f"{said}: {rate:.4g} requests/s at ${hour:,.2f}/h with it, {without:.4g} at ${other:,.2f}/h without it."
+
+
+def _gain(one: Mapping[str, Any]) -> str:
+    """Return what a feature saves, with its interval, or the reason why that is not known."""
     ours, theirs = one["verdicts"]
     if one["price_ratio"] is None:
         if ours == "carries":
-            return f"{one['of']}: without it no load is carried ({theirs})."
-        return f"{one['of']}: with it no load is carried ({ours})."
+            return f"{one['of']}: without it no load is carried ({theirs})"
+        return f"{one['of']}: with it no load is carried ({ours})"
     gain, why = one["gain"], doubt(one)
     begins = f"{one['of']}: undecided ({why}); as simulated it" if why else one["of"]
     saved = f"{begins} saves {100 * gain:.0f} %" if gain >= 0 else f"{begins} costs {-100 * gain:.0f} % more"
     if abs(gain) < 0.005:
         saved = f"{begins} changes the price by less than half a percent"
     bars = f" [{100 * one['low']:.0f}, {100 * one['high']:.0f}]" if one["low"] is not None else ""
-    (hour, other), (rate, without) = one["usd_per_hour"], one["rate"]
-    if rate == without:
-        said = f"{saved}: ${hour:,.2f}/h instead of ${other:,.2f}/h for {rate:.4g} requests/s."
-    else:
-        said = (
-            f"{saved}{bars} per request: {rate:.4g} requests/s at ${hour:,.2f}/h with it, {without:.4g} at $"
-            f"{other:,.2f}/h without it."
-        )
-    return " ".join([said, *(one["needs"] if gain > 0 else ())])
+    rate, without = one["rate"]
+    return saved if rate == without else f"{saved}{bars} per request"
 
 
 def doubt(one: Mapping[str, Any]) -> str:
@@ -83,13 +93,20 @@ def needs(known: Scenario, without: Scenario) -> Iterator[str]:
         yield f"Speculation by {name} needs {_TRAINED[name]}."
 
 
+def needed(worth: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what the features that save something need, each once."""
+    return list(
+        dict.fromkeys(need for one in worth if one["gain"] is not None and one["gain"] > 0 for need in one["needs"])
+    )
+
+
 def error_words(one: Mapping[str, Any]) -> str:
     """Return a sentence on the extent of the model's error, or an empty string if error bars were left out."""
     bars = one["model_error"]
     if bars is None:
         return ""
     if bars["low"] is None and bars["high"] is None:
-        return f"{one['of']}: the model's error is not known: {bars['says'].removeprefix('none: ')}"
+        return f"{one['of']}{UNKNOWN}{bars['says'].removeprefix('none: ')}"
     low, high = ("?" if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
     return (
         f"{one['of']}: the gain is {low} to {high} % ({100 * bars['level']:.0f} % interval {bars['says']}; propagated, "

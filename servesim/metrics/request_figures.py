@@ -9,6 +9,7 @@ from servesim.contracts.figures import Figure, Group, Summary, Tile, literal
 from servesim.contracts.request import State
 from servesim.metrics.measured import Good
 from servesim.metrics.requests import per
+from servesim.metrics.slo import SLO_METRICS
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, a_map
 
 REASONS = a_map(COUNT)
@@ -178,14 +179,18 @@ LATENCY = Group(
 
 
 def limits_text(slo: Mapping[str, float]) -> str:
-    """Return limits as text."""
-    return ", ".join(f"{name} <= {limit:g} ms" for name, limit in slo.items())
+    """Return limits as text, in the order of SLO_METRICS."""
+    return ", ".join(f"{name} <= {slo[name]:g} ms" for name in SLO_METRICS if name in slo)
+
+
+def limits_of(goodput: Mapping[str, Any]) -> str:
+    """Return the limits in words, those of classes with their names."""
+    own = [f"{name} {limits_text(slo)}" for name, slo in goodput.get("slo_classes_ms", {}).items()]
+    return "; ".join(filter(None, (limits_text(goodput["slo_ms"]), *own)))
 
 
 def _goodput(summary: Summary) -> str:
-    found = summary["goodput"]
-    own = [f"{literal(name)} {limits_text(slo)}" for name, slo in found.get("slo_classes_ms", {}).items()]
-    limits = "; ".join(filter(None, (limits_text(found["slo_ms"]), *own)))
+    limits = literal(limits_of(summary["goodput"]))
     return f"{{request_goodput}} requests/s, {{slo_attainment}} of arrivals within {limits}"
 
 

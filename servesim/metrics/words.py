@@ -18,6 +18,15 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
+def valued(value: float | None, unit: str) -> str:
+    """Return a value with its unit: `71.9 ms`, `99.0 %`, `$0.165`."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return percent(value)
+    return f"${number(value)}" if unit == "$" else f"{number(value)} {unit}".strip()
+
+
 def amount(value: float, unit: str = "") -> str:
     """Format a value with three significant digits or all integer digits, and the unit: `3.36`, `16,384`, `71.9 ms`."""
     size = abs(value)

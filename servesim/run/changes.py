@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from servesim.contracts import schedulers
+from servesim.contracts.warn import Warn
 from servesim.cost import TableCostModel
 from servesim.cost.build import arithmetic
 from servesim.hardware import Gpu, ModelSpec
@@ -30,7 +31,7 @@ def on_changes(
             "the data sheet has the same value" if old == new else _idle(scenario, gpu, model, key, fitting_blocks)
         )
         if because:
-            yield f"gpu.{key}={_number(new)} has no effect: {because}"
+            yield Warn(f"gpu.{key}={_number(new)} has no effect: {because}; leave it out")
             continue
         scaled = cost.tables is not None and (dtype or part.endswith("bandwidth"))
         how = f"; times measured on {sheet.name} are scaled by the ratio of rates, as for another GPU" if scaled else ""
@@ -70,10 +71,8 @@ def _model(text: str) -> Iterator[str]:
         without = changed_config(config, label, others)
         said = f"model.{key}={changed[key]}"
         if _same(fields, without, label):
-            yield (
-                f"{said} has no effect: "
-                f"{'the config has the same value' if key in config else 'no shape depends on it'}"
-            )
+            why = "the config has the same value" if key in config else "no shape depends on it"
+            yield Warn(f"{said} has no effect: {why}; leave it out")
         else:
             yield f"{said} instead of {f'{config[key]} in the config' if key in config else 'none in the config'}"
 

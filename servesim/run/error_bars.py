@@ -105,7 +105,8 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
     far), `laboratory`: `own` if the server was measured, else `unseen` (null: no bars), `says`: both in words; `level`:
     share of measured servers inside an interval; by metric, `mean` (simulated), `low` and `high` in ms, and the
     `coverage` of such intervals on results that were held out (value, and its 95 % interval); `fitted`: date, cells and
-    deployments. A run adds `propagated`: the intervals of percentiles, goodput and price, or the reason why there are
+    deployments; `farthest`: the farthest result of a laboratory that was left out, in words (empty: none). A run adds
+    `propagated`: the intervals of percentiles, goodput and price, or the reason why there are
     none.
     """
     fitted = shipped() if fitted is None else fitted
@@ -115,6 +116,7 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
         "kind": None,
         "laboratory": None,
         "says": "",
+        "farthest": "",
         "fitted": {"date": fitted.document["date"], "cells": on["cells"], "deployments": on["deployments"]},
         **dict.fromkeys(LATENCY_KEYS.values()),
     }
@@ -134,21 +136,23 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
             "high": mean * factors.at(ENDS[1]),
             "coverage": fitted.coverage(case, kind, metric),
         }
-    laboratory = "own" if case.measured else "unseen"
-    return found | {"kind": kind.name, "laboratory": laboratory, "says": f"{kind.says}; {_whose(fitted, case)}"}
-
-
-def _whose(fitted: Fitted, case: Case) -> str:
-    """Return in words whether the bars are those of an unseen laboratory, and the farthest of those left out."""
     if case.measured:
-        return "your host terms were fitted to this server"
+        return found | {
+            "kind": kind.name,
+            "laboratory": "own",
+            "says": f"{kind.says}; your host terms were fitted to this server",
+        }
+    says = f"{kind.says}; nobody measured your server"
+    return found | {"kind": kind.name, "laboratory": "unseen", "says": says, "farthest": _farthest(fitted, case)}
+
+
+def _farthest(fitted: Fitted, case: Case) -> str:
+    """Return the farthest result of the laboratories that were left out, in words, or an empty string."""
     unseen = fitted.unseen(case)
     rows = [one for one in unseen["left_out"] if one["with_bars"]] if unseen is not None else []
     if not rows:
-        return "nobody measured your server"
+        return ""
     farthest = max(rows, key=lambda one: abs(one["errors"]["e2e"]["log_median"]))
     median = math.expm1(farthest["errors"]["e2e"]["log_median"])
     where, side = farthest["servers"] or farthest["laboratory"], "fast" if median < 0 else "slow"
-    return (
-        f"nobody measured your server: on {where}, E2E was simulated {100 * abs(median):.0f} % too {side} in the median"
-    )
+    return f"on {where}, E2E was simulated {100 * abs(median):.0f} % too {side} in the median"

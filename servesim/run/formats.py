@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from servesim.contracts.cost import Batch
+from servesim.contracts.warn import Warn
 from servesim.cost.breakdown import breakdown
 from servesim.cost.formula import format_on
 from servesim.run.server import Server, cost_model_of
@@ -33,7 +34,7 @@ def on_format(server: Server) -> Iterator[str]:
         return
     mine, its = breakdown(cost, _PROBE), breakdown(plain, _PROBE)
     most = max(mine, key=lambda name: mine[name] - its.get(name, 0.0))
-    yield (
+    yield Warn(
         f"dtype={scenario.dtype}: a step of 32 sequences takes {times:.1f} times as long as with bf16 weights on the "
         f"same GPUs, most of it in {most} ({mine[most] / 1e6:.2f} instead of {its.get(most, 0.0) / 1e6:.2f} ms): the "
         "kernel that was measured for this format is slow at this width, so compare bf16, another tp or whole experts"

@@ -11,6 +11,7 @@ from typing import Any
 
 from servesim.contracts import KVAllocator, Scheduler
 from servesim.contracts.scheduler import PREDICTED
+from servesim.contracts.warn import Warn
 from servesim.cost import TableCostModel
 from servesim.cost.host import HostTerms
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, model_named
@@ -26,23 +27,18 @@ def before_run(
 ) -> Iterator[str]:
     """Yield notes that follow from the scenario and the trace. `fitting_blocks`: KV blocks that would fit in the GPU's
     memory."""
-    yield from _oracles(scheduler, kv)
-    yield from _name(scenario)
     if len(trace.models) > 1 and not scenario.pools:
         each = ", ".join(f"{count:,} for {name}" for name, count in trace.models.items())
-        yield (
+        yield Warn(
             f"the trace requests {len(trace.models)} models ({each}), but {scenario.model} serves all of them: give "
             f"each model a pool, or keep one model's requests (--shape where:model={next(iter(trace.models))})"
         )
+    yield from _name(scenario)
+    yield from _oracles(scheduler, kv)
     if scenario.engine.async_scheduling and "async" not in scheduler.supports:
         yield f"async_scheduling: scheduler {scheduler.name} plans synchronously, so no step is planned ahead"
     if scenario.engine.async_scheduling and scenario.pp > 1:
         yield "async_scheduling: pipeline stages are planned synchronously, one batch per stage in flight"
-    if kv.shares and not trace.has_content and not trace.samples:
-        yield (
-            f"kv {kv.name}: the trace does not record the content of prompts, so no two share a prefix and prefix "
-            "caching has no effect (a preempted request may still find its own blocks)"
-        )
     yield from _trace_settings(scenario, trace)
     yield from _predictor(scenario, trace, scheduler)
     yield from _clients(scenario, trace)
@@ -52,11 +48,11 @@ def before_run(
         scenario.replicas * scenario.dp == 1
         and scenario.router["name"] != Scenario.model_fields["router"].default["name"]
     ):
-        yield f"router {scenario.router['name']} has no effect with one replica"
+        yield Warn(f"router {scenario.router['name']} has no effect with one replica; add --replicas")
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
-        yield (
+        yield Warn(
             "scheduler policy=priority has little effect: all requests have the same priority, so only ties in "
-            "arrival time are broken by request id"
+            "arrival time are broken by request id; give the trace priorities"
         )
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
     if isinstance(threshold, int) and threshold >= trace.longest_prompt:
@@ -64,16 +60,24 @@ def before_run(
     drafts = scenario.speculation["name"] != "none"
     for key in () if drafts else ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
         if scenario.scheduler.get(key):
-            yield f"scheduler {key}={scenario.scheduler[key]}: no speculation is configured, so it only reserves slots"
+            yield Warn(
+                f"scheduler {key}={scenario.scheduler[key]}: no speculation is configured, so it only reserves slots; "
+                "add --speculation or leave it out"
+            )
     for name in scenario.slo_classes:
         if name not in trace.classes:
-            yield f"slo_classes.{name} has no effect: no request of the trace is in that class"
+            yield Warn(f"slo_classes.{name} has no effect: no request of the trace is in that class; check its name")
     if "tpot" in scenario.slo and trace.longest_output == 1:
-        yield "slo tpot has no effect: every request has one output token"
+        yield Warn("slo tpot has no effect: every request has one output token; check the trace's output lengths")
     swap_space = type(scenario.engine).model_fields["swap_space_gib"].default
     if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
-        yield f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap"
+        yield Warn(f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap; leave it out")
     yield from _memory_settings(scenario, fitting_blocks)
+    if kv.shares and not trace.has_content and not trace.samples:
+        yield Warn(
+            f"kv {kv.name}: the trace does not record the content of prompts, so prefix caching has no effect; if your "
+            "prompts share prefixes, add them with --shape share:tokens=N,groups=N"
+        )
 
 
 def _name(scenario: Scenario) -> Iterator[str]:
@@ -81,21 +85,28 @@ def _name(scenario: Scenario) -> Iterator[str]:
     found = model_named(scenario.model)
     if found is None or found.model == scenario.model.lower():
         return
-    differs = f", although the name says {found.dtype}" if found.dtype not in (None, scenario.dtype) else ""
-    yield f"model {scenario.model}: uses the shapes of {found.model}, with weights in {scenario.dtype}{differs}"
+    said = f"model {scenario.model}: uses the shapes of {found.model}, with weights in {scenario.dtype}"
+    if found.dtype in (None, scenario.dtype):
+        yield said
+    else:
+        yield Warn(f"{said}, although the name says {found.dtype}: set --dtype {found.dtype} if it is right")
 
 
-def unpriced(scenario: Scenario) -> str | None:
-    """Return a note if prices by GPU are given but do not apply to the scenario's GPU."""
+def unpriced(scenario: Scenario) -> Warn | None:
+    """Return a warning if prices by GPU are given but do not apply to the scenario's GPU."""
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
-        return (
+        return Warn(
             f"no price is given for {gpu}, only for {names}, so its data-sheet price of ${usd or 0:g} per "
-            "GPU-hour is used"
+            "GPU-hour is used; add it to --price"
         )
-    return f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is given" if usd != scenario.price[gpu] else None
+    if usd == scenario.price[gpu]:
+        return None
+    return Warn(f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is given; leave one of them out")
 
 
+DRAWN = ("preset:", "synth:")
+"""Beginnings of the names of traces that are drawn, not recorded."""
 HITS = 0.01
 """Minimum prefix cache hit rate at which results are said to depend on it."""
 BUSY = 0.7
@@ -106,6 +117,11 @@ def after_run(
     scenario: Scenario, trace: TraceFacts, defaults: VllmDefaults, summary: dict[str, Any], front: FrontTerms
 ) -> Iterator[str]:
     """Yield notes that depend on the outcome of the run."""
+    stable = summary["stability"]
+    if summary["requests"]["completed"] and not (stable["unstable"] or stable["decided"]):
+        drawn, enough = scenario.trace.startswith(DRAWN), stable["enough_requests"]
+        would = f"--requests {enough} would tell" if drawn else f"a trace of about {enough:,} requests would tell"
+        yield Warn(f"the run is too short to tell whether the queue stays bounded; {would}")
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
     if (
@@ -128,14 +144,19 @@ def after_run(
         yield f"scheduler max_num_batched_tokens={budget} is never reached: the fullest step had {tokens['max']:.0f}"
     speculation = summary.get("speculation")
     if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
-        yield f"speculation {scenario.speculation['name']} only added cost: no draft was ever verified"
+        yield Warn(
+            f"speculation {scenario.speculation['name']} only added cost: no draft was ever verified; leave it out"
+        )
     used = summary["engine"]["replicas_used"]
     if 0 < used < scenario.replicas * scenario.dp:
         what = f"replicas={scenario.replicas}" + (f" of dp={scenario.dp}" if scenario.dp > 1 else "")
-        yield f"{what}: only {used} of them served a request"
+        yield Warn(f"{what}: only {used} of them served a request; try fewer")
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:
-        yield f"{beyond:.0%} of the cost is extrapolated beyond the measurements: latencies are that much less certain"
+        yield Warn(
+            f"{beyond:.0%} of the cost is extrapolated beyond the measurements, so latencies are that much less "
+            "certain: compare with a recording of your server (servesim validate)"
+        )
     hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
@@ -146,7 +167,10 @@ def after_run(
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
     if cost is not None and cost >= 0.999:
-        yield "all costs are roofline estimates: no kernel measurement was used"
+        yield Warn(
+            "all costs are roofline estimates: no kernel measurement was used; compare with a recording of your server "
+            "(servesim validate)"
+        )
     yield from trace.notes
 
 
@@ -158,9 +182,9 @@ def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
     per_s = summary["throughput"]["request_throughput"], tokens - summary["throughput"]["output_throughput"]
     busy = max(per_s[0] * front.request_ns, per_s[1] * front.token_ns) / 1e9 / front.processes  # they work side by side
     if busy >= BUSY:
-        yield (
+        yield Warn(
             f"front end: according to the host terms, {front.processes} API server(s) are busy {busy:.0%} of the time "
-            "with prompts, which wait there before they reach the queue (engine.api_server_count)"
+            "with prompts, which wait there before they reach the queue: raise engine.api_server_count"
         )
 
 
@@ -171,7 +195,7 @@ def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[
     if beyond:
         yield f"extrapolated beyond the kernel tables: {'; '.join(beyond)}"
     for line in cost.suspect:
-        yield f"kernel tables: {line}"
+        yield type(line)(f"kernel tables: {line}")
     if cost.tables is not None and cost.tables.without_error:
         which = ", ".join(cost.tables.without_error) if cost.tables.relative_error is not None else "the kernel tables"
         yield f"uncertainty: {which} have no error from repeated measurements, so no interval covers their times"
@@ -204,7 +228,9 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
     ).get("engine", {})
     if not windows:
         if disabled and not by_preset:
-            yield f"disable_hybrid_kv_cache_manager has no effect: {model.name} has no sliding windows"
+            yield Warn(
+                f"disable_hybrid_kv_cache_manager has no effect: {model.name} has no sliding windows; leave it out"
+            )
     elif not kv.grouped:
         why = ""
         if scenario.kv["name"] == "prefix-radix":
@@ -213,7 +239,7 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
             why = " (groups of layers across pipeline stages are not modeled)"
         yield f"kv {kv.name}: all {windows} window layers (of {len(layers)} layers) keep every token{why}"
     elif disabled and not by_preset:
-        yield f"disable_hybrid_kv_cache_manager has no effect: kv {kv.name} is set"
+        yield Warn(f"disable_hybrid_kv_cache_manager has no effect: kv {kv.name} is set; leave it out")
 
 
 def _on_states(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
@@ -234,9 +260,15 @@ def _on_states(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
 def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
     for kind, policy in (("scheduler", scheduler), ("kv", kv)):
         if "output_len" in policy.needs:
-            yield f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows"
+            yield Warn(
+                f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows; take its "
+                "figures as a bound"
+            )
         if "future" in policy.needs:
-            yield f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows"
+            yield Warn(
+                f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows; take its "
+                "figures as a bound"
+            )
 
 
 def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
@@ -252,9 +284,9 @@ def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     else:
         for name in ("batch", "turn_ms", "ramp_up_s"):
             if getattr(clients, name) and not (name == "turn_ms" and clients.tool is not None):
-                yield f"clients.{name} has no effect without clients.max_concurrency"
+                yield Warn(f"clients.{name} has no effect without clients.max_concurrency; add it")
     if clients.burstiness is not None and scenario.rate in (None, float("inf")):
-        yield f"clients.burstiness={clients.burstiness:g} has no effect without a rate"
+        yield Warn(f"clients.burstiness={clients.burstiness:g} has no effect without a rate; add --rate")
     if clients.tool is not None:
         yield (
             f"clients.tool {clients.tool}: its warm-up requests end before the first measured request is sent, so they "
@@ -263,35 +295,50 @@ def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     if clients.retries and not (
         clients.timeout_s or clients.ttft_timeout_s or scenario.engine.max_queued_requests is not None
     ):
-        yield (
+        yield Warn(
             f"clients.retries={clients.retries}: without a timeout or a queue limit, only requests that are too "
-            "long are retried"
+            "long are retried; add --clients.timeout-s"
         )
 
 
 def _predictor(scenario: Scenario, trace: TraceFacts, scheduler: Scheduler) -> Iterator[str]:
     if PREDICTED not in scheduler.needs:
         if scenario.predictor != Scenario.model_fields["predictor"].default:
-            yield f"predictor={scenario.predictor} has no effect: scheduler {scheduler.name} uses no prediction"
+            yield Warn(
+                f"predictor={scenario.predictor} has no effect: scheduler {scheduler.name} uses no prediction; leave "
+                "it out"
+            )
     elif scenario.predictor == "exact":
-        yield f"predictor exact: scheduler {scheduler.name} uses true output lengths"
+        yield Warn(
+            f"predictor exact: scheduler {scheduler.name} uses true output lengths; try --predictor random:error=0.3"
+        )
     elif scenario.predictor == "max_tokens" and trace.at_caps:
-        yield "predictor max_tokens: every request ends at its cap, so predictions are exact"
+        yield Warn(
+            "predictor max_tokens: every request ends at its cap, so predictions are exact; try --predictor "
+            "random:error=0.3"
+        )
 
 
 def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     if scenario.requests is not None and len(trace) < scenario.requests:
-        yield f"requests={scenario.requests}: the trace has only {len(trace)}"
-    drawn = scenario.trace.startswith(("preset:", "synth:"))
+        yield Warn(
+            f"requests={scenario.requests}: the trace has only {len(trace)}; use a longer one, or --shape "
+            "repeat:times=N"
+        )
+    drawn = scenario.trace.startswith(DRAWN)
     draws = scenario.clients.turn_ms or scenario.clients.burstiness
     if scenario.seed != 0 and not drawn and not draws and not scenario.predictor.startswith("random"):
-        yield f"seed={scenario.seed} has no effect: a recorded trace is replayed and nothing is random"
+        yield Warn(
+            f"seed={scenario.seed} has no effect: a recorded trace is replayed and nothing is random; compare parts of "
+            "it instead (--skip)"
+        )
     for name in ("sort", "spread_ticks"):
         value = getattr(scenario, name)
         if drawn and value != Scenario.model_fields[name].default:
-            yield f"{name}={value} has no effect: it applies only to trace files"
+            yield Warn(f"{name}={value} has no effect: it applies only to trace files; leave it out")
     if len(trace) > 1 and trace.first_ns == trace.last_ns and scenario.clients.max_concurrency is None:
-        yield "all requests arrive at once: latencies are those of a batch job"
+        said = "all requests arrive at once: latencies are those of a batch job"
+        yield said if scenario.rate == float("inf") else Warn(f"{said}; spread them with --rate")
 
 
 def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator[str]:
@@ -301,4 +348,6 @@ def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator
         yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks per replica, whatever the GPU's memory"
     if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
         by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
-        yield f"gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect: {by}"
+        yield Warn(
+            f"gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect: {by}; leave one of them out"
+        )

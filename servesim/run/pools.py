@@ -124,5 +124,5 @@ def of_each(names: Sequence[str], notes: Sequence[Sequence[str]]) -> Iterator[st
         for line in lines:
             common = all(line in other for other in notes)
             if line not in told or not common:
-                yield line if common else f"{name}: {line}"
+                yield line if common else type(line)(f"{name}: {line}")
             told.add(line)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SUMMARY_KEYS = (
     *("cost_shares", "duration_s", "engine", "goodput", "kv", "latency_ms", "notes", "prefix_cache", "price"),
-    *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty"),
+    *("provenance", "requests", "scenario", "speculation", "stability", "throughput", "uncertainty", "warnings"),
 )
 """Keys of every summary; `classes` and `tenants` only if the trace has such labels, `intervals` unless they were
 switched off."""
@@ -49,7 +49,7 @@ switched off."""
 _NULLABLE = frozenset(("speculation", "uncertainty", "price", "goodput", "prefix_cache", "cost_shares"))
 _RUN_AGAIN = ("features", "speculation", "acceptance", "pools")
 """Settings of a scenario whose code runs when a result is read, for figures of features and prices of steps."""
-_SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list}
+_SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list, "warnings": list}
 """Types of those parts of a summary that are not mappings."""
 
 NOT_KEPT = "a streamed run keeps records only in a result directory: give one (out=...)"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.contracts import Defaults, KVAllocator, Scheduler, kv_allocators, schedulers
+from servesim.contracts.warn import Warn
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.data_parallel import check_ranks
 from servesim.cost.expert_load import MEASURED_OVER, MEASURED_SKEW, most_loaded
@@ -193,4 +194,5 @@ def on_ranks(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
             "time, because each lasts as long as its slowest rank"
         )
     if scenario.engine.all2all_backend != "auto" and scenario.dp == 1:
-        yield f"engine.all2all_backend={scenario.engine.all2all_backend} has no effect with one data-parallel rank"
+        backend = scenario.engine.all2all_backend
+        yield Warn(f"engine.all2all_backend={backend} has no effect with one data-parallel rank; leave it out")

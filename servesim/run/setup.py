@@ -15,6 +15,7 @@ from servesim.contracts.feature import Feature
 from servesim.contracts.part import Part
 from servesim.contracts.scheduler import PREDICTED
 from servesim.contracts.section import Section
+from servesim.contracts.warn import Warn
 from servesim.cost import TableCostModel
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
@@ -171,7 +172,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) 
     features = features_of(scenario)
     setup.parts.extend(part for feature in features if (part := built(feature, setup)) is not None)
     made = (router, *setup.parts, *features, *(each for core in setup.cores[:1] for each in (core.scheduler, core.kv)))
-    setup.notes.extend(misspelled(type(each) for each in made))
+    setup.notes.extend(map(Warn, misspelled(type(each) for each in made)))
     return setup
 
 

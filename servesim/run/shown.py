@@ -11,9 +11,10 @@ from typing import Any
 from servesim.contracts.figures import Group, Rows
 from servesim.errors import UserError
 from servesim.metrics.figures import GROUPS, rows_of, unknown_fields
-from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN
+from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN, limits_of
 from servesim.metrics.slo import SLO_METRICS
-from servesim.metrics.words import amount, number
+from servesim.metrics.stability import GROWING
+from servesim.metrics.words import amount, number, percent
 from servesim.plugins.user_policies import blaming
 from servesim.run.label_groups import counted_together, others
 from servesim.run.scenario import scenario_features
@@ -31,6 +32,27 @@ def title(summary: Mapping[str, Any]) -> str:
     return f"{trace['name']}, {trace['requests']:,} requests: {s['model']} on {gpus} x {s['gpu']}, {policies}"
 
 
+def answer(summary: Mapping[str, Any]) -> str:
+    """Return what a run says in one sentence: whether the SLO is met, the price, and whether the queue is stable."""
+    stable, requests = summary["stability"], summary["requests"]
+    if not requests["completed"]:
+        return f"None of {requests['arrived']:,} requests was served."
+    if stable["unstable"]:
+        return f"UNSTABLE: {GROWING}, so add servers: servesim capacity finds the rate that this deployment carries."
+    goodput, flow = summary["goodput"], summary["throughput"]["request_throughput"]
+    if goodput:
+        share = percent(goodput["slo_attainment"])
+        said = f"This deployment meets the SLO for {share} of requests ({limits_of(goodput)})"
+    else:
+        known = [(LATENCY_LABELS[key], summary["latency_ms"][key]) for key in ("ttft", "tpot")]
+        p99 = " and ".join(f"{name} p99 {number(found['p99'])} ms" for name, found in known if found)
+        said = f"This deployment has {p99}"
+    price = summary["price"]["usd_per_million_tokens"]
+    cost = f" and ${price:.3g} per million tokens" if price is not None else ""
+    queue = "the queue is stable" if stable["decided"] else "the run is too short to tell whether the queue is stable"
+    return f"{said} at {number(flow)} requests/s{cost}; {queue}."
+
+
 def as_text(summary: Mapping[str, Any]) -> str:
     """Return a result in a few lines."""
     latencies = [
@@ -44,7 +66,7 @@ def as_text(summary: Mapping[str, Any]) -> str:
 
 
 def as_html(summary: Mapping[str, Any]) -> str:
-    """Return a result as HTML tables, with collapsed notes."""
+    """Return a result as HTML tables, with its warnings, and its notes collapsed."""
     head = "".join(f"<th>{name}</th>" for name in ("ms", *STATISTICS))
     rows = []
     for key in SHOWN:
@@ -52,10 +74,11 @@ def as_html(summary: Mapping[str, Any]) -> str:
             cells = "".join(f"<td>{number(stats[name])}</td>" for name in STATISTICS)
             rows.append(f"<tr><th>{LATENCY_LABELS[key]}</th>{cells}</tr>")
     facts = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in all_rows(summary))
-    notes = "".join(f"<li>{escape(note)}</li>" for note in summary["notes"])
+    warnings, notes = ("".join(f"<li>{escape(said)}</li>" for said in summary[key]) for key in ("warnings", "notes"))
     return (
         f"<div><b>{escape(title(summary))}</b><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         f"<table><tbody>{facts}</tbody></table>"
+        f"<p>{escape(answer(summary))}</p>{f'<ul>{warnings}</ul>' if warnings else ''}"
         f"<details><summary>{len(summary['notes'])} notes</summary><ul>{notes}</ul></details></div>"
     )
 
@@ -69,7 +92,7 @@ def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
     section that already exists."""
     found = [*GROUPS]
     metrics = {name for group in GROUPS for figure in group.figures for name in figure.metrics} | {DERIVED}
-    taken = {group.section for group in GROUPS} | {"scenario", "provenance", "notes", "custom_metrics"}
+    taken = {group.section for group in GROUPS} | {"scenario", "provenance", "notes", "warnings", "custom_metrics"}
     taken |= {figure.name for group in GROUPS if not group.section for figure in group.figures}
     for feature in scenario_features(tuple(features)):
         for group in feature.groups():

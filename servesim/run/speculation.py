@@ -17,6 +17,7 @@ from servesim.contracts import (
 )
 from servesim.contracts.cost import CostModel
 from servesim.contracts.section import Settings, policy_settings
+from servesim.contracts.warn import Warn
 from servesim.errors import UserError
 from servesim.hardware import ModelSpec
 from servesim.run.scenario import Scenario
@@ -104,11 +105,11 @@ class Speculation:
         """Yield notes on assumptions and on settings without effect."""
         if self.assumed:
             rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
-            yield (
+            yield Warn(
                 f"speculation {self.method}: acceptance rates are assumed ({rates} by position, measured on other "
                 "workloads); set your own with --acceptance"
             )
         if trace.longest_output == 1:
-            yield f"speculation {self.method} only adds cost: every request has one output token"
+            yield Warn(f"speculation {self.method} only adds cost: every request has one output token; leave it out")
         if self.acceptance.rates(1)[0] == 0.0:
-            yield f"speculation {self.method}: no draft is ever accepted"
+            yield Warn(f"speculation {self.method}: no draft is ever accepted; leave it out")

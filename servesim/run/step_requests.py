@@ -17,6 +17,7 @@ import numpy as np
 
 from servesim.contracts.part import Part
 from servesim.contracts.plan import Plan
+from servesim.contracts.warn import Warn
 from servesim.engine.replica import Replica
 from servesim.errors import UserError
 from servesim.run.result_files import STEP_REQUESTS, STEP_REQUESTS_COLUMNS, ResultWriter, arrow_array
@@ -78,5 +79,8 @@ class StepRequests(Part):
         if not self.left_out:
             return []
         return [
-            f"step_requests: the limit of {self._rows:,} rows is reached; the last {self.left_out:,} steps are missing"
+            Warn(
+                f"step_requests: the limit of {self._rows:,} rows is reached; the last {self.left_out:,} steps are "
+                "missing, so replay fewer requests"
+            )
         ]

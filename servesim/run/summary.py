@@ -11,6 +11,7 @@ from typing import Any
 from servesim.contracts.feature import of_user
 from servesim.contracts.figures import Group
 from servesim.contracts.part import Finished, Part
+from servesim.contracts.warn import split_notes
 from servesim.cost.falling import falling
 from servesim.engine.cluster import Cluster
 from servesim.metrics.figures import plain_sections, summarize
@@ -66,14 +67,14 @@ def summary_of(
     with blaming(kinds):
         said = [note for part in setup.parts for note in part.notes(figures)]
     notes = [
-        *said,
         *setup.notes,
+        *said,
         *after_run(scenario, setup.facts, setup.pools[0].server.defaults, figures, setup.front),
         *of_each([pool.name for pool in setup.pools], reached),
         *records.notes,
     ]
     provenance = {**setup.provenance, "versions": versions()}
-    summary = {**figures, "notes": notes, "scenario": scenario.model_dump(mode="json"), "provenance": provenance}
+    summary = {**figures, **split_notes(notes), "scenario": scenario.model_dump(mode="json"), "provenance": provenance}
     with blaming(kinds):
         for part in setup.parts if conclude else ():
             summary |= _checked(part, part.conclusions(summary, finished), own)

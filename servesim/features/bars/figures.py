@@ -14,12 +14,12 @@ from servesim.schemas import COUNT, FIGURE, NUMBER, SHARE, TEXT, TEXT_OR_NULL, a
 
 
 def bars_text(bars: Mapping[str, Any]) -> str:
-    """Return the intervals of means and their source, or the reason there are none."""
+    """Return the intervals of means, or the reason there are none."""
     if bars["kind"] is None:
         return f"none: {bars['says']}"
     keys = {key: LATENCY_LABELS[key] for key in SLO_METRICS}
-    spans = [f"{name} mean {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in keys.items()]
-    return f"{', '.join(spans)} ms, {bars['level']:.0%} interval; {bars['says']}"
+    spans = [f"{name} {number(bars[key]['low'])} to {number(bars[key]['high'])}" for key, name in keys.items()]
+    return f"mean {', '.join(spans)} ms, {100 * bars['level']:.0f} % interval"
 
 
 def propagated_text(found: Mapping[str, Any]) -> str:
@@ -41,7 +41,13 @@ def propagated_text(found: Mapping[str, Any]) -> str:
 def _rows(summary: Summary) -> Rows:
     bars = summary["intervals"]
     wider = bars.get("propagated")
-    return [("error bars", bars_text(bars)), *([("", propagated_text(wider))] if wider is not None else [])]
+    known = [("error bars", bars_text(bars))]
+    if wider is not None and wider["runs"]:
+        known.append(("", propagated_text(wider)))
+    elif bars["kind"] is not None:
+        more = "" if wider is None else f"; {wider['says']}".replace("; none: ", "; p99 and price have none: ")
+        known.append(("", (bars["says"].rpartition("; ")[0] or bars["says"]) + more))
+    return known
 
 
 BAR = or_null(an_object(mean=NUMBER, low=NUMBER, high=NUMBER, coverage=or_null(a_map(FIGURE))))
@@ -68,6 +74,9 @@ INTERVALS = Group(
                "`own` if the host terms were fitted to this server (`servesim calibrate host`), else `unseen`; `null` "
                "where there are no bars", itemgetter("laboratory"), schema=TEXT_OR_NULL),
         Figure("says", "what was not measured, in words, or why there are no bars", itemgetter("says"), schema=TEXT),
+        Figure("farthest",
+               "the farthest result of the laboratories that were left out, in words; empty if there is none",
+               itemgetter("farthest"), schema=TEXT),
         Figure("fitted", "`date`, `cells` and `deployments` that the bars are based on", itemgetter("fitted"),
                schema=an_object(date=TEXT, cells=COUNT, deployments=COUNT)),
         Figure("propagated",

@@ -28,7 +28,7 @@ FIGURES = [
     if figure.name == name
 ]
 """Figures that have bars, with their groups. For distributions, the p99 is used."""
-NOT_ASKED = "p99, goodput, throughput and price have no error bars yet: add --propagate (two more runs)"
+NOT_ASKED = "add --propagate for p99 and price"
 Again = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Function that runs the scenario with other settings and returns its summary."""
 

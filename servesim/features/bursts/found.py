@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from servesim.contracts.warn import Warn
 from servesim.features.bursts.burst import burst
 from servesim.run.scenario import Scenario
 
@@ -17,7 +18,8 @@ def bursts_of(scenario: Scenario, table: Mapping[str, Any]) -> tuple[list[dict[s
     from servesim.traces.shape import parse
     from servesim.traces.what_if import Burst
 
-    found, notes = [], []
+    found: list[dict[str, Any]] = []
+    notes: list[str] = []
     names = [text.partition(":")[0] for text in scenario.shape]
     for i, text in enumerate(scenario.shape):
         step = parse(text)
@@ -26,7 +28,12 @@ def bursts_of(scenario: Scenario, table: Mapping[str, Any]) -> tuple[list[dict[s
         moved = [name for name in names[i + 1 :] if name in MOVING]
         if scenario.rate is not None or scenario.clients.max_concurrency is not None or moved:
             by = f"shape {moved[0]}" if moved else "rate" if scenario.rate is not None else "clients.max_concurrency"
-            notes.append(f"shape {text}: {by} moves requests in time, so the effect of the burst is not reported")
+            notes.append(
+                Warn(
+                    f"shape {text}: {by} moves requests in time, so the effect of the burst is not reported; leave one "
+                    "of them out"
+                )
+            )
         else:
             found.append(burst(table, step.at, step.lasting, step.times))
     return found, notes

@@ -158,6 +158,21 @@ def test_worlds_of_connectors_load(tmp_path: Path) -> None:
     assert "Mine: load raises OSError" in only(report_of(tmp_path, CONNECTOR, more, worlds=range(20)))
 
 
+WARNS = """
+    def notes(self, summary):
+        from servesim.contracts import Warn
+
+        return ["x", Warn("y")]
+
+    def figures("""
+
+
+def test_a_feature_that_warns_passes_as_one_that_notes(tmp_path: Path) -> None:
+    text = FEATURE.replace("    def figures(", WARNS)
+    assert text != FEATURE
+    assert not report_of(tmp_path, text).failures
+
+
 def test_one_right_passes(tmp_path: Path) -> None:
     for text in (SCALER, CONNECTOR, FEATURE):
         report = report_of(tmp_path, text, worlds=range(12))

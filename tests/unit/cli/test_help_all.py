@@ -25,6 +25,7 @@ COMMANDS = commands(typer.main.get_command(cli.app))
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Return what a command line prints, 80 columns wide."""
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else `python -m pytest` is named as the program
 
     def call(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["servesim", *words])

@@ -79,10 +79,11 @@ OPTIONS = [word for key, value in SMALL.items() for word in (f"--{key}", str(val
 
 @pytest.mark.medium
 def test_in_a_pipe_nothing_is_wrapped_or_left_out(tmp_path: Path) -> None:
-    notes = simulate(SMALL).summary["notes"]
+    summary = simulate(SMALL).summary
+    notes = [f"{kind[:-1]}: {text}" for kind in ("warnings", "notes") for text in summary[kind]]
     assert max(map(len, notes)) > 80
-    lines = printed(tmp_path, "run", *OPTIONS).splitlines()
-    assert [note for note in notes if f"note: {note}" not in lines] == []
+    lines = printed(tmp_path, "run", *OPTIONS, "-v").splitlines()
+    assert [note for note in notes if note not in lines] == []
     axes = ["--scheduler", "vllm:max_num_seqs=64,max_num_batched_tokens=4096,policy=priority,static", "--rate", "2,3"]
     swept = printed(tmp_path, "sweep", *OPTIONS, *axes, "--jobs", "1")
     assert "no room" not in swept

@@ -58,7 +58,7 @@ def test_a_run_that_serves_nothing_is_no_success(servesim: Cli, tmp_path: Path) 
 
 @pytest.mark.medium
 def test_a_run_prints_its_summary(servesim: Cli, tmp_path: Path) -> None:
-    code, out, err = servesim(*RUN, "--slo", "ttft:500,tpot:50", "--out", tmp_path / "r")
+    code, out, err = servesim(*RUN, "--slo", "ttft:500,tpot:50", "-v", "--out", tmp_path / "r")
     assert (code, err) == (0, "")
     for word in ("TTFT", "TPOT", "ITL", "E2E", "goodput", "KV memory", "preemptions", "prefix cache", "GPU", "price"):
         assert word in out

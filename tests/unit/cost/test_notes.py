@@ -53,9 +53,9 @@ def test_the_furthest_context_is_that_of_the_steps_taken(tmp_path: Path) -> None
 
 
 def test_an_all_reduce_no_server_can_be_so_slow_at_is_noted_where_it_is_used() -> None:
-    notes = run(gpu="l40s", tp=8)["notes"]
+    notes = run(gpu="l40s", tp=8)["warnings"]
     assert any("all_reduce of 8 GPUs runs at 1.8 GB/s at best, 10% of the link of l40s" in note for note in notes)
-    assert not any("was probably faulty" in note for note in run(gpu="l40s", tp=2)["notes"])
+    assert not any("was probably faulty" in note for note in run(gpu="l40s", tp=2)["warnings"])
 
 
 def test_collectives_of_sound_servers_are_not_suspect() -> None:

@@ -107,7 +107,7 @@ def test_deployments_that_cannot_be_are_named_and_the_rest_answered() -> None:
     asked = WORKLOAD | {"model": "llama-3.1-70b", "dtype": "fp8", "slo": "ttft:2000"}
     frame = capacity(**asked, gpu="l40s,h200", replicates=1, tolerance=0.2)
     assert list(frame["verdict"]) == ["failed", "carries"]
-    assert "l40s failed" in frame.attrs["document"]["notes"][0]
+    assert "l40s failed" in frame.attrs["document"]["warnings"][0]
 
 
 @pytest.mark.medium
@@ -122,7 +122,7 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     )
     endless = capacity(**WORKLOAD | {"requests": 9, "slo": "ttft:60000"}, gpu="h200", replicates=1)
     assert list(endless["verdict"]) == ["no limit"]
-    assert any("more --requests" in note for note in endless.attrs["document"]["notes"])
+    assert any("more --requests" in note for note in endless.attrs["document"]["warnings"])
     nobody = capacity(**WORKLOAD | {"requests": 2}, gpu="h200", replicates=1)
     assert "no request arrives in the steady window" in nobody["error"].iloc[0]
 
@@ -246,12 +246,12 @@ def test_an_answer_from_runs_too_short_to_tell_names_the_length_that_would() -> 
     document = capacity(**WORKLOAD, gpu="h200", replicates=2).attrs["document"]
     (row,) = document["rows"]
     assert row["enough_requests"] > 60
-    (note,) = [note for note in document["notes"] if "too short to tell" in note]
-    assert f"about {row['enough_requests']:,} requests" in note
+    (note,) = [note for note in document["warnings"] if "too short to tell" in note]
+    assert note.endswith(f"; --requests {row['enough_requests']} would tell")
     long = capacity(**WORKLOAD | {"requests": 3000, "slo": "ttft:400"}, gpu="h200", replicates=1, tolerance=0.2)
     (row,) = long.attrs["document"]["rows"]
     assert row["enough_requests"] is None
-    assert not [note for note in long.attrs["document"]["notes"] if "too short to tell" in note]
+    assert not [note for note in long.attrs["document"]["warnings"] if "too short to tell" in note]
 
 
 def test_a_queue_that_grows_is_named_as_what_limits() -> None:

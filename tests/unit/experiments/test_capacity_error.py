@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from servesim.experiments import capacity_error
 from servesim.experiments.capacity import capacity
-from servesim.experiments.capacity_error import SOUGHT, error_sentences, gpu_bars, rate_bars
+from servesim.experiments.capacity_error import SOUGHT
+from servesim.experiments.capacity_words import bracket_words, error_sentences, gpu_bars, rate_bars
 from servesim.experiments.limit_search import NearSearch
 from servesim.intervals.fitted import Factors, Fitted
 from servesim.intervals.pairs import LEVELS, Spread
@@ -172,9 +173,11 @@ def test_a_search_begins_at_its_guess_and_moves_away_in_steps_that_double(fewest
 def test_rows_that_were_not_looked_at_are_counted_and_those_without_bars_named() -> None:
     said = ["not computed: 9th", "not computed: 10th", "none: no such GPU", SAYS]
     rows = [{"label": f"r{i}", "model_error": {"says": says}} for i, says in enumerate(said)]
-    error = {"level": 0.8, "runs": 7, "decisions": [{"says": "it holds"}]}
+    error = {"level": 0.8, "runs": 7, "decisions": [{"says": "it holds", "holds": True}]}
+    said = f"in brackets: 80 % interval from the model's error ({SAYS})"
+    assert bracket_words({"model_error": error, "rows": rows}) == said
+    assert bracket_words({"model_error": error, "rows": rows[:3]}) == ""
     assert error_sentences({"model_error": error, "rows": rows, "worth": []}) == [
-        f"in brackets: 80 % interval from the model's error ({SAYS}; 7 more runs)",
         "it holds",
         "r2: no error bars: no such GPU",
         f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other 2 do not; the Pareto front "

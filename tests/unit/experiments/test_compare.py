@@ -61,7 +61,7 @@ def test_the_header_says_which_variants_plan_synchronously_where_others_plan_ahe
         workload = {**WORKLOAD, "requests": 20, **settings}
         print_compare(compare(**workload, scheduler=list(schedulers), replicates=2).attrs["document"], None)
         _, found, line = " ".join(capsys.readouterr().out.split()).partition("planned synchronously while ")
-        return found and line.partition("; --engine.async-scheduling false")[0].replace(" ", "")
+        return found and line.partition("; set --engine.async-scheduling false")[0].replace(" ", "")
 
     file = tmp_path / "late.py"
     file.write_text(
@@ -124,7 +124,7 @@ def test_a_variant_that_cannot_run_is_named_and_the_rest_compared(tmp_path: Path
     document = frame.attrs["document"]
     assert rows(document, none)["ttft_mean"]["verdict"] == "failed"
     assert document["ranking"]["failed"] == [none]
-    assert any("no plan today" in note for note in document["notes"])
+    assert any("no plan today" in note for note in document["warnings"])
     assert rows(document, SLOW)["ttft_mean"]["change"] is not None
 
 
@@ -136,7 +136,7 @@ def test_an_unstable_variant_is_named_and_not_ranked() -> None:
     assert rows(document, "vllm:max_num_seqs=1")["output_throughput"]["change"] < 0
     assert document["ranking"]["unstable"] == ["vllm:max_num_seqs=1"]
     assert document["ranking"]["order"] == ["vllm"]
-    assert any("unstable in 2 of 2 runs" in note for note in document["notes"])
+    assert any("unstable in 2 of 2 runs" in note for note in document["warnings"])
 
 
 def test_an_unstable_first_variant_is_no_baseline_unless_it_is_named() -> None:
@@ -259,5 +259,7 @@ class Runs(list[int]):
 @pytest.mark.parametrize(("count", "noted"), [(1, False), (2, True), (5, True), (6, False)])
 def test_fewer_than_six_replicates_are_said_to_prove_nothing(count: int, noted: bool) -> None:
     notes = _notes([], Runs(range(count)))  # type: ignore[arg-type]
-    assert (f"{count} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6" in notes) == noted
+    assert (
+        f"{count} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6; add --replicates 6" in notes
+    ) == noted
     assert any(note.startswith("one run of each") for note in notes) == (count == 1)

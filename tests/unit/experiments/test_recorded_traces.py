@@ -90,7 +90,8 @@ def test_compare_and_sweep_tell_of_a_busy_time_that_the_whole_trace_hides(tmp_pa
     path.write_text("\n".join(["arrival_ns,prompt_len,output_len", *rows]) + "\n")
     asked = SERVER | {"trace": str(path), "jobs": 1, "kv": "paged,prefix-hash"}
     for found in (compare(**asked, intervals=False), servesim.sweep(**asked, intervals=False)):
-        notes = [note for note in found.attrs["document"]["notes"] if note.startswith("paged: ")]
+        document = found.attrs["document"]
+        notes = [note for note in (*document["warnings"], *document["notes"]) if note.startswith("paged: ")]
         assert len(notes) == 2
         assert "paged: in its worst 10 minutes, starting at minute" in notes[0]
         assert "99 % required)" in notes[0]

@@ -36,7 +36,7 @@ def test_settings_that_change_nothing_are_one_result_in_a_sweep(capsys: pytest.C
     assert group["why"].startswith("at most ")
     assert group["why"].endswith("ran at once")
     assert (document["best"]["label"], document["best"]["equal"]) == (names[1], [names[2]])
-    print_sweep(document, None)
+    print_sweep(document, None, verbose=True)
     printed = words(capsys.readouterr().out)
     assert f"= {names[1]}" in printed
     assert "are equal in every request, so the difference has no effect: at most " in printed
@@ -55,14 +55,16 @@ def test_a_comparison_of_equals_says_why_they_are() -> None:
     )
 
 
-def test_budgets_and_planning_that_differ_stand_above_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+def test_budgets_and_planning_that_differ_are_the_first_warnings_of_a_comparison(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     document = servesim.compare(**WORKLOAD, scheduler=["vllm", "sarathi"], replicates=2).attrs["document"]
-    budget, planning = document["warnings"]
+    budget, planning, _ = document["warnings"]
     assert budget.startswith("token budgets per step differ (vllm 8,192, sarathi 512)")
     assert planning.startswith("planned synchronously while the others plan a step ahead: sarathi")
     print_compare(document, None)
     printed = words(capsys.readouterr().out)
-    assert printed.index("warning: token budgets") < printed.index("TTFT mean")
+    assert printed.index("TTFT mean") < printed.index("warning: token budgets") < printed.index("warning: planned")
 
 
 def variant(label: str, budget: int | None, **axes: str) -> dict[str, Any]:

@@ -73,4 +73,4 @@ def test_a_run_reports_its_classes_and_tenants_and_limits_nobody_has() -> None:
     assert classes["gold"]["arrived"] + classes[""]["arrived"] == 80
     assert result.summary["tenants"]["jain_index"]["service"] == pytest.approx(1)
     assert set(result.requests["class"]) == {"", "gold"}
-    assert any("slo_classes.silver has no effect" in note for note in result.summary["notes"])
+    assert any("slo_classes.silver has no effect" in note for note in result.summary["warnings"])

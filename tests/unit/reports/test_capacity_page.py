@@ -40,7 +40,7 @@ def document(*rows: dict[str, Any]) -> dict[str, Any]:
     goals = [{"limits": LIMITS, "share": 0.99, "text": "99 % of requests within TTFT 500 ms and TPOT 50 ms"}]
     return {
         "schema": "servesim.capacity/1", "question": "highest rate", "answer": "Take it", "rows": list(rows),
-        "points": points, "notes": [], "model_error": None, "replicates": {"kind": "seeds", "count": 2},
+        "points": points, "warnings": [], "notes": [], "model_error": None, "replicates": {"kind": "seeds", "count": 2},
         "workload": {"model": "llama-3.1-8b", "requests": 200, "trace": "t"},
         "settings": {"goals": goals, "attainment": 0.99, "slo": LIMITS, "level": 0.95},
     }  # fmt: skip

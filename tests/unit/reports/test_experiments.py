@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import servesim
 from servesim.cli.app import app
+from servesim.experiments import sweep
 from servesim.experiments.knee import knee
 from servesim.reports.experiment import amount, change
 from servesim.reports.export import export
@@ -76,6 +77,7 @@ def test_a_sweep_shows_every_combination_and_its_failures(experiment: Callable[[
     document = json.loads((out / "sweep.json").read_text())
     failed = document["variants"][0]
     failed |= {"status": "failed", "error": "the model <does> not fit", "values": {}, "cells": [None]}
+    document["warnings"] += sweep._notes([failed])
     (out / "sweep.json").write_text(json.dumps(document))
     html = report(out)
     assert_sound(html, figures=3)

@@ -81,4 +81,4 @@ def test_the_replicas_named_hold_the_burst_and_one_less_does_not(slo: dict[str, 
     assert fewest > 1
     with_them, with_less = (servesim.simulate(RUN, slo=slo, replicas=n).requests for n in (fewest, fewest - 1))
     assert held_share(with_them, found, slo) == found["held"]["share"] >= 0.99 > held_share(with_less, found, slo)
-    assert result.summary["notes"][0].endswith(found["held"]["says"])
+    assert [note for note in result.summary["notes"] if note.endswith(found["held"]["says"])] != []

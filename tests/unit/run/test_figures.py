@@ -24,7 +24,7 @@ from servesim.schemas import a_list
 from tests.support import energy, figure_page
 from tests.support.figure_runs import ADDED, SHARED, run_with
 
-STATED = {"scenario", "provenance", "notes", "custom_metrics"}
+STATED = {"scenario", "provenance", "warnings", "notes", "custom_metrics"}
 """What is no figure."""
 ELSEWHERE = {
     "duration": "in the rows of requests",

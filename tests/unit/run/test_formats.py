@@ -34,7 +34,7 @@ def test_ways_out_of_the_refusal_run(other: dict[str, Any]) -> None:
 
 
 def slower(**settings: Any) -> list[str]:
-    notes = simulate({**ONE, **settings}).summary["notes"]
+    notes = simulate({**ONE, **settings}).summary["warnings"]
     return [note for note in notes if "times as long as with bf16 weights" in note]
 
 

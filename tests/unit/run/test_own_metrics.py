@@ -129,7 +129,8 @@ def test_a_result_says_what_it_is() -> None:
 
 def test_a_notebook_shows_tables_with_nothing_left_raw() -> None:
     result = servesim.simulate(RUN, metrics=_named("<b>"))
-    result.summary["notes"].append("<script>alert(1)</script>")
+    for key in ("warnings", "notes"):
+        result.summary[key].append("<script>alert(1)</script>")
     shown = result._repr_html_()
     assert "<script>" not in shown
     open_tags: list[str] = []

@@ -215,9 +215,9 @@ def test_a_log_of_two_models_under_one_is_noted_with_the_way_out(tmp_path: Path)
     rows = "".join(f"{i},100,5,{'a' if i % 3 else 'b'}\n" for i in range(6))
     log.write_text("arrival,prompt_tokens,output_tokens,model\n" + rows, encoding="utf-8")
     settings = {"trace": str(log), "model": "llama-3.2-1b", "gpu": "h200"}
-    said = [n for n in simulate(settings, conclude=False).summary["notes"] if "requests 2 models" in n]
+    said = [n for n in simulate(settings, conclude=False).summary["warnings"] if "requests 2 models" in n]
     assert len(said) == 1
     assert "(4 for a, 2 for b), but llama-3.2-1b serves all of them" in said[0]
     one = simulate(settings, shape=["where:model=a"], conclude=False).summary
     assert one["requests"]["arrived"] == 4
-    assert not [note for note in one["notes"] if "models (" in note]
+    assert not [note for note in one["warnings"] if "models (" in note]

@@ -43,11 +43,12 @@ def test_every_run_is_priced_by_its_gpu() -> None:
     for gpu, usd in (("h100", 2.2), ("h200", 3.1)):
         summary = servesim.simulate(**SERVER, gpu=gpu, price="h100=2.2,h200=3.1").summary
         assert summary["price"]["usd_per_gpu_hour"] == usd
-        assert not any("price" in note for note in summary["notes"])
+        assert not any("price" in note for note in summary["warnings"])
 
 
 def test_a_price_that_changes_nothing_is_noted() -> None:
-    notes = servesim.simulate(**SERVER, gpu="h100", price="h200=3.1").summary["notes"]
-    assert "no price is given for h100, only for h200, so its data-sheet price of $3 per GPU-hour is used" in notes
-    notes = servesim.simulate(**SERVER, gpu="h100", price="h100=3.1", usd_per_gpu_hour=2).summary["notes"]
-    assert "price of h100 has no effect: usd_per_gpu_hour=2 is given" in notes
+    notes = servesim.simulate(**SERVER, gpu="h100", price="h200=3.1").summary["warnings"]
+    said = "no price is given for h100, only for h200, so its data-sheet price of $3 per GPU-hour is used"
+    assert f"{said}; add it to --price" in notes
+    notes = servesim.simulate(**SERVER, gpu="h100", price="h100=3.1", usd_per_gpu_hour=2).summary["warnings"]
+    assert "price of h100 has no effect: usd_per_gpu_hour=2 is given; leave one of them out" in notes

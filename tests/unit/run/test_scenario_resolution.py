@@ -139,7 +139,7 @@ def test_limits_that_the_run_never_reached_are_reported() -> None:
     result = simulate(
         trace=TRACE, model="llama-3.1-8b", gpu="h200", replicas=4, scheduler="vllm:max_num_seqs=64", kv="paged"
     )
-    said = "\n".join(result.summary["notes"])
+    said = "\n".join([*result.summary["warnings"], *result.summary["notes"]])
     assert "max_num_seqs=64 is never reached: at most 1 requests ran at once" in said
     assert "replicas=4: only 3 of them served a request" in said
 

@@ -280,7 +280,7 @@ def test_draft_weights_and_kv_take_memory() -> None:
 
 def test_what_is_assumed_and_what_came_of_it_is_reported() -> None:
     result = run(speculation="eagle3:k=3")
-    assert any("acceptance rates are assumed (0.73/0.52/0.35" in note for note in result.summary["notes"])
+    assert any("acceptance rates are assumed (0.73/0.52/0.35" in note for note in result.summary["warnings"])
     figures = result.summary["speculation"]
     assert figures["per_position_acceptance_rates"] == pytest.approx([0.73, 0.52, 0.355], abs=0.06)
     assert figures["acceptance_length"] == pytest.approx(1 + sum(figures["per_position_acceptance_rates"]))
@@ -292,7 +292,8 @@ def test_what_is_assumed_and_what_came_of_it_is_reported() -> None:
 
 def test_settings_that_change_nothing_are_reported() -> None:
     def notes(**given: Any) -> str:
-        return " ".join(run(**given).summary["notes"])
+        summary = run(**given).summary
+        return " ".join([*summary["warnings"], *summary["notes"]])
 
     one_token = {"trace": "synth:rate=2,prompt=200,output=1"}
     assert "every request has one output token" in notes(speculation="eagle3", **one_token)

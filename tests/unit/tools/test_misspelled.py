@@ -60,7 +60,7 @@ def written(folder: Path, **wrong: str) -> Path:
 
 def said_of(file: Path) -> list[str]:
     run = {**RUN, "replicas": 2, "router": f"{file}:Least", "scheduler": f"{file}:Shortest"}
-    notes = servesim.simulate(**run, features=[f"{file}:Metered"]).summary["notes"]
+    notes = servesim.simulate(**run, features=[f"{file}:Metered"]).summary["warnings"]
     return [note for note in notes if "never used by servesim" in note]
 
 

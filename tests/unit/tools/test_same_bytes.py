@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 DIFFERENCES = runpy.run_path(str(Path(__file__).resolve().parents[3] / ".ci" / "differences.py"))["differences"]
-SUMMARY = {"notes": ["a note"], "engine": {"steps": 3, "shares": [0.5, 0.25]}, "price": 1.5}
+SUMMARY = {"warnings": ["a warning"], "notes": ["a note"], "engine": {"steps": 3, "shares": [0.5, 0.25]}, "price": 1.5}
 
 
 @pytest.fixture
@@ -38,11 +38,14 @@ def test_the_same_bytes_are_no_difference_whatever_they_took(folders: tuple[Path
 
 
 def test_words_of_notes_are_let_pass_only_where_asked(folders: tuple[Path, Path]) -> None:
-    (folders[1] / "summary.json").write_text(json.dumps({**SUMMARY, "notes": ["said differently"]}))
+    (folders[1] / "summary.json").write_text(
+        json.dumps({**SUMMARY, "warnings": ["more"], "notes": ["said differently"]})
+    )
     (folders[1] / "report.html").write_text("<p>\nsaid differently\n</p>")
     assert compared(*folders, but_notes=True) == []
     assert compared(*folders) == [
         "report.html: line 2, from column 1: a note -> said differently",
+        "summary.json: warnings.0: a warning -> more",
         "summary.json: notes.0: a note -> said differently",
     ]
 

@@ -77,7 +77,7 @@ def test_a_run_of_a_tool_says_that_warm_up_requests_are_not_replayed() -> None:
 def test_busy_api_processes_are_said() -> None:
     def notes(**more: Any) -> list[str]:
         result = servesim.simulate(**BASE, rate=float("inf"), requests=200, **more)
-        return [note for note in result.summary["notes"] if note.startswith("front end: ")]
+        return [note for note in result.summary["warnings"] if note.startswith("front end: ")]
 
     assert len(notes()) == 1
     assert not notes(engine={"api_server_count": 64})

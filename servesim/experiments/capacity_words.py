@@ -1,0 +1,78 @@
+"""Words on the model's error in the answer to a capacity question: intervals in brackets, and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from servesim.experiments.capacity_error import SOUGHT, UNKNOWN
+from servesim.experiments.named import several
+from servesim.run.stretched import SAYS
+
+Row = Mapping[str, Any]
+
+
+def gpu_bars(row: Row) -> str:
+    """Return the interval of a row's number of GPUs as a suffix, " (1-3)", or an empty string if it has none."""
+    bars = row.get("model_error")
+    if bars is None or bars["says"] != SAYS or row["by"] != "replicas":
+        return ""
+    low, high = bars["low"], bars["high"]
+    if low == high:
+        return f" ({low})" if low is not None else ""
+    return f" ({'?' if low is None else low}-{'?' if high is None else high})"
+
+
+def rate_bars(row: Row) -> str:
+    """Return the interval of a row's highest rate as a suffix, " (6.1-9.8)", or an empty string if it has none."""
+    bars = row.get("model_error")
+    if bars is None or bars["says"] != SAYS or row["by"] == "replicas":
+        return ""
+    low, high = (f"{bars[end]:.2g}" if bars[end] is not None else "?" for end in ("low", "high"))
+    return f" ({low}-{high})"
+
+
+def bracket_words(document: Mapping[str, Any]) -> str:
+    """Return what the brackets in the table mean, or an empty string if there are none."""
+    error = document.get("model_error")
+    if error is None or SAYS not in _says(document).values():
+        return ""
+    return f"in brackets: {100 * error['level']:.0f} % interval from the model's error ({SAYS})"
+
+
+def _says(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each row says of its intervals, by label."""
+    rows = document["rows"]
+    return {row["label"]: row["model_error"]["says"] for row in rows if row.get("model_error") is not None}
+
+
+def error_sentences(document: Mapping[str, Any]) -> list[str]:
+    """Return notes on the model's error: whether decisions hold, which rows have no intervals, and what is not known,
+    once for each reason."""
+    error = document.get("model_error")
+    if error is None:
+        return []
+    says, worth = _says(document), [one["says_error"] for one in document.get("worth", ())]
+    decisions = [one["says"] for one in sorted(error["decisions"], key=lambda one: one["holds"] is not False)]
+    found = [said for said in (*worth, *decisions) if said and UNKNOWN not in said]
+    unknown = (said.split(UNKNOWN) for said in (worth or decisions) if UNKNOWN in said)
+    found += [f"{names}{UNKNOWN}{why}" for why, names in _alike(unknown)]
+    missing = ((label or "this", why) for label, why in says.items() if why.startswith("none"))
+    found += [f"{names}: no error bars: {why.removeprefix('none: ')}" for why, names in _alike(missing)]
+    later = sum(why.startswith("not computed") for why in says.values())
+    if later:
+        found.append(
+            f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other {later} do not; the Pareto "
+            "front ignores the model's error"
+        )
+    if says:
+        found.append("TTFT p99 and $/M tokens are simulated at the rate shown and change with it")
+    return found
+
+
+def _alike(said: Iterable[Sequence[str]]) -> list[tuple[str, str]]:
+    """Return each reason with the names that have it, given names and reasons."""
+    found: dict[str, list[str]] = {}
+    for name, why in said:
+        found.setdefault(why, []).append(name)
+    return [(why, several(names, ", ")) for why, names in found.items()]
