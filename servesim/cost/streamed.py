@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from servesim.cost.attention import Attention, Excess
+from servesim.cost.attention import Attention, Cached, Excess
 from servesim.cost.curve import ROOFLINE, Curve
 from servesim.cost.curves import upper
 from servesim.cost.formula import line
@@ -55,7 +55,7 @@ class LimitedPrefill:
     """Attention whose prefill computes at no more than the rate of the engine's kernel. Counted as formula where that
     rate decides."""
 
-    cached = None
+    cached: Cached | None = None
 
     def __init__(self, inner: Attention, ns_per_pair: float) -> None:
         """Set `ns_per_pair`, the time of one query-key pair in one layer at the kernel's rate."""
