@@ -199,7 +199,7 @@ def whole_document(
     return {
         "schema": SCHEMA,
         "baseline": labels[0],
-        "answer": _answer(order, compared, headline, labels[0], metric_label(settings.rank_by)),
+        "answer": _answer(order, compared, headline, rows, labels[0], metric_label(settings.rank_by)),
         "settings": settings._asdict(),
         "replicates": {
             "kind": "blocks" if count == 1 else repeats.kind,
@@ -229,6 +229,7 @@ def _answer(
     order: Mapping[str, Any],
     compared: Sequence[Mapping[str, Any]],
     headline: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
     baseline: str,
     metric: str,
 ) -> str:
@@ -236,7 +237,7 @@ def _answer(
     if not order["order"]:
         return f"No policy can be ranked: {'every queue grows without bound' if order['unstable'] else 'all failed'}."
     if len(compared) == 1:
-        return f"{headline[0]}."
+        return f"{headline[0]}{_but(compared[0], rows)}."
     if any(row["verdict"] in TOO.values() for row in compared):
         return f"{several(headline)}."
     said = dict(zip((row["variant"] for row in compared), headline, strict=True))
@@ -248,6 +249,16 @@ def _answer(
     if first not in said:
         return f"{first}, the baseline, ranks first by {metric}; no policy is better by more than its interval."
     return f"{first} ranks first by {metric}: {said[first]}."
+
+
+def _but(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the metrics in which the variant is better or worse, unlike in `row`, as the end of a sentence."""
+    found: dict[str, list[str]] = {"better": [], "worse": []}
+    for other in rows:
+        if other["variant"] == row["variant"] and other["verdict"] in found.keys() - {row["verdict"]}:
+            found[other["verdict"]].append(metric_label(other["metric"]))
+    said = [f"{verdict} in {', '.join(names)}" for verdict, names in found.items() if names]
+    return f", but {' and '.join(said)}" if said else ""
 
 
 def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:

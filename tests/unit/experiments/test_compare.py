@@ -12,7 +12,7 @@ import servesim
 from servesim import UserError
 from servesim.cli.tables import print_compare
 from servesim.experiments.compare import compare
-from servesim.experiments.compare_document import _notes
+from servesim.experiments.compare_document import _answer, _notes
 from servesim.reports.export import export
 
 WORKLOAD: dict[str, Any] = {
@@ -263,3 +263,18 @@ def test_fewer_than_six_replicates_are_said_to_prove_nothing(count: int, noted: 
         f"{count} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6; add --replicates 6" in notes
     ) == noted
     assert any(note.startswith("one run of each") for note in notes) == (count == 1)
+
+
+def test_an_answer_names_the_metrics_that_say_the_opposite() -> None:
+    verdicts = [("ttft_p99", "worse"), ("tpot_mean", "better"), ("e2el_p99", "better"), ("ttft_mean", "undecided")]
+    rows = [{"variant": "b", "metric": metric, "verdict": verdict} for metric, verdict in verdicts]
+    order = {"order": ["a", "b"], "unstable": []}
+
+    def answer(which: list[dict[str, str]]) -> str:
+        return _answer(order, rows[:1], ["b has 3 % higher TTFT p99 than a: worse"], which, "a", "TTFT p99")
+
+    assert answer(rows) == "b has 3 % higher TTFT p99 than a: worse, but better in TPOT mean, E2E p99."
+    assert answer([rows[0], rows[3]]) == "b has 3 % higher TTFT p99 than a: worse."
+    rows[0]["verdict"] = "undecided"
+    rows[3]["verdict"] = "worse"
+    assert answer(rows).endswith(", but better in TPOT mean, E2E p99 and worse in TTFT mean.")
