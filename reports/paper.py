@@ -75,7 +75,8 @@ def on_paper(drawing: Drawing, width: float) -> Any:
 
 
 def write(figure: Any, path: Path, name: str) -> None:
-    """Write a figure in the format of the path's suffix, with reproducible bytes; raise UserError for other formats."""
+    """Write a figure in the format of the path's suffix, with reproducible bytes; raise UserError for other formats and
+    for a path that cannot be written."""
     import matplotlib
 
     known = figure.canvas.get_supported_filetypes()
@@ -85,7 +86,10 @@ def write(figure: Any, path: Path, name: str) -> None:
     fonts: dict[Any, Any] = {key: STYLE[key] for key in ("pdf.fonttype", "ps.fonttype", "svg.fonttype")}
     undated: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     with matplotlib.rc_context({**fonts, "svg.hashsalt": name, "hatch.linewidth": 0.5}):
-        figure.savefig(path, dpi=300 if figure.get_figwidth() <= 8 else 144, metadata=undated.get(suffix))
+        try:
+            figure.savefig(path, dpi=300 if figure.get_figwidth() <= 8 else 144, metadata=undated.get(suffix))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def shrunk(figure: Any) -> None:

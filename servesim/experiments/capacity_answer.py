@@ -287,7 +287,8 @@ def notes(
     if short:
         where = f" ({several([row['label'] for row in short])})" if len(rows) > 1 else ""
         enough = max(row["enough_requests"] for row in short)
-        would = f"a log of about {enough:,} requests" if repeats.recorded else f"--requests {enough}"
+        longer = f"a log of about {enough:,} requests (or this one with --shape repeat:times=N)"
+        would = longer if repeats.recorded else f"--requests {enough}"
         said = f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}"
         found.append(Warn(f"{said}; {would} would tell"))
     bursts = [row for row in rows if row["low_end_needs"]]
@@ -302,7 +303,7 @@ def notes(
         found.append(
             Warn(
                 "one replicate: the interval is the resolution of the bisection and does not include variation between "
-                "traces; add --replicates 5"
+                f"traces; {'use a longer log' if repeats.recorded else 'add --replicates 5'}"
             )
         )
     return found

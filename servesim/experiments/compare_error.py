@@ -22,6 +22,7 @@ from servesim.experiments.store import Cell
 from servesim.intervals.case import Case
 from servesim.intervals.fitted import LEVEL, shipped
 from servesim.intervals.pairs import WORDS, Spread
+from servesim.metrics.words import number
 from servesim.run.scenario import Scenario
 from servesim.run.stretched import PAIRED, SAYS, Stretch, latency_of, ratio_spread, unscaled
 from servesim.run.trace_source import open_scenario
@@ -203,7 +204,9 @@ def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
         return ""
     if bars["kind"] is None:
         return f"{baseline} itself: no error bars: {bars['says']}"
-    spans = (f"{metric_label(f'{key}_mean')} {bars[key]['low']:,.4g} to {bars[key]['high']:,.4g} ms" for key in PAIRED)
+    spans = (
+        f"{metric_label(f'{key}_mean')} {number(bars[key]['low'])} to {number(bars[key]['high'])} ms" for key in PAIRED
+    )
     return f"{baseline} itself: {', '.join(spans)}, {100 * bars['level']:.0f} % interval; {bars['says']}"
 
 

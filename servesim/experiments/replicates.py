@@ -95,7 +95,8 @@ def replicates_of(
     """Return `count` (by default `default`) replicates of a scenario's workload.
 
     A recorded trace is replayed whole, or its first `requests` rows, and cut into `count` equal windows of successive
-    requests, or into at most `count` windows of `window` requests each. `objects` holds traces that are not files, by
+    requests, or into at most `count` windows of `window` requests each. By default a trace with fewer requests than
+    windows is one window. `objects` holds traces that are not files, by
     name.
     """
     wanted = default if count is None else count
@@ -111,6 +112,8 @@ def replicates_of(
     if window is not None and window < 1:
         raise UserError(f"window is {window}, must be at least 1 request")
     trace = _as_it_is(scenario, objects)
+    if count is None and window is None and len(trace) < wanted:
+        wanted = 1  # too few requests to cut: one window, which is said to be one
     size = window or len(trace) // wanted
     if not 1 <= size <= len(trace):
         cut = f"a window of {size}" if window is not None else f"{wanted} windows (--replicates 1 uses it as one)"

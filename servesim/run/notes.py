@@ -120,7 +120,8 @@ def after_run(
     stable = summary["stability"]
     if summary["requests"]["completed"] and not (stable["unstable"] or stable["decided"]):
         drawn, enough = scenario.trace.startswith(DRAWN), stable["enough_requests"]
-        would = f"--requests {enough} would tell" if drawn else f"a trace of about {enough:,} requests would tell"
+        longer = f"a trace of about {enough:,} requests would tell (or this one with --shape repeat:times=N)"
+        would = f"--requests {enough} would tell" if drawn else longer
         yield Warn(f"the run is too short to tell whether the queue stays bounded; {would}")
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")

@@ -50,7 +50,7 @@ def answer(summary: Mapping[str, Any]) -> str:
     price = summary["price"]["usd_per_million_tokens"]
     cost = f" and ${price:.3g} per million tokens" if price is not None else ""
     queue = "the queue is stable" if stable["decided"] else "the run is too short to tell whether the queue is stable"
-    return f"{said} at {number(flow)} requests/s{cost}; {queue}."
+    return f"{said} at {number(flow)} completed requests/s{cost}; {queue}."
 
 
 def as_text(summary: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from servesim.contracts.warn import Warn
 from servesim.errors import UserError, shown
 from servesim.workload.trace import Ints, Trace
 
@@ -31,8 +32,10 @@ LOOSE = True
 EXAMPLE = "--columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
 FAILED = {"error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "false", "incomplete"}
 FINE = {"", "none", "null", "false", "0", "nan", "{}"}
-MOST_NAMED = 6
+MOST_NAMED = 20
 """Maximum number of columns listed in a note or an error."""
+MOST_FAILED = 0.02
+"""Maximum share of failed requests that a note mentions; more are a warning, since they are missing from the rate."""
 MOST_TOKEN_S = 1.0
 """Median seconds per output token above which latencies are assumed to be in a finer unit."""
 
@@ -157,10 +160,10 @@ def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) ->
         raise UserError(f"{table.path}: line {table.lines[kept[bad[0]]]}: {role['prompt']} is 0, must be at least 1")
     notes = []
     if failed.any():
-        notes.append(
-            f"{int(failed.sum()):,} failed requests of {len(prompt):,} left out "
-            f"({shown(role.get('status') or role['error'])})"
-        )
+        count, column = int(failed.sum()), shown(role.get("status") or role["error"])
+        said = f"{count:,} failed requests of {len(prompt):,} left out ({column})"
+        many = Warn(f"{said}, so the rate is that of the others; raise it with --rate if the server refused them")
+        notes.append(many if count > MOST_FAILED * len(prompt) else said)
     if rest := int((without & ~failed).sum()):
         notes.append(f"{rest:,} requests of {len(prompt):,} without prompt or output tokens left out")
     return kept, notes

@@ -96,6 +96,8 @@ def test_bars_and_areas_that_meet_are_hatched(result: Result) -> None:
 def test_a_width_that_holds_no_figure_and_a_format_that_is_none_are_said(result: Result, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="width 85: must be from 2 to 20 inches"):
         result.figure("timeline").save(tmp_path / "figure.pdf", width=85)
+    with pytest.raises(UserError, match=r"figure\.pdf: cannot be written: No such file"):
+        result.figure("timeline").save(tmp_path / "nowhere" / "figure.pdf")
     with pytest.raises(UserError, match=r"end the name in one of .*\.pdf"):
         result.figure("timeline").save(tmp_path / "figure.docx")
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servesim.contracts import Warn
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import open_scenario
@@ -234,7 +235,9 @@ def test_failed_requests_and_those_without_tokens_are_left_out_and_counted(tmp_p
     rows = [(1, 10, 5, 200), (2, 10, 0, 200), (3, 10, 5, 503), (4, "", 5, 200), (5, 20, 6, 200)]
     trace = load_trace(put(tmp_path, csv("time,prompt_tokens,output_tokens,status", rows)))
     assert trace.prompt_len.tolist() == [10, 20]
-    assert "1 failed requests of 5 left out ('status')" in trace.notes
+    (failed,) = (note for note in trace.notes if note.startswith("1 failed requests of 5 left out ('status')"))
+    assert isinstance(failed, Warn)  # a fifth of the demand is missing from the rate
+    assert "raise it with --rate" in failed
     assert "2 requests of 5 without prompt or output tokens left out" in trace.notes
 
 
