@@ -32,8 +32,10 @@ LOOSE = True
 EXAMPLE = "--columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
 FAILED = {"error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "false", "incomplete"}
 FINE = {"", "none", "null", "false", "0", "nan", "{}"}
-MOST_NAMED = 20
-"""Maximum number of columns listed in a note or an error."""
+MOST_NAMED = 6
+"""Maximum number of columns listed in a note."""
+MOST_LISTED = 20
+"""Maximum number of columns listed in an error, among which the right one is looked for."""
 MOST_FAILED = 0.02
 """Maximum share of failed requests that a note mentions; more are a warning, since they are missing from the rate."""
 MOST_TOKEN_S = 1.0
@@ -116,8 +118,8 @@ def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> Non
         if side not in role and columns.constant(side, table.names) is None and not {"total", other} <= set(role):
             lacking[side] = f"{side} tokens"
     if lacking:
-        names = ", ".join(shown(name)[:40] for name in table.names[:MOST_NAMED])
-        more = f" and {len(table.names) - MOST_NAMED} more" if len(table.names) > MOST_NAMED else ""
+        names = ", ".join(shown(name)[:40] for name in table.names[:MOST_LISTED])
+        more = f" and {len(table.names) - MOST_LISTED} more" if len(table.names) > MOST_LISTED else ""
         raise UserError(
             f"{table.path}: no column for {' or '.join(lacking.values())} found among {names}{more}; name it, such as "
             f"{proposed(table, role, tuple(lacking))}"
