@@ -92,8 +92,8 @@ class ClientSettings(Section):
     max_concurrency: int | None = Field(default=None, ge=1)
     """Closed loop: maximum number of outstanding requests. The others wait outside the server. None means no limit."""
     turn_ms: float | None = Field(default=None, ge=0, le=1e7)
-    """Mean time from an answer to the next request of a closed loop, in ms, drawn from an exponential distribution.
-    None means no delay, so the successors of requests that end together are sent at the same instant."""
+    """Mean delay from an answer to the next request of a closed loop, in ms. Delays are drawn from an exponential
+    distribution. None means no delay, so if requests end together, the next ones are sent at the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
     """Seconds over which the clients of a closed loop start, evenly spread."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)
