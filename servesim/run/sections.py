@@ -50,8 +50,8 @@ class EngineSettings(Section):
     """Host memory per GPU for swapped-out KV (GiB). Only schedulers that swap use it. The default is that of vLLM
     V0."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
-    """Kernel of mixture-of-experts layers with 4-bit weights. `auto` is the one that the engine is known to use
-    (servesim/versions), else the fastest measured one."""
+    """Kernel of mixture-of-experts layers with 4-bit weights. `auto` is the kernel that the engine is known to
+    use (servesim/versions), else the fastest measured kernel."""
     attention_backend: Literal["auto", "eager"] = "auto"
     """Attention implementation. `eager` is unfused: scores and probabilities go through memory. It is priced by
     formula, and the memory it takes is not counted."""
