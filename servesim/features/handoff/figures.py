@@ -128,7 +128,7 @@ DISAGGREGATION = Group(
         Figure("protocol", "protocol that moves KV from prefill to decode", lambda p: p.handoff.name, schema=TEXT),
         Figure("stages_ms",
                "time that completed requests spent in each stage: the prefill queue, prefill, the handover (the proxy, "
-               "and the wait for memory on the decode side), the wire, the first decode step, and decode",
+               "and the wait for memory on the decode side), the wire, the first step on that side, and decode",
                lambda p: p.stages_ms, "ms", an_object(**dict.fromkeys(STAGES, DISTRIBUTION))),
         Figure("transfers", "number of requests whose KV was sent", lambda p: len(p.sent), schema=COUNT),
         Figure("gigabytes", "size of all KV sent, in GB", lambda p: float(p.sent.sum()) / 1e9, "GB", NUMBER),
