@@ -26,7 +26,7 @@ Sharing = Literal["fresh", "shared"]
 
 @dataclass(frozen=True)
 class Burst:
-    """Burst with `times` times as many requests, from `at` seconds on, lasting `for` seconds. It consists of the
+    """Burst that starts at `at` seconds, lasts `for` seconds and has `times` times the requests. It consists of the
     trace's own requests and copies of its plays, moved at random within the burst. Copies have their own texts, or the
     same texts with content=shared. If `times` is below 1, the burst is a lull."""
 
@@ -84,8 +84,8 @@ class Growth:
 @dataclass(frozen=True)
 class Share:
     """Common prefixes: prompts of a fraction `share` of the plays begin with `tokens` tokens of one of `groups` common
-    texts. A shorter prompt consists of its text entirely. These tokens replace the original ones, and lengths stay
-    unchanged."""
+    texts. A prompt shorter than that consists of its common text alone. The common tokens replace the original tokens,
+    and lengths stay unchanged."""
 
     tokens: int
     groups: int = 1

@@ -244,7 +244,7 @@ def worth(
         bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
     ] = True,
 ) -> None:
-    """Show what prefix caching, FP8, TP or a setting is worth.
+    """Show the worth of prefix caching, FP8, TP or a setting.
 
     Compares the price of meeting the SLO with and without it, on the same requests.
     """

@@ -38,7 +38,7 @@ def figures(
 ) -> None:
     """List every figure of a run, with its unit and definition.
 
-    The name of a figure is its place in summary.json.
+    Each figure is named by its path in summary.json.
     """
     from servesim.run.shown import groups_of
 

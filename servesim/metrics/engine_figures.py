@@ -97,7 +97,8 @@ ENGINE = Group(
     "engine",
     (
         Figure("steps", "steps of all replicas", lambda m: m.totals.steps, schema=COUNT),
-        Figure("steps_by_kind", "steps that compute prompts (`prefill`), output tokens (`decode`), or both (`mixed`)",
+        Figure("steps_by_kind",
+               "number of steps that compute prompts (`prefill`), output tokens (`decode`), or both (`mixed`)",
                lambda m: m.totals.steps_by_kind, schema=BY_KIND),
         Figure("time_by_kind_s", "time spent in steps of each kind",
                lambda m: {kind: ns / SECOND for kind, ns in m.totals.ns_by_kind.items()}, "s", BY_KIND),
@@ -109,15 +110,15 @@ ENGINE = Group(
         Figure("padded_tokens", "padding tokens, computed and discarded (static batching only)",
                lambda m: m.totals.sums["padded_tokens"], schema=COUNT),
         Figure("gpu_busy_share",
-               "time in which the GPU computes, divided by the uptime of its replica", busy_share, "share"),
+               "time during which the GPUs compute, divided by the uptime of their replicas", busy_share, "share"),
         Figure("mfu",
-               "FLOPs that the answers needed, divided by what the GPUs could do in the duration. Recomputation and "
-               "padding do not count. `null` for models whose layers are not all dense and alike, for several pools, "
-               "and if the GPU has no peak for the format", mfu, "share"),
+               "FLOPs that the answers needed, divided by the FLOPs that the GPUs could do in the duration. "
+               "Recomputation and padding do not count. `null` for several pools, for models whose layers are not all "
+               "dense and alike, and for GPUs without a stated peak for the format", mfu, "share"),
         Figure("mbu",
-               "bytes of the weights, once per step, and of the KV of every attended context, divided by what the GPUs "
-               "could read in the duration. `null` for models whose layers are not all dense and alike, and for "
-               "several pools",
+               "bytes read in all steps (the weights once per step, and the KV of every attended context), divided by "
+               "the bytes that the GPUs could read in the duration. `null` for several pools, and for models whose "
+               "layers are not all dense and alike",
                mbu, "share"),
         Figure("preemptions", "number of times a running request lost its KV memory",
                lambda m: m.total("preemptions"), schema=COUNT),
@@ -173,14 +174,14 @@ KV = Group(
                _used, "share"),
         Figure("internal_share",
                "memory allocated but not filled: ends of blocks and reservations", _internal, "share"),
-        Figure("external_share", "free memory in pieces too small to use", _external, "share"),
+        Figure("external_share", "free memory in pieces that are too small to use", _external, "share"),
         Figure("free_share", "free memory, including cached prefixes that may be evicted", _free, "share"),
         Figure("peak_share", "largest share of a replica's memory allocated at any time. `null` for several pools",
                lambda m: per(m.totals.kv_peak, m.pools[0].capacity_tokens) if m.alone else None, "share"),
     ),
     doc=(
-        "Shares are means over the duration and all replicas. The time between steps counts as idle, with nothing "
-        "held."
+        "Shares are means over the duration and all replicas. The time between steps counts as idle, with no memory "
+        "in use."
     ),
     rows=(
         ("KV memory", lambda s: f"{{used_share}} used, {{internal_share}} wasted inside blocks, {_peak(s)}"),
@@ -207,7 +208,7 @@ PREFIX_CACHE = Group(
                lambda m: m.total("queried_tokens"), schema=COUNT),
         Figure("hit_tokens",
                "queried prompt tokens that were found in the cache", lambda m: m.total("hit_tokens"), schema=COUNT),
-        Figure("hit_rate", "`hit_tokens` over `queried_tokens`",
+        Figure("hit_rate", "`hit_tokens` divided by `queried_tokens`",
                lambda m: per(m.total("hit_tokens"), m.total("queried_tokens")), "share", better="higher",
                scale="difference"),
         Figure("recent_hit_rate", "hit rate of the last 1,000 requests, as vLLM would log it at the end",
@@ -258,11 +259,12 @@ SPECULATION = Group(
                "accepted draft tokens divided by verified draft tokens", lambda s: per(s.accepted, s.draft_tokens),
                "share", better="higher", scale="difference"),
         Figure("acceptance_length",
-               "tokens gained per verification, including the target's own: 1 + accepted / verifications",
+               "tokens gained per verification, including the target model's own token: 1 + accepted draft tokens / "
+               "verifications",
                lambda s: 1.0 + s.accepted / s.drafts if s.drafts else None, "tokens",
                better="higher"),
         Figure("per_position_acceptance_rates",
-               "accepted drafts at each position divided by all verifications, as vLLM counts them",
+               "draft tokens accepted at each position, divided by all verifications, as in vLLM",
                lambda s: [count / s.drafts for count in s.per_pos], "share", a_list(NUMBER)),
     ),
     doc="`null` if nothing was drafted.",
@@ -288,7 +290,7 @@ PRICE = Group(
     "price",
     (
         Figure("gpu_hours", "total uptime of all GPUs of the deployment", lambda m: m.gpu_hours, "h", NUMBER),
-        Figure("usd_per_gpu_hour", "price per GPU-hour; the mean if there are several pools",
+        Figure("usd_per_gpu_hour", "price per GPU-hour; the mean price if there are several pools",
                lambda m: m.alone.usd_per_gpu_hour if m.alone else per(m.usd, m.gpu_hours), "$"),
         Figure("usd", "price of the GPU-hours", lambda m: m.usd, "$", NUMBER),
         _price("tokens", "total price divided by input and output tokens of the completed requests",
@@ -297,7 +299,7 @@ PRICE = Group(
         _price("output_tokens", "total price divided by output tokens alone", lambda m: m.ended("output_tokens"),
                "price per M output tokens"),
     ),
-    doc="The prices per million tokens are three views of one price, not parts of it.",
+    doc="The prices per million tokens divide the same total price by different token counts. Do not add them.",
     rows=(
         ("price", lambda s: "${usd_per_million_tokens} per million tokens, ${usd_per_million_output_tokens} per "
          f"million output tokens {_by_the_hour(s)}"),
@@ -326,9 +328,9 @@ COST_SHARES = Group(
     "kernel costs",
     (
         _origin("measured", "share of the GPU time priced by measured kernels"),
-        _origin("interpolated", "share priced by interpolation between measured points"),
-        _origin("extrapolated", "share priced by extrapolation beyond the measured points"),
-        _origin("roofline", "share priced by formula from the data sheet"),
+        _origin("interpolated", "share of the GPU time priced by interpolation between measured points"),
+        _origin("extrapolated", "share of the GPU time priced by extrapolation beyond the measured points"),
+        _origin("roofline", "share of the GPU time priced by a formula from the figures in the data sheet"),
     ),
     rows=(("kernel costs", _costs),),
     source=lambda m: m.totals.cost_shares(),
@@ -338,8 +340,8 @@ UNCERTAINTY = Group(
     "uncertainty",
     (
         Figure("uncertainty",
-               "half-width of a 95 % interval of the GPU time, relative to the GPU time, if the kernel tables state "
-               "the error of repeated measurements", lambda m: m.totals.uncertainty(m.relative_error), "share"),
+               "half-width of a 95 % interval of the GPU time, divided by the GPU time. Defined if the kernel tables "
+               "state the error of repeated measurements", lambda m: m.totals.uncertainty(m.relative_error), "share"),
     ),
     rows=(),
 )  # fmt: skip

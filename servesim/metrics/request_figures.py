@@ -41,11 +41,11 @@ REQUESTS = Group(
                "was lost"),
         Figure("unsent", "requests never sent: the run ended first (closed loop), or an earlier turn failed",
                lambda m: m.unsent, schema=COUNT),
-        Figure("retries", "attempts that follow a failed one", lambda m: m.retries, schema=COUNT),
+        Figure("retries", "attempts that follow a failed attempt", lambda m: m.retries, schema=COUNT),
         _total("input_tokens", "prompt tokens of the completed requests"),
         _total("output_tokens", "output tokens of the completed requests"),
         _total("output_sequences", "output sequences of the completed requests"),
-        _why("finish_reasons", "number of completed requests by reason", State.FINISHED),
+        _why("finish_reasons", "number of completed requests by finish reason", State.FINISHED),
         _why("rejection_reasons", "number of rejected requests by reason", State.REJECTED),
         _why("abort_reasons", "number of aborted requests by reason", State.ABORTED),
         Figure("max_concurrency",
@@ -67,7 +67,7 @@ DURATION = Group(
     "",
     "duration",
     (
-        Figure("duration_s", "from the first arrival to the last token, including the drain at the end",
+        Figure("duration_s", "time from the first arrival to the last token, including the drain at the end",
                lambda m: m.seconds, "s"),
     ),
     rows=(),
@@ -76,7 +76,7 @@ DURATION = Group(
 
 def _flow(name: str, doc: str, amount: Callable[[Any], float]) -> Figure:
     unit = "requests/s" if name.startswith("request") else "tokens/s"
-    rate = f"{doc} over `duration_s`"
+    rate = f"{doc} divided by `duration_s`"
     return Figure(name, rate, lambda m: per(amount(m), m.seconds), unit, better="higher", stretched="rarer")
 
 
@@ -144,29 +144,30 @@ LATENCY = Group(
         _latency("ttft", "time to first token: from the arrival to the first output token, t_1 - t_s"),
         _latency(
             "tpot",
-            "time per output token after the first, by request: (t_n - t_1) / (n - 1). Requests with one token "
-            "are left out; for limits they count as 0",
+            "time per output token after the first, for each request: (t_n - t_1) / (n - 1). Requests with one output "
+            "token are left out; limits treat their value as 0",
         ),
         Figure(
             "itl",
-            "gaps between successive tokens, pooled over requests: long answers weigh more. Tokens accepted in one "
-            "verification of drafts share a gap; the first carries it, the others are 0",
+            "gaps between successive tokens, pooled over all requests, so long answers weigh more. Tokens from one "
+            "verification of drafts arrive together: the first has the whole gap, and the others have a gap of 0",
             lambda m: m.itl,
             "ms",
             DISTRIBUTION,
             label=LATENCY_LABELS["itl"],
         ),
-        _latency("e2el", "end to end: from the arrival to the last output token, t_n - t_s"),
-        _latency("ntpot", "end-to-end time over output tokens, (t_n - t_s) / n"),
+        _latency("e2el", "end-to-end latency: from the arrival to the last output token, t_n - t_s"),
+        _latency("ntpot", "end-to-end latency divided by the number of output tokens, (t_n - t_s) / n"),
         _latency(
-            "queue_time", ("from the arrival until the request is first scheduled, including time in the front end")
+            "queue_time",
+            ("time from the arrival until the request is first scheduled, including time in the front end"),
         ),
     ),
     doc=(
         "Only completed requests have latencies. Each has `count`, `mean`, `std`, `min`, `max` and the percentiles "
         "`p1` to `p99.9`, interpolated linearly as in `numpy.percentile`. With speculation, use `tpot`, because "
-        "percentiles of `itl` are then those of verifications. With static batching, tokens are timed when they are "
-        "computed, but answers are returned when the batch ends, at `finished_ns` of `requests.parquet`."
+        "percentiles of `itl` then describe verifications, not tokens. With static batching, the time of a token is "
+        "when it is computed. The answer is returned when the batch ends (`finished_ns` in `requests.parquet`)."
     ),
     rows=(),
     tiles=(
@@ -203,18 +204,19 @@ GOODPUT = Group(
     "goodput",
     (
         Figure("slo_ms", "limits in ms, by metric", lambda g: dict(g.slo_ms), schema=a_map(NUMBER)),
-        Figure("slo_classes_ms", "limits of classes that have their own, by class and metric",
+        Figure("slo_classes_ms", "limits in ms of classes with their own limits, by class and metric",
                lambda g: g.slo_classes_ms, schema=a_map(a_map(NUMBER)), optional=True),
         Figure("good_requests", "completed requests within every limit (value <= limit)",
                lambda g: g.ended, schema=COUNT),
         Figure("request_goodput",
                "good requests divided by `duration_s`", lambda g: per(g.ended, g.seconds), "requests/s",
                better="higher", scale="difference", label="goodput", stretched="rarer"),
-        Figure("slo_attainment", "good requests divided by all that arrived, including rejected and aborted ones",
+        Figure("slo_attainment",
+               "good requests divided by all requests that arrived, including rejected and aborted requests",
                lambda g: per(g.arrived_good, g.arrived), "share", better="higher", scale="difference",
                label="SLO attainment", stretched="same"),
         Figure("attainment_by_metric",
-               "requests within each limit, regardless of the others, divided by all that arrived",
+               "requests within each limit, regardless of other limits, divided by all requests that arrived",
                _attainment, "share",
                a_map(FIGURE)),
     ),

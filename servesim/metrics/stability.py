@@ -153,23 +153,25 @@ STABILITY = Group(
         Figure("unstable", "whether the queue was still growing when arrivals ended", itemgetter("unstable"),
                schema=FLAG),
         Figure("decided",
-               "false if the trace is too short to tell: it spans fewer than 20 mean times in service, or the queue "
-               "grows by little more than chance, or together with the arrival rate", itemgetter("decided"),
-               schema=FLAG),
+               "`false` if the trace is too short for a verdict: it spans fewer than 20 mean times in service, the "
+               "queue grows only a little more than chance explains, or the queue grows together with the arrival rate",
+               itemgetter("decided"), schema=FLAG),
         Figure("enough_requests",
-               "number of requests of the same traffic that would probably tell. `null` if this run does",
+               "number of requests of the same traffic that would probably suffice for a verdict. `null` if this run "
+               "suffices",
                itemgetter("enough_requests"), schema=or_null(COUNT)),
-        Figure("waiting_by_tenth", "mean number waiting in tenths of the arrival span", itemgetter("waiting_by_tenth"),
-               schema=BY_TENTH),
+        Figure("waiting_by_tenth", "mean number of waiting requests in each tenth of the arrival span",
+               itemgetter("waiting_by_tenth"), schema=BY_TENTH),
         Figure("in_system_by_tenth",
-               "mean number in the system in tenths of the arrival span; growth that the arrivals explain is "
-               "subtracted before the verdict", itemgetter("in_system_by_tenth"), schema=BY_TENTH),
+               "mean number of requests in the system in each tenth of the arrival span. Growth that the arrivals "
+               "explain is subtracted before the verdict", itemgetter("in_system_by_tenth"), schema=BY_TENTH),
     ),
-    doc="Latencies of an unstable run depend on the trace's length. Whether the number in the system still grows is "
-    "judged against the arrivals (what they explain if requests stay as long as early ones did) and against chance. Of "
-    "2,324 held-out simulated queues below capacity, 0.4 % are called unstable and 2.3 % too "
-    "short to tell; of 97 whose arrivals bring at least 1.1 times what the server can do, over 500 times in service or "
-    "more, 93 % are called unstable and 3 % stable (`python -m tests.support.queues`).",
+    doc="Latencies of an unstable run depend on the trace's length. A run is unstable if the number of requests in the "
+    "system still grows by more than arrivals and chance explain. The growth explained by arrivals assumes that "
+    "requests stay as long as early requests did. The verdict was tested on held-out simulated queues. Of 2,324 "
+    "queues below capacity, 0.4 % are called unstable and 2.3 % too short to tell. Of 97 queues with a load of at "
+    "least 1.1 over at least 500 times in service, 93 % are called unstable and 3 % stable "
+    "(`python -m tests.support.queues`).",
     rows=(("queue", _queue),),
     source=lambda m: stability(m.requests),
 )  # fmt: skip

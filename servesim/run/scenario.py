@@ -66,15 +66,15 @@ class _Scenario(Section):
     """
 
     trace: Annotated[str, COMMON]
-    """Trace: a file, `preset:NAME` or `synth:key=value,...`. The content of a file tells its format; `-` is standard
-    input."""
+    """Trace: a file, `preset:NAME` or `synth:key=value,...`. The format of a file is detected from its content; `-`
+    is standard input."""
     model: Annotated[str, COMMON]
     """Model: a bundled name, a Hugging Face id or a config.json. Suffixes of an id such as -FP8 and -AWQ set the dtype.
     Keys of the config may be changed: `model.num_hidden_layers`, or `NAME:num_hidden_layers=4`."""
     gpu: Annotated[str, COMMON]
-    """GPU: a name or a YAML data sheet. Kernels are measured on h100, h200, a100, a100-40g, l40s and rtx-pro-6000. By
-    formula: rtx-4090, rtx-5090 and m2-ultra. Parts of the sheet may be changed: `gpu.memory_bytes`,
-    `gpu.flops.bf16`."""
+    """GPU: a name or a YAML data sheet. Kernels are measured for h100, h200, a100, a100-40g, l40s and rtx-pro-6000.
+    They are priced by formula for rtx-4090, rtx-5090 and m2-ultra. Parts of the sheet may be changed, such as
+    `gpu.memory_bytes` and `gpu.flops.bf16`."""
     requests: Annotated[int | None, COMMON] = Field(default=None, ge=1, le=100_000_000)
     """Number of requests to replay. None means the whole trace, or the default number of a preset or synthetic
     trace."""
@@ -108,8 +108,8 @@ class _Scenario(Section):
     """Format of linear weights: fp32, bf16, fp16, fp8 or int8. Weight-only formats: int8_wo, int4, nf4, int3,
     ternary."""
     kv_dtype: str = "bf16"
-    """Format of the KV cache: bf16, fp16, fp8 or fp32. The default is fp8 if the engine selects it for the format of
-    the weights (servesim/versions), else bf16."""
+    """Format of the KV cache: bf16, fp16, fp8 or fp32. If this is not set, an engine that selects fp8 for
+    the format of the weights (servesim/versions) uses fp8."""
     tp: Annotated[int, COMMON] = Field(default=1, ge=1, le=1024)
     """Tensor parallelism: GPUs per pipeline stage."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
@@ -168,11 +168,11 @@ class _Scenario(Section):
     mode."""
     host: str = "auto"
     """Host terms: the time that the engine adds to its kernels. The value is a shipped set or a YAML file. `auto`
-    selects the latest shipped terms of vLLM. `none` leaves kernel times alone."""
+    selects the latest shipped terms of vLLM. `none` adds no time to the kernels."""
     kernel_tables: str | None = None
     """Kernel tables to use instead of the default ones: a folder of tables measured on this GPU, or the name of other
-    shipped tables (`h100-trtllm`: GEMMs and attention of TensorRT-LLM). `roofline` uses no tables, and formulas for
-    everything. `ideal` uses formulas at the full rates of the data sheet, without launches and activations, as in hand
+    shipped tables (`h100-trtllm`: GEMMs and attention of TensorRT-LLM). `roofline` uses only formulas and no
+    tables. `ideal` uses formulas at the full rates of the data sheet, without launches and activations, as in hand
     calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
     """Price per GPU-hour, for any GPU. None means the price in `price`, or the assumed price in the data sheet of the

@@ -50,8 +50,8 @@ class EngineSettings(Section):
     """Host memory per GPU for swapped-out KV (GiB). Only schedulers that swap use it. The default is that of vLLM
     V0."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
-    """Kernel of mixture-of-experts layers with 4-bit weights. `auto` is the one that the engine is known to use
-    (servesim/versions), else the fastest measured one."""
+    """Kernel of mixture-of-experts layers with 4-bit weights. `auto` is the kernel that the engine is known to
+    use (servesim/versions), else the fastest measured kernel."""
     attention_backend: Literal["auto", "eager"] = "auto"
     """Attention implementation. `eager` is unfused: scores and probabilities go through memory. It is priced by
     formula, and the memory it takes is not counted."""
@@ -92,8 +92,8 @@ class ClientSettings(Section):
     max_concurrency: int | None = Field(default=None, ge=1)
     """Closed loop: maximum number of outstanding requests. The others wait outside the server. None means no limit."""
     turn_ms: float | None = Field(default=None, ge=0, le=1e7)
-    """Mean time from an answer to the next request of a closed loop, in ms, drawn from an exponential distribution.
-    None means no delay, so the successors of requests that end together are sent at the same instant."""
+    """Mean delay from an answer to the next request of a closed loop, in ms. Delays are drawn from an exponential
+    distribution. None means no delay, so if requests end together, the next ones are sent at the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
     """Seconds over which the clients of a closed loop start, evenly spread."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)

@@ -9,7 +9,7 @@
     prefix    shared(groups=10,length=256,share=1,zipf=1): the first `length` tokens of a `share` of the prompts
               are one of `groups` prefixes, chosen with Zipf popularity (zipf=0: uniform)                [none]
     turns     chat(turns=5,think=10): requests are turns of conversations that begin at the rate; a later prompt is the
-              whole conversation so far plus `prompt` new tokens, sent a mean of `think` s after the output [none]
+              whole conversation so far plus `prompt` new tokens, sent `think` s after the output on average [none]
 
 Every draw is keyed by (seed, purpose, request, sample), so request i has the same lengths and prefix for any number of
 requests, rate or arrival process, and another rate only stretches or compresses the same arrivals.

@@ -18,7 +18,7 @@ from servesim.metrics.slo import SLO_METRICS
 from servesim.run.label_groups import MOST_APART, LabelSums, group_name
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 
-TOGETHER = f"; only the {MOST_APART} with the most requests, and all others combined as `(N others)`"
+TOGETHER = f". The {MOST_APART} with the most requests are listed, and all others are combined as `(N others)`"
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ OF_CLASS = Group(
     "classes",
     "class",
     (
-        _total("arrived", "its requests that arrived"),
-        _total("completed", "its requests that completed"),
-        Figure("output_throughput", "output tokens of its completed requests over `duration_s`",
+        _total("arrived", "number of its requests that arrived"),
+        _total("completed", "number of its requests that completed"),
+        Figure("output_throughput", "output tokens of its completed requests divided by `duration_s`",
                lambda some: per(some.part.total("output_tokens"), some.seconds), "tokens/s"),
         Figure("latency_ms", "latencies of its requests", _latencies, "ms",
                an_object(**dict.fromkeys(SLO_METRICS, DISTRIBUTION))),
@@ -75,13 +75,13 @@ OF_TENANT = Group(
         *OF_CLASS.figures,
         Figure(
             "service",
-            "share of the requested tokens that were served, an output token counting as two",
+            "share of the requested tokens that were served; an output token counts as two tokens",
             lambda some: per(some.service.given, some.service.given + some.service.refused),
             "share",
         ),
         Figure(
             "speed",
-            "output tokens per second of waiting, the harmonic mean over requests",
+            "output tokens per second of end-to-end latency, as the harmonic mean over requests",
             lambda some: per(some.service.answers, some.service.seconds),
             "tokens/s",
         ),
@@ -123,10 +123,11 @@ CLASSES = Group(
     (
         Figure("classes", f"figures of each class, by name{TOGETHER}", lambda c: c.each, inside=OF_CLASS),
         Figure("good_requests", "completed requests within every limit of their class", lambda c: c.good, schema=COUNT),
-        Figure("request_goodput", "good requests over `duration_s`", lambda c: per(c.good, c.seconds), "requests/s"),
+        Figure("request_goodput",
+               "good requests divided by `duration_s`", lambda c: per(c.good, c.seconds), "requests/s"),
         Figure("slo_attainment",
-               "good requests as a share of all that arrived", lambda c: per(c.good, c.whole.total("arrived")),
-               "share"),
+               "good requests divided by all requests that arrived",
+               lambda c: per(c.good, c.whole.total("arrived")), "share"),
     ),
     doc="Present if the trace labels requests by class (`slo_class`).",
     rows=(),
@@ -169,9 +170,9 @@ TENANTS = Group(
     "tenants",
     (
         Figure("tenants", f"figures of each tenant, by name{TOGETHER}", lambda t: t.each, inside=OF_TENANT),
-        Figure("jain_index", "Jain's index of fairness over tenants, of `service`, `speed` and, with limits, "
-               "`slo_attainment`: 1 if all tenants are served equally, 1/n if one gets everything", lambda t: t.jain,
-               schema=a_map(FIGURE)),
+        Figure("jain_index", "Jain's fairness index over tenants for `service`, `speed` and, with limits, "
+               "`slo_attainment`: 1 if all n tenants are served equally, 1/n if one tenant gets everything",
+               lambda t: t.jain, schema=a_map(FIGURE)),
     ),
     doc="Present if the trace labels requests by tenant.",
     rows=(),

@@ -125,18 +125,18 @@ DISAGGREGATION = Group(
     "disaggregation",
     "separate prefill and decode",
     (
-        Figure("protocol", "how KV gets from prefill to decode", lambda p: p.handoff.name, schema=TEXT),
+        Figure("protocol", "protocol that moves KV from prefill to decode", lambda p: p.handoff.name, schema=TEXT),
         Figure("stages_ms",
-               "where completed requests spent their time: the prefill queue, prefill, the handover (proxy, and the "
-               "wait for memory on the decode side), the wire, the first step there, and decode",
+               "time that completed requests spent in each stage: the prefill queue, prefill, the handover (the proxy, "
+               "and the wait for memory on the decode side), the wire, the first step on that side, and decode",
                lambda p: p.stages_ms, "ms", an_object(**dict.fromkeys(STAGES, DISTRIBUTION))),
-        Figure("transfers", "requests whose KV was sent", lambda p: len(p.sent), schema=COUNT),
-        Figure("gigabytes", "KV sent, in GB", lambda p: float(p.sent.sum()) / 1e9, "GB", NUMBER),
-        Figure("gb_s", "KV sent per second of the duration",
+        Figure("transfers", "number of requests whose KV was sent", lambda p: len(p.sent), schema=COUNT),
+        Figure("gigabytes", "size of all KV sent, in GB", lambda p: float(p.sent.sum()) / 1e9, "GB", NUMBER),
+        Figure("gb_s", "GB of KV sent per second of the duration",
                lambda p: per(float(p.sent.sum()) / 1e9, p.duration_ns / SECOND), "GB/s"),
-        Figure("wire_busy_share", "share of the time in which anything was on the wire", lambda p: p.busy_share,
+        Figure("wire_busy_share", "share of the duration during which KV was on the wire", lambda p: p.busy_share,
                "share"),
     ),
-    doc="Present if pools compute prompts and answers separately.",
+    doc="Present if separate pools compute prompts and answers.",
     rows=_rows,
 )  # fmt: skip

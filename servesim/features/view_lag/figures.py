@@ -31,15 +31,15 @@ ROUTER_VIEW = Group(
     "router_view",
     "router's view",
     (
-        Figure("sent", "how often a request was sent to a replica", len, schema=COUNT),
-        Figure("seen", "requests at the chosen replica according to its last report, averaged over those times",
+        Figure("sent", "number of times that requests were sent to replicas", len, schema=COUNT),
+        Figure("seen", "mean number of requests at the chosen replica in its last report, over all these times",
                lambda table: _mean(table[:, 1]), "requests", NUMBER),
-        Figure("there", "requests actually at that replica",
+        Figure("there", "mean number of requests that were actually at the chosen replica",
                lambda table: _mean(table[:, 2]), "requests", NUMBER),
         Figure("error", "mean absolute difference between the reported and the actual number",
                lambda table: _mean(np.abs(table[:, 1] - table[:, 2])), "requests", NUMBER),
     ),
-    doc="Present if views are delayed (`cluster.report_every_s`).",
+    doc="Present if the router's view of the replicas is delayed (`cluster.report_every_s`).",
     rows=(
         ("router's view", (
             "{seen} requests seen at the chosen replica, {there} actually there, a mean difference of {error}"
