@@ -136,6 +136,6 @@ def test_the_range_of_the_baseline_is_said_with_its_level_in_percent_or_why_ther
     said = baseline_sentence({"kind": "pairs", "level": 0.8, "says": "of 9 servers", **ends}, "fcfs")
     assert said.startswith("fcfs itself: ")
     assert said.endswith(" 1.00 to 2,500 ms, 80 % interval; of 9 servers")
-    assert said.count("1 to 2,500 ms") == len(compare_error.PAIRED)
+    assert said.count("1.00 to 2,500 ms") == len(compare_error.PAIRED)
     assert baseline_sentence({"kind": None, "says": "no table"}, "a") == "a itself: no error bars: no table"
     assert baseline_sentence(None, "a") == ""
