@@ -93,7 +93,7 @@ def positive(**options: float | None) -> None:
     """Raise UserError for the first given value that is not a finite number above 0."""
     for name, value in options.items():
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{name.replace('_', '-')} is {value:g}, must be above 0")
+            raise UserError(f"--{name.replace('_', '-')} is {value:g} but must be above 0")
 
 
 def _report(outcome: Outcome, out: Path, max_drift: float) -> None:

@@ -289,7 +289,7 @@ def notes(
         enough = max(row["enough_requests"] for row in short)
         would = f"a log of about {enough:,} requests" if repeats.recorded else f"--requests {enough}"
         said = f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}"
-        found.append(Warn(f"{said}; {would} would tell"))
+        found.append(Warn(f"{said}; {would} would be enough"))
     bursts = [row for row in rows if row["low_end_needs"]]
     if bursts:
         where = f" ({several([row['label'] for row in bursts])})" if len(rows) > 1 else ""

@@ -202,9 +202,9 @@ def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
     if bars is None:
         return ""
     if bars["kind"] is None:
-        return f"{baseline} itself: no error bars: {bars['says']}"
+        return f"no error bars for {baseline}: {bars['says']}"
     spans = (f"{metric_label(f'{key}_mean')} {bars[key]['low']:,.4g} to {bars[key]['high']:,.4g} ms" for key in PAIRED)
-    return f"{baseline} itself: {', '.join(spans)}, {100 * bars['level']:.0f} % interval; {bars['says']}"
+    return f"error bars of {baseline}: {', '.join(spans)}, {100 * bars['level']:.0f} % interval; {bars['says']}"
 
 
 def words(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -135,7 +135,7 @@ class Client:
             async with asyncio.timeout(seconds):
                 said, _ = await process.communicate()
         except TimeoutError:
-            raise UserError(f"--client {self.name}: not finished after {seconds:,.0f} s") from None
+            raise UserError(f"--client {self.name}: did not finish within {seconds:,.0f} s") from None
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -262,5 +262,5 @@ def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> flo
 
 def _number(value: Any, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UserError(f"{where} is {shown(str(value))}, must be a number")
+        raise UserError(f"{where} is {shown(str(value))} but must be a number")
     return float(value)
