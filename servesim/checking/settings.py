@@ -34,7 +34,7 @@ def settings_failures(subject: Subject) -> Iterator[str]:
         for word in sorted(set(getattr(subject.cls, label)) - known):
             yield f"{label} of {subject.name} has the unknown entry {word!r}{suggest(word, known)}"
     if not subject.cls.Params.__dataclass_params__.frozen:
-        yield f"Params of {subject.name} is not frozen: write @dataclass(frozen=True)"
+        yield f"Params of {subject.name} must be frozen: write @dataclass(frozen=True)"
     yield from _written(subject)
     if subject.kind == "scheduler":
         yield from _completed(subject)

@@ -103,7 +103,7 @@ def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
     for reason, count in outcome.skipped.items():
         typer.echo(f"skipped: {count} points, {reason}")
     if outcome.measured + sum(outcome.skipped.values()) < outcome.total:
-        typer.echo("the budget is spent: run the same command again to continue")
+        typer.echo("the time budget is used up: run the same command again to continue")
     if outcome.drift > max_drift:
         raise UserError(
             f"the clock drifted: the reference GEMM's time changed by {outcome.drift:.1%} (allowed: "

@@ -62,7 +62,7 @@ class Figure:
                 raise UserError(f"figure {self.name}: {name} is {getattr(self, name)!r} but must be one of {words}")
         if not isinstance(self.doc, str) or not callable(self.of) or not isinstance(self.schema, dict | None):
             raise UserError(
-                f"figure {self.name}: needs a definition (text) and a function, and schema must be a mapping"
+                f"figure {self.name}: must have a definition (text) and a function, and 'schema' must be a mapping"
             )
 
     @property

@@ -164,8 +164,8 @@ def after_run(
     if hits is not None and hits >= HITS:
         yield (
             f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on that share; hit "
-            "rates were validated against one recorded server of coding agents (within 1 point), and against "
-            "none that ran short of memory"
+            "rates were validated on only one recorded server, for coding agents (within 1 point), and on none that "
+            "ran short of memory"
         )
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]

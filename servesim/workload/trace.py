@@ -179,7 +179,7 @@ class Trace:
             raise UserError(f"trace {self.name}: row {bad[0]}: max_tokens is less than output_len")
         bad = np.flatnonzero(~self.stop & (self.max_tokens != self.output_len))
         if len(bad):
-            raise UserError(f"trace {self.name}: row {bad[0]}: does not stop on its own, but ends before max_tokens")
+            raise UserError(f"trace {self.name}: row {bad[0]}: 'stop' is false, but output_len is less than max_tokens")
         for name, values in self.labels.items():
             if name not in LABELS or len(values) != n:
                 raise UserError(

@@ -255,7 +255,7 @@ def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
 def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) -> list[Any]:
     for cell, line in zip(cells[name], lines, strict=True):
         if cell is None:
-            raise UserError(f"{path}: line {line}: no {shown(name)}; either all requests have it or none do")
+            raise UserError(f"{path}: line {line}: no {shown(name)}; either all requests must have it or none")
     return cells[name]
 
 

@@ -156,7 +156,9 @@ class _Stream:
         if self._texts > output:
             raise UserError(f"{where}: usage reports {output} tokens, but {self._texts} pieces of text arrived")
         if output > 1 and self._chunks == 1:
-            raise UserError(f"{where}: all {output} tokens arrived in one piece, so the time of the first is not known")
+            raise UserError(
+                f"{where}: all {output} tokens arrived in one piece, so the time of the first token is not known"
+            )
         return Answer(sent, self._first, self._last, prompt, output, self._chunks, asked)
 
 

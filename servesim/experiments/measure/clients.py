@@ -226,7 +226,9 @@ def _answer(
             "impossible"
         )
     if output > 1 and chunks == 1:
-        raise UserError(f"{where}: all {output} tokens arrived in one piece, so the time of the first is not known")
+        raise UserError(
+            f"{where}: all {output} tokens arrived in one piece, so the time of the first token is not known"
+        )
     start = round(start_ns)
     first, last = start + round(first_ms * _MS), start + round(whole_ms * _MS)
     return Answer(start, first, last, prompt, output, chunks, asked)
