@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     args = parser.parse_args(arguments)
     if args.rounds < 3 or args.rounds % 2 == 0:
-        parser.error(f"--rounds is {args.rounds}, must be odd and at least 3")
+        parser.error(f"--rounds is {args.rounds} but must be odd and at least 3")
     if args.json and not args.json.resolve().parent.is_dir():
         parser.error(f"--json {args.json}: there is no such folder")
     missing = [side for side in SIDES if not (ROOT / side.python).exists()]

@@ -73,7 +73,7 @@ def reproduce(
         _print_list(console, list(experiments().values()))
         return
     if jobs is not None and jobs < 1:
-        raise UserError(f"jobs is {jobs}, must be at least 1")
+        raise UserError(f"jobs is {jobs} but must be at least 1")
     chosen = find(name)
     check_folder(scenarios, list(experiments()))
     done: list[Done] = []

@@ -202,11 +202,11 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
             raise UserError(f"{entry.url}: received {received:,} bytes, expected {entry.size:,}")
         if not entry.matches(digest.hexdigest()):
             raise UserError(
-                f"{entry.url}: the file has changed: its checksum is {digest.hexdigest()}, must be {entry.sha256}"
+                f"{entry.url}: the file has changed: its checksum is {digest.hexdigest()} but must be {entry.sha256}"
             )
         beside.replace(target)
     except HTTPError as error:
-        raise UserError(f"{entry.url}: the server answered {error.code} {error.reason}") from error
+        raise UserError(f"{entry.url}: the server returned {error.code} {error.reason}") from error
     except (HTTPException, ValueError) as error:
         raise UserError(f"{entry.url}: the response is not valid HTTP ({type(error).__name__}: {error})") from error
     except (URLError, TimeoutError, ConnectionError) as error:

@@ -75,7 +75,7 @@ def inspect(trace: Trace, block_size: int = 16) -> TraceSummary:
     """Return all statistics of a trace, with prefix hits counted in blocks of `block_size` tokens (the default is 16 in
     vLLM and 512 in Mooncake)."""
     if block_size < 1:
-        raise UserError(f"block_size is {block_size}, must be at least 1")
+        raise UserError(f"block_size is {block_size} but must be at least 1")
     gaps = np.diff(trace.arrival_ns)
     span = int(gaps.sum())
     hits = prefix_hits(trace, block_size)

@@ -125,7 +125,7 @@ class Thin:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 0 < self.keep <= 1:
-            raise UserError(f"keep is {self.keep:g}, must be above 0 and at most 1")
+            raise UserError(f"keep is {self.keep:g} but must be above 0 and at most 1")
         play = trace.plays()
         return _keep(trace, (draws.uniform(seed, "thin", np.arange(play.max() + 1)) < self.keep)[play])
 
@@ -138,7 +138,7 @@ class Stretch:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 0 < self.factor < 1e6:
-            raise UserError(f"factor is {self.factor:g}, must be above 0")
+            raise UserError(f"factor is {self.factor:g} but must be above 0")
         return trace.at(_ns(trace.arrival_ns, self.factor))
 
 
@@ -152,7 +152,7 @@ class Ramp:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if min(self.start, self.end) <= 0:
-            raise UserError("start and end must be above 0")
+            raise UserError("'start' and 'end' must be above 0")
         span = max(int(trace.arrival_ns[-1] - trace.arrival_ns[0]), 1)
         share = (trace.arrival_ns - trace.arrival_ns[0]) / span
         rise = self.end - self.start  # new time is the integral of 1 / (start + rise x)
@@ -171,7 +171,7 @@ class Arrive:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not self.rate > 0:
-            raise UserError(f"rate is {self.rate:g}, must be above 0")
+            raise UserError(f"rate is {self.rate:g} but must be above 0")
         begins, play = begins_of(trace)
         seconds = draw(Call.parse("arrivals", self.process), np.arange(len(begins)), self.rate, seed)
         return _moved(trace, begins, play, _ns(seconds, SECOND))
@@ -197,7 +197,7 @@ class Think:
         if trace.after is None:
             raise UserError("no request waits for another, so there are no pauses")
         if self.cap < 0 or not 0 <= self.scale < 1e6:
-            raise UserError("cap and scale must be at least 0, and scale below 1,000,000")
+            raise UserError("'cap' and 'scale' must be at least 0, and 'scale' must be below 1,000,000")
         pauses = np.minimum(np.rint(trace.after.delays_ns * self.scale), self.cap * SECOND)
         return replace(trace, after=replace(trace.after, delays_ns=_ns(pauses)))
 
@@ -213,10 +213,10 @@ class Repeat:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 1 <= self.times <= 10_000:
-            raise UserError(f"times is {self.times}, must be from 1 to 10,000")
+            raise UserError(f"times is {self.times} but must be from 1 to 10,000")
         if not 0 <= self.period * self.times < LONGEST / SECOND:
             raise UserError(
-                f"period is {self.period:g}, must be at least 0, and all repetitions together must fit into 146 years"
+                f"period is {self.period:g} but must be at least 0, and all repetitions together must fit in 146 years"
             )
         gap = trace.arrival_ns[-1] // max(len(trace) - 1, 1)
         period = round(self.period * SECOND) if self.period else int(trace.arrival_ns[-1] + gap)
@@ -236,7 +236,7 @@ class Mix:
         from .open import open_trace
 
         if not 0 < self.weight < 1:
-            raise UserError(f"weight is {self.weight:g}, must be between 0 and 1")
+            raise UserError(f"weight is {self.weight:g} but must be between 0 and 1")
         other = open_trace(self.trace, seed=seed)
         span = int(trace.arrival_ns[-1] - trace.arrival_ns[0])
         if span == 0 or len(set(other.arrival_ns.tolist())) < 2:
@@ -262,10 +262,10 @@ class Label:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if self.n is not None and not 1 <= self.n <= 1024:
-            raise UserError(f"n is {self.n}, must be from 1 to 1,024")
+            raise UserError(f"n is {self.n} but must be from 1 to 1,024")
         _check_share(self.share)
         if self.priority is not None and abs(self.priority) >= LONGEST:
-            raise UserError(f"priority is {self.priority}, must fit into 62 bits")
+            raise UserError(f"priority is {self.priority} but must fit in 62 bits")
         play = trace.plays()
         mine = (draws.uniform(seed, "label", np.arange(play.max() + 1)) < self.share)[play]
         labels = dict(trace.labels)
@@ -287,7 +287,7 @@ class Cap:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 1 <= self.tokens <= MAX_TOKENS:
-            raise UserError(f"tokens is {self.tokens}, must be from 1 to {MAX_TOKENS:,}")
+            raise UserError(f"tokens is {self.tokens} but must be from 1 to {MAX_TOKENS:,}")
         caps = np.maximum(trace.output_len, self.tokens)
         if trace.samples is not None:
             np.maximum.at(caps, trace.samples.rows, trace.samples.output_len)
@@ -305,7 +305,7 @@ class Cancel:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         _check_share(self.share)
         if not 0 < self.after < LONGEST / SECOND:
-            raise UserError(f"after is {self.after:g}, must be above 0, and 146 years at most")
+            raise UserError(f"after is {self.after:g} but must be above 0 and at most 146 years")
         rows = np.arange(len(trace))
         gone = draws.uniform(seed, "cancel", rows) < self.share
         times = np.maximum(_ns(draws.exponential(seed, "cancel after", rows) * self.after * SECOND), 1)
@@ -347,7 +347,7 @@ def _ns(times: NDArray[Any], scale: float = 1.0) -> Ints:
 
 def _check_share(share: float) -> None:
     if not 0 <= share <= 1:
-        raise UserError(f"share is {share:g}, must be from 0 to 1")
+        raise UserError(f"share is {share:g} but must be from 0 to 1")
 
 
 def _asking(trace: Trace, mine: NDArray[np.bool_], n: int) -> Samples | None:
@@ -373,5 +373,5 @@ def _moved(trace: Trace, begins: Ints, play: Ints, to: Ints) -> Trace:
 def _keep(trace: Trace, rows: Any) -> Trace:
     kept = np.flatnonzero(rows)
     if not len(kept):
-        raise UserError("leaves no request")
+        raise UserError("no requests are left")
     return trace if len(kept) == len(trace) else trace.take(kept)

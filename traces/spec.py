@@ -76,5 +76,5 @@ def to_float(what: str, text: str) -> float:
     except ValueError:
         value = float("nan")
     if value - value != 0:
-        raise UserError(f"{what} is {text!r}, must be a number")
+        raise UserError(f"{what} is {text!r} but must be a number")
     return value

@@ -39,7 +39,7 @@ class Burst:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if self.at < 0 or self.lasting <= 0 or self.at + self.lasting > 4e9:
             raise UserError(
-                f"at is {self.at:g} (must be at least 0) and for is {self.lasting:g} (must be above 0), in seconds"
+                f"'at' is {self.at:g} s (must be at least 0), and 'for' is {self.lasting:g} s (must be above 0)"
             )
         _check_times(self.times)
         begins, _ = begins_of(trace)
@@ -93,9 +93,9 @@ class Share:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 1 <= self.tokens <= MAX_TOKENS or not 1 <= self.groups <= 10_000_000:
-            raise UserError(f"tokens is {self.tokens} and groups is {self.groups}, must both be at least 1")
+            raise UserError(f"tokens is {self.tokens} and groups is {self.groups}; both must be at least 1")
         if not 0 <= self.share <= 1:
-            raise UserError(f"share is {self.share:g}, must be from 0 to 1")
+            raise UserError(f"share is {self.share:g} but must be from 0 to 1")
         content = trace.content
         if content is None:
             rows = np.arange(len(trace))
@@ -142,7 +142,7 @@ def multiplied(
         parts.append(trace.take(rows).at(trace.arrival_ns[rows] + shift[rows]))
         suffixes.append(f"@{copy + 1}" if copy else "")
     if not parts:
-        raise UserError("leaves no request")
+        raise UserError("no requests are left")
     return join(trace.name, parts, content == "fresh", suffixes)
 
 
@@ -156,4 +156,4 @@ def begins_of(trace: Trace) -> tuple[Ints, Ints]:
 
 def _check_times(times: float) -> None:
     if not 0 <= times <= MOST_TIMES:
-        raise UserError(f"times is {times:g}, must be from 0 to {MOST_TIMES:g}")
+        raise UserError(f"times is {times:g} but must be from 0 to {MOST_TIMES:g}")

@@ -46,12 +46,12 @@ def _number(path: Path, row: int, name: str, text: str | None) -> float:
 def _time(path: Path, row: int, name: str, text: str | None) -> float:
     value = _number(path, row, name, text)
     if not 0.0 < value < float("inf"):
-        raise UserError(f"{path}: row {row}: {name} is {value:g}, must be a number above 0")
+        raise UserError(f"{path}: row {row}: {name} is {value:g} but must be a number above 0")
     return value
 
 
 def _count(path: Path, row: int, name: str, text: str | None) -> int:
     value = _number(path, row, name, text)
     if not 0.0 <= value < 2**31 or value != int(value):
-        raise UserError(f"{path}: row {row}: {name} is {value:g}, must be a whole number of at least 0")
+        raise UserError(f"{path}: row {row}: {name} is {value:g} but must be a whole number of at least 0")
     return int(value)

@@ -43,7 +43,7 @@ class Fixed:
     def __post_init__(self) -> None:
         for name, ms in (("prefill_ms", self.prefill), ("decode_ms", self.decode)):
             if not 0 <= ms < float("inf"):
-                raise ValueError(f"{name} is {ms}, must be at least 0 and finite")
+                raise ValueError(f"{name} is {ms} but must be at least 0 and finite")
 
     def prefill_ms(self, tokens: int) -> float:
         """Return the time of a step's prompt tokens."""
@@ -65,7 +65,7 @@ def timing_of(model: Mapping[str, Any]) -> Polynomial | Fixed:
         except (TypeError, ValueError) as error:
             raise UserError(f"timing_model: {error}") from None
     raise UserError(
-        f'timing_model is {dict(model)}, must be {{"type": "polynomial"}} or fixed with prefill_ms, decode_ms'
+        f'timing_model is {dict(model)} but must be {{"type": "polynomial"}} or fixed with prefill_ms, decode_ms'
     )
 
 

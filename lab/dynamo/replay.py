@@ -87,12 +87,12 @@ class MockEngine:
         for name in self.LEAST:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise UserError(f"engine: {name} is {value!r}, must be a whole number of at least 1")
+                raise UserError(f"engine: {name} is {value!r} but must be a whole number of at least 1")
         if self.backend not in BACKENDS:
-            raise UserError(f"engine: backend is {self.backend!r}, must be one of {', '.join(BACKENDS)}")
+            raise UserError(f"engine: backend is {self.backend!r} but must be one of {', '.join(BACKENDS)}")
         for name, known in (("worker_type", WORKER_TYPES), ("kv_transfer_timing_mode", TIMING_MODES)):
             if getattr(self, name) not in known:
-                raise UserError(f"engine: {name} is {getattr(self, name)!r}, must be one of {', '.join(known)}")
+                raise UserError(f"engine: {name} is {getattr(self, name)!r} but must be one of {', '.join(known)}")
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> MockEngine:

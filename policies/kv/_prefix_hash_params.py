@@ -21,7 +21,7 @@ class PrefixHashParams:
     def __post_init__(self) -> None:
         if not 0 <= self.hash_lookahead_tokens <= MOST_DRAFTS:
             raise ValueError(
-                f"hash_lookahead_tokens is {self.hash_lookahead_tokens}, must be from 0 to {MOST_DRAFTS:,}"
+                f"hash_lookahead_tokens is {self.hash_lookahead_tokens} but must be from 0 to {MOST_DRAFTS:,}"
             )
         if self.free_order not in ("front", "back"):
             raise ValueError(f'free_order must be "front" or "back", not "{self.free_order}"')

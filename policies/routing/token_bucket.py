@@ -35,7 +35,7 @@ class TokenBucketParams:
     def __post_init__(self) -> None:
         check_least(self, 1, "burst")
         if not 0 <= self.per_s < math.inf:
-            raise ValueError(f"per_s is {self.per_s:g}, must be a number of at least 0")
+            raise ValueError(f"per_s is {self.per_s:g} but must be a number of at least 0")
 
 
 @routers.register("token-bucket")

@@ -59,7 +59,7 @@ class TransformersParams(SchedulerParams):
         if self.scheduler_type not in _MARGINS:
             raise ValueError(f'scheduler_type must be "fifo" or "prefill_first", not "{self.scheduler_type}"')
         if self.safety_margin is not None and not 0.0 <= self.safety_margin <= 1.0:
-            raise ValueError(f"safety_margin is {self.safety_margin}, must be from 0 to 1")
+            raise ValueError(f"safety_margin is {self.safety_margin} but must be from 0 to 1")
 
 
 @schedulers.register("transformers")

@@ -30,9 +30,9 @@ class DrafterParams(SpeculatorParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.adapt not in _LENGTHS:
-            raise ValueError(f"adapt is {self.adapt!r}, must be one of {', '.join(_LENGTHS)}")
+            raise ValueError(f"adapt is {self.adapt!r} but must be one of {', '.join(_LENGTHS)}")
         if self.scorer not in ("mqa", "batch-expansion"):
-            raise ValueError(f"scorer is {self.scorer!r}, must be mqa or batch-expansion")
+            raise ValueError(f"scorer is {self.scorer!r} but must be mqa or batch-expansion")
         if (self.adapt == "table") != bool(self.table):
             raise ValueError("adapt=table needs table=1-16:3/32-128:2/...")
         if self.table:

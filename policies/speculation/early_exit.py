@@ -38,7 +38,7 @@ class EarlyExit(Drafter):
     def __init__(self, params: EarlyExitParams, target: ModelSpec) -> None:
         super().__init__(params, target)
         if not 1 <= params.layers < target.num_layers:
-            raise UserError(f"speculation early-exit: layers is {params.layers}, must be below {target.num_layers}")
+            raise UserError(f"speculation early-exit: layers is {params.layers} but must be below {target.num_layers}")
         self.lookahead = params.k
         self._model = early_exit(target, params.layers)
 

@@ -22,7 +22,7 @@ class MedusaParams(DrafterParams):
         super().__post_init__()
         if not 1 <= self.width <= 16 or self.width**self.k > 4096:
             raise ValueError(
-                f"width is {self.width}, must be at least 1 and give at most 4096 leaves with k = {self.k}"
+                f"width is {self.width} but must be at least 1 and give at most 4096 leaves with k = {self.k}"
             )
 
 

@@ -30,7 +30,7 @@ class NgramParams(DrafterParams):
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(f"prompt_lookup_min {self.prompt_lookup_min} is above prompt_lookup_max")
         if not 0 <= self.host_us_per_sequence <= 1e6:
-            raise ValueError(f"host_us_per_sequence is {self.host_us_per_sequence:g}, must be from 0 to 1e6 (a second)")
+            raise ValueError(f"host_us_per_sequence is {self.host_us_per_sequence:g} but must be from 0 to 1e6 (1 s)")
 
 
 @speculators.register("ngram")

@@ -49,7 +49,7 @@ class Beginning:
         if (source / SWEEP).is_file():
             return _of_sweep(source)
         if not (source / SCENARIO).is_file():
-            raise UserError(f"{source}: holds neither a run nor a sweep")
+            raise UserError(f"{source}: contains neither a run nor a sweep")
         return cls(shortest(load_settings(source / SCENARIO)), [])
 
     def over(self, settings: Mapping[str, Any]) -> Beginning:

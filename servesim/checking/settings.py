@@ -34,7 +34,7 @@ def settings_failures(subject: Subject) -> Iterator[str]:
         for word in sorted(set(getattr(subject.cls, label)) - known):
             yield f"{label} of {subject.name} has the unknown entry {word!r}{suggest(word, known)}"
     if not subject.cls.Params.__dataclass_params__.frozen:
-        yield f"Params of {subject.name} is not frozen: write @dataclass(frozen=True)"
+        yield f"Params of {subject.name} must be frozen: write @dataclass(frozen=True)"
     yield from _written(subject)
     if subject.kind == "scheduler":
         yield from _completed(subject)
@@ -73,7 +73,7 @@ def _completed(subject: Subject) -> Iterator[str]:
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         value = getattr(params, name, 1)
         if type(value) is not int or value < 1:
-            yield f"{subject.name}: complete leaves {name} = {value!r}, must be a whole number of at least 1"
+            yield f"{subject.name}: complete leaves {name} = {value!r}, but it must be a whole number of at least 1"
 
 
 def impurities(subject: Subject) -> Iterator[str]:
@@ -97,7 +97,7 @@ def impurities(subject: Subject) -> Iterator[str]:
     for pair in asked:
         if once[pair] != again[pair]:
             told = f"row {pair[0]}, position {pair[1]}: {once[pair]} of 3 drafts, {again[pair]} when called again"
-            yield f"{subject.name}: accepted depends on more than request and position ({told})"
+            yield f"{subject.name}: 'accepted' must depend only on the request and the position ({told})"
             break
     if len(rates) != 3 or not all(0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != rates:
-        yield f"{subject.name}: rates(3) is {rates}, must be 3 probabilities that do not increase"
+        yield f"{subject.name}: rates(3) is {rates} but must be 3 probabilities that do not increase"

@@ -58,9 +58,9 @@ def acceptance(
             raise UserError(f"--method {name}: no such method{suggest(name, METHODS)}")
     positive(k=k, lookup_min=lookup_min, threads=threads)
     if lookup_max < lookup_min:
-        raise UserError(f"--lookup-max is {lookup_max}, must be at least --lookup-min ({lookup_min})")
+        raise UserError(f"--lookup-max is {lookup_max} but must be at least --lookup-min ({lookup_min})")
     if max_tokens <= k:
-        raise UserError(f"--max-tokens is {max_tokens}, must be above --k ({k}), or no step would be counted")
+        raise UserError(f"--max-tokens is {max_tokens} but must be above --k ({k}), or no step would be counted")
     exits = whole_numbers("--layers", layers) if layers is not None else None
     asked = Prompts.load(prompts or _own_prompts())
     settings, answers = _record(record, out, asked, max_tokens, model, lambda: GreedyModel.load(model, threads))

@@ -75,7 +75,7 @@ def engine(
     }
     positive(**given, threads=threads)
     if warmup < 0:
-        raise UserError(f"--warmup is {warmup}, must be at least 0")
+        raise UserError(f"--warmup is {warmup} but must be at least 0")
     given = {key: value for key, value in given.items() if value is not None}
     if engine == "transformers":
         from servesim.calibrate.engines.transformers import TransformersSettings, run_transformers

@@ -93,7 +93,7 @@ def positive(**options: float | None) -> None:
     """Raise UserError for the first given value that is not a finite number above 0."""
     for name, value in options.items():
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{name.replace('_', '-')} is {value:g}, must be above 0")
+            raise UserError(f"--{name.replace('_', '-')} is {value:g} but must be above 0")
 
 
 def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
@@ -103,7 +103,7 @@ def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
     for reason, count in outcome.skipped.items():
         typer.echo(f"skipped: {count} points, {reason}")
     if outcome.measured + sum(outcome.skipped.values()) < outcome.total:
-        typer.echo("the budget is spent: run the same command again to continue")
+        typer.echo("the time budget is used up: run the same command again to continue")
     if outcome.drift > max_drift:
         raise UserError(
             f"the clock drifted: the reference GEMM's time changed by {outcome.drift:.1%} (allowed: "

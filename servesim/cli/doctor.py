@@ -155,4 +155,4 @@ def _print(found: dict[str, Any]) -> None:
         typer.echo(f"{name:<11}{text}")
     for problem in found["problems"]:
         typer.echo(f"problem: {problem}")
-    typer.echo("all is well" if found["sound"] else f"{len(found['problems'])} to fix")
+    typer.echo("no problems found" if found["sound"] else f"{len(found['problems'])} problem(s) to fix")

@@ -55,7 +55,7 @@ def explore(
     check_installed()
     saved = context.obj.pop("save_scenario", None)
     explorer, page = opened(source, context.obj, saved)
-    serve(explorer, port, page, lambda address: typer.echo(f"explore at {address} (Ctrl-C ends it)"))
+    serve(explorer, port, page, lambda address: typer.echo(f"explore at {address} (press Ctrl-C to stop)"))
 
 
 def opened(source: Path | None, given: dict[str, Any], saved: str | None = None) -> tuple[Explorer, dict[str, Any]]:

@@ -28,7 +28,7 @@ def tell_once() -> None:
         marker.touch(exist_ok=False)  # of several at once, one says it
     except (OSError, RuntimeError):  # RuntimeError: no home
         return
-    print(f"note: {FASTER} (said once)", file=sys.stderr)
+    print(f"note: {FASTER} (shown once)", file=sys.stderr)
 
 
 def _cache() -> Path:

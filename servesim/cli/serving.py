@@ -19,7 +19,7 @@ def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], c
 
     commands = [(text, served(text)) for text in given.pop("serve", ())]
     if len(commands) > 1 and (command != "compare" or scenarios != [{}]):
-        raise UserError("--serve: only compare takes several commands, and only without a scenario")
+        raise UserError("--serve: only compare accepts several commands, and only without a scenario")
     for number, (text, found) in enumerate(commands, start=1):
         if len(commands) > 1:
             typer.echo(f"scenario {number}: {' '.join(text.split())}", err=True)

@@ -59,10 +59,10 @@ class Figure:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 words = ", ".join(filter(None, values))
-                raise UserError(f"figure {self.name}: {name} is {getattr(self, name)!r}, must be one of {words}")
+                raise UserError(f"figure {self.name}: {name} is {getattr(self, name)!r} but must be one of {words}")
         if not isinstance(self.doc, str) or not callable(self.of) or not isinstance(self.schema, dict | None):
             raise UserError(
-                f"figure {self.name}: needs a definition (text) and a function, and schema must be a mapping"
+                f"figure {self.name}: must have a definition (text) and a function, and 'schema' must be a mapping"
             )
 
     @property
@@ -155,7 +155,7 @@ class Group:
             if not name.isidentifier() or names.count(name) > 1:
                 raise UserError(f"figures of {self.section!r}: {name!r} is not a valid name, or appears twice")
         if not self.words:
-            raise UserError(f"figures of {self.section!r}: the group needs words, its name in tables")
+            raise UserError(f"figures of {self.section!r}: the group must have 'words', its name in tables")
         if self.many is not None and any(figure.better for figure in self.figures):
             raise UserError(f"figures of {self.section!r}: a group with several entries cannot have metrics (better)")
         rows = self.rows if isinstance(self.rows, tuple) else ()

@@ -16,7 +16,7 @@ def _short(value: float) -> str:
 def check_share(name: str, value: float) -> None:
     """Raise ValueError unless a parameter is a share: at least 0, less than 1."""
     if not 0 <= value < 1:
-        raise ValueError(f"{name} is {_short(value)}, must be at least 0 and less than 1")
+        raise ValueError(f"{name} is {_short(value)} but must be at least 0 and less than 1")
 
 
 def check_least(params: Any, least: int, *names: str) -> None:
@@ -24,7 +24,7 @@ def check_least(params: Any, least: int, *names: str) -> None:
     for name in names:
         value = getattr(params, name)
         if value is not None and value < least:
-            raise ValueError(f"{name} is {_short(value)}, must be at least {least}")
+            raise ValueError(f"{name} is {_short(value)} but must be at least {least}")
 
 
 def check_most(params: Any, most: float, *names: str) -> None:
@@ -32,7 +32,7 @@ def check_most(params: Any, most: float, *names: str) -> None:
     for name in names:
         value = getattr(params, name)
         if value is not None and value > most:
-            raise ValueError(f"{name} is {_short(value)}, must be at most {most:g}")
+            raise ValueError(f"{name} is {_short(value)} but must be at most {most:g}")
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class ScalerParams:
         check_least(self, 1, "max")
         check_most(self, 4096, "max")  # a scenario's maximum
         if self.min > self.max:
-            raise ValueError(f"min is {self.min}, must be at most max ({self.max})")
+            raise ValueError(f"min is {self.min} but must be at most max ({self.max})")
 
 
 class Scaler(ABC):

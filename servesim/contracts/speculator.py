@@ -25,7 +25,7 @@ class SpeculatorParams:
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MOST_DRAFTS:
-            raise ValueError(f"k is {self.k}, must be from 1 to {MOST_DRAFTS:,}")
+            raise ValueError(f"k is {self.k} but must be from 1 to {MOST_DRAFTS:,}")
 
 
 class Speculator(ABC):

@@ -29,7 +29,7 @@ def checked(path: Path, table: Any, keys: Sequence[str]) -> Any:
     times = np.array(table["time_us"].to_pylist(), dtype=np.float64)
     bad = np.flatnonzero(~(np.isfinite(times) & (times > 0.0)))
     if len(bad):
-        raise _refusal(path, bad[0], f"time_us is {times[bad[0]]:g}, must be a number above 0")
+        raise _refusal(path, bad[0], f"time_us is {times[bad[0]]:g} but must be a number above 0")
     _check_unit(path, table, times)
     return _without_repeats(path, table, keys)
 

@@ -57,9 +57,9 @@ def falling(cost: TableCostModel, sizes: Iterable[int], ranks: int = 1) -> Itera
         fall = worst_fall(stage, passed)
         if fall is not None:
             yield (
-                f"{', '.join(fall.operators[:_NAMED])}: by the tables a step over {_tokens(fall.tokens)} takes "
-                f"{fall.ratio:.1f} times as long as one over {_tokens(fall.larger)} (attention and sampling aside), as "
-                "libraries choose kernels by size"
+                f"{', '.join(fall.operators[:_NAMED])}: according to the tables, a step with {_tokens(fall.tokens)} "
+                f"takes {fall.ratio:.1f} times as long as one with {_tokens(fall.larger)} (not counting attention and "
+                "sampling), because libraries choose kernels by size"
             )
 
 

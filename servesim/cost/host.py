@@ -126,12 +126,12 @@ class HostTerms:
                 raise UserError(f"host terms {name}: unknown term {key!r}{suggest(key, known)}")
             kind = _KINDS.get(key, (int, float))
             if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind):
-                raise UserError(f"host terms {name}: {key} is {shown(value)}, must be {_WORDS[kind[0]]}")
+                raise UserError(f"host terms {name}: {key} is {shown(value)} but must be {_WORDS[kind[0]]}")
             for part in value.values() if isinstance(value, Mapping) and key != "provenance" else [value]:
                 if isinstance(part, int | float) and not 0 <= part < 1e12:
-                    raise UserError(f"host terms {name}: {key} is {shown(part)}, must be at least 0 (nanoseconds)")
+                    raise UserError(f"host terms {name}: {key} is {shown(part)} but must be at least 0 (nanoseconds)")
         if not all(isinstance(gpu, str) for gpu in values.get("gpus") or ()):
-            raise UserError(f"host terms {name}: gpus are {shown(values['gpus'])}, must be a list of names")
+            raise UserError(f"host terms {name}: gpus are {shown(values['gpus'])} but must be a list of names")
         kept = dict(values)
         kept["gpus"] = tuple(kept.get("gpus") or ())
         return cls(name=name, **kept)

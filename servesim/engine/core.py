@@ -103,9 +103,9 @@ class EngineCore:
         cannot wait for such KV."""
         scheduler, kv = self.scheduler, self.kv
         if "remote_kv" not in scheduler.supports:
-            raise UserError(f"scheduler {scheduler.name} cannot wait for remote KV; use vllm")
+            raise UserError(f"scheduler {scheduler.name} cannot wait for remote KV; use scheduler vllm")
         if kv.shares and "remote_kv" not in kv.supports:
-            raise UserError(f"kv {kv.name} cannot reserve memory for remote KV; use prefix-hash")
+            raise UserError(f"kv {kv.name} cannot reserve memory for remote KV; use kv prefix-hash")
         self.connector = connector
 
     # Arrivals and departures.

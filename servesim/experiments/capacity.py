@@ -148,15 +148,15 @@ class Terms(NamedTuple):
         check_window(self.warmup or 0.0, self.cooldown or 0.0)
         check_count(1 if self.replicates is None else self.replicates)
         if not 0 < self.attainment <= 1:
-            raise UserError(f"attainment is {self.attainment:g}, must be a share above 0")
+            raise UserError(f"attainment is {self.attainment:g} but must be above 0 and at most 1")
         if not 0.001 <= self.tolerance <= 0.5:
-            raise UserError(f"tolerance is {self.tolerance:g}, must be from 0.001 to 0.5")
+            raise UserError(f"tolerance is {self.tolerance:g} but must be from 0.001 to 0.5")
         if self.max_replicas < 1:
-            raise UserError(f"max_replicas is {self.max_replicas}, must be at least 1")
+            raise UserError(f"max_replicas is {self.max_replicas} but must be at least 1")
         if not 0 < self.window_minutes < math.inf:
-            raise UserError(f"window_minutes is {self.window_minutes:g}, must be above 0")
+            raise UserError(f"window_minutes is {self.window_minutes:g} but must be above 0")
         if self.window_requests < 1:
-            raise UserError(f"window_requests is {self.window_requests}, must be at least 1")
+            raise UserError(f"window_requests is {self.window_requests} but must be at least 1")
 
 
 @takes_trust

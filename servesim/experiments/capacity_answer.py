@@ -290,7 +290,7 @@ def notes(
         longer = f"a log of about {enough:,} requests (or this one with --shape repeat:times=N)"
         would = longer if repeats.recorded else f"--requests {enough}"
         said = f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}"
-        found.append(Warn(f"{said}; {would} would tell"))
+        found.append(Warn(f"{said}; {would} would be enough"))
     bursts = [row for row in rows if row["low_end_needs"]]
     if bursts:
         where = f" ({several([row['label'] for row in bursts])})" if len(rows) > 1 else ""

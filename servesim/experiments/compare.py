@@ -137,7 +137,7 @@ def compare(
     check_window(*_ends(warmup, cooldown))
     check_method(interval)
     if not 0 <= margin < 1:
-        raise UserError(f"margin is {margin:g}, must be a share from 0 to below 1")
+        raise UserError(f"margin is {margin:g} but must be at least 0 and less than 1")
     ends = (warmup, cooldown)
     settings = Settings(level, margin, *_ends(*ends), interval, "ttft_p99" if rank_by is None else rank_by)
     objects = Objects()

@@ -307,5 +307,5 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
             f"{repeats.changes[0]['requests']:,} requests in one run"
         )
     if not any(v["oracle"] for v in variants):
-        notes.append("no gap to an oracle is shown: none is among the policies compared")
+        notes.append("no gap to an oracle is shown because none of the policies compared is an oracle")
     return notes

@@ -203,11 +203,11 @@ def baseline_sentence(bars: Mapping[str, Any] | None, baseline: str) -> str:
     if bars is None:
         return ""
     if bars["kind"] is None:
-        return f"{baseline} itself: no error bars: {bars['says']}"
+        return f"no error bars for {baseline}: {bars['says']}"
     spans = (
         f"{metric_label(f'{key}_mean')} {number(bars[key]['low'])} to {number(bars[key]['high'])} ms" for key in PAIRED
     )
-    return f"{baseline} itself: {', '.join(spans)}, {100 * bars['level']:.0f} % interval; {bars['says']}"
+    return f"error bars of {baseline}: {', '.join(spans)}, {100 * bars['level']:.0f} % interval; {bars['says']}"
 
 
 def words(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -37,7 +37,7 @@ def executor(name: str = "local", jobs: int | None = None) -> Executor:
     if name != "local":
         raise UserError(f"executor {name!r}: must be local, ray or ray:ADDRESS")
     if jobs is not None and jobs < 1:
-        raise UserError(f"jobs is {jobs}, must be at least 1")
+        raise UserError(f"jobs is {jobs} but must be at least 1")
     return Processes(jobs or os.cpu_count() or 1)
 
 

@@ -166,7 +166,7 @@ def _known(metric: Any) -> str:
         raise UserError(f"metric {name}: this name is taken by a built-in metric; rename the function")
     better = getattr(function, "better", "lower")
     if better not in ("lower", "higher"):
-        raise UserError(f'metric {name}: better is {better!r}, must be "lower" or "higher"')
+        raise UserError(f'metric {name}: better is {better!r} but must be "lower" or "higher"')
 
     def part(measured: Slice) -> float:
         return value_of(name, function, measured.table(), measured.run.summary)

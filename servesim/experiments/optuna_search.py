@@ -26,7 +26,7 @@ def search(table: Any, variants: Sequence[Variant], goals: Sequence[Metric], tri
     except ImportError:
         raise UserError("trials: the package optuna is missing (pip install 'servesim[search]')") from None
     if trials < 1:
-        raise UserError(f"trials is {trials}, must be at least 1")
+        raise UserError(f"trials is {trials} but must be at least 1")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     keys = list(variants[0].axes)
     by_values = {tuple(map(str, v.axes.values())): v for v in variants}

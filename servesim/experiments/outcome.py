@@ -242,7 +242,10 @@ def busy_notes(name: str, run: Run, scenario: Scenario, repeats: Replicates, end
     needed, judged = [goal.share for goal in goals], judge([outcome], goals)
     found = [] if judged.carried or judged.window is None else [(judged.window, needed[judged.binding])]
     short = [
-        Warn(f"{window_note(name, window._asdict(), share)}; servesim capacity finds what such a window takes")
+        Warn(
+            f"{window_note(name, window._asdict(), share)}; use servesim capacity to find a "
+            "deployment that meets the SLO in such a window"
+        )
         for window, share in found
     ]
     minute = outcome.minute

@@ -108,7 +108,7 @@ def csv_columns(text: str, path: Path) -> dict[str, list[str]]:
             raise UserError(f"{path}: line 1: column {shown(name)} appears twice")
     for i, row in enumerate(rows):
         if len(row) != len(header):
-            raise UserError(f"{path}: line {i + 2}: {len(row)} fields, must be {len(header)}")
+            raise UserError(f"{path}: line {i + 2}: {len(row)} fields instead of {len(header)}")
     return {name: [row[i] for row in rows] for i, name in enumerate(header)}
 
 
@@ -119,7 +119,7 @@ def numbers(columns: dict[str, list[str]], name: str, path: Path) -> Floats:
         try:
             values[i] = float(text) if text else np.nan
         except ValueError:
-            raise UserError(f"{path}: line {i + 2}: {name} is {shown(text)}, must be a number") from None
+            raise UserError(f"{path}: line {i + 2}: {name} is {shown(text)} but must be a number") from None
     return values
 
 

@@ -112,7 +112,8 @@ def _ordered(run: RecordedRun) -> RecordedRun:
     for name in ("prompt_len", "output_len"):
         bad = np.flatnonzero(getattr(run, name) < 1)
         if len(bad):
-            raise UserError(f"{run.path}: request {bad[0]}: {name} is {getattr(run, name)[bad[0]]}, must be at least 1")
+            value = getattr(run, name)[bad[0]]
+            raise UserError(f"{run.path}: request {bad[0]}: {name} is {value} but must be at least 1")
     for name in ("ttft_ms", "e2el_ms"):
         bad = np.flatnonzero(getattr(run, name) < 0)
         if len(bad):

@@ -82,7 +82,7 @@ def counted(replicates: Mapping[str, Any]) -> str:
 def check_count(count: int) -> None:
     """Raise UserError for an invalid number of replicates."""
     if not 1 <= count <= MOST:
-        raise UserError(f"replicates is {count}, must be from 1 to {MOST:,}")
+        raise UserError(f"replicates is {count} but must be from 1 to {MOST:,}")
 
 
 def replicates_of(
@@ -110,7 +110,7 @@ def replicates_of(
         mean = mean_rate(_as_it_is(scenario, objects)) if isinstance(scenario.rate, str) else None
         return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(wanted)), mean_rate=mean)
     if window is not None and window < 1:
-        raise UserError(f"window is {window}, must be at least 1 request")
+        raise UserError(f"window is {window} but must be at least 1 request")
     trace = _as_it_is(scenario, objects)
     if count is None and window is None and len(trace) < wanted:
         wanted = 1  # too few requests to cut: one window, which is said to be one

@@ -116,8 +116,8 @@ def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> 
     if late and not any("async_scheduling" in axis for axis in axes):
         found.append(
             Warn(
-                f"planned synchronously while the others plan a step ahead: {several(late, ', ')}; "
-                "set --engine.async-scheduling false to plan all of them synchronously"
+                f"{several(late, ', ')} {'schedules' if len(late) == 1 else 'schedule'} synchronously while the others "
+                "schedule one step ahead; set --engine.async-scheduling false to schedule synchronously in all"
             )
         )
     return found

@@ -26,7 +26,7 @@ def split(variants: Sequence[Variant]) -> list[Variant]:
 
 def _splits(variant: Variant, gpus: int) -> Iterator[Variant]:
     if not 2 <= gpus <= MOST_GPUS:
-        raise UserError(f"pd is {gpus}, must be 2 to {MOST_GPUS} GPUs, or REPLICASxTP:REPLICASxTP such as 2x1:1x4")
+        raise UserError(f"pd is {gpus} but must be 2 to {MOST_GPUS} GPUs, or REPLICASxTP:REPLICASxTP such as 2x1:1x4")
     for tp in _sizes(gpus):
         replicas = gpus // tp
         together = {"pd": None, "handoff": None, "tp": tp, "replicas": replicas}

@@ -196,7 +196,7 @@ class Store:
                         f"--out {self.root}: holds another kind of experiment ({name}; --overwrite replaces it)"
                     )
                 if name not in (CELLS, TRACES, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
-                    raise UserError(f"--out {self.root}: exists and is not a servesim experiment (it holds {name})")
+                    raise UserError(f"--out {self.root}: exists and is not a servesim experiment (it contains {name})")
         elif self.root.exists():
             raise UserError(f"--out {self.root}: exists and is not a directory")
 

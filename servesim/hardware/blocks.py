@@ -30,10 +30,10 @@ def check_blocks(model: ModelSpec, dtype: str, block: int, engine: str, *, tp: i
     degrees = [str(t) for t in _TRIED if _divides(model, t) and _broken(model, block, t, dp, 1) is None]
     ways = [f"choose tp from: {', '.join(degrees)}"] if degrees else ["choose another format"]
     if _broken(model, block, tp, dp, tp * dp) is None:
-        ways.insert(0, "distribute whole experts (engine.enable_expert_parallel)")
+        ways.insert(0, "enable expert parallelism (engine.enable_expert_parallel)")
     raise UserError(
         f"tp = {tp} leaves a GPU {width} columns of the {what} of {model.name}, whose FP8 weights have one scale per "
-        f"block of {block}, and {engine} does not start: {begins} = {width} is not divisible by weight quantization "
+        f"block of {block}, so {engine} does not start: {begins} = {width} is not divisible by weight quantization "
         f"block_n = {block}; {' or '.join(ways)}"
     )
 

@@ -281,7 +281,7 @@ def _count(config: dict[str, Any], key: str, where: str, most: int = 1 << 40) ->
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UserError(f"{where}: {key} must be a positive integer, not {shown(value)}")
     if value > most:
-        raise UserError(f"{where}: {key} is {value}, must be at most {most:,}")
+        raise UserError(f"{where}: {key} is {value} but must be at most {most:,}")
     return value
 
 

@@ -106,7 +106,7 @@ def _changed(gpu: Gpu, changes: dict[str, str]) -> Gpu:
         except ValueError:
             number = -1.0
         if wrong := _wrong(key, number):
-            raise UserError(f"gpu.{key} is {shown(text)}, {wrong}")
+            raise UserError(f"gpu.{key} is {shown(text)} but {wrong}")
         if key.startswith("flops."):
             update["flops"] = {**update.get("flops", gpu.flops), key.removeprefix("flops."): number}
         else:
@@ -144,7 +144,7 @@ def _from_file(path: Path) -> Gpu:
     rates = {f"flops.{dtype}": rate for dtype, rate in flops.items()}
     for key, number in {**numbers, **rates, "memory_bytes": memory}.items():
         if wrong := _wrong(key, number):
-            raise UserError(f"GPU data sheet {path}: {shown(key)} is {number}, {wrong}")
+            raise UserError(f"GPU data sheet {path}: {shown(key)} is {number} but {wrong}")
     tables = _tables(sheet["tables"], f"GPU data sheet {path}: tables")
     return Gpu(path.stem, str(sheet["description"]), memory, flops=flops, tables=tables, **numbers)
 

@@ -87,7 +87,7 @@ def spread(fitted: Fitted, a: Case, b: Case, metric: str) -> Spread | str:
     if why:
         return why
     if not kind:
-        return "no two measured servers differ in this alone, so measurements cannot say how far off the ratio is"
+        return "no two measured servers differ only in this, so the error of the ratio is not known"
     for one in (a, b):
         for name in ("engine", "precision", "gpu"):
             if label(one, name) not in fitted.known[name]:

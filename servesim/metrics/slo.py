@@ -50,7 +50,7 @@ def milliseconds(name: str, value: Any) -> float:
             raise ValueError
         return float(found[1]) * UNITS_MS[found[2]]
     except ValueError:
-        raise UserError(f"slo: {name} is {value!r}, must be a number of milliseconds, or a time such as 1s") from None
+        raise UserError(f"slo: {name} is {value!r} but must be a number of milliseconds or a time such as 1s") from None
 
 
 def is_time(value: Any) -> bool:
@@ -89,7 +89,7 @@ def check_slo(limits: dict[str, float]) -> dict[str, float]:
         if name not in SLO_METRICS:
             raise UserError(f"slo: unknown metric {name!r}{suggest(name, SLO_METRICS)}")
         if not 0 < value < float("inf"):
-            raise UserError(f"slo: {name} is {value:g}, must be a positive number of milliseconds")
+            raise UserError(f"slo: {name} is {value:g} but must be a positive number of milliseconds")
     return {name: limits[name] for name in SLO_METRICS if name in limits}
 
 

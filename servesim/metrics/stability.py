@@ -142,7 +142,7 @@ def _queue(summary: Summary) -> str:
         return "UNSTABLE"
     if found["decided"]:
         return "stable"
-    return f"too short to tell: about {found['enough_requests']:,} requests would"
+    return f"too short to tell: about {found['enough_requests']:,} requests are needed"
 
 
 BY_TENTH = or_null(a_list(NUMBER))

@@ -41,5 +41,5 @@ def load_file(what: str, path: Path, prefix: str) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise UserError(f"{what} file {path} does not load: {type(error).__name__}: {error}") from error
+        raise UserError(f"{what} file {path} cannot be loaded: {type(error).__name__}: {error}") from error
     return module

@@ -136,14 +136,14 @@ def build_params(what: str, cls: type[Any], values: dict[str, Any]) -> Any:
     for field in dataclasses.fields(cls):
         value = getattr(found, field.name)
         if isinstance(value, float) and not math.isfinite(value) and value != field.default:
-            raise UserError(f"{what}: {field.name} is {value:g}, must be a finite number")
+            raise UserError(f"{what}: {field.name} is {value:g} but must be a finite number")
         time = next((most for unit, most in _MOST_TIME.items() if field.name.endswith(unit)), None)
         time = None if "_per_" in field.name else time
         if time is not None and isinstance(value, int | float) and value > time and value != field.default:
-            raise UserError(f"{what}: {field.name} is {shown(value)}, must be at most {time:g}")
+            raise UserError(f"{what}: {field.name} is {shown(value)} but must be at most {time:g}")
         if isinstance(value, int) and abs(value) > _MOST_WHOLE:
             raise UserError(
-                f"{what}: {field.name} is {shown(value)}, must be at most {_MOST_WHOLE:g} in absolute value"
+                f"{what}: {field.name} is {shown(value)} but must be from -{_MOST_WHOLE:g} to {_MOST_WHOLE:g}"
             )
     return found
 

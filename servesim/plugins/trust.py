@@ -76,7 +76,7 @@ def takes_trust(function: Callable[P, R]) -> Callable[P, R]:
     def within(*args: P.args, **kwargs: P.kwargs) -> R:
         trust = kwargs.pop("trust", False)
         if not isinstance(trust, bool):
-            raise UserError(f"trust is {shown(trust)}, must be True or False")
+            raise UserError(f"trust is {shown(trust)} but must be True or False")
         with trusting(trust, (args, kwargs)):
             return function(*args, **kwargs)
 
@@ -102,6 +102,6 @@ def check_import(path: Path) -> None:
 def _refused(where: str, code: list[Path]) -> UserError:
     it = "it" if len(code) == 1 else "them"
     return UserError(
-        f"{where} names code that would run with all your rights: {', '.join(map(str, code))}: read {it}, then add "
-        "--trust (from Python: trust=True)"
+        f"{where} names code that would run with your full permissions: {', '.join(map(str, code))}: read {it}, then "
+        "add --trust (from Python: trust=True)"
     )

@@ -142,7 +142,7 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
             "laboratory": "own",
             "says": f"{kind.says}; your host terms were fitted to this server",
         }
-    says = f"{kind.says}; nobody measured your server"
+    says = f"{kind.says}; your server was not measured"
     return found | {"kind": kind.name, "laboratory": "unseen", "says": says, "farthest": _farthest(fitted, case)}
 
 

@@ -36,6 +36,7 @@ def on_format(server: Server) -> Iterator[str]:
     most = max(mine, key=lambda name: mine[name] - its.get(name, 0.0))
     yield Warn(
         f"dtype={scenario.dtype}: a step of 32 sequences takes {times:.1f} times as long as with bf16 weights on the "
-        f"same GPUs, most of it in {most} ({mine[most] / 1e6:.2f} instead of {its.get(most, 0.0) / 1e6:.2f} ms): the "
-        "kernel that was measured for this format is slow at this width, so compare bf16, another tp or whole experts"
+        f"same GPUs. Most of the difference is in {most} ({mine[most] / 1e6:.2f} ms instead of "
+        f"{its.get(most, 0.0) / 1e6:.2f} ms): the kernel measured for this format is slow at this matrix width. Try "
+        "bf16, another tp, or expert parallelism."
     )

@@ -89,7 +89,7 @@ def _name(scenario: Scenario) -> Iterator[str]:
     if found.dtype in (None, scenario.dtype):
         yield said
     else:
-        yield Warn(f"{said}, although the name says {found.dtype}: set --dtype {found.dtype} if it is right")
+        yield Warn(f"{said}, although the name says {found.dtype}: set --dtype {found.dtype} if the name is right")
 
 
 def unpriced(scenario: Scenario) -> Warn | None:
@@ -120,8 +120,8 @@ def after_run(
     stable = summary["stability"]
     if summary["requests"]["completed"] and not (stable["unstable"] or stable["decided"]):
         drawn, enough = scenario.trace.startswith(DRAWN), stable["enough_requests"]
-        longer = f"a trace of about {enough:,} requests would tell (or this one with --shape repeat:times=N)"
-        would = f"--requests {enough} would tell" if drawn else longer
+        longer = f"a trace of about {enough:,} requests would be enough (or this one with --shape repeat:times=N)"
+        would = f"--requests {enough} would be enough" if drawn else longer
         yield Warn(f"the run is too short to tell whether the queue stays bounded; {would}")
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
@@ -142,7 +142,8 @@ def after_run(
         and budget != defaults.max_num_batched_tokens
         and tokens["max"] < budget
     ):
-        yield f"scheduler max_num_batched_tokens={budget} is never reached: the fullest step had {tokens['max']:.0f}"
+        most = tokens["max"]
+        yield f"scheduler max_num_batched_tokens={budget} is never reached: the largest step had {most:.0f} tokens"
     speculation = summary.get("speculation")
     if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
         yield Warn(
@@ -155,15 +156,15 @@ def after_run(
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:
         yield Warn(
-            f"{beyond:.0%} of the cost is extrapolated beyond the measurements, so latencies are that much less "
+            f"{beyond:.0%} of the cost is extrapolated beyond the measurements, so latencies are less "
             "certain: compare with a recording of your server (servesim validate)"
         )
     hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
             f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on that share; hit "
-            "rates were validated against one recorded server of coding agents (within 1 point), and against "
-            "none that ran short of memory"
+            "rates were validated on only one recorded server, for coding agents (within 1 point), and on none that "
+            "ran short of memory"
         )
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
@@ -262,13 +263,13 @@ def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
     for kind, policy in (("scheduler", scheduler), ("kv", kv)):
         if "output_len" in policy.needs:
             yield Warn(
-                f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows; take its "
-                "figures as a bound"
+                f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows; treat "
+                "its figures as a bound"
             )
         if "future" in policy.needs:
             yield Warn(
-                f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows; take its "
-                "figures as a bound"
+                f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows; treat "
+                "its figures as a bound"
             )
 
 
@@ -346,7 +347,7 @@ def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator
     engine = scenario.engine
     default = type(engine).model_fields["gpu_memory_utilization"].default
     if engine.ignore_memory:
-        yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks per replica, whatever the GPU's memory"
+        yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks per replica, regardless of the GPU's memory"
     if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
         by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
         yield Warn(

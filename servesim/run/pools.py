@@ -43,14 +43,14 @@ def with_pools(
     scenario, of class `kind`, from settings without pools. Raise UserError for an invalid pool."""
     given, base = settings["pools"], {key: value for key, value in settings.items() if key != "pools"}
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise UserError(f"pools is {shown(given)}, must be a list of mappings, each with a name")
+        raise UserError(f"pools is {shown(given)} but must be a list of mappings, each with a name")
     pools: list[Settings] = []
     for pool in map(_mapping, given):
         name, role = str(pool.pop("name", "")), pool.pop("role", "both")
         if not name or any(name == other["name"] for other in pools):
             raise UserError(f"pools: {shown(name) + ' is given twice' if name else 'a pool has no name'}")
         if role not in ROLES:
-            raise UserError(f"pools: role of {name} is {shown(role)}, must be {', '.join(ROLES)}")
+            raise UserError(f"pools: role of {name} is {shown(role)} but must be {', '.join(ROLES)}")
         try:
             whole = complete(_changed(base, pool, kind)).model_dump()
         except UserError as error:

@@ -73,7 +73,7 @@ def facts_of(preset: str | None, version: Any = None, gpu: str = "") -> EngineFa
             )
         return engine_facts("vllm", None, gpu)
     if version is not None and not isinstance(version, str):
-        raise UserError(f'engine.version is {version!r}, must be text: write it in quotes, such as "0.30"')
+        raise UserError(f'engine.version is {version!r} but must be text: write it in quotes, such as "0.30"')
     return engine_facts(preset or "vllm", version, gpu)
 
 

@@ -304,4 +304,4 @@ def _refuse_foreign(out: Path) -> None:
         raise UserError(f"--out {out}: cannot be read: {error.strerror}") from error
     foreign = sorted(p.name for p in found if p.name not in FILES or p.is_dir())
     if foreign:
-        raise UserError(f"--out {out}: exists and is not a servesim result (it holds {foreign[0]})")
+        raise UserError(f"--out {out}: exists and is not a servesim result (it contains {foreign[0]})")

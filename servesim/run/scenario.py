@@ -292,7 +292,7 @@ def own_features(value: Any) -> tuple[str, ...]:
     one does not name a class in a file, or two have the same name."""
     given = listed("features", value) if isinstance(value, str) and value else value or []
     if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
-        raise UserError(f"features is {shown(value)}, must be a list of path/to/file.py:Class")
+        raise UserError(f"features is {shown(value)} but must be a list of path/to/file.py:Class")
     for name in given:
         if ".py:" not in name:
             raise UserError(f"features: {shown(name)} is not path/to/file.py:Class{_installed(name)}")
@@ -391,9 +391,9 @@ def _first_error(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"{key} is missing{_EXAMPLES.get(key, '')}"
     if key in sections_of(model):
-        return f"{key} is {shown(first['input'])}, must be a mapping of settings"
+        return f"{key} is {shown(first['input'])} but must be a mapping of settings"
     if key == "engine.max_model_len":
-        return f'{key} is {shown(first["input"])}, must be a whole number of tokens or "auto"'
+        return f'{key} is {shown(first["input"])} but must be a whole number of tokens or "auto"'
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return f"{key} is {shown(first['input'])}: {message}"

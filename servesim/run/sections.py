@@ -161,7 +161,9 @@ def prices_of(given: Any) -> dict[str, float]:
         else:
             given = pairs("price", given)
     if not isinstance(given, Mapping):
-        raise UserError(f"price is {shown(given)}: write h100=2.2,h200=3.1, or name a YAML or CSV file of them")
+        raise UserError(
+            f"price {shown(given)} is not valid: write h100=2.2,h200=3.1, or give a YAML or CSV file of prices"
+        )
     return {str(name): _usd(str(name), value) for name, value in given.items()}
 
 
@@ -177,7 +179,7 @@ def _usd(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         usd = -1.0
     if isinstance(value, bool) or not 0 <= usd <= MOST_USD:
-        raise UserError(f"price of {name} is {shown(value)}, must be $ per GPU hour, from 0 to {MOST_USD:,.0f}")
+        raise UserError(f"price of {name} is {shown(value)} but must be $ per GPU hour, from 0 to {MOST_USD:,.0f}")
     return usd
 
 

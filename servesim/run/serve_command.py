@@ -41,7 +41,7 @@ DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", 
 """Speculators by vLLM's `method`."""
 _EAGER = (
     "steps are priced as CUDA graphs; host=pytorch-eager prices the launches of PyTorch's eager mode instead (set from "
-    "one model on one H100, elsewhere an order of magnitude)"
+    "one model on one H100, elsewhere good only to an order of magnitude)"
 )
 _KERNELS = "attention is priced by the kernels measured for this engine and GPU, whatever the backend"
 HINTS = {
@@ -50,7 +50,7 @@ HINTS = {
     "decode-attention-backend": _KERNELS,
     "cuda-graph-max-bs": "decode steps are priced as CUDA graphs at every batch size",
     "enable-torch-compile": (
-        "priced by the kernels measured without it; SGLang compiles batches of up to torch_compile_max_bs (32) alone"
+        "priced by the kernels measured without it; SGLang compiles only batches of up to torch_compile_max_bs (32)"
     ),
     "enforce-eager": _EAGER,
     "disable-cuda-graph": _EAGER,
@@ -59,7 +59,7 @@ HINTS = {
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SKIPPED = ("python3", "python", "-m", "exec", "sudo", "nohup", "env")
-EXAMPLE = "such as: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2"
+EXAMPLE = "for example: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2"
 Flags = tuple[tuple[str, str], ...]
 
 
@@ -264,7 +264,7 @@ def _size(name: str, value: object) -> int:
     """Return a number of GPUs or ranks."""
     value = str(value)
     if not re.fullmatch(r"[1-9]\d{0,5}", value):
-        raise UserError(f"--serve: {name} is {shown(value)}, must be a positive integer")
+        raise UserError(f"--serve: {name} is {shown(value)} but must be a positive integer")
     return int(value)
 
 

@@ -88,7 +88,7 @@ def _policies(scenario: Scenario, model: ModelSpec, gpu: Gpu, vllm: VllmDefaults
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         limits[name] = getattr(params, name, getattr(vllm, name))
         if limits[name] < 1:
-            raise UserError(f"scheduler {scenario.scheduler['name']}: {name} is {limits[name]}, must be at least 1")
+            raise UserError(f"scheduler {scenario.scheduler['name']}: {name} is {limits[name]} but must be at least 1")
     return Policies(
         scheduler,
         params,

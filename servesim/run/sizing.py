@@ -118,7 +118,7 @@ def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:
         return min(model.max_position, room)
     if not 1 <= asked <= model.max_position:
         raise UserError(
-            f"engine.max_model_len is {asked}, must be from 1 to the {model.max_position} positions of {model.name}"
+            f"engine.max_model_len is {asked} but must be from 1 to the {model.max_position} positions of {model.name}"
         )
     if asked > room:
         raise UserError(

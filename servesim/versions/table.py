@@ -86,7 +86,7 @@ def parse_version(text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
-        raise UserError(f"engine.version is {text!r}, must be a version such as 0.23.0") from None
+        raise UserError(f"engine.version is {text!r} but must be a version such as 0.23.0") from None
 
 
 @cache

@@ -57,7 +57,7 @@ def parse_predictor(spec: str) -> tuple[str, float]:
     except ValueError:
         error = math.nan
     if not 0 <= error <= MOST_ERROR:
-        raise UserError(f"predictor random: error is {params['error']!r}, must be from 0 to {MOST_ERROR:g}")
+        raise UserError(f"predictor random: error is {params['error']!r} but must be from 0 to {MOST_ERROR:g}")
     return name, error
 
 

@@ -170,7 +170,7 @@ class Trace:
             bad = np.flatnonzero(getattr(self, column) < 1)
             if len(bad):
                 value = int(getattr(self, column)[bad[0]])
-                raise UserError(f"trace {self.name}: row {bad[0]}: {column} is {value}, must be at least 1")
+                raise UserError(f"trace {self.name}: row {bad[0]}: {column} is {value} but must be at least 1")
         bad = np.flatnonzero(np.diff(self.arrival_ns) < 0)
         if len(bad):
             raise UserError(f"trace {self.name}: row {bad[0] + 1}: arrives before the row above it")
@@ -179,7 +179,7 @@ class Trace:
             raise UserError(f"trace {self.name}: row {bad[0]}: max_tokens is less than output_len")
         bad = np.flatnonzero(~self.stop & (self.max_tokens != self.output_len))
         if len(bad):
-            raise UserError(f"trace {self.name}: row {bad[0]}: does not stop on its own, but ends before max_tokens")
+            raise UserError(f"trace {self.name}: row {bad[0]}: 'stop' is false, but output_len is less than max_tokens")
         for name, values in self.labels.items():
             if name not in LABELS or len(values) != n:
                 raise UserError(
@@ -323,13 +323,13 @@ def take_rows(column: Any, rows: Ints) -> Any:
 def check_samples(name: str, samples: Samples, max_tokens: Ints) -> None:
     """Raise UserError if an answer has no tokens or more tokens than its request allows."""
     if len(samples.offsets) != len(max_tokens) + 1 or samples.offsets[-1] != len(samples.output_len):
-        raise UserError(f"trace {name}: samples cover {len(samples.offsets) - 1} rows, must cover {len(max_tokens)}")
+        raise UserError(f"trace {name}: samples cover {len(samples.offsets) - 1} rows but must cover {len(max_tokens)}")
     rows = samples.rows
     bad = np.flatnonzero((samples.output_len < 1) | (samples.output_len > max_tokens[rows]))
     if len(bad):
         row, tokens = int(rows[bad[0]]), int(samples.output_len[bad[0]])
         raise UserError(
-            f"trace {name}: row {row}: a sample has {tokens} tokens, must have from 1 to the row's max_tokens"
+            f"trace {name}: row {row}: a sample has {tokens} tokens but must have from 1 to the row's max_tokens"
         )
 
 

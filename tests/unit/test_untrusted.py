@@ -310,7 +310,7 @@ def test_a_long_text_of_a_dictionary_is_not_held_once_for_each_row(tmp_path: Pat
         assert path.stat().st_size < 4 << 20
         tracemalloc.start()
         if names == "servesim's" and label == "tenant":
-            with pytest.raises(UserError, match="tenant has 10,000 characters, must have at most 1,000"):
+            with pytest.raises(UserError, match="tenant has 10,000 characters but must have at most 1,000"):
                 load_trace(path)
         else:
             assert len(load_trace(path)) == groups * size
@@ -326,7 +326,7 @@ def test_names_are_of_bounded_length_in_every_format(tmp_path: Path, form: str) 
         path.write_text(f"arrival_ns,prompt_len,output_len,tenant\n0,1,1,{'x' * 1001}\n")
     else:
         path.write_text(HEAD + f'{{"arrival_ns": 0, {ROW}, "tenant": "{"x" * 1001}"}}\n')
-    with pytest.raises(UserError, match=r"line 2: tenant has 1,001 characters, must have at most 1,000"):
+    with pytest.raises(UserError, match=r"line 2: tenant has 1,001 characters but must have at most 1,000"):
         load_trace(path)
 
 

@@ -115,5 +115,5 @@ def vector(what: str, text: str) -> list[float]:
     except ValueError:
         raise ValueError(f"{what} is {text!r}: write probabilities as 0.7/0.5/0.3") from None
     if not all(0.0 <= value <= 1.0 for value in values):
-        raise ValueError(f"{what} is {text!r}, must be probabilities from 0 to 1")
+        raise ValueError(f"{what} is {text!r} but must be probabilities from 0 to 1")
     return values

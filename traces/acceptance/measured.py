@@ -110,7 +110,7 @@ def _read(params: MeasuredParams) -> list[Rates]:
             raise KeyError("format")
         domains = {str(name): Rates.of(counts) for name, counts in content["domains"].items()}
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
-        raise UserError(f"{params.table}: not a table of servesim calibrate acceptance") from None
+        raise UserError(f"{params.table}: not a table written by servesim calibrate acceptance") from None
     if params.domain and params.domain not in domains:
         hint = suggest(params.domain, domains)
         raise UserError(f"acceptance measured: {params.table} has no domain {params.domain!r}{hint}")

@@ -24,7 +24,7 @@ class MixtureParams:
     def __post_init__(self) -> None:
         weights = vector("weights", self.weights)
         if len(weights) != len(vector("alphas", self.alphas)) or abs(sum(weights) - 1.0) > 1e-9:
-            raise ValueError(f"weights are {self.weights!r}, must be one per alpha and sum to 1")
+            raise ValueError(f"weights are {self.weights!r} but must be one per alpha and sum to 1")
 
 
 @acceptance_models.register("mixture")

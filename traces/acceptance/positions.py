@@ -35,7 +35,7 @@ class PositionsParams:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.spread < 1.0:
-            raise ValueError(f"spread is {self.spread}, must be at least 0 and below 1")
+            raise ValueError(f"spread is {self.spread} but must be at least 0 and below 1")
         if bool(self.marginal) == bool(self.conditional):
             raise ValueError("give marginal=0.73/0.52/... or conditional=0.73/0.71/...")
         chances = conditional(self)

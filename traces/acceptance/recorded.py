@@ -59,12 +59,14 @@ def _read(path: Path) -> list[list[bool]]:
             entry = json_value(line)
             row, right = entry["row"], entry["right"]
         except (ValueError, KeyError, TypeError):
-            raise UserError(f'{path} line {number}: not {{"row": 0, "right": "1101"}}') from None
+            raise UserError(
+                f'{path}: line {number}: expected an object such as {{"row": 0, "right": "1101"}}'
+            ) from None
         if type(row) is not int or not isinstance(right, str):
-            raise UserError(f'{path} line {number}: not {{"row": 0, "right": "1101"}}')
+            raise UserError(f'{path}: line {number}: expected an object such as {{"row": 0, "right": "1101"}}')
         if not right or set(right) - {"0", "1"} or row != len(rows):
             raise UserError(
-                f"{path} line {number}: rows must be numbered consecutively from 0, and right must consist of 0 and 1"
+                f"{path}: line {number}: rows must be numbered from 0 without gaps, and 'right' must consist of 0 and 1"
             )
         rows[row] = [letter == "1" for letter in right]
     if not rows:

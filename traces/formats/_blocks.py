@@ -33,7 +33,7 @@ class SessionBlocks:
         total = sum(count for _, count in blocks)
         if total != prompt // self._size:
             raise UserError(
-                f"{path}: line {line}: {total} hashes for {prompt} tokens, must be {prompt // self._size} "
+                f"{path}: line {line}: {total} hashes for {prompt} tokens instead of {prompt // self._size} "
                 f"(full blocks of {self._size} tokens)"
             )
         shared, holder, whole = self._match(blocks)

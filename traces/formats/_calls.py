@@ -47,7 +47,7 @@ def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Tra
     lines = [call.line for call in calls]
     unknown = [call.line for call in calls if call.runs is None]
     if 0 < len(unknown) < len(calls):
-        raise UserError(f"{path}: line {unknown[0]}: content is missing; either all requests have content or none do")
+        raise UserError(f"{path}: line {unknown[0]}: content is missing; either all requests must have it or none")
     present = [name for name in LABELS if any(call.labels.get(name) for call in calls)]
     arrival = np.array([call.at_ns for call in calls], dtype=np.int64)
     start = int(arrival.min()) if arrival.min() > _text.YEAR_NS else 0
@@ -92,7 +92,7 @@ def content_of(runs: Sequence[Runs]) -> Content | None:
 def check_timing(path: Path, timing: str, known: Sequence[str] = TIMINGS) -> None:
     """Raise UserError unless `timing` is one of `known`."""
     if timing not in known:
-        raise UserError(f"{path}: timing is {timing!r}, must be one of {', '.join(known)}")
+        raise UserError(f"{path}: timing is {timing!r} but must be one of {', '.join(known)}")
 
 
 def seconds_ns(path: Path, line: int, key: str, value: object, unit_ns: int = 1_000_000_000) -> int:
@@ -103,7 +103,7 @@ def seconds_ns(path: Path, line: int, key: str, value: object, unit_ns: int = 1_
 def count(path: Path, line: int, key: str, value: object, least: int = 1) -> int:
     """Return a value that must be a whole number of at least `least`; raise UserError if it is not."""
     if type(value) is not int or not least <= value <= _text.MAX_TOKENS:
-        raise UserError(f"{path}: line {line}: {key} is {shown(value)}, must be a whole number of at least {least}")
+        raise UserError(f"{path}: line {line}: {key} is {shown(value)} but must be a whole number of at least {least}")
     return value
 
 
@@ -115,8 +115,8 @@ def block_runs(
     blocks = -(-length // size)
     if not isinstance(ids, list) or len(ids) != blocks:
         raise UserError(
-            f"{path}: line {line}: {len(ids) if isinstance(ids, list) else 'no'} hashes for {length} tokens, "
-            f"must be {blocks} (blocks of {size} tokens, rounded up)"
+            f"{path}: line {line}: {len(ids) if isinstance(ids, list) else 'no'} hashes for {length} tokens "
+            f"instead of {blocks} (blocks of {size} tokens, rounded up)"
         )
     named = [numbers.setdefault((scope, i), len(numbers)) for i in ids]
     return [(name, min(size, length - i * size)) for i, name in enumerate(named)]

@@ -68,7 +68,7 @@ def dates_ns(path: Path, column: str, cells: Sequence[str], lines: Sequence[int]
         return stamps
     bad = next(i for i, text in enumerate(plain) if _stamps([text]) is None)
     raise UserError(
-        f"{path}: line {lines[bad]}: {column} is {shown(cells[bad])}, must be a UTC time such as 2023-11-16 "
+        f"{path}: line {lines[bad]}: {column} is {shown(cells[bad])} but must be a UTC time such as 2023-11-16 "
         "18:15:46.6805900"
     )
 
@@ -223,6 +223,6 @@ def declared_ns(arrival_ns: Ints) -> tuple[str, str | None, str | None]:
 
 def _no_time(path: Path, column: str, cell: Any, line: int) -> UserError:
     return UserError(
-        f"{path}: line {line}: {column} is {shown(cell)[:80]}, must be a time: 2026-11-20T14:00:01.194Z, or a number "
-        "of at least 0 (s, ms, us or ns)"
+        f"{path}: line {line}: {column} is {shown(cell)[:80]} but must be a time: 2026-11-20T14:00:01.194Z, or a "
+        "number of at least 0 (s, ms, us or ns)"
     )

@@ -101,7 +101,8 @@ def counts(table: Table, name: str) -> Floats:
                 raise ValueError
         except (ValueError, OverflowError):
             raise UserError(
-                f"{table.path}: line {table.lines[i]}: {name} is {shown(cell)[:80]}, must be a whole number of tokens"
+                f"{table.path}: line {table.lines[i]}: {name} is {shown(cell)[:80]} "
+                "but must be a whole number of tokens"
             ) from None
         found[i] = value
     return found

@@ -34,8 +34,8 @@ def date_order(path: Path, columns: Mapping[str, Sequence[Any]], lines: Sequence
     if days and months:
         (name, i, one), (other, k, two) = days, months
         raise UserError(
-            f"{path}: dates are in two orders: {name} is {shown(one[0])} in line {lines[i]}, and {other} is "
-            f"{shown(two[0])} in line {lines[k]}"
+            f"{path}: dates mix two field orders: {name} is {shown(one[0])} on line {lines[i]}, and {other} is "
+            f"{shown(two[0])} on line {lines[k]}"
         )
     if days or months:
         return "dmy" if days else "mdy"

@@ -73,7 +73,7 @@ class Columns:
         chosen = {name: given.pop(name) for name in CHOICES if name in given}
         for name, value in chosen.items():
             if value not in CHOICES[name]:
-                raise UserError(f"columns: {name} is {shown(value)}, must be one of {', '.join(CHOICES[name])}")
+                raise UserError(f"columns: {name} is {shown(value)} but must be one of {', '.join(CHOICES[name])}")
         return cls(given, **chosen)
 
     def constant(self, role: str, names: Sequence[str]) -> int | None:

@@ -124,9 +124,9 @@ def named(path: Path, header: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return the name and notes in a header."""
     name, notes = header.get("name", path.stem), header.get("notes", [])
     if not isinstance(name, str):
-        raise UserError(f"{path}: name is {shown(name)}, must be a string")
+        raise UserError(f"{path}: name is {shown(name)} but must be a string")
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-        raise UserError(f"{path}: notes are {shown(notes)}, must be a list of strings")
+        raise UserError(f"{path}: notes are {shown(notes)} but must be a list of strings")
     return name, tuple(notes)
 
 
@@ -159,7 +159,8 @@ def samples_of(path: Path, rows: Sequence[Sequence[int]], output_len: Ints, line
     for row, own, line in zip(rows, output_len.tolist(), lines, strict=True):
         if not row or row[0] != own or min(row) < 1:
             raise UserError(
-                f"{path}: line {line}: samples are {list(row)}, must be token counts that begin with output_len {own}"
+                f"{path}: line {line}: samples are {list(row)} "
+                f"but must be token counts that begin with output_len {own}"
             )
     counts = np.array([len(row) - 1 for row in rows], dtype=np.int64)
     check_samples(path, counts, lines)
@@ -225,7 +226,7 @@ def _lengths(path: Path, cell: Any, line: int) -> list[int]:
         return [_text.whole_number(tokens, 1, _text.MAX_TOKENS) for tokens in lengths]
     except (ValueError, TypeError):
         raise UserError(
-            f"{path}: line {line}: samples is {shown(cell)}, must be [output tokens, ...] (in all rows or none)"
+            f"{path}: line {line}: samples is {shown(cell)} but must be [output tokens, ...] (in all rows or none)"
         ) from None
 
 
@@ -246,7 +247,7 @@ def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
         ]
     except (ValueError, TypeError):
         raise UserError(
-            f"{path}: line {line}: after is {shown(cell)}, must be [[row, {'|'.join(TRIGGERS)}, delay in ns, "
+            f"{path}: line {line}: after is {shown(cell)} but must be [[row, {'|'.join(TRIGGERS)}, delay in ns, "
             f"{'|'.join(RELATIONS)}], ...]"
         ) from None
 
@@ -254,7 +255,7 @@ def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
 def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) -> list[Any]:
     for cell, line in zip(cells[name], lines, strict=True):
         if cell is None:
-            raise UserError(f"{path}: line {line}: no {shown(name)}; either all requests have it or none do")
+            raise UserError(f"{path}: line {line}: no {shown(name)}; either all requests must have it or none")
     return cells[name]
 
 
@@ -263,7 +264,7 @@ def _flags(path: Path, cells: list[Any], lines: list[int]) -> Any:
     flags = [values.get(str(cell).lower()) if isinstance(cell, str | int) else None for cell in cells]
     if None in flags:
         i = flags.index(None)
-        raise UserError(f"{path}: line {lines[i]}: stop is {shown(cells[i])}, must be true or false")
+        raise UserError(f"{path}: line {lines[i]}: stop is {shown(cells[i])} but must be true or false")
     return np.array(flags, dtype=np.bool_)
 
 

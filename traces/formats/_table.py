@@ -183,7 +183,7 @@ def parquet_table(path: Path, lists: Sequence[str] = ()) -> Table:
                 units[name] = "ns"
     check_header(path, list(paths))
     if not count:
-        raise UserError(f"{path}: there are columns but no requests")
+        raise UserError(f"{path}: the file has columns but no requests")
 
     def column(name: str) -> list[Any]:
         outer, *inner = paths[name]

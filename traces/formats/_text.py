@@ -108,7 +108,7 @@ def csv_chunks(
     if rows:
         yield header, _columns(rows), lines
     elif empty:
-        raise UserError(f"{path}: a header but no requests")
+        raise UserError(f"{path}: the file has a header but no requests")
 
 
 def _columns(rows: list[list[str]]) -> list[list[str]]:
@@ -132,7 +132,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     cut = "" if line.endswith("\n") else "; the file may be cut short"
                     raise UserError(f"{path}: line {number}: not JSON: {error}{cut}") from error
                 if not isinstance(value, dict):
-                    raise UserError(f"{path}: line {number}: found {type(value).__name__}, must be a JSON object")
+                    raise UserError(f"{path}: line {number}: expected a JSON object, found {type(value).__name__}")
                 yield number, value
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: after line {number}: not UTF-8 text") from error
@@ -151,7 +151,7 @@ def token_counts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[
     if len(bad):
         first = next((i for i, c in enumerate(cells) if not _is_count(c)), int(bad[0]))
         raise UserError(
-            f"{path}: line {lines[first]}: {column} is {shown(cells[first])}, must be a whole number of at least 1"
+            f"{path}: line {lines[first]}: {column} is {shown(cells[first])} but must be a whole number of at least 1"
         )
     return values
 
@@ -191,7 +191,7 @@ def times_ns(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]
             out[i] = value
         except (TypeError, ValueError, OverflowError):
             raise UserError(
-                f"{path}: line {lines[i]}: {column} is {shown(cell)}, must be a number of at least 0"
+                f"{path}: line {lines[i]}: {column} is {shown(cell)} but must be a number of at least 0"
             ) from None
     return out
 
@@ -205,7 +205,7 @@ def whole(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
                 raise ValueError
             out[i] = int(cell)
         except (TypeError, ValueError, OverflowError):
-            raise UserError(f"{path}: line {lines[i]}: {column} is {shown(cell)}, must be a whole number") from None
+            raise UserError(f"{path}: line {lines[i]}: {column} is {shown(cell)} but must be a whole number") from None
     return out
 
 
@@ -213,10 +213,10 @@ def texts(path: Path, column: str, cells: Sequence[Any], lines: Sequence[int]) -
     """Return a column of names: strings of bounded length, or whole numbers converted to strings."""
     for cell, line in zip(cells, lines, strict=True):
         if type(cell) is not str and type(cell) is not int:
-            raise UserError(f"{path}: line {line}: {column} is {shown(cell)}, must be a string")
+            raise UserError(f"{path}: line {line}: {column} is {shown(cell)} but must be a string")
         if type(cell) is str and len(cell) > MOST_NAME:
             raise UserError(
-                f"{path}: line {line}: {column} has {len(cell):,} characters, must have at most {MOST_NAME:,}"
+                f"{path}: line {line}: {column} has {len(cell):,} characters but must have at most {MOST_NAME:,}"
             )
     return tuple(map(str, cells))
 

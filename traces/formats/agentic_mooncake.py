@@ -36,11 +36,11 @@ def read(path: Path) -> Trace:
     rows = _text.json_lines(path)
     number, header = next(rows)
     if header.get("version") != VERSION:
-        raise UserError(f"{path}: line {number}: version is {shown(header.get('version'))}, must be {VERSION}")
+        raise UserError(f"{path}: line {number}: version is {shown(header.get('version'))} but must be {VERSION}")
     size = _calls.count(path, number, "block_size", header.get("block_size"))
     scope = header.get("hash_id_scope")
     if scope not in ("local", "global"):
-        raise UserError(f"{path}: line {number}: hash_id_scope is {shown(scope)}, must be local or global")
+        raise UserError(f"{path}: line {number}: hash_id_scope is {shown(scope)} but must be local or global")
     calls: list[Call] = []
     waits: list[Any] = []
     numbers: dict[object, int] = {}
@@ -71,13 +71,13 @@ def _call(
     at = _calls.seconds_ns(path, line, "not_before_ms", _text.need(path, line, row, "not_before_ms"), MS)
     priority = row.get("priority") or 0
     if type(priority) is not int:
-        raise UserError(f"{path}: line {line}: priority is {shown(priority)}, must be a whole number")
+        raise UserError(f"{path}: line {line}: priority is {shown(priority)} but must be a whole number")
     return Call(line, at, prompt, output, runs, [], labels, name, priority)
 
 
 def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> _calls.Edge:
     if not isinstance(dependency, dict):
-        raise UserError(f"{path}: line {line}: a dependency is {shown(dependency)}, must be a JSON object")
+        raise UserError(f"{path}: line {line}: a dependency is {shown(dependency)} but must be a JSON object")
     source, trigger = str(dependency.get("request_id")), dependency.get("trigger")
     relation = dependency.get("relation", "sequence")
     if source not in positions:
@@ -86,7 +86,8 @@ def _edge(path: Path, line: int, dependency: Any, positions: dict[str, int]) -> 
     for name, value, known in (("trigger", trigger, TRIGGERS), ("relation", relation, RELATIONS)):
         if value not in known:
             raise UserError(
-                f"{path}: line {line}: the {name} of a dependency is {shown(value)}, must be one of {', '.join(known)}"
+                f"{path}: line {line}: the {name} of a dependency is {shown(value)} "
+                f"but must be one of {', '.join(known)}"
             )
     delay = _calls.seconds_ns(path, line, "delay_ms", dependency.get("delay_ms", 0), MS)
     return positions[source], TRIGGERS.index(str(trigger)), delay, RELATIONS.index(relation)

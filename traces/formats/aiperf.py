@@ -44,7 +44,7 @@ def recorded(path: Path) -> Recorded:
     def take(i: int, row: Any) -> dict[str, Any]:
         start = need(path, i, row, "metadata.request_start_ns")
         if type(start) is not int or not 0 <= start < 1 << 62:
-            raise UserError(f"{path}: request {i}: request_start_ns is {shown(start)}, must be a time in ns")
+            raise UserError(f"{path}: request {i}: request_start_ns is {shown(start)} but must be a time in ns")
         session = optional(row, "metadata.x_correlation_id", "metadata.conversation_id")
         return {
             "start_ns": start,

@@ -40,12 +40,12 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
     document = read_json(path)
     experiments = need(path, 1, document, "experiments")
     if not isinstance(experiments, list):
-        raise UserError(f"{path}: experiments is {shown(experiments)[:80]}, must be a list")
+        raise UserError(f"{path}: experiments is {shown(experiments)[:80]} but must be a list")
     rows: list[Any] = []
     for i, experiment in enumerate(experiments, start=1):
         found = need(path, i, experiment, "requests")
         if not isinstance(found, list):
-            raise UserError(f"{path}: experiment {i}: requests is {shown(found)[:80]}, must be a list")
+            raise UserError(f"{path}: experiment {i}: requests is {shown(found)[:80]} but must be a list")
         rows += found
     done = [row for row in rows if optional(row, "response_timestamps")]
     silent = 0
@@ -54,7 +54,7 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
         nonlocal silent
         start, stamps = need(path, i, row, "timestamp"), row["response_timestamps"]
         if not isinstance(stamps, list):
-            raise UserError(f"{path}: request {i}: response_timestamps is {shown(stamps)[:80]}, must be a list")
+            raise UserError(f"{path}: request {i}: response_timestamps is {shown(stamps)[:80]} but must be a list")
         start, first, last = _text.times_ns(path, "timestamp", [start, stamps[0], stamps[-1]], [i] * 3, 1).tolist()
         text = sum(map(len, _texts(need(path, i, row, "request_inputs"))))
         silent += not text

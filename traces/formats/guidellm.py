@@ -36,14 +36,15 @@ def recorded(path: Path) -> Recorded:
     document = read_json(path)
     runs = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(runs, list) or not runs:
-        raise UserError(f"{path}: benchmarks is {shown(runs)[:80]}, must be a list of GuideLLM's benchmarks")
+        raise UserError(f"{path}: benchmarks is {shown(runs)[:80]} but must be a list of GuideLLM's benchmarks")
     rows: list[Any] = []
     left = 0
     for i, run in enumerate(runs, start=1):
         found = need(path, i, run, "requests")
         successful = found.get("successful") if isinstance(found, dict) else found
         if not isinstance(successful, list):
-            raise UserError(f"{path}: benchmark {i}: requests.successful is {shown(successful)[:80]}, must be a list")
+            text = shown(successful)[:80]
+            raise UserError(f"{path}: benchmark {i}: requests.successful is {text} but must be a list")
         rows += successful
         others = (optional(found, key) for key in ("errored", "incomplete"))
         left += sum(len(rows_of) for rows_of in others if isinstance(rows_of, list))

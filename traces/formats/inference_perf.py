@@ -40,7 +40,7 @@ def recorded(path: Path) -> Recorded:
     """Return the successful requests with their latencies."""
     document = read_json(path)
     if not isinstance(document, list):
-        raise UserError(f"{path}: found {type(document).__name__}, must be a list of requests")
+        raise UserError(f"{path}: expected a list of requests, found {type(document).__name__}")
     rows = [row for row in document if isinstance(row, dict) and not row.get("error")]
 
     def take(i: int, row: Any) -> dict[str, Any]:

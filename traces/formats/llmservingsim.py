@@ -34,7 +34,7 @@ def read(path: Path) -> Trace:
     for line, row in _text.json_lines(path):
         parts = row.get("sub_requests", [row])
         if not isinstance(parts, list) or not parts:
-            raise UserError(f"{path}: line {line}: sub_requests is {shown(parts)}, must be a list of requests")
+            raise UserError(f"{path}: line {line}: sub_requests is {shown(parts)} but must be a list of requests")
         at = _calls.seconds_ns(path, line, "arrival_time_ns", row.get("arrival_time_ns", 0), 1)
         session = str(row.get("session_id", f"session-{line}")) if "sub_requests" in row else ""
         pause = -1
@@ -53,7 +53,7 @@ def read(path: Path) -> Trace:
 
 def _call(path: Path, line: int, part: Any, at: int, edges: list[_calls.Edge], session: str) -> Call:
     if not isinstance(part, dict):
-        raise UserError(f"{path}: line {line}: a request is {shown(part)}, must be an object")
+        raise UserError(f"{path}: line {line}: a request is {shown(part)} but must be an object")
     prompt = _calls.count(path, line, "input_toks", _text.need(path, line, part, "input_toks"))
     output = _calls.count(path, line, "output_toks", _text.need(path, line, part, "output_toks"))
     return Call(line, at, prompt, output, None, edges, {"session": session})

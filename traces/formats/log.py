@@ -159,7 +159,7 @@ def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) ->
             f"{EXAMPLE}"
         )
     if len(bad := np.flatnonzero(prompt[kept] < 1)):
-        raise UserError(f"{table.path}: line {table.lines[kept[bad[0]]]}: {role['prompt']} is 0, must be at least 1")
+        raise UserError(f"{table.path}: line {table.lines[kept[bad[0]]]}: {role['prompt']} is 0 but must be at least 1")
     notes = []
     if failed.any():
         count, column = int(failed.sum()), shown(role.get("status") or role["error"])
@@ -223,7 +223,7 @@ def _latency(table: Table, role: dict[str, str], name: str, kept: Ints, lines: l
                 raise ValueError
         except (ValueError, OverflowError):
             raise UserError(
-                f"{table.path}: line {lines[i]}: {role[name]} is {shown(cell)[:80]}, must be a time of at least 0"
+                f"{table.path}: line {lines[i]}: {role[name]} is {shown(cell)[:80]} but must be a time of at least 0"
             ) from None
     unit = unit_of(role[name]) or _unit_of_latency(values / (output if name == "latency" else 100))
     return np.asarray(values * (UNITS[unit] / 1e6))

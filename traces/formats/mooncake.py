@@ -41,9 +41,9 @@ def read(path: Path, *, sort: bool = False, block_size: int = BLOCK_SIZE, spread
     """Read a trace. With `spread_ticks="uniform"`, requests that share a clock tick are spread over the tick by fixed
     keyed draws."""
     if spread_ticks not in SPREADS:
-        raise UserError(f"{path}: spread_ticks is {spread_ticks!r}, must be one of {', '.join(SPREADS)}")
+        raise UserError(f"{path}: spread_ticks is {spread_ticks!r} but must be one of {', '.join(SPREADS)}")
     if block_size < 1:
-        raise UserError(f"{path}: block_size is {block_size}, must be at least 1")
+        raise UserError(f"{path}: block_size is {block_size} but must be at least 1")
     lines: list[int] = []
     times, prompts, outputs, hashes, names, priorities = [], [], [], [], [], []
     sessions = _Turns(path)
@@ -149,10 +149,10 @@ def _content(path: Path, prompt_len: Ints, hashes: list[Any], lines: list[int], 
     blocks = -(-prompt_len // size)
     for ids, line, count, length in zip(hashes, lines, blocks.tolist(), prompt_len.tolist(), strict=True):
         if not isinstance(ids, list):
-            raise UserError(f"{path}: line {line}: hash_ids is {shown(ids)}, must be a list in all rows or none")
+            raise UserError(f"{path}: line {line}: hash_ids is {shown(ids)} but must be a list in all rows or none")
         if len(ids) != count:
             raise UserError(
-                f"{path}: line {line}: {len(ids)} hash_ids for input_length {length}, must be {count} (one per "
+                f"{path}: line {line}: {len(ids)} hash_ids for input_length {length} instead of {count} (one per "
                 f"started block of {size} tokens)"
             )
         if not all(type(i) is int for i in ids):

@@ -52,7 +52,7 @@ def _open(path: Path, chunk: int | None) -> tuple[str, tuple[str, ...], Iterator
     number, header = next(rows, (0, {}))
     if header.get("servesim_trace") != _native.VERSION:
         version = header.get("servesim_trace")
-        raise UserError(f"{path}: line {number}: servesim_trace is {shown(version)}, must be {_native.VERSION}")
+        raise UserError(f"{path}: line {number}: servesim_trace is {shown(version)} but must be {_native.VERSION}")
     name, notes = _native.named(path, header)
     return name, notes, _parts(path, rows, chunk)
 
@@ -66,7 +66,7 @@ def _parts(path: Path, rows: Iterator[tuple[int, dict[str, Any]]], chunk: int | 
         yield cells, lines
         first = False
     if first:
-        raise UserError(f"{path}: a header but no requests")
+        raise UserError(f"{path}: the file has a header but no requests")
 
 
 def _cells(path: Path, rows: Iterable[tuple[int, dict[str, Any]]]) -> Part:

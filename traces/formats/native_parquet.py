@@ -111,7 +111,7 @@ def _to_ns(path: Path, columns: dict[str, Any], unit: str, told: tuple[str, ...]
     """Convert arrivals to ns, and add the notes on their unit; raise UserError if an arrival is too late."""
     factor = UNITS[unit]
     if (latest := int(columns["arrival_ns"].max())) > _native.MOST // factor:
-        raise UserError(f"{path}: arrival_ns is {latest}, must be at most {_native.MOST // factor} {unit}")
+        raise UserError(f"{path}: arrival_ns is {latest} but must be at most {_native.MOST // factor} {unit}")
     columns["arrival_ns"] = columns["arrival_ns"] * factor
     columns["notes"] = (*columns["notes"], *told)
 
@@ -121,7 +121,7 @@ def _meta(path: Path, schema: Any) -> tuple[str, tuple[str, ...]]:
     check_header(path, schema.names)
     meta = json_value((schema.metadata or {}).get(META, b"{}").decode())
     if not isinstance(meta, dict):
-        raise UserError(f"{path}: its servesim_trace metadata is {shown(meta)}, must be an object")
+        raise UserError(f"{path}: its servesim_trace metadata is {shown(meta)} but must be an object")
     name, notes = _native.named(path, meta)
     return name, (*notes, *_native.aside(column for column in schema.names if column not in KNOWN))
 
@@ -134,10 +134,10 @@ def _trace(path: Path, name: str, columns: dict[str, Any], first: int, sort: boo
             bad = np.flatnonzero(columns[column] < least)
             if len(bad):
                 value = columns[column][bad[0]]
-                raise UserError(f"{path}: line {rows[bad[0]]}: {column} is {value}, must be at least {least}")
+                raise UserError(f"{path}: line {rows[bad[0]]}: {column} is {value} but must be at least {least}")
             if len(bad := np.flatnonzero(columns[column] > _MOST[least])):
                 value = columns[column][bad[0]]
-                raise UserError(f"{path}: line {rows[bad[0]]}: {column} is {value}, must be at most {_MOST[least]}")
+                raise UserError(f"{path}: line {rows[bad[0]]}: {column} is {value} but must be at most {_MOST[least]}")
         _native.check_caps(path, columns, rows)
         _native.check_quotes(path, columns, rows, first)
         return Trace(name=name, **_text.in_order(path, columns, rows, sort, start))
@@ -152,7 +152,7 @@ def _columns(path: Path, table: Any, notes: tuple[str, ...]) -> dict[str, Any]:
         if name not in table.column_names:
             raise UserError(f"{path}: no column {shown(name)}; columns are {', '.join(table.column_names)}")
     if not table.num_rows:
-        raise UserError(f"{path}: columns but no requests")
+        raise UserError(f"{path}: the file has columns but no requests")
     present = [name for name in _native.NUMBERS if name in table.column_names]
     numbers = {name: _numbers(path, name, table[name]) for name in present}
     if "max_tokens" not in numbers and "stop" not in numbers and LENGTH_CAPPED not in notes:
@@ -213,7 +213,7 @@ def _numbers(path: Path, name: str, column: Any) -> Any:
     flag = name == "stop"
     kinds = pa.types
     if not (kinds.is_integer(column.type) or (kinds.is_boolean if flag else kinds.is_floating)(column.type)):
-        raise UserError(f"{path}: column {name!r} has values of type {column.type}, must be whole numbers")
+        raise UserError(f"{path}: column {name!r} has values of type {column.type} instead of whole numbers")
     return column.cast(pa.bool_() if flag else pa.int64()).to_numpy()
 
 
@@ -232,7 +232,7 @@ def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
     for name in names:
         kind = table[name].type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
-            raise UserError(f"{path}: column {name!r} has values of type {kind}, must be lists of whole numbers")
+            raise UserError(f"{path}: column {name!r} has values of type {kind} instead of lists of whole numbers")
         if table[name].null_count:
             raise UserError(f"{path}: column {name!r} has {table[name].null_count} empty cells")
     lists = [pa.concat_arrays(table[name].cast(pa.large_list(pa.int64())).chunks) for name in names]

@@ -97,7 +97,7 @@ class _Span:
         choices = attributes.get(CHOICES, 1)
         if type(choices) is not int or not 1 <= choices <= self.output:
             raise UserError(
-                f"{path}: line {line}: {CHOICES} is {shown(choices)}, must be from 1 to the value of {OUTPUT[0]}"
+                f"{path}: line {line}: {CHOICES} is {shown(choices)} but must be from 1 to the value of {OUTPUT[0]}"
             )
         self.output, *self.further = sorted(_share(self.output, [1] * choices), reverse=True)
         self.start, self.end = (_clock_ns(path, line, span, key) for key in ("start_time", "end_time"))
@@ -217,5 +217,5 @@ def _clock_ns(path: Path, line: int, span: dict[str, Any], key: str) -> int:
     if stamp is None and str(value).isdecimal() and len(str(value)) < 20:
         stamp = int(value)  # OTLP's nanoseconds
     if stamp is None or stamp >= 1 << 62:
-        raise UserError(f"{path}: line {line}: {key} is {shown(value)}, must be a UTC time")
+        raise UserError(f"{path}: line {line}: {key} is {shown(value)} but must be a UTC time")
     return stamp

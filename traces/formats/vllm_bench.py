@@ -27,7 +27,7 @@ def detect(head: bytes) -> bool:
 def read(path: Path) -> Trace:
     result = read_json(path)
     if not isinstance(result, dict):
-        raise UserError(f"{path}: found {type(result).__name__}, must be a JSON object")
+        raise UserError(f"{path}: expected a JSON object, found {type(result).__name__}")
     notes: list[str] = []
     if result.get("input_lens") and result.get("output_lens"):
         prompt, output, sent = _detailed(path, result, notes)
@@ -52,7 +52,7 @@ def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Int
     starts = result.get("start_times")
     for name, values in (("input_lens", lens), ("output_lens", outs), ("start_times", starts or [])):
         if not isinstance(values, list):
-            raise UserError(f"{path}: {name} is {shown(values)}, must be a list")
+            raise UserError(f"{path}: {name} is {shown(values)} but must be a list")
     starts = starts or [0.0] * len(lens)
     if not len(lens) == len(outs) == len(starts):
         raise UserError(

@@ -42,9 +42,9 @@ def read(path: Path, *, timing: str = "think", content: str = "outputs", duplica
     session."""
     _calls.check_timing(path, timing)
     if content not in CONTENTS:
-        raise UserError(f"{path}: content is {content!r}, must be one of {', '.join(CONTENTS)}")
+        raise UserError(f"{path}: content is {content!r} but must be one of {', '.join(CONTENTS)}")
     if duplicates not in ("keep", "drop"):
-        raise UserError(f"{path}: duplicates is {duplicates!r}, must be keep or drop")
+        raise UserError(f"{path}: duplicates is {duplicates!r} but must be keep or drop")
     calls: list[Call] = []
     silent = dropped = 0
     next_id = 0
@@ -157,7 +157,7 @@ class _Reader:
 
 def _object(path: Path, line: int, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{path}: line {line}: found {shown(value)}, must be a JSON object")
+        raise UserError(f"{path}: line {line}: expected a JSON object, found {shown(value)}")
     return value
 
 

@@ -48,7 +48,7 @@ class Fit:
         fewer or may take more than one lap of the original."""
         n = self.arrivals.requests if requests is None else requests
         if n < 1:
-            raise UserError(f"preset {self.name}: requests is {n}, must be at least 1")
+            raise UserError(f"preset {self.name}: requests is {n} but must be at least 1")
         prompt, output, content = self._draw_lengths(n, seed)
         cite = self.original.get("citation", "")
         note = f"fitted twin of {self.original['file']} ({cite}), seed {seed}"

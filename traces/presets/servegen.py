@@ -74,7 +74,7 @@ class ServeGenFit:
         first `requests` of these; every client's rate is multiplied by `scale`."""
         seconds = DAY_S - start if seconds is None else seconds
         if not 0 < scale <= 100:
-            raise UserError(f"preset {self.name}: scale is {scale:g}, must be above 0 and at most 100")
+            raise UserError(f"preset {self.name}: scale is {scale:g} but must be above 0 and at most 100")
         if not 0 <= start < start + seconds <= DAY_S:
             raise UserError(f"preset {self.name}: start={start:g}, seconds={seconds:g} is not within a day")
         exponents = self.exponents(scale)

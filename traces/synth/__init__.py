@@ -88,7 +88,7 @@ def synthesize_chunks(spec: str, requests: int | None, seed: int, chunk: int) ->
 def _samples(calls: dict[str, Call], rows: Ints, output: Ints, seed: int) -> Samples | None:
     further = lengths.draw(calls["n"], rows, seed) - 1
     if further.max() >= MOST_SAMPLES:
-        raise UserError(f"synth: n is {further.max() + 1}, must be at most {MOST_SAMPLES}")
+        raise UserError(f"synth: n is {further.max() + 1} but must be at most {MOST_SAMPLES}")
     if "lengths" in calls:  # joint distribution: with lengths=PRESET, further outputs are as long as the first
         return Samples.of(further, np.repeat(output, further))
     again = np.repeat(rows, further)
@@ -100,7 +100,7 @@ def _parse(spec: str, requests: int | None) -> tuple[int, dict[str, Call]]:
     """Return the number of requests, and the values of all keys that are given or have defaults."""
     n = DEFAULT_REQUESTS if requests is None else requests
     if n < 1:
-        raise UserError(f"synth: requests is {n}, must be at least 1")
+        raise UserError(f"synth: requests is {n} but must be at least 1")
     given = parse_spec(spec)
     for key in given:
         if key not in DEFAULTS:
@@ -114,7 +114,7 @@ def _parse(spec: str, requests: int | None) -> tuple[int, dict[str, Call]]:
 def _rate(calls: dict[str, Call]) -> float:
     rate = calls["rate"].number()
     if rate <= 0:
-        raise UserError(f"synth: rate is {rate:g}, must be positive")
+        raise UserError(f"synth: rate is {rate:g} but must be positive")
     return rate
 
 

@@ -49,10 +49,10 @@ def gamma_gaps(call: Call, rows: Ints, seed: int) -> Floats:
     args = call.floats("cv", "burstiness")
     value = next(iter(args.values()))
     if value <= 0:
-        raise UserError(f"synth: arrivals=gamma: {next(iter(args))} is {value:g}, must be positive")
+        raise UserError(f"synth: arrivals=gamma: {next(iter(args))} is {value:g} but must be positive")
     cv = args["cv"] if "cv" in args else value**-0.5
     if not 1e-3 <= cv <= 1e3:
-        raise UserError(f"synth: arrivals=gamma: the coefficient of variation is {cv:g}, must be from 0.001 to 1000")
+        raise UserError(f"synth: arrivals=gamma: the coefficient of variation is {cv:g} but must be from 0.001 to 1000")
     return draws.gamma(seed, "arrivals", rows, cv=cv)
 
 
@@ -65,13 +65,13 @@ def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     """
     args = call.floats("ratio on off")
     if min(args.values()) <= 0:
-        raise UserError("synth: arrivals=mmpp: ratio, on and off must be positive")
+        raise UserError("synth: arrivals=mmpp: 'ratio', 'on' and 'off' must be positive")
     ratio, on, off = args["ratio"], args["on"], args["off"]
     low = rate * (on + off) / (ratio * on + off)
     points = np.cumsum(draws.exponential(seed, "arrivals", rows))
     if points[-1] * 1.5 > MOST_CYCLES * rate * (on + off):
         raise UserError(
-            f"synth: arrivals=mmpp: on and off are too short, since there would be over {MOST_CYCLES:,} of each"
+            f"synth: arrivals=mmpp: 'on' and 'off' are too short: there would be over {MOST_CYCLES:,} of each"
         )
     cycles = int(points[-1] / (rate * (on + off)) * 1.5) + 20
     while True:

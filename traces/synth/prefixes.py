@@ -26,11 +26,11 @@ def draw(call: Call, prompt_len: Ints, seed: int, first: int = 0) -> Content:
     args = call.floats("groups=1 length share=1 zipf=1")
     groups, length = int(args["groups"]), int(args["length"])
     if groups != args["groups"] or length != args["length"] or groups < 1 or length < 1:
-        raise UserError("synth: prefix=shared: groups and length must be whole numbers of at least 1")
+        raise UserError("synth: prefix=shared: 'groups' and 'length' must be whole numbers of at least 1")
     if groups > MOST_GROUPS or length > MAX_TOKENS:
         raise UserError(f"synth: prefix=shared: at most {MOST_GROUPS:,} groups and {MAX_TOKENS:,} tokens")
     if not 0 <= args["share"] <= 1 or args["zipf"] < 0:
-        raise UserError("synth: prefix=shared: share must be from 0 to 1 and zipf at least 0")
+        raise UserError("synth: prefix=shared: 'share' must be from 0 to 1, and 'zipf' must be at least 0")
     rows = np.arange(first, first + len(prompt_len))
     weights = (1.0 + np.arange(groups)) ** -args["zipf"]
     edges = np.cumsum(weights / weights.sum())

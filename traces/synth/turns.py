@@ -31,7 +31,8 @@ def draw(call: Call, arrival_ns: Ints, new: Ints, output: Ints, content: Content
     turns = int(args["turns"])
     if turns != args["turns"] or turns < 1 or not 0 <= args["think"] <= LONGEST_S:
         raise UserError(
-            f"synth: turns=chat: turns must be a whole number of at least 1 and think from 0 to {LONGEST_S:,} s"
+            f"synth: turns=chat: 'turns' must be a whole number of at least 1, and "
+            f"'think' must be from 0 to {LONGEST_S:,} s"
         )
     rows = np.arange(len(new))
     first = rows // turns * turns

@@ -38,7 +38,7 @@ def cell_of_run(row: Mapping[str, str], number: int, where: str) -> Cell:
         try:
             return float(row.get(name) or 0)
         except ValueError:
-            raise UserError(f"{where}: {name} is {row[name]!r}, must be a number") from None
+            raise UserError(f"{where}: {name} is {row[name]!r} but must be a number") from None
 
     engine, model, flags = parsed(row[SERVE])
     sizes = {SIZES[name]: int(value) for name, value in flags if name in SIZES and value.isdigit()}

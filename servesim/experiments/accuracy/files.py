@@ -31,7 +31,7 @@ def claim(out: Path) -> None:
         sorted(p.name for p in out.iterdir() if p.name not in (CELLS, SUMMARY, REPORT, RUNS)) if out.is_dir() else []
     )
     if others:
-        raise UserError(f"--out {out}: exists and is not a score of servesim (it holds {others[0]})")
+        raise UserError(f"--out {out}: exists and is not a servesim score (it contains {others[0]})")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

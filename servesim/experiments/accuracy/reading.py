@@ -73,7 +73,7 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise UserError(f"{where}: {name} is {text!r}, must be a number")
+            raise UserError(f"{where}: {name} is {text!r} but must be a number")
         return value
 
     source = row.get("silicon_data_source") or ""

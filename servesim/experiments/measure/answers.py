@@ -71,7 +71,7 @@ async def ask(target: Target, prompt: str, tokens: int) -> Answer:
         reply = await read_head(reader, where)
         kind = reply.headers.get("content-type", "").partition(";")[0].strip()
         if reply.status != 200:
-            raise UserError(f"{where}: answered {reply.status}: {excerpt(await reply.body(4096))}")
+            raise UserError(f"{where}: returned status {reply.status}: {excerpt(await reply.body(4096))}")
         if kind != "text/event-stream":
             found = f"answered {kind or 'no type'}: {excerpt(await reply.body(4096))}"
             raise UserError(f"{where}: expected a stream of events, but the server {found}")
@@ -143,20 +143,22 @@ class _Stream:
         where, asked = self._where, self._tokens
         if self._usage is None:
             raise UserError(
-                f"{where}: the answer has no usage, so its token counts are not known (the request set "
+                f"{where}: the response has no usage, so its token counts are not known (the request set "
                 "stream_options.include_usage)"
             )
         prompt, output = (self._usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         if type(prompt) is not int or type(output) is not int or prompt < 1 or output < 1:
-            raise UserError(f"{where}: its usage is {excerpt(json.dumps(self._usage))}, must be token counts")
+            raise UserError(f"{where}: its usage is {excerpt(json.dumps(self._usage))} but must be token counts")
         if not self._chunks:
-            raise UserError(f"{where}: usage reports {output} tokens, but the answer has no text")
+            raise UserError(f"{where}: usage reports {output} tokens, but the response has no text")
         if output > asked:
             raise UserError(f"{where}: usage reports {output} tokens, but max_tokens was {asked}")
         if self._texts > output:
             raise UserError(f"{where}: usage reports {output} tokens, but {self._texts} pieces of text arrived")
         if output > 1 and self._chunks == 1:
-            raise UserError(f"{where}: all {output} tokens arrived in one piece, so the time of the first is not known")
+            raise UserError(
+                f"{where}: all {output} tokens arrived in one piece, so the time of the first token is not known"
+            )
         return Answer(sent, self._first, self._last, prompt, output, self._chunks, asked)
 
 

@@ -135,7 +135,7 @@ class Client:
             async with asyncio.timeout(seconds):
                 said, _ = await process.communicate()
         except TimeoutError:
-            raise UserError(f"--client {self.name}: not finished after {seconds:,.0f} s") from None
+            raise UserError(f"--client {self.name}: did not finish within {seconds:,.0f} s") from None
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -226,7 +226,9 @@ def _answer(
             "impossible"
         )
     if output > 1 and chunks == 1:
-        raise UserError(f"{where}: all {output} tokens arrived in one piece, so the time of the first is not known")
+        raise UserError(
+            f"{where}: all {output} tokens arrived in one piece, so the time of the first token is not known"
+        )
     start = round(start_ns)
     first, last = start + round(first_ms * _MS), start + round(whole_ms * _MS)
     return Answer(start, first, last, prompt, output, chunks, asked)
@@ -262,5 +264,5 @@ def _metric(metrics: Mapping[str, Any], names: Sequence[str], where: str) -> flo
 
 def _number(value: Any, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UserError(f"{where} is {shown(str(value))}, must be a number")
+        raise UserError(f"{where} is {shown(str(value))} but must be a number")
     return float(value)

@@ -40,7 +40,7 @@ def refuse(out: Path) -> None:
     if not out.name:
         raise UserError(f'--out "{out}": not the name of a folder')
     if out.exists() or out.is_symlink():
-        raise UserError(f"--out {out}: exists; a measurement is written to a new folder")
+        raise UserError(f"--out {out}: already exists; a measurement must be written to a new folder")
     with writable(out):
         parent = next(folder for folder in out.absolute().parents if folder.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):

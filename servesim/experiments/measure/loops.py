@@ -97,7 +97,7 @@ async def probe(target: Target, tokens: int) -> Prompts:
     if not TOKENS_A_WORD[0] <= each <= TOKENS_A_WORD[1]:
         raise UserError(
             f"{target.address}{target.path}: usage reports {counts[0]} tokens for {PROBES[0]} words and "
-            f"{counts[1]} for {PROBES[1]}, so it does not count prompt tokens"
+            f"{counts[1]} for {PROBES[1]}, so it does not count prompt tokens correctly"
         )
     return Prompts(each, counts[0] - each * PROBES[0])
 

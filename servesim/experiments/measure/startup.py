@@ -126,7 +126,7 @@ def read_log(path: Path) -> Facts:
             if match := re.search(_CONFIG % key, f" {config[1]}"):
                 found[name] = value(match[1].strip())
     if not found:
-        raise UserError(f"--log {path}: not a start-up log of vLLM or SGLang")
+        raise UserError(f"--log {path}: not a startup log of vLLM or SGLang")
     found["engine"] = "sglang" if sglang else "vllm"
     return _known(found)
 

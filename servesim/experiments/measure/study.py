@@ -141,7 +141,9 @@ async def measure(
                     notes += _busy(runs[-1], time.process_time() - busy[0], time.monotonic() - busy[1])
                     on_run(runs[-1], total)
     except TimeoutError:
-        raise UserError(f"{address}: not measured within {plan.minutes:g} minutes (raise --minutes)") from None
+        raise UserError(
+            f"{address}: the measurement did not finish within {plan.minutes:g} minutes (raise --minutes)"
+        ) from None
     return Measurement(runs, facts, [*notes, *_notes(runs)])
 
 

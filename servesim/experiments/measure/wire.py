@@ -101,14 +101,14 @@ def _size(where: str, line: bytes) -> int:
     try:
         return int(line.split(b";")[0], 16)
     except ValueError:
-        raise UserError(f"{where}: the answer is not HTTP: {shown(line.decode('latin-1'))} is not a size") from None
+        raise UserError(f"{where}: the response is not HTTP: {shown(line.decode('latin-1'))} is not a size") from None
 
 
 async def _line(where: str, reader: asyncio.StreamReader) -> bytes:
     try:
         return (await reader.readuntil(b"\n")).strip()
     except asyncio.LimitOverrunError:
-        raise UserError(f"{where}: the answer is not HTTP: a line of more than {MOST_HEAD:,} bytes") from None
+        raise UserError(f"{where}: the response is not HTTP: a line of more than {MOST_HEAD:,} bytes") from None
 
 
 @asynccontextmanager
@@ -125,9 +125,9 @@ async def connected(
             reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context, limit=MOST_HEAD)
             yield reader, writer, where
     except TimeoutError:
-        raise UserError(f"{where}: not finished after {timeout_s:g} s (raise --timeout)") from None
+        raise UserError(f"{where}: did not finish within {timeout_s:g} s (raise --timeout)") from None
     except asyncio.IncompleteReadError:
-        raise UserError(f"{where}: the answer was cut off") from None
+        raise UserError(f"{where}: the response was cut off") from None
     except ConnectionRefusedError:
         raise UserError(f"{where}: connection refused; is the server running?") from None
     except OSError as error:
@@ -154,7 +154,7 @@ async def read_head(reader: asyncio.StreamReader, where: str) -> Reply:
         first = await _line(where, reader)
         words = first.split(None, 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-            raise UserError(f"{where}: the answer is not HTTP: {shown(first.decode('latin-1'))}")
+            raise UserError(f"{where}: the response is not HTTP: {shown(first.decode('latin-1'))}")
         headers = {}
         while line := await _line(where, reader):
             name, _, value = line.decode("latin-1").partition(":")
@@ -176,11 +176,11 @@ async def get_json(address: Address, path: str, timeout_s: float) -> Any:
     """Return the JSON of a GET. Raise UserError if the status is not 200 or the body is not JSON."""
     status, text = await get(address, path, timeout_s)
     if status != 200:
-        raise UserError(f"{address}{path}: answered {status}: {excerpt(text)}")
+        raise UserError(f"{address}{path}: returned status {status}: {excerpt(text)}")
     try:
         return untrusted.json_value(text)
     except ValueError:
-        raise UserError(f"{address}{path}: expected JSON, but the answer is {excerpt(text)}") from None
+        raise UserError(f"{address}{path}: expected JSON, but the response is {excerpt(text)}") from None
 
 
 def excerpt(text: str) -> str:

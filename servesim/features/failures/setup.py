@@ -37,7 +37,8 @@ def failures_of(settings: FailureSettings, replicas: int, seed: int) -> Failures
             continue
         until, factor = _ns(values["until"]), values["factor"]
         if until <= at or not 0 < factor <= 1e6:
-            raise UserError(f"cluster.failures: {shown(text)}: until must be later than at, and factor above 0")
+            rule = "'until' must be later than 'at', and 'factor' must be greater than 0"
+            raise UserError(f"cluster.failures: {shown(text)}: {rule}")
         slowdowns.append(Slowdown(replica, at, until, factor))
     return Failures(
         tuple(crashes),
@@ -61,5 +62,5 @@ def _number(kind: str, key: str, value: object) -> float:
     except ValueError:
         number = -1.0
     if not (math.isfinite(number) and 0 <= number <= 1e7):
-        raise UserError(f"cluster.failures: {kind}: {key} is {shown(value)}, must be a number from 0 to 1e7")
+        raise UserError(f"cluster.failures: {kind}: {key} is {shown(value)} but must be a number from 0 to 1e7")
     return number

@@ -44,10 +44,10 @@ class LinkParams:
         check_most(self, 1 << 30, "message_overhead_bytes")
         if self.link not in KINDS:
             raise ValueError(
-                f"link is {shown(self.link)}, must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}"
+                f"link is {shown(self.link)} but must be one of {', '.join(KINDS)}{suggest(self.link, KINDS)}"
             )
         if self.gb_s is not None and not 1e-3 <= self.gb_s <= 1e6:
-            raise ValueError(f"gb_s is {self.gb_s:g}, must be from 0.001 to 1e6")
+            raise ValueError(f"gb_s is {self.gb_s:g} but must be from 0.001 to 1e6")
 
 
 def with_pd(settings: Mapping[str, Any]) -> Settings:
@@ -55,7 +55,7 @@ def with_pd(settings: Mapping[str, Any]) -> Settings:
     text = settings["pd"]
     found = re.fullmatch(r"(\d+)x(\d+):(\d+)x(\d+)", str(text))
     if found is None:
-        raise UserError(f"pd is {shown(text)}, must be REPLICASxTP:REPLICASxTP of prefill and decode, such as 2x1:1x4")
+        raise UserError(f"pd is {shown(text)} but must be REPLICASxTP:REPLICASxTP (prefill:decode), as in 2x1:1x4")
     if settings.get("pools"):
         raise UserError("pd and pools are both given: remove one (pd is short for two pools)")
     prefill, prefill_tp, decode, decode_tp = map(int, found.groups())
@@ -78,7 +78,7 @@ def handoff_of(
         return None
     for role in ("prefill", "decode"):
         if role not in roles:
-            raise UserError(f"pools: none has the role {role}, so no request could be served")
+            raise UserError(f"pools: no pool has the role {role}, so no request could be served")
     own = dict(settings or {"name": _default(pools)})
     name = own.pop("name")
     protocol = PROTOCOLS.get(name)

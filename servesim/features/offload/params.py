@@ -48,7 +48,7 @@ class HostParams:
     def __post_init__(self) -> None:
         check_least(self, 0, "gb_s", "start_us")
         if self.gb_s == 0:
-            raise ValueError("gb_s is 0, must be above 0")
+            raise ValueError("gb_s is 0 but must be above 0")
         if self.cpu == "" and self.needs_cpu:
             raise ValueError("cpu is missing: give the amount of host memory, such as cpu=64GiB")
         self.bytes_of("cpu")
@@ -111,7 +111,7 @@ class LMCacheParams(HostParams):
             if (self.bytes_of(tier) > 0) != (rate is not None):
                 raise ValueError(f"{tier} and {tier}_gb_s must be given together (size and bandwidth)")
             if rate is not None and rate <= 0:
-                raise ValueError(f"{tier}_gb_s is {rate}, must be above 0")
+                raise ValueError(f"{tier}_gb_s is {rate} but must be above 0")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class HiCacheParams(HostParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.ratio <= 1000:
-            raise ValueError(f"ratio is {self.ratio}, must be above 0 and at most 1000")
+            raise ValueError(f"ratio is {self.ratio} but must be above 0 and at most 1000")
 
 
 KINDS: Mapping[str, type[HostParams]] = {"vllm": VllmOffloadParams, "lmcache": LMCacheParams, "hicache": HiCacheParams}

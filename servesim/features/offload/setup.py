@@ -139,6 +139,6 @@ def check_policies(scheduler: type[Scheduler], kv: type[KVAllocator], params: Ho
         )
     if not params.needs <= scheduler.supports:
         can = params.of_engine
-        raise UserError(f"offload: scheduler {scheduler.name} cannot load KV from host memory in this way; use {can}")
+        raise UserError(f"offload: scheduler {scheduler.name} cannot load KV from host memory this way; use {can}")
     if kv.shares and "remote_kv" not in kv.supports:
-        raise UserError(f"offload: kv {kv.name} cannot reserve memory for remote KV; use prefix-hash")
+        raise UserError(f"offload: kv {kv.name} cannot reserve memory for remote KV; use kv prefix-hash")

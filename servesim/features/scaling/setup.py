@@ -77,7 +77,7 @@ def start_of(given: Mapping[str, float]) -> Start:
         if key not in known:
             raise UserError(f"start: unknown part {shown(key)}{suggest(key, known)}")
         if not (1e-3 if key == "weights_gb_s" else 0) <= value <= 1e7:
-            raise UserError(f"start: {key} is {value:g}, must be a number up to 1e7 (at least 0.001 for a rate)")
+            raise UserError(f"start: {key} is {value:g} but must be a number up to 1e7 (at least 0.001 for a rate)")
     return Start(**given)
 
 
@@ -86,7 +86,7 @@ def asked_every(scaler: Scaler) -> int:
     with blaming([type(scaler)]):
         every_s = scaler.every_s
         if isinstance(every_s, bool) or not LEAST_S <= every_s <= 1e7:
-            raise UserError(f"scaler {scaler.name}: its interval is {every_s:g} s, must be from {LEAST_S:g} to 1e7")
+            raise UserError(f"scaler {scaler.name}: its interval is {every_s:g} s but must be from {LEAST_S:g} to 1e7")
         return round(every_s * SECOND)
 
 
@@ -102,7 +102,8 @@ def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Sca
         cls, params = scalers.configured(settings.scaler)
         deployment = pool.deployment
         if not params.min <= pool.scenario.replicas <= params.max:
-            raise UserError(f"scaler: replicas is {pool.scenario.replicas}, must be from {params.min} to {params.max}")
+            replicas = pool.scenario.replicas
+            raise UserError(f"scaler: replicas is {replicas} but must be from {params.min} to {params.max}")
         seconds = start.total_s(deployment.model.weight_bytes(deployment.dtype))
         scaler: Scaler = make(cls, params, CostProfile(pool.cost))
         asked_every(scaler)

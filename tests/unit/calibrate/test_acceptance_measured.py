@@ -167,9 +167,9 @@ def test_bad_prompt_files_are_refused(tmp_path: Path, text: str, says: str) -> N
     ("arguments", "says"),
     [
         (("--method", "ngramm"), '--method ngramm: no such method (did you mean "ngram"?)'),
-        (("--k", "0"), "--k is 0, must be above 0"),
-        (("--lookup-min", "6"), "--lookup-max is 5, must be at least --lookup-min (6)"),
-        (("--max-tokens", "5"), "--max-tokens is 5, must be above --k (5), or no step would be counted"),
+        (("--k", "0"), "--k is 0 but must be above 0"),
+        (("--lookup-min", "6"), "--lookup-max is 5 but must be at least --lookup-min (6)"),
+        (("--max-tokens", "5"), "--max-tokens is 5 but must be above --k (5), or no step would be counted"),
         (("--layers", "x"), "--layers x: must be whole numbers above 0"),
         (("--prompts", "gone.yaml"), "--prompts gone.yaml: No such file or directory"),
         (("--model", "gone.gguf"), "--model gone.gguf: no such file"),
@@ -263,7 +263,7 @@ def test_unknown_tables_and_domains_are_refused(two_domains: str, tmp_path: Path
     with pytest.raises(UserError, match="No such file"):
         measured("table=gone.yaml")
     (tmp_path / "no.yaml").write_text(json.dumps({"domains": {}}))
-    with pytest.raises(UserError, match="not a table of servesim calibrate acceptance"):
+    with pytest.raises(UserError, match="not a table written by servesim calibrate acceptance"):
         measured(f"table={tmp_path / 'no.yaml'}")
 
 

@@ -153,11 +153,11 @@ def test_other_heads_have_no_such_rows(tables: KernelTables) -> None:
             "dense.csv",
             "qkv_proj,64,72.0",
             "qkv_proj,64,nan",
-            r"dense.csv: row 2: time_us is nan, must be a number above",
+            r"dense.csv: row 2: time_us is nan but must be a number above",
         ),
         ("attention.csv", "0,0,1,300,12.0", "0,0,1,300,-12", r"attention.csv: row 2: time_us is -12"),
         ("attention.csv", "0,0,1,300,12.0", "0,0,x,300,12", r"attention.csv: row 2: n_decode is 'x', not a number"),
-        ("attention.csv", "0,0,1,300,12.0", "0,0,1.5,300,12", r"row 2: n_decode is 1.5, must be a whole number"),
+        ("attention.csv", "0,0,1,300,12.0", "0,0,1.5,300,12", r"row 2: n_decode is 1.5 but must be a whole number"),
         ("per_sequence.csv", "lm_head", "head", r"no times for lm_head"),
     ],
 )

@@ -137,7 +137,7 @@ def test_what_cannot_be_imported_is_named(profiles: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"attention_tp2.csv: row 1: the time of its phase is missing"):
         import_vidur(profiles, out, "x1")
     _attention(model, [("", -1, 4, 0, 96, False)])
-    with pytest.raises(UserError, match=r"row 1: time_stats.attn_decode.median is -1, must be a number above 0"):
+    with pytest.raises(UserError, match=r"row 1: time_stats.attn_decode.median is -1 but must be a number above 0"):
         import_vidur(profiles, out, "x1")
     assert not out.exists()
 

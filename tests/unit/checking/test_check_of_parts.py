@@ -186,7 +186,7 @@ def test_one_right_passes(tmp_path: Path) -> None:
         (SCALER, "    def wanted(self, load): return 1 / 0", "contract: Mine: wanted raises ZeroDivisionErr"),
         (SCALER, "    def wanted(self, load): return 1.5", "contract: Mine: wanted returns 1.5, not an int"),
         (SCALER, "    def wanted(self, load): return 1 + int(time.time() * 1e4) % 3", "determinism: Mine depends"),
-        (SCALER, "    every_s = 0", "settings: no test world fits Mine: scaler Mine: its interval is 0 s, must be fr"),
+        (SCALER, "    every_s = 0", "settings: no test world fits Mine: scaler Mine: its interval is 0 s but must be"),
         (CONNECTOR, "    def available(self, request, num_tokens): return 10_000", "contract: Mine at "),
         (CONNECTOR, "    def available(self, request, num_tokens): return None", "contract: Mine: available returns"),
         (CONNECTOR, "    def load(self, request, start, stop, now): return now - 1", "contract: Mine at "),

@@ -237,7 +237,7 @@ OTHERS = {
     ),
     "an acceptance model counts": (
         IMPURE,
-        "determinism: Mine: accepted depends on more than request and position (row 0",
+        "determinism: Mine: 'accepted' must depend only on the request and the position (row 0",
     ),
     "a parameter cannot be written down": (UNSETTLED, "settings: Mine: parameter odd = "),
 }

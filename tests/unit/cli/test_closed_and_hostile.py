@@ -28,7 +28,7 @@ def test_a_closed_stdout_is_a_quiet_exit() -> None:
 def test_a_policy_file_that_leaves_or_raises_anything_is_one_line(line: str, tmp_path: Path) -> None:
     path = tmp_path / "p.py"
     path.write_text(line)
-    with pytest.raises(UserError, match="does not load"):
+    with pytest.raises(UserError, match="cannot be loaded"):
         schedulers.resolve(f"{path}:P")
 
 

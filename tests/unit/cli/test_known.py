@@ -98,7 +98,7 @@ def test_an_installation_that_works_is_sound_and_one_that_does_not_says_what_is_
     monkeypatch: pytest.MonkeyPatch, capsys: Caught
 ) -> None:
     text = out_of(monkeypatch, capsys, "doctor")
-    assert text.endswith("all is well\n")
+    assert text.endswith("no problems found\n")
     assert "h200" in text
     monkeypatch.setattr(doctor, "_packages", lambda: {"numpy": {"installed": "1.0", "needed": ">=2.0", "ok": False}})
     monkeypatch.setattr(doctor, "_tables", lambda: {"h200": "no such file"})

@@ -125,7 +125,7 @@ def test_a_short_run_warns_with_the_number_of_requests_that_would_tell() -> None
     summary = simulate({**PRESET, "requests": 20, "rate": 50.0}).summary
     assert not summary["stability"]["decided"]
     enough = summary["stability"]["enough_requests"]
-    assert [one for one in summary["warnings"] if one.endswith(f"--requests {enough} would tell")] != []
+    assert [one for one in summary["warnings"] if one.endswith(f"--requests {enough} would be enough")] != []
 
 
 def test_warnings_keep_their_kind_when_a_pool_is_named() -> None:
@@ -214,7 +214,7 @@ def test_what_is_not_known_of_every_row_is_said_once(
     why = {
         "sweep": "no measured pairs have different models or GPUs",
         "capacity": "no measured pairs have different models or GPUs",
-        "worth": "no two measured servers differ in this alone",
-        "compare": "no two measured servers differ in this alone",
+        "worth": "no two measured servers differ only in this",
+        "compare": "no two measured servers differ only in this",
     }
     assert "\n".join(printed(capsys, document, True)).count(why[command]) == 1

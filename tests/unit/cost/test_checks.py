@@ -31,7 +31,7 @@ def gemms(path: Path, times: list[float], m: list[int] | None = None) -> KernelT
 @pytest.mark.parametrize(
     ("times", "what"),
     [
-        ([10.0, -1.0, 10.0], r"gemm.parquet: row 2: time_us is -1, must be a number above 0"),
+        ([10.0, -1.0, 10.0], r"gemm.parquet: row 2: time_us is -1 but must be a number above 0"),
         ([10.0, 10.0, float("nan")], r"row 3: time_us is nan"),
         ([0.0], r"row 1: time_us is 0"),
         ([0.012, 0.010, 0.011], r"row 2: time_us is 0\.01: no kernel is that fast \(are the times milliseconds\?\)"),

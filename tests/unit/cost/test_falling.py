@@ -99,12 +99,12 @@ def test_one_client_of_fp8_on_blackwell_is_slower_than_two_as_measured_and_the_r
 
     def said(clients: int) -> list[str]:
         notes = simulate({**base, "dtype": "fp8", "clients": {"max_concurrency": clients}}).summary["notes"]
-        return [note for note in notes if "times as long as one over" in note]
+        return [note for note in notes if "times as long as one with" in note]
 
     (note,) = said(1)
     assert note.startswith("kernel tables: ")
-    assert "by the tables a step over 1 token takes" in note
-    assert "as one over 2 tokens" in note
+    assert "according to the tables, a step with 1 token takes" in note
+    assert "as one with 2 tokens" in note
     assert not said(4)
 
 

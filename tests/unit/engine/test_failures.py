@@ -98,7 +98,7 @@ def test_a_straggler_takes_as_many_times_as_long_from_its_next_plan_on(mode: str
         ("crash:replica=2,at=1", "the replica must be from 0 to 1"),
         ("crash:replica=0", "at is missing"),
         ("crash:replica=0,at=-1", "must be a number from 0"),
-        ("slow:replica=0,at=5,until=5,factor=2", "until must be later than at"),
+        ("slow:replica=0,at=5,until=5,factor=2", "'until' must be later than 'at'"),
         ("crash:replica=0,at=1,factor=2", "unknown key 'factor'"),
     ],
 )

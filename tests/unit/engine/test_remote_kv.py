@@ -148,8 +148,8 @@ def test_one_that_gives_way_asks_again_and_says_how_much_came() -> None:
 @pytest.mark.parametrize(
     ("policies", "message"),
     [
-        ({"scheduler": "static"}, "scheduler static cannot wait for remote KV; use vllm"),
-        ({"scheduler": "sjf"}, "scheduler sjf cannot wait for remote KV; use vllm"),
+        ({"scheduler": "static"}, "scheduler static cannot wait for remote KV; use scheduler vllm"),
+        ({"scheduler": "sjf"}, "scheduler sjf cannot wait for remote KV; use scheduler vllm"),
     ],
 )
 def test_policies_that_cannot_wait_are_refused_by_name(policies: dict[str, str], message: str) -> None:

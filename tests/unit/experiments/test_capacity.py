@@ -247,7 +247,7 @@ def test_an_answer_from_runs_too_short_to_tell_names_the_length_that_would() -> 
     (row,) = document["rows"]
     assert row["enough_requests"] > 60
     (note,) = [note for note in document["warnings"] if "too short to tell" in note]
-    assert note.endswith(f"; --requests {row['enough_requests']} would tell")
+    assert note.endswith(f"; --requests {row['enough_requests']} would be enough")
     long = capacity(**WORKLOAD | {"requests": 3000, "slo": "ttft:400"}, gpu="h200", replicates=1, tolerance=0.2)
     (row,) = long.attrs["document"]["rows"]
     assert row["enough_requests"] is None

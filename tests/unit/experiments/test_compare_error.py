@@ -80,7 +80,7 @@ def test_what_no_measured_pair_is_like_has_words_and_takes_no_run() -> None:
     assert document["error_runs"] == 0
     assert all(one["low"] is None for one in document["model_error"])
     (said,) = [note for note in document["notes"] if note.startswith("no error bars of the model for ")]
-    assert "no two measured servers differ in this alone" in said
+    assert "no two measured servers differ only in this" in said
     assert words(document["model_error"]) == [said]
 
 
@@ -112,7 +112,7 @@ def test_two_sizes_have_an_interval_around_their_ratio() -> None:
     row = {"variant": "better", "metric": "tpot_mean", "change": 0.1}
     same, failed = (mean_error(row, spreads_of(side_of(other), side_of(a))) for other in (a, None))
     assert same["low"] is failed["low"] is None
-    assert "no two measured servers differ in this alone" in same["says"]
+    assert "no two measured servers differ only in this" in same["says"]
     assert failed["says"] == "it failed"
     assert sentences([same, failed], "x") == []
 
@@ -134,8 +134,8 @@ def test_a_sentence_says_where_an_interval_holds_no_change() -> None:
 def test_the_range_of_the_baseline_is_said_with_its_level_in_percent_or_why_there_is_none() -> None:
     ends = {key: {"low": 1.0, "high": 2500.0} for key in compare_error.PAIRED}
     said = baseline_sentence({"kind": "pairs", "level": 0.8, "says": "of 9 servers", **ends}, "fcfs")
-    assert said.startswith("fcfs itself: ")
+    assert said.startswith("error bars of fcfs: ")
     assert said.endswith(" 1.00 to 2,500 ms, 80 % interval; of 9 servers")
     assert said.count("1.00 to 2,500 ms") == len(compare_error.PAIRED)
-    assert baseline_sentence({"kind": None, "says": "no table"}, "a") == "a itself: no error bars: no table"
+    assert baseline_sentence({"kind": None, "says": "no table"}, "a") == "no error bars for a: no table"
     assert baseline_sentence(None, "a") == ""

@@ -43,7 +43,7 @@ def test_a_dataframe_is_the_trace_its_csv_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"prompt_len": 0}, "DataFrame: row 0: prompt_len is 0, must be a whole number of at least 1"),
+        ({"prompt_len": 0}, "DataFrame: row 0: prompt_len is 0 but must be a whole number of at least 1"),
         ({"arrival_ns": None}, "DataFrame: row 0: arrival_ns is None"),
         ({"arrival_ns": list(range(60, 0, -1))}, "DataFrame: row 1: arrives before the request above it"),
     ],

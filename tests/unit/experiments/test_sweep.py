@@ -233,7 +233,7 @@ def test_a_run_that_was_made_again_is_named_on_the_command_line(tmp_path: Path) 
 @pytest.mark.parametrize("command", [servesim.sweep, servesim.compare, servesim.capacity])
 def test_a_folder_with_other_files_is_left_alone(command: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match=r"exists and is not a servesim experiment \(it holds thesis.tex\)"):
+    with pytest.raises(UserError, match=r"exists and is not a servesim experiment \(it contains thesis.tex\)"):
         command(**WORKLOAD, kv="paged,prefix-hash", slo="ttft:500", out=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 

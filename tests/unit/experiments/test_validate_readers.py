@@ -99,7 +99,7 @@ def test_what_cannot_be_priced_is_said_and_the_rest_goes_on(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (CHUNKS + "1,2,3,10\n", "line 2: 4 fields, must be 6"),
+        (CHUNKS + "1,2,3,10\n", "line 2: 4 fields instead of 6"),
         (CHUNKS + "1,two,3,10,5,x\n", "first_chunk_time_us is 'two'"),
         ("a,b\n1,2\n", "no recorded run with latencies found"),
     ],

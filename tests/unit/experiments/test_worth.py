@@ -74,7 +74,7 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
         ),
         ("block_sise=2", {}, "unknown setting"),
         ("fp8", {"slo": {}}, "capacity: give an SLO to meet"),
-        ("fp8", {"attainment": 2.0}, "attainment is 2, must be a share above 0"),
+        ("fp8", {"attainment": 2.0}, "attainment is 2 but must be above 0 and at most 1"),
     ],
 )
 def test_what_cannot_be_asked_gets_one_line(of: Any, more: dict[str, Any], line: str) -> None:

@@ -47,11 +47,11 @@ def test_a_data_sheet_may_name_bundled_tables_or_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("now", "then", "told"),
     [
-        ("bandwidth: 1.0e+12", "bandwidth: 0", "'bandwidth' is 0.0, must be a finite number above 0"),
-        ("bandwidth: 1.0e+12", "bandwidth: 100", "'bandwidth' is 100.0, must be at least 1e"),
-        ("165.0e+12", "1.0e-300", r"'flops.bf16' is 1e-300, must be at least 1e\+06 per second"),
-        ("25.3e+9", "0", "'memory_bytes' is 0, must be a finite number above 0"),
-        ("usd_per_hour: 0.4", "usd_per_hour: -1", "'usd_per_hour' is -1.0, must be a finite number of at least 0"),
+        ("bandwidth: 1.0e+12", "bandwidth: 0", "'bandwidth' is 0.0 but must be a finite number above 0"),
+        ("bandwidth: 1.0e+12", "bandwidth: 100", "'bandwidth' is 100.0 but must be at least 1e"),
+        ("165.0e+12", "1.0e-300", r"'flops.bf16' is 1e-300 but must be at least 1e\+06 per second"),
+        ("25.3e+9", "0", "'memory_bytes' is 0 but must be a finite number above 0"),
+        ("usd_per_hour: 0.4", "usd_per_hour: -1", "'usd_per_hour' is -1.0 but must be a finite number of at least 0"),
     ],
 )
 def test_a_rate_that_no_gpu_has_is_refused(tmp_path: Path, now: str, then: str, told: str) -> None:

@@ -77,7 +77,7 @@ def test_a_model_or_version_nobody_measured_is_spoken_for_by_left_out_models() -
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({}, "no two measured servers differ in this alone"),
+        ({}, "no two measured servers differ only in this"),
         ({"version": "0.19.0"}, "too few pairs of two versions"),
         ({"precision": "int4"}, "no server with precision int4"),
     ],

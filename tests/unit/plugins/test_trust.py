@@ -81,7 +81,7 @@ def test_code_that_only_a_scenario_names_is_told_and_does_not_run(call: Call, na
     )
     assert code == 2
     assert said.startswith(
-        "error: scenario stranger.yaml names code that would run with all your rights: mine.py: read"
+        "error: scenario stranger.yaml names code that would run with your full permissions: mine.py: read"
     )
     assert "--trust" in said
     assert not Path("ran").exists()
@@ -220,7 +220,7 @@ def test_from_python_keywords_and_mappings_run_and_files_need_trust(call: Call) 
     assert len(servesim.sweep("stranger.yaml", trust=True, jobs=1, rate=[10, 20])) == 2
     with pytest.raises(UserError, match="names code"):  # trust ends with the call
         servesim.simulate("stranger.yaml")
-    with pytest.raises(UserError, match="trust is 'yes', must be True or False"):
+    with pytest.raises(UserError, match="trust is 'yes' but must be True or False"):
         servesim.simulate("stranger.yaml", trust="yes")
 
 

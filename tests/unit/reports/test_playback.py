@@ -86,7 +86,10 @@ def test_frames_come_in_the_order_of_time_from_empty_memory_to_the_end() -> None
     [
         ({"engine": {"num_gpu_blocks": 4096}}, "4,095 blocks, but at most 2,048 can be drawn"),
         ({"replicas": 2}, "can draw only one replica, not 2"),
-        ({"kv": "prefix-radix", "engine": {"num_gpu_blocks": 64, "max_model_len": 256}}, "does not say which blocks"),
+        (
+            {"kv": "prefix-radix", "engine": {"num_gpu_blocks": 64, "max_model_len": 256}},
+            "does not report which blocks",
+        ),
         ({"requests": 500}, "500 requests, but at most 400 can be drawn"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_price_that_another_one_overrules_is_named() -> None:
         ("gpu.foo=1", "gpu.foo: not a field of the data sheet of h100"),
         ("gpu.usd_per_our=1", 'did you mean "usd_per_hour"'),
         ("gpu.description=x", "gpu.description: not a field"),
-        ("gpu.bandwidth=0", "gpu.bandwidth is '0', must be a finite number above 0"),
+        ("gpu.bandwidth=0", "gpu.bandwidth is '0' but must be a finite number above 0"),
         ("gpu.bandwidth=fast", "gpu.bandwidth is 'fast'"),
         ("gpu.memory_bytes=nan", "gpu.memory_bytes is 'nan'"),
         ("model.num_layers=4", 'did you mean "num_hidden_layers"'),

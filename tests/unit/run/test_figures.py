@@ -187,13 +187,13 @@ def test_metrics_of_features_are_known_whichever_variant_has_them(tmp_path: Path
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (lambda: Figure("one", "", int, better="Lower"), "figure one: better is 'Lower', must be one of lower, higher"),
-        (lambda: Figure("one", "", int, scale="log"), "figure one: scale is 'log', must be one of ratio, difference"),
+        (lambda: Figure("one", "", int, better="Lower"), "better is 'Lower' but must be one of lower, higher"),
+        (lambda: Figure("one", "", int, scale="log"), "scale is 'log' but must be one of ratio, difference"),
         (
             lambda: Group("a", "a", (Figure("x", "", int),), rows=("a", "{x} J")),
             "figures of 'a': rows must be pairs of",
         ),
-        (lambda: Group("a", "", (Figure("x", "", int),)), "figures of 'a': the group needs words"),
+        (lambda: Group("a", "", (Figure("x", "", int),)), "figures of 'a': the group must have 'words'"),
         (
             lambda: Group("a", "a", (Figure("x", "", int, better="lower"),), many=a_list),
             "figures of 'a': a group with several entries cannot have metrics",

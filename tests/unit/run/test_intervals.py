@@ -77,7 +77,7 @@ def with_host(summary: dict[str, Any], name: str, terms: dict[str, Any]) -> dict
 
 def test_bars_are_those_of_an_unseen_laboratory_until_the_server_was_measured(summary: dict[str, Any]) -> None:
     assert summary["intervals"]["laboratory"] == "unseen"
-    assert "nobody measured your server" in summary["intervals"]["says"]
+    assert "your server was not measured" in summary["intervals"]["says"]
     measured = intervals(with_host(summary, "my-terms.yaml", OWN_HOST))
     assert measured["laboratory"] == "own"
     assert "your host terms were fitted to this server" in measured["says"]

@@ -53,7 +53,7 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"preset": "sglang"}, "scheduler sglang cannot load KV from host memory in this way; use vllm"),
+        ({"preset": "sglang"}, "scheduler sglang cannot load KV from host memory this way; use vllm"),
         ({"scheduler": "sarathi"}, "scheduler sarathi cannot load KV"),
         pytest.param({"pd": "1x1:1x1"}, "separate prefill and decode pools", marks=pytest.mark.feature("handoff")),
         pytest.param(

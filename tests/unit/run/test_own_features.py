@@ -223,7 +223,7 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
         ("--features energy.py:Energy --energy.busy-w -3", "energy.busy_w is -3.0: input should be greater than or eq"),
         ("--features energy.py:Energy --energy.busy-w x", "Invalid value for '--energy.busy-w': Input should be a val"),
         ("--features energy.py:Energy --set energy.bsy_w=3", "unknown key 'energy.bsy_w' (did you mean \"busy_w\"?)"),
-        ("--features energy.py:Energy --set energy=3", "energy is 3, must be a mapping of settings"),
+        ("--features energy.py:Energy --set energy=3", "energy is 3 but must be a mapping of settings"),
         ("--energy.busy-w 3", "no such option: --energy.busy-w"),
         ("--set energy.busy_w=3", "unknown key 'energy'"),
         pytest.param(
@@ -341,7 +341,7 @@ def with_figures(tmp_path: Path, value: str, rows: str = "''") -> str:
         (
             "3",
             2,
-            "feature file odd.py does not load: UserError: figures of 'odd': rows must be pairs of label and words",
+            "feature file odd.py cannot be loaded: UserError: figures of 'odd': rows must be pairs of label and words",
         ),
         ("'{two} J'", 2, "figures of 'odd': the group's texts refer to 'two', which is not a figure"),
         ("'{engine.stepz}'", 2, "figures of 'odd': the group's texts refer to 'engine.stepz', which is not a figure"),

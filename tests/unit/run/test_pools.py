@@ -62,10 +62,10 @@ def test_a_pool_of_a_model_in_other_weights_takes_their_format() -> None:
 @pytest.mark.parametrize(
     ("pools", "said"),
     [
-        ("fast", "pools is 'fast', must be a list"),
+        ("fast", "pools is 'fast' but must be a list"),
         ([{"gpu": "h200"}], "a pool has no name"),
         ([{"name": "a"}, {"name": "a"}], "'a' is given twice"),
-        ([{"name": "a", "role": "cook"}], "role of a is 'cook', must be both, prefill, decode"),
+        ([{"name": "a", "role": "cook"}], "role of a is 'cook' but must be both, prefill, decode"),
         ([{"name": "a", "gpuu": "h200"}], "a: unknown key 'gpuu' \\(did you mean \"gpu\"\\?\\)"),
         ([{"name": "a", "replicas": 0}], "a: replicas is 0"),
         ([{"name": "a", "engine": {"block": 3}}], "a: unknown key 'engine.block'"),
@@ -183,15 +183,15 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
     ("settings", "said"),
     [
         ({"scaler": "hpb"}, "did you mean"),
-        ({"scaler": "hpa", "replicas": 9}, "replicas is 9, must be from 1 to 8"),
+        ({"scaler": "hpa", "replicas": 9}, "replicas is 9 but must be from 1 to 8"),
         ({"scaler": "hpa", "start": {"node": 1}}, "start: unknown part 'node'"),
         ({"scaler": "hpa", "start": {"weights_gb_s": 0}}, "weights_gb_s is 0"),
         ({"scaler": "hpa", "start": {"node_s": True}}, "start.node_s is 'true'"),
         ({"scaler": "hpa", "start": ""}, "start is ''"),
         ({"scaler": "hpa:sync_s=1e-9"}, "its interval is 1e-09 s"),
-        ({"scaler": "hpa:sync_s=2e9"}, r"sync_s is .*, must be at most 1e\+09"),
-        ({"scaler": "hpa:max=4097"}, "max is 4097, must be at most 4096"),
-        ({"scheduler": f"vllm:max_num_seqs={2**70}"}, "max_num_seqs is 1180591620717411303424, must be at most"),
+        ({"scaler": "hpa:sync_s=2e9"}, r"sync_s is .* but must be at most 1e\+09"),
+        ({"scaler": "hpa:max=4097"}, "max is 4097 but must be at most 4096"),
+        ({"scheduler": f"vllm:max_num_seqs={2**70}"}, "max_num_seqs is 1180591620717411303424 but must be at most"),
         ({"start": {"node_s": 1}}, "start has no effect"),
         pytest.param(
             {"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"},

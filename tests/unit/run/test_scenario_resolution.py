@@ -152,7 +152,7 @@ def test_limits_that_the_run_never_reached_are_reported() -> None:
         ({"model": "llama-3.1-70b"}, "no KV block fits"),
         ({"scheduler": "vlm"}, "unknown scheduler 'vlm' (did you mean \"vllm\"?)"),
         ({"scheduler": "vllm:max_num_seq=3"}, "unknown parameter 'max_num_seq' (did you mean \"max_num_seqs\"?)"),
-        ({"scheduler": "vllm:max_num_seqs=0"}, "max_num_seqs is 0, must be at least 1"),
+        ({"scheduler": "vllm:max_num_seqs=0"}, "max_num_seqs is 0 but must be at least 1"),
         ({"kv": "pagged"}, 'did you mean "paged"?'),
         ({"router": "nowhere.py:Mine"}, "nowhere.py does not exist"),
         ({"tp": 3}, "tp = 3 does not divide"),

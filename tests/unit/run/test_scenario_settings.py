@@ -70,7 +70,7 @@ def test_set_reaches_into_sections_and_policies() -> None:
         ({"slo": "ttfp:5"}, 'did you mean "ttft"?'),
         ({"scheduler": 7}, "a policy must be a name"),
         ({"scheduler": ":max_num_seqs=3"}, "a policy must be a name"),
-        ({"engine": 3}, "engine is 3, must be a mapping"),
+        ({"engine": 3}, "engine is 3 but must be a mapping"),
     ],
 )
 def test_wrong_settings_are_named_on_one_line(settings: dict[str, Any], message: str) -> None:

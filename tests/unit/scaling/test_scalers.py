@@ -153,7 +153,7 @@ def test_forecasts() -> None:
 
 
 def test_bounds_that_cross_are_refused() -> None:
-    with pytest.raises(UserError, match="min is 4, must be at most max"):
+    with pytest.raises(UserError, match="min is 4 but must be at most max"):
         scaler("hpa", min=4, max=2)
-    with pytest.raises(UserError, match="min is 0, must be at least 1"):
+    with pytest.raises(UserError, match="min is 0 but must be at least 1"):
         scaler("hpa", min=0)

@@ -104,8 +104,8 @@ def test_too_few_rounds_a_missing_environment_and_a_missing_folder_are_one_line(
 ) -> None:
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     for arguments, told in (
-        (["--rounds", "4"], "--rounds is 4, must be odd and at least 3"),
-        (["--rounds", "1"], "--rounds is 1, must be odd and at least 3"),
+        (["--rounds", "4"], "--rounds is 4 but must be odd and at least 3"),
+        (["--rounds", "1"], "--rounds is 1 but must be odd and at least 3"),
         (["--json", str(tmp_path / "no" / "file")], "there is no such folder"),
         ([], ".venv-peers/bin/python is not there, make bench-peers makes it"),
     ):

@@ -132,23 +132,23 @@ def test_defaults_of_the_native_csv_are_length_capped_requests(tmp_path: Path) -
 BAD = [
     (AZURE.replace(",396,109", ""), "line 3: 1 fields, but the header has 3"),
     (AZURE[:-6], "line 4: 2 fields, but the header has 3"),
-    (AZURE.replace("396", "-396"), "line 3: ContextTokens is '-396', must be a whole number of at least 1"),
-    (AZURE.replace("109", "0"), "line 3: GeneratedTokens is '0', must be a whole number of at least 1"),
-    (AZURE.replace("109", "1.5"), "line 3: GeneratedTokens is '1.5', must be a whole number"),
-    (AZURE.replace("109", "many"), "line 3: GeneratedTokens is 'many', must be a whole number"),
+    (AZURE.replace("396", "-396"), "line 3: ContextTokens is '-396' but must be a whole number of at least 1"),
+    (AZURE.replace("109", "0"), "line 3: GeneratedTokens is '0' but must be a whole number of at least 1"),
+    (AZURE.replace("109", "1.5"), "line 3: GeneratedTokens is '1.5' but must be a whole number"),
+    (AZURE.replace("109", "many"), "line 3: GeneratedTokens is 'many' but must be a whole number"),
     (AZURE.replace("2023-11-16 18:15:50", "soon"), "line 3: TIMESTAMP is 'soon.9951690'"),
     (AZURE.replace("18:15:50", "18:15:20"), "line 3: arrives before the request above it"),
     (AZURE.split("\n")[0] + "\n", "a header but no requests"),
     ("num_prefill_tokens,num_decode_tokens\n1,0\n", "line 2: num_decode_tokens is '0'"),
-    (VIDUR.replace("4.31", "-4.31"), "line 3: arrived_at is '-4.314579', must be a number of at least 0"),
+    (VIDUR.replace("4.31", "-4.31"), "line 3: arrived_at is '-4.314579' but must be a number of at least 0"),
     (lines(MOONCAKE)[:-20], "line 2: not JSON"),
-    (lines([MOONCAKE[0], dict(MOONCAKE[1], hash_ids=[0, 1])]), "line 2: 2 hash_ids for input_length 512, must be 1"),
+    (lines([MOONCAKE[0], dict(MOONCAKE[1], hash_ids=[0, 1])]), "line 2: 2 hash_ids for input_length 512 instead of 1"),
     (lines([MOONCAKE[0], dict(MOONCAKE[1], hash_ids=["a"])]), "line 2: hash_ids must be whole numbers"),
     (lines([MOONCAKE[0], dict(MOONCAKE[1], hash_ids=None)]), "line 2: hash_ids is None"),
     (lines([MOONCAKE[0], dict(MOONCAKE[1], input_length=True)]), "line 2: input_length is True"),
     (lines([MOONCAKE[0], {"delay": 3, "input_length": 4}]), "line 2: no 'timestamp' (ms), and no earlier turn"),
     (lines([{"servesim_trace": 1}, {"arrival_ns": 0, "prompt_len": 3}]), "line 2: no 'output_len'"),
-    (lines([{"servesim_trace": 2}]), "line 1: servesim_trace is 2, must be 1"),
+    (lines([{"servesim_trace": 2}]), "line 1: servesim_trace is 2 but must be 1"),
     (
         lines([{"servesim_trace": 1}, {"arrival_ns": 0, "prompt_len": 3, "output_len": 1, "content": [[1, 2]]}]),
         "line 2: content must add up to prompt_len 3",
@@ -185,7 +185,7 @@ def test_missing_files_folders_formats_and_options_are_refused_by_name(tmp_path:
         load_trace(path, format="azur")
     with pytest.raises(UserError, match="format azure has no option 'spread_ticks'"):
         load_trace(path, spread_ticks="uniform")
-    with pytest.raises(UserError, match="spread_ticks is 'even', must be one of none, uniform"):
+    with pytest.raises(UserError, match="spread_ticks is 'even' but must be one of none, uniform"):
         load_trace(put(tmp_path, lines(MOONCAKE)), spread_ticks="even")
 
 
@@ -241,8 +241,8 @@ def test_parquet_rows_are_checked_and_a_flipped_byte_is_noticed(tmp_path: Path) 
     assert load_trace(path).max_tokens.tolist() == [1, 2]
     bad: list[tuple[str, list[int | bool], str]] = [
         ("arrival_ns", [5, 0], "row 2: arrives before the request above it"),
-        ("arrival_ns", [-5, 0], "row 1: arrival_ns is -5, must be at least 0"),
-        ("prompt_len", [3, 0], "row 2: prompt_len is 0, must be at least 1"),
+        ("arrival_ns", [-5, 0], "row 1: arrival_ns is -5 but must be at least 0"),
+        ("prompt_len", [3, 0], "row 2: prompt_len is 0 but must be at least 1"),
         ("max_tokens", [1, 1], "row 2: max_tokens is less than output_len"),
     ]
     for name, values, message in bad:

@@ -81,7 +81,7 @@ def test_columns_are_named_as_for_a_file_and_a_frame_keeps_its_name() -> None:
 
 
 def test_an_error_counts_rows_from_zero_as_pandas_does() -> None:
-    with pytest.raises(UserError, match=r"^DataFrame: row 1: prompt_tokens is 1\.5, must be a whole number"):
+    with pytest.raises(UserError, match=r"^DataFrame: row 1: prompt_tokens is 1\.5 but must be a whole number"):
         load_trace(pd.DataFrame({**LOG, "prompt_tokens": [388, 1.5, 7]}))
     with pytest.raises(UserError, match=r"^DataFrame: "):
         load_trace(pd.DataFrame(LOG)[:0])

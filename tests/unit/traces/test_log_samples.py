@@ -232,5 +232,5 @@ def test_a_column_of_texts_is_no_count_unless_it_is_named(tmp_path: Path) -> Non
     (tmp_path / "log").write_text(as_csv(*each(lambda i, p, o: {"time": START[i], "input": "hi", "output_tokens": o})))
     with pytest.raises(UserError, match="no column for prompt tokens found"):
         load_trace(tmp_path / "log")
-    with pytest.raises(UserError, match="line 2: input is 'hi', must be a whole number of tokens"):
+    with pytest.raises(UserError, match="line 2: input is 'hi' but must be a whole number of tokens"):
         load_trace(tmp_path / "log", columns="prompt=input")

@@ -102,9 +102,9 @@ def test_commas_and_points_that_both_mark_fractions_are_refused(tmp_path: Path) 
 
 
 def test_words_of_columns_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="columns: decimal is 'semicolon', must be one of comma, point"):
+    with pytest.raises(UserError, match="columns: decimal is 'semicolon' but must be one of comma, point"):
         log(tmp_path, "0,1,1", columns="decimal=semicolon")
-    with pytest.raises(UserError, match="columns: dates is 'us', must be one of mdy, dmy"):
+    with pytest.raises(UserError, match="columns: dates is 'us' but must be one of mdy, dmy"):
         log(tmp_path, "0,1,1", columns="dates=us")
 
 
@@ -139,7 +139,9 @@ def test_dates_that_may_be_of_two_orders_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_dates_of_two_orders_and_days_that_do_not_exist_are_refused(tmp_path: Path) -> None:
-    assert "two orders" in refusal(tmp_path, "11/20/2026 14:00:01;5;5", "20/11/2026 14:00:01;5;5", separator=";")
+    assert "dates mix two field orders" in refusal(
+        tmp_path, "11/20/2026 14:00:01;5;5", "20/11/2026 14:00:01;5;5", separator=";"
+    )
     assert "line 3" in refusal(tmp_path, "11/20/2026 14:00:01;5;5", "2/30/2026 14:00:01;5;5", separator=";")
     assert "line 2" in refusal(tmp_path, "11/20/2026 13:00:01 PM;5;5", "11/20/2026 14:00:01;5;5", separator=";")
 

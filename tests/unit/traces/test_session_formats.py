@@ -245,10 +245,10 @@ def test_lengths_alone_and_measured_runs_have_no_times(tmp_path: Path) -> None:
 
 
 BAD = [
-    ([{**WEKA, "requests": [call(0, 130, 3, [1])]}], "line 1: 1 hashes for 130 tokens, must be 2 (full blocks of 64"),
-    ([WEKA, {**WEKA, "requests": [{"t": 1}]}], "line 2: in is None, must be a whole number"),
+    ([{**WEKA, "requests": [call(0, 130, 3, [1])]}], "line 1: 1 hashes for 130 tokens instead of 2 (full blocks of 64"),
+    ([WEKA, {**WEKA, "requests": [{"t": 1}]}], "line 2: in is None but must be a whole number"),
     ([WEKA, {**WEKA, "block_size": 0}], "line 2: block_size is 0"),
-    ([BAILIAN[0], {**BAILIAN[1], "hash_ids": [5]}], "line 2: 1 hashes for 33 tokens, must be 3"),
+    ([BAILIAN[0], {**BAILIAN[1], "hash_ids": [5]}], "line 2: 1 hashes for 33 tokens instead of 3"),
     ([BAILIAN[0], {**BAILIAN[1], "timestamp": "soon"}], "line 2: timestamp is 'soon'"),
     ([event("a", "s", 0, 1, [1]), {**event("b", "s", 5, 1, [1]), "request": 3}], "line 2: no 'request' object"),
 ]
@@ -287,7 +287,7 @@ def test_agentic_mooncake_keeps_dependencies_scopes_and_classes(tmp_path: Path) 
     ("change", "message"),
     [
         ({"request_id": "z"}, "line 3: depends on 'z', which is not in the file"),
-        ({"trigger": "start"}, "line 3: the trigger of a dependency is 'start', must be one of dispatch, completion"),
+        ({"trigger": "start"}, "the trigger of a dependency is 'start' but must be one of dispatch, completion"),
         ({"delay_ms": -1}, "line 3: delay_ms is -1"),
         ({"request_id": "b"}, "waits for itself in a cycle"),
     ],
@@ -324,7 +324,7 @@ def test_tokens_of_several_choices_are_shared_out_among_them(tmp_path: Path) -> 
     assert [[int(trace.output_len[row]), *trace.samples.lengths(row)] for row in (0, 1)] == [[4, 4, 3], [11]]
     spans[1]["attributes"] = {**usage, "gen_ai.request.choice.count": 12}
     path.write_text(json.dumps({"spans": spans}))
-    with pytest.raises(UserError, match="is 12, must be from 1 to the"):
+    with pytest.raises(UserError, match="is 12 but must be from 1 to the"):
         load_trace(path)
 
 

@@ -171,9 +171,9 @@ def test_no_step_takes_a_play_apart(steps: list[str], seed: int) -> None:
     [
         ("thim:keep=1", "unknown step 'thim' (did you mean \"thin\"?)"),
         ("thin", "shape thin: keep is missing"),
-        ("thin:keep=0", "keep is 0, must be above 0"),
+        ("thin:keep=0", "keep is 0 but must be above 0"),
         ("thin:kep=0.5", "unknown parameter 'kep' (did you mean \"keep\"?)"),
-        ("window:start=1000", "leaves no request"),
+        ("window:start=1000", "no requests are left"),
         ("ramp:start=0,end=1", "must be above 0"),
         ("mix:weight=2,trace=synth:rate=1", "between 0 and 1"),
         ("mix:weight=0.5,trace=nowhere.csv", "no such trace file"),

@@ -129,11 +129,11 @@ def test_runs_of_a_shared_prefix_add_up_to_the_prompts(tokens: int, groups: int,
         ("burst:at=600,for=300,times=5", "no request arrives in the 300 s that begin at 600 s"),
         ("burst:at=-1,for=3,times=5", "must be at least 0"),
         ("burst:at=0,for=0,times=5", "must be above 0"),
-        ("burst:at=0,for=9,times=5000", "times is 5000, must be from 0 to 1000"),
+        ("burst:at=0,for=9,times=5000", "times is 5000 but must be from 0 to 1000"),
         ("burst:at=0,times=5", "missing|required"),
         ("growth:times=-1", "times is -1"),
-        ("growth:times=0,start=0", "leaves no request"),
-        ("share:tokens=0", "must both be at least 1"),
+        ("growth:times=0,start=0", "no requests are left"),
+        ("share:tokens=0", "both must be at least 1"),
         ("share:tokens=5,share=2", "must be from 0 to 1"),
         ("share:token=5", "did you mean"),
     ],
@@ -200,4 +200,4 @@ def test_a_run_says_what_became_of_its_burst() -> None:
     assert any(note.startswith("burst at 3 s, 2 s long: ") for note in result.summary["notes"])
     moved = servesim.simulate(run, requests=100, rate=5).summary
     assert "bursts" not in moved
-    assert any("rate moves requests in time" in note for note in moved["notes"])
+    assert any("rate moves requests in time" in note for note in moved["warnings"])

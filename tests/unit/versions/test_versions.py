@@ -118,7 +118,7 @@ def test_an_unmeasured_version_says_so() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": {"version": "new"}}, "engine.version is 'new', must be a version such as 0.23.0"),
+        ({"engine": {"version": "new"}}, "engine.version is 'new' but must be a version such as 0.23.0"),
         ({"engine": {"version": 0.3}}, "write it in quotes"),
         ({"preset": "orca", "engine": {"version": "1.0"}}, "no versions of orca are known"),
     ],

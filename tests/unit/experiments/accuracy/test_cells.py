@@ -76,8 +76,8 @@ def test_clients_of_an_open_loop_are_the_mean_in_flight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "columns", "told"),
     [
-        ({"isl": "long"}, COLUMNS, r"line 2: isl is 'long', must be a number"),
-        ({"silicon_tpot_ms": "nan"}, COLUMNS, r"line 2: silicon_tpot_ms is 'nan', must be a number"),
+        ({"isl": "long"}, COLUMNS, r"line 2: isl is 'long' but must be a number"),
+        ({"silicon_tpot_ms": "nan"}, COLUMNS, r"line 2: silicon_tpot_ms is 'nan' but must be a number"),
         ({}, [name for name in COLUMNS if name not in ("mode", "osl")], r"no column mode, osl"),
     ],
 )

@@ -159,5 +159,5 @@ def test_a_heading_that_its_command_has_is_no_contradiction(tmp_path: Path) -> N
 
 
 def test_a_figure_that_is_no_number_is_told_with_its_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"run 0: Mean TPOT \(ms\) is 'fast', must be a number"):
+    with pytest.raises(UserError, match=r"run 0: Mean TPOT \(ms\) is 'fast' but must be a number"):
         run(tmp_path, **{"Mean TPOT (ms)": "fast"})

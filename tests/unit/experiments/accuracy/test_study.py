@@ -244,7 +244,7 @@ def test_a_folder_of_something_else_is_not_written_into(
     (tmp_path / "notes.txt").write_text("mine")
     done = servesim("accuracy", str(measured), "--out", str(tmp_path))
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "is not a score of servesim (it holds notes.txt)" in done.err
+    assert "is not a servesim score (it contains notes.txt)" in done.err
 
 
 def test_a_damaged_score_is_one_line(tmp_path: Path, servesim: Callable[..., Done]) -> None:

@@ -184,7 +184,7 @@ def test_unknown_clients_and_a_tokenizer_for_none_are_refused(
 def test_a_client_that_hangs_ends_and_so_does_what_it_started(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed("aiperf", told, monkeypatch, "hangs")
     client = Client.find("aiperf", "stub/tiny")
-    with pytest.raises(UserError, match="not finished after 1 s"):
+    with pytest.raises(UserError, match="did not finish within 1 s"):
         asyncio.run(client._run([client.program, "profile"], 1.0))
 
 

@@ -157,7 +157,7 @@ def test_every_wrong_stream_has_words_of_its_own() -> None:
         with serving(Stub(wrong=wrong)) as stub, pytest.raises(UserError) as error:
             measured(stub, **waits)
         lines[wrong] = str(error.value).replace(stub.url, "")
-    assert "not finished after 0.5 s" in lines["silent"]
+    assert "did not finish within 0.5 s" in lines["silent"]
     assert "continues beyond" in lines["endless"]
     assert "in one piece" in lines["one piece"]
     assert "no usage" in lines["no usage"]

@@ -82,7 +82,7 @@ def test_older_logs_count_blocks(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("nothing of the kind\n")
-    with pytest.raises(UserError, match="not a start-up log of vLLM or SGLang"):
+    with pytest.raises(UserError, match="not a startup log of vLLM or SGLang"):
         read_log(tmp_path / "log")
     (tmp_path / "log").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="UTF-8"):
@@ -96,7 +96,7 @@ def test_of_a_log_without_end_the_start_alone_is_read(tmp_path: Path, monkeypatc
     assert read_log(tmp_path / "log") == {"engine": "vllm", "tensor_parallel_size": 2}
     with (tmp_path / "log").open("w") as file:
         file.write("." * len(told) + "\n" + told)
-    with pytest.raises(UserError, match="not a start-up log of vLLM or SGLang"):
+    with pytest.raises(UserError, match="not a startup log of vLLM or SGLang"):
         read_log(tmp_path / "log")
 
 

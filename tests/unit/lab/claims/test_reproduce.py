@@ -317,7 +317,7 @@ def test_workers_end_with_the_one_who_asked_them(monkeypatch: pytest.MonkeyPatch
 def test_bad_options_are_one_line(tmp_path: Path) -> None:
     for arguments, said in (
         (["pagedatention"], "unknown experiment 'pagedatention' (did you mean \"pagedattention\"?)"),
-        (["all", "--jobs", "0"], "jobs is 0, must be at least 1"),
+        (["all", "--jobs", "0"], "jobs is 0 but must be at least 1"),
         (["all", "--scenarios", str(tmp_path)], "no scenario (NAME.yaml) there"),
     ):
         result = CliRunner().invoke(app, ["reproduce", *arguments])
