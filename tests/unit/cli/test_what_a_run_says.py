@@ -116,8 +116,8 @@ def test_the_answer_of_a_run_says_its_limits_price_and_queue(several: Path) -> N
     summary["goodput"]["slo_attainment"], summary["stability"]["decided"] = 0.9, True
     summary["price"]["usd_per_million_tokens"], summary["throughput"]["request_throughput"] = 0.25, 4.0
     assert answer(summary) == (
-        "This deployment meets the SLO for 90.0 % of requests (ttft <= 500 ms, tpot <= 50 ms) at 4.00 completed requests/s and "
-        "$0.25 per million tokens; the queue is stable."
+        "This deployment meets the SLO for 90.0 % of requests (ttft <= 500 ms, tpot <= 50 ms) at 4.00 completed "
+        "requests/s and $0.25 per million tokens; the queue is stable."
     )
 
 
