@@ -79,9 +79,11 @@ def _kept(paths: Sequence[Path]) -> Iterator[tuple[Path, int, dict[str, str]]]:
     for path in paths:
         file = path / CELLS if path.is_dir() else path
         rows = csv.DictReader(io.StringIO(read_text(file)))
-        missing = sorted({*COLUMNS, *TIMES} - set(rows.fieldnames or ()))
+        missing = sorted({*COLUMNS, *TIMES, *(f"run_{name}" for name in CASE)} - set(rows.fieldnames or ()))
         if missing:
-            raise UserError(f"{file}: no column {', '.join(missing)}: cells.csv of servesim accuracy --out is needed")
+            raise UserError(
+                f"{file}: no column {', '.join(missing)}: cells.csv of this version's servesim accuracy --out is needed"
+            )
         for row in rows:
             if not row["screened"] and row.get("mode") != "disagg":
                 yield file, rows.line_num, row
@@ -92,7 +94,7 @@ def _measured(row: dict[str, str]) -> Measured:
     ratios = {metric: float(row[f"{metric}_ratio"]) for metric in METRICS}
     if min(*simulated.values(), *ratios.values()) <= 0:
         raise ValueError("times and ratios must be above 0")
-    labels = {name: row.get(f"run_{name}") or "" for name in CASE}
+    labels = {name: row[f"run_{name}"] for name in CASE}
     labels = labels if labels["engine"] else _of_recording(row)
     case = Case(
         engine=labels["engine"],

@@ -73,7 +73,7 @@ def _completed(subject: Subject) -> Iterator[str]:
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         value = getattr(params, name, 1)
         if type(value) is not int or value < 1:
-            yield f"{subject.name}: complete leaves {name} = {value!r}, but it must be a whole number of at least 1"
+            yield f"{subject.name}: complete() leaves {name} at {value!r}, but it must be a whole number of at least 1"
 
 
 def impurities(subject: Subject) -> Iterator[str]:

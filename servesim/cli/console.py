@@ -39,6 +39,8 @@ def print_notes(
     for text, style in shown:
         console.print(text, style=style)
     if left := len(first) + len(rest) - len(shown):
-        console.print(f"{left} {'more note: -v shows it' if left == 1 else 'more notes: -v shows them'}", style="dim")
+        hidden = max(len(warnings) - MOST, 0) if not verbose else 0
+        kinds = [f"{n} more {kind}{'s' * (n != 1)}" for n, kind in ((hidden, "warning"), (left - hidden, "note")) if n]
+        console.print(f"{' and '.join(kinds)}: -v shows {'it' if left == 1 else 'them'}", style="dim")
     if out is not None:
         console.print(f"written to {out}", style="dim")

@@ -20,7 +20,7 @@ def engines(
     version: Annotated[str | None, typer.Option(help="Version. [default: the newest known]")] = None,
     gpu: Annotated[str, typer.Option(help="GPU.")] = "h100",
 ) -> None:
-    """List serving systems, or show the known facts of one.
+    """List serving systems, or show what is known about one.
 
     The facts are those of one version on one GPU, each with its source.
     """

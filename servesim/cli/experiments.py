@@ -113,7 +113,7 @@ def compare(
     metrics: Metrics = None,
     rank_by: Annotated[str, typer.Option(help="Metric for the ranking and the headline.")] = "ttft_p99",
     margin: Annotated[float, typer.Option(help="Relative change below which a difference does not matter.")] = 0.02,
-    interval: Annotated[str, typer.Option(help="Confidence interval: auto, t, studentised or bca.")] = "auto",
+    interval: Annotated[str, typer.Option(help="Confidence interval: auto, t, studentized or bca.")] = "auto",
     warmup: Warmup = None,
     cooldown: Cooldown = None,
     jobs: Jobs = None,

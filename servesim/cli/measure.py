@@ -110,7 +110,7 @@ def measure(
 ) -> None:
     """Measure a running server: TTFT and TPOT, idle and under load.
 
-    The files are inputs for accuracy, validate and calibrate host.
+    The commands `accuracy`, `validate` and `calibrate host` read the files.
     """
     import asyncio
     import datetime

@@ -29,7 +29,9 @@ Examples:
 def policies(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A policy, file.py:Class, or check. [default: list all policies]"),
+        typer.Argument(
+            metavar="NAME", help="Name of a policy, file.py:Class, or the word check. [default: list all policies]"
+        ),
     ] = None,
     target: Annotated[
         str | None,
@@ -44,9 +46,9 @@ def policies(
 ) -> None:
     """List the policies, or show or check one.
 
-    For one policy, shows its idea, parameters with defaults, requirements and paper. `check` runs small random worlds.
-    It tests fast mode against reference mode, invariants, determinism, contract and settings. It prints one line per
-    failure, and exits with code 1 if there are any.
+    For one policy, shows how it works, its parameters with defaults, its requirements and its paper. `check` tests a
+    policy in small random simulations: fast mode against reference mode, invariants, determinism, contract and
+    settings. It prints one line per failure, and exits with code 1 if there are any.
     """
     if name == "check":
         if target is None:

@@ -44,7 +44,7 @@ def report(
         str | None, typer.Option(metavar="FROM:TO", help="Time range of the request chart in seconds, such as 30:45.")
     ] = None,
 ) -> None:
-    """Make one self-contained HTML page of a result.
+    """Make one self-contained HTML page from a result.
 
     The page includes figures, tables and provenance."""
     if out is not None:

@@ -57,7 +57,7 @@ class Blocks(NamedTuple):
 
 
 def unmeasured(hidden: int, size: int, weight_bytes: float, rate: float, flops: float) -> Blocks:
-    """Return the components for experts of `hidden` x `size` on a GPU without measured experts. A block takes as long
+    """Return the components for experts of `hidden` x `size` on a GPU without rows of the kernel. A block takes as long
     as its arithmetic at `flops` per second, or as reading the weights of its expert at `rate` bytes per nanosecond,
     whichever is longer. (Both hold where they were measured: on an L40S blocks of 8 to 64 rows take the time to read
     their expert, and on an H100 wide ones of 32 to 64 rows compute at 246 to 289 TFLOP/s.)"""

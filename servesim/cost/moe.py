@@ -34,6 +34,7 @@ from servesim.cost import marlin
 from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve
 from servesim.cost.formula import (
     ACTIVATION_BYTES,
+    COMPUTE_DTYPE,
     WEIGHT_BYTES,
     Roofline,
 )
@@ -142,7 +143,8 @@ def _mean_curve(
     dtype = "bf16" if dtype == "fp16" else dtype
     kinds = _kernels(dtype, backend)
     groups = [[known for kernel in kernels for known in _rows(gemms, kernel)] for kernels in kinds]
-    if dtype in WEIGHT_ONLY and gemms.weight_only_flops < inf and not groups[0]:
+    marlins = any(known.kernel in (*_MARLINS, dtype) for group in groups for known in group)
+    if dtype in WEIGHT_ONLY and gemms.weight_only_flops < inf and not marlins:
         return _unmeasured_blocks(gemms, shape, dtype, share)
     curve = _shape_curve(gemms, shape, dtype, groups, share)
     return gemms.limited(curve, experts_work(shape, dtype, 1.0, share)[0], dtype)
@@ -249,11 +251,12 @@ def _by_blocks(
 
 
 def _unmeasured_blocks(gemms: GemmTables, shape: ExpertShape, dtype: str, share: float) -> Curve:
-    """Return the curve of `shape` in Marlin's kernel on a GPU without measured experts, from the rate that the kernel
-    reaches in dense layers."""
+    """Return the curve of `shape` in Marlin's kernel on a GPU without rows of it, from the rate that the kernel reaches
+    in dense layers, or the GPU's if that is lower."""
     here = _padded(shape) if dtype == "mxfp4" else shape
-    rate = gemms.roofline.rate
-    blocks = marlin.unmeasured(here.hidden, here.size, WEIGHT_BYTES[dtype], rate, gemms.weight_only_flops)
+    peak = gemms.roofline.gpu.flops[COMPUTE_DTYPE[dtype]]
+    flops = min(gemms.weight_only_flops, peak)
+    blocks = marlin.unmeasured(here.hidden, here.size, WEIGHT_BYTES[dtype], gemms.roofline.rate, flops)
     changes = (last + i for last in marlin.last_tokens(shape.layer, share) for i in (0, 1))
     tokens = sorted({*_TOKENS, *changes})
     times = [blocks.floor + marlin.step_ns(blocks, m, shape.layer, share) for m in tokens]

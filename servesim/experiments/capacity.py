@@ -210,7 +210,7 @@ def answer(
             "workload": shared_settings([v.settings for v in study.variants]),
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
-            **split_notes(notes(rows, repeats, goals, known.price)),
+            **split_notes([*notes(rows, repeats, goals, known.price), *study.warnings()]),
             "model_error": error.add() if error is not None else None,
         }
         finish(Found(study, rows, error, document))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts.section import Settings
+from servesim.contracts.warn import Warn
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_scaled import at_load, scaled_labels
 from servesim.experiments.goals import Goal
@@ -19,6 +20,7 @@ from servesim.experiments.outcome import Judged, Measuring, Outcome, judge
 from servesim.experiments.ranking import PARETO
 from servesim.experiments.replicates import WORKLOAD, Replicates
 from servesim.experiments.run_metrics import NONE_ARRIVES, Run
+from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import Runner
 from servesim.experiments.store import Cell
 from servesim.run.replica_search import ReplicaSearch
@@ -64,6 +66,7 @@ class Study:
         """Results of serving every request alone, by deployment label."""
         self._alone_runs: dict[str, list[tuple[Alone, Run]]] = {}
         self.errors: dict[str, str] = {}
+        self._last: dict[str, Cell] = {}
         self._searches: dict[str, RateSearch | ReplicaSearch] = {}
         self.scaled = scaled_labels(variants)
         """Labels of deployments with an autoscaler."""
@@ -213,9 +216,14 @@ class Study:
                 continue
             self.outcomes.setdefault((v.label, load), []).append(outcome)
             self.points.append(self._point(v, j, cell, run.summary["scenario"], outcome))
+            self._last[v.label] = cell
         for v, load in wanted:
             if v.label not in self.errors:
                 self.judged[v.label, load] = judge(self.outcomes[v.label, load], self.measuring.goals)
+
+    def warnings(self) -> list[Warn]:
+        """Return the warnings of the deployments' last runs, which are near the loads of the answer."""
+        return run_warnings(self._runner, self._last)
 
     def further(
         self, asked: Sequence[tuple[Variant, Settings, str]], repeats: Replicates | None = None

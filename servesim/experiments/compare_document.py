@@ -21,6 +21,7 @@ from servesim.experiments.named import failures, several
 from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.replicates import Replicates
 from servesim.experiments.run_metrics import NONE_ARRIVES, Run, measure, steady_rows, usd_per_hour
+from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import Runner
 from servesim.experiments.sameness import Equal, budget_of, equal_ones, equal_text, warnings_of
 from servesim.experiments.store import Cell
@@ -156,6 +157,7 @@ def judged_document(
         **split_notes(
             [
                 *warnings_of(described, synchronous_ones(described)),
+                *run_warnings(runner, dict(zip((v.label for v in variants), firsts, strict=True)), lengths=True),
                 *_notes(described, repeats),
                 *(note for each in found for note in each.busy),
                 *map(equal_text, equal),
@@ -234,6 +236,9 @@ def _answer(
     metric: str,
 ) -> str:
     """Return a sentence that names the policy ranked first, or says that none can be distinguished or ranked."""
+    if order["order"] and baseline not in order["order"] and baseline in order["unstable"]:
+        stable = ", ".join(order["order"])
+        return f"The queue of {baseline}, the baseline, grows without bound; that of {stable} does not."
     if not order["order"]:
         return f"No policy can be ranked: {'every queue grows without bound' if order['unstable'] else 'all failed'}."
     if len(compared) == 1:
@@ -247,7 +252,13 @@ def _answer(
         return f"No policy can be distinguished from {baseline} by {metric}: {verdicts} according to the intervals."
     first = order["order"][0]
     if first not in said:
-        return f"{first}, the baseline, ranks first by {metric}; no policy is better by more than its interval."
+        better = [row["variant"] for row in ranked if row["verdict"] == "better"]
+        but = (
+            f"by paired changes {', '.join(better)} is better"
+            if better
+            else "no policy is better by more than its interval"
+        )
+        return f"{first}, the baseline, ranks first by {metric}; {but}."
     return f"{first} ranks first by {metric}: {said[first]}."
 
 

@@ -29,7 +29,7 @@ FEWEST = 3
 """Minimum effective number of three windows or more."""
 
 
-METHODS = ("auto", "t", "studentised", "bca")
+METHODS = ("auto", "t", "studentized", "bca")
 
 
 def check_method(name: str) -> None:
@@ -46,7 +46,7 @@ class Interval(NamedTuple):
 
 
 def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
-    """Return a confidence interval for the mean of independent values by `t`, `studentised` or `bca`, or by the method
+    """Return a confidence interval for the mean of independent values by `t`, `studentized` or `bca`, or by the method
     that suits the number of values: t for fewer than 30 values, BCa otherwise."""
     if method == "auto":
         method = "bca" if len(d) >= BCA_FROM else "t"
@@ -54,7 +54,7 @@ def interval(d: Floats, method: str = "auto", level: float = LEVEL) -> Interval:
         return Interval(-np.inf, np.inf)
     if np.ptp(d) == 0:
         return Interval(float(d[0]), float(d[0]))
-    return {"t": t_interval, "studentised": studentised_interval, "bca": bca_interval}[method](d, level)
+    return {"t": t_interval, "studentized": studentized_interval, "bca": bca_interval}[method](d, level)
 
 
 def t_interval(d: Floats, level: float = LEVEL) -> Interval:
@@ -101,7 +101,7 @@ def effective_number(d: Floats) -> float:
     return max(n * (1 - r) / (1 + r), float(FEWEST))
 
 
-def studentised_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
+def studentized_interval(d: Floats, level: float = LEVEL, seed: int = 0) -> Interval:
     """Return the bootstrap-t interval (Efron and Tibshirani 1993, ch. 12), which estimates the distribution of t by
     resampling instead of assuming it."""
     n = len(d)

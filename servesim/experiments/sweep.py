@@ -69,6 +69,7 @@ from servesim.experiments.outcome import ATTAINMENT, busy_notes, shares_of
 from servesim.experiments.ranking import PARETO, best_by_rate, by_rate, judge_stability, pareto_front
 from servesim.experiments.replicates import WORKLOAD, Replicates, check_count, replicates_of
 from servesim.experiments.run_metrics import NONE_ARRIVES, check_window, measure, steady_rows
+from servesim.experiments.run_warnings import run_warnings
 from servesim.experiments.runner import OnProgress, Progress, Runner, open_runner
 from servesim.experiments.sameness import equal_ones, equal_text
 from servesim.experiments.store import Cell
@@ -325,6 +326,7 @@ class Table:
             **split_notes(
                 [
                     *_notes(found),
+                    *run_warnings(self._runner, {label: cells[0] for label, (_, _, cells) in self._cells.items()}),
                     *(note for v in usable for note in self._busy.get(v["label"], [])),
                     *map(equal_text, equal),
                     *(note for _, repeats, _ in entries for note in repeats.notes),
@@ -359,7 +361,8 @@ def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
     notes: list[str] = failures([(v["label"] or "the run", v["error"]) for v in variants if v["status"] == "failed"])
     unstable = [v["label"] for v in variants if v["stability"] == "unstable"]
     if unstable:
-        notes.append(f"unstable, so not ranked (the queue grows as long as requests arrive): {several(unstable)}")
+        said = "unstable, so not ranked (the queue grows as long as requests arrive; try a lower --rate)"
+        notes.append(Warn(f"{said}: {several(unstable)}"))
     short = [v["label"] or "the run" for v in variants if v["stability"] == "undecided"]
     if short:
         notes.append(

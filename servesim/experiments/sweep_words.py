@@ -47,8 +47,14 @@ def _without_choice(variants: Sequence[Mapping[str, Any]]) -> str:
         "the SLO is met": [v for v in ran if v["stability"] != "unstable" and v["meets_slo"]],
     }
     highest = {said: max(found, key=lambda v: rate_of(v) or 0.0) for said, found in kinds.items() if found}
-    said = " and ".join(f"{said} up to {rate_words(v['axes']['rate'])}" for said, v in highest.items())
+    said = " and ".join(f"{said} up to {rate_words(v['axes']['rate'])}{_with(v)}" for said, v in highest.items())
     return f"{said[0].upper()}{said[1:]}." if said else "The runs are too short to tell which rates are carried."
+
+
+def _with(variant: Mapping[str, Any]) -> str:
+    """Return the settings of a combination other than its rate, or an empty string."""
+    label = without_rate(variant["label"], variant["axes"]["rate"]) if len(variant["axes"]) > 1 else ""
+    return f" with {label}" if label else ""
 
 
 def sure(document: Mapping[str, Any]) -> list[str]:

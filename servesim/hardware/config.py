@@ -80,7 +80,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where}: {heads} attention heads are not a multiple of {kv_heads} KV heads")
     head_dim = config.get("head_dim") or config.get("attention_head_dim") or hidden // heads
     if not head_dim:
-        raise UserError(f"{where}: hidden_size {hidden} is less than the {heads} attention heads")
+        raise UserError(f"{where}: hidden_size {hidden} is less than the number of attention heads, {heads}")
     positions = _count(config, "max_position_embeddings", where)
     experts, recurrent = _experts(config, kind, where), recurrent_of(config, where)
     layers = _layers(config, experts is not None, where)

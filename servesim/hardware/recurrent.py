@@ -85,9 +85,7 @@ def recurrent_of(config: Mapping[str, Any], where: str) -> Recurrent | None:
         raise UserError(f"{where}: linear_attn_config must be an object, not {shown(kda)}")
     dtype = config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype")
     if dtype is not None and dtype not in list(_STATE_DTYPES):
-        raise UserError(
-            f"{where}: unsupported format of states {shown(dtype)} (choose from: {', '.join(_STATE_DTYPES)})"
-        )
+        raise UserError(f"{where}: unsupported state format {shown(dtype)} (choose from: {', '.join(_STATE_DTYPES)})")
 
     def count(key: str, of: Mapping[str, Any] = config) -> int:
         value = of.get(key)

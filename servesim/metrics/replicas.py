@@ -124,7 +124,7 @@ REPLICAS = Group(
     (
         Figure("replica", "index of the replica", lambda one: one.number, schema=COUNT),
         Figure("pool", "name of its pool", lambda one: one.pool, schema=TEXT),
-        Figure("up_from_s", "time at which the replica began to start, relative to the first arrival",
+        Figure("up_from_s", "time at which the replica began starting up, relative to the first arrival",
                lambda one: (one.up.since_ns - one.first_ns) / SECOND, "s", NUMBER),
         Figure("up_s", "uptime, including the time it took to start", lambda one: one.up.ns / SECOND, "s", NUMBER),
         Figure("requests", "requests that the replica served", lambda one: int(one.sums["requests"]), schema=COUNT),
@@ -199,7 +199,7 @@ POOLS = Group(
         Figure("requests", "requests that the pool served", lambda pool: pool.sum("requests"), schema=COUNT),
         Figure("output_tokens", "output tokens of its completed requests",
                lambda pool: pool.sum("output_tokens"), schema=COUNT),
-        _mean_of("busy_share", "share of time in which its GPUs computed: mean over its replicas, weighted by uptime"),
+        _mean_of("busy_share", "share of time in which its GPUs were busy: mean over its replicas, weighted by uptime"),
         _mean_of("queue_ms", "time until requests were first scheduled: mean over requests", "ms"),
         _mean_of("hit_rate", "share of prompt tokens found in prefix caches: mean over requests"),
         _mean_of("kv_used_share", (

@@ -74,7 +74,8 @@ def before_run(
         yield Warn(f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap; leave it out")
     yield from _memory_settings(scenario, fitting_blocks)
     if kv.shares and not trace.has_content and not trace.samples:
-        yield Warn(
+        usual = preset_settings(scenario.preset or "vllm")["kv"]["name"] == scenario.kv["name"]
+        yield (str if usual else Warn)(  # asked for, it contradicts the trace; as the default it is an assumption
             f"kv {kv.name}: the trace does not record the content of prompts, so prefix caching has no effect; if your "
             "prompts share prefixes, add them with --shape share:tokens=N,groups=N"
         )
@@ -107,6 +108,8 @@ def unpriced(scenario: Scenario) -> Warn | None:
 
 DRAWN = ("preset:", "synth:")
 """Beginnings of the names of traces that are drawn, not recorded."""
+TOO_SHORT = "the run is too short to tell whether the queue stays bounded"
+"""Beginning of the warning of a run whose queue may or may not grow without bound."""
 HITS = 0.01
 """Minimum prefix cache hit rate at which results are said to depend on it."""
 BUSY = 0.7
@@ -122,7 +125,7 @@ def after_run(
         drawn, enough = scenario.trace.startswith(DRAWN), stable["enough_requests"]
         longer = f"a trace of about {enough:,} requests would be enough (or this one with --shape repeat:times=N)"
         would = f"--requests {enough} would be enough" if drawn else longer
-        yield Warn(f"the run is too short to tell whether the queue stays bounded; {would}")
+        yield Warn(f"{TOO_SHORT}; {would}")
     batch = summary["engine"]["batch_size"]
     most_seqs = scenario.scheduler.get("max_num_seqs")
     if (

@@ -109,7 +109,8 @@ def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
     for group in found[len(GROUPS) :] if features else ():
         if unknown := unknown_fields(group, found):
             raise UserError(
-                f"figures of {group.section!r}: the group's texts refer to {unknown[0]!r}, which is not a figure"
+                f"figures of {group.section!r}: the group's text refers to {unknown[0]!r}, which is not one of its "
+                "figures"
             )
     return tuple(found)
 

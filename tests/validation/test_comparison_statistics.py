@@ -61,7 +61,7 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Bank:
     return bank(SLOWER_SEEDS, host=str(path))
 
 
-@pytest.mark.parametrize(("method", "n"), [("t", 5), ("t", 10), ("studentised", 15), ("bca", 30)])
+@pytest.mark.parametrize(("method", "n"), [("t", 5), ("t", 10), ("studentized", 15), ("bca", 30)])
 def test_intervals_of_a_thousand_null_comparisons_cover_zero_as_often_as_they_say(
     runs: Bank, method: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

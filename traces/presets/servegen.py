@@ -76,7 +76,9 @@ class ServeGenFit:
         if not 0 < scale <= 100:
             raise UserError(f"preset {self.name}: scale is {scale:g} but must be above 0 and at most 100")
         if not 0 <= start < start + seconds <= DAY_S:
-            raise UserError(f"preset {self.name}: start={start:g}, seconds={seconds:g} is not within a day")
+            raise UserError(
+                f"preset {self.name}: the window start={start:g}, seconds={seconds:g} does not fit within one day"
+            )
         exponents = self.exponents(scale)
         parts: list[Arrivals] = []
         for window in range(int(start // WINDOW_S), int(-(-(start + seconds) // WINDOW_S))):

@@ -101,7 +101,9 @@ def _size(where: str, line: bytes) -> int:
     try:
         return int(line.split(b";")[0], 16)
     except ValueError:
-        raise UserError(f"{where}: the response is not HTTP: {shown(line.decode('latin-1'))} is not a size") from None
+        raise UserError(
+            f"{where}: the response is not valid HTTP: {shown(line.decode('latin-1'))} is not a chunk size"
+        ) from None
 
 
 async def _line(where: str, reader: asyncio.StreamReader) -> bytes:

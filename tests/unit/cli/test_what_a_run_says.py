@@ -178,6 +178,17 @@ def test_a_sweep_of_rates_alone_says_which_are_carried(variants: list[dict[str, 
     assert sweep_words.answer({"best_by_rate": [], "best": None, "variants": variants, "metrics": []}) == said
 
 
+def test_a_sweep_of_more_than_rates_names_the_combination_that_is_carried() -> None:
+    ok = {"status": "ok", "meets_slo": True}
+    variants = [
+        ok | {"label": f"rate={rate} / tp={tp}", "axes": {"rate": rate, "tp": tp}, "stability": stability}
+        for rate in (2, 8)
+        for tp, stability in ((1, "unstable"), (2, "stable"))
+    ]
+    said = sweep_words.answer({"best_by_rate": [], "best": None, "variants": variants, "metrics": []})
+    assert said == ("The queue is stable up to 8 requests/s with tp=2 and the SLO is met up to 8 requests/s with tp=2.")
+
+
 def printed(capsys: pytest.CaptureFixture[str], document: tuple[str, dict[str, Any]], verbose: bool) -> list[str]:
     command, found = document
     return said(capsys, getattr(tables, f"print_{command}"), found, Path("r"), verbose)

@@ -307,5 +307,5 @@ def test_terms_are_the_latest_not_after_the_version_and_of_those_the_ones_of_the
     ],
 )
 def test_a_term_of_another_kind_is_refused(key: str, value: object, told: str) -> None:
-    with pytest.raises(UserError, match=f"host terms mine: {key} is {value!r}, {told}".replace("[", "\\[")):
+    with pytest.raises(UserError, match=f"host terms mine: {key} is {value!r} but {told}".replace("[", "\\[")):
         HostTerms.of({key: value}, "mine")

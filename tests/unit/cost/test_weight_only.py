@@ -109,6 +109,16 @@ def test_experts_of_four_bits_on_an_a100_compute_whole_blocks_at_the_rate_of_mar
     assert full < took < 1.6 * full  # tokens spread unequally over experts leave blocks partly empty
 
 
+def test_experts_compute_at_the_gpus_own_rate_where_that_is_lower_than_marlins() -> None:
+    model, a100 = ModelSpec.load("gpt-oss-120b"), Gpu.load("a100")
+    slow = replace(a100, flops={**a100.flops, "bf16": 50e12})
+    own, slowed = (
+        breakdown(build_cost_model(model, gpu, engine=engine_facts("vllm", None, "a100")), prompt(8192))["experts"]
+        for gpu in (a100, slow)
+    )
+    assert slowed / own == pytest.approx(141 / 50, rel=0.02)
+
+
 def test_few_rows_take_as_long_as_their_experts_weights_are_read_on_an_a100() -> None:
     model, a100 = ModelSpec.load("gpt-oss-120b"), Gpu.load("a100")
     one, two = (

@@ -279,3 +279,18 @@ def test_an_answer_names_the_metrics_that_say_the_opposite() -> None:
     rows[0]["verdict"] = "undecided"
     rows[3]["verdict"] = "worse"
     assert answer(rows).endswith(", but better in TPOT mean, E2E p99 and worse in TTFT mean.")
+
+
+def test_an_answer_says_that_the_baseline_alone_is_unstable() -> None:
+    rows = [{"variant": name, "metric": "ttft_p99", "verdict": "unstable"} for name in ("b", "c")]
+    order = {"order": ["c", "b"], "unstable": ["a"]}
+    assert _answer(order, rows, ["", ""], rows, "a", "TTFT p99") == (
+        "The queue of a, the baseline, grows without bound; that of c, b does not."
+    )
+
+
+def test_an_answer_does_not_deny_a_better_policy_behind_the_baseline() -> None:
+    rows = [{"variant": "b", "metric": "ttft_p99", "verdict": "better"}]
+    rows.append({"variant": "c", "metric": "ttft_p99", "verdict": "undecided"})
+    order = {"order": ["a", "b", "c"], "unstable": []}
+    assert _answer(order, rows, ["", ""], rows, "a", "TTFT p99").endswith("by paired changes b is better.")

@@ -17,7 +17,7 @@ from servesim.experiments.statistics import (
     interval,
     replicates_needed,
     sign_flip_p,
-    studentised_interval,
+    studentized_interval,
     successive_interval,
     t_interval,
     verdict,
@@ -58,7 +58,7 @@ def test_holm_only_raises_p_values_and_keeps_their_order(p: list[float]) -> None
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    ("method", "n"), [("t", 5), ("t", 20), ("studentised", 10), ("studentised", 20), ("bca", 30), ("bca", 60)]
+    ("method", "n"), [("t", 5), ("t", 20), ("studentized", 10), ("studentized", 20), ("bca", 30), ("bca", 60)]
 )
 def test_intervals_cover_the_mean_of_a_normal_sample_as_often_as_they_say(
     method: str, n: int, monkeypatch: pytest.MonkeyPatch
@@ -74,14 +74,14 @@ def test_intervals_cover_the_mean_of_a_normal_sample_as_often_as_they_say(
 
 def test_bootstrap_intervals_lean_where_the_sample_is_skewed() -> None:
     d = np.random.default_rng(3).lognormal(0, 1, 40)
-    for low, high in (bca_interval(d), studentised_interval(d)):
+    for low, high in (bca_interval(d), studentized_interval(d)):
         assert high - d.mean() > 1.2 * (d.mean() - low)
 
 
 def test_intervals_are_the_same_each_time() -> None:
     d = np.random.default_rng(3).normal(size=40)
     assert bca_interval(d) == bca_interval(d)
-    assert studentised_interval(d) == studentised_interval(d)
+    assert studentized_interval(d) == studentized_interval(d)
 
 
 def test_blocks_of_independent_values_are_short_and_of_queues_long() -> None:

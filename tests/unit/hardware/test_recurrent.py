@@ -112,7 +112,7 @@ def test_sizes_of_a_model_with_states_count_them_once_a_sequence() -> None:
         ({"full_attention_interval": None}, "but the config does not list which ones"),
         ({"linear_key_head_dim": -1}, "linear_key_head_dim must be a positive integer, not -1"),
         ({"linear_num_value_heads": 3}, "the number of heads with a state, 3, is not a multiple of 2"),
-        ({"mamba_ssm_dtype": "int8"}, "unsupported format of states 'int8'"),
+        ({"mamba_ssm_dtype": "int8"}, "unsupported state format 'int8'"),
         ({"linear_num_key_heads": None, "linear_attn_config": 3}, "linear_attn_config must be an object"),
         ({"linear_num_key_heads": None, "hybrid_override_pattern": "MX*-", "n_groups": 2, "mamba_num_heads": 4,
           "ssm_state_size": 8, "mamba_head_dim": 16, "conv_kernel": 4}, "must have M, "),

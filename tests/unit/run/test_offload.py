@@ -63,7 +63,7 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
         ),
         ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
         ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot load KV"),
-        ({"offload": "hicache", "scheduler": "sarathi"}, "in this way; use sglang"),
+        ({"offload": "hicache", "scheduler": "sarathi"}, "this way; use sglang"),
         ({"offload": "lmcache:cpu=8GiB", "pp": 2}, "pipeline stages \\(pp\\), for LMCache and HiCache"),
     ],
 )

@@ -343,8 +343,12 @@ def with_figures(tmp_path: Path, value: str, rows: str = "''") -> str:
             2,
             "feature file odd.py cannot be loaded: UserError: figures of 'odd': rows must be pairs of label and words",
         ),
-        ("'{two} J'", 2, "figures of 'odd': the group's texts refer to 'two', which is not a figure"),
-        ("'{engine.stepz}'", 2, "figures of 'odd': the group's texts refer to 'engine.stepz', which is not a figure"),
+        ("'{two} J'", 2, "figures of 'odd': the group's text refers to 'two', which is not one of its figures"),
+        (
+            "'{engine.stepz}'",
+            2,
+            "figures of 'odd': the group's text refers to 'engine.stepz', which is not one of its figures",
+        ),
     ],
 )
 def test_rows_that_fail_are_told(tmp_path: Path, call: Call, rows: str, code: int, told: str) -> None:

@@ -204,7 +204,7 @@ def test_files_of_others_in_a_result_directory_are_never_deleted(tmp_path: Path)
     out = tmp_path / "r"
     servesim.simulate(**SETTINGS, out=out)
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"it holds notes\.txt"):
+    with pytest.raises(UserError, match=r"it contains notes\.txt"):
         servesim.simulate(**SETTINGS, out=out)
     assert (out / "notes.txt").read_text() == "mine"
 

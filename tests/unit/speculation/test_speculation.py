@@ -334,7 +334,7 @@ def test_recorded_acceptance_is_replayed(tmp_path: Any) -> None:
     assert model.accepted(second, 5, 4) == 0
     assert model.rates(2) == pytest.approx([3 / 5, 2 / 5])
     file.write_text('{"row": 0, "right": "12"}\n')
-    with pytest.raises(UserError, match=r"right\.jsonl line 1"):
+    with pytest.raises(UserError, match=r"right\.jsonl: line 1"):
         acceptance(f"recorded:path={file}")
 
 

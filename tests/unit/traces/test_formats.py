@@ -277,7 +277,7 @@ def test_open_trace_takes_files_presets_and_specs(tmp_path: Path) -> None:
     assert open_trace("synth:rate=2,prompt=9,output=3", requests=4).prompt_len.tolist() == [9] * 4
     with pytest.raises(UserError, match="requests is 9, but the file has only 3"):
         open_trace(path, requests=9)
-    with pytest.raises(UserError, match="the preset is preset:azure-conv-2023"):
+    with pytest.raises(UserError, match="write preset:azure-conv-2023"):
         open_trace("azure-conv-2023")
     with pytest.raises(UserError, match=r'unknown preset .azure-conv.*did you mean "azure-conv-2023"'):
         open_trace("preset:azure-conv")

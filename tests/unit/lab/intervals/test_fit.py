@@ -132,6 +132,14 @@ def test_files_that_hold_nothing_or_no_numbers_are_refused(
         read_measured([write(tmp_path / "cells.csv", rows)])
 
 
+def test_a_score_of_an_older_version_is_refused_by_its_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "cells.csv", [ROW])
+    old = path.read_text().replace(",run_engine", ",engine_of_run")
+    path.write_text(old)
+    with pytest.raises(UserError, match=r"no column run_engine: cells\.csv of this version's servesim accuracy"):
+        read_measured([path])
+
+
 def test_a_file_of_something_else_is_refused_by_its_columns(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="no column concurrency"):
