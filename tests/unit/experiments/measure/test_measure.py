@@ -166,7 +166,7 @@ def test_every_wrong_stream_has_words_of_its_own() -> None:
     assert "not a JSON object" in lines["garbage"]
     assert "not an event of a stream" in lines["noise"]
     assert "EngineDead" in lines["error"]
-    assert "not HTTP" in lines["no chunk"]
+    assert "not valid HTTP" in lines["no chunk"]
     assert "but max_tokens was" in lines["more"]
     assert "pieces of text arrived" in lines["fewer"]
     assert "must be token counts" in lines["text"]
