@@ -75,7 +75,7 @@ def test_the_first_requests_are_a_prefix_and_seeds_differ(fit: ServeGenFit) -> N
     ("spec", "says"),
     [
         ("servegen-m-large:scale=0", "scale is 0 but must be above 0"),
-        ("servegen-m-large:start=90000", "not within a day"),
+        ("servegen-m-large:start=90000", "does not fit within one day"),
         ("servegen-m-large:scal=1", 'did you mean "scale"'),
         ("azure-conv-2023:scale=1", "has no parameters"),
     ],
