@@ -19,7 +19,7 @@ frameworks' tables have integer GEMMs, so these come from the newest of those ta
 TensorRT-LLM, since vLLM's timings include kernel launches (55 us and more for the smallest, while a whole
 latent-attention module with four of them takes 90 us). For experts of gpt-oss in mxfp4 with mxfp8 activations, SGLang's
 timings are used if the framework's own were taken only with bf16 activations: both call FlashInfer's kernel. Repeated
-measurements of one shape are replaced by their median.
+measurements of one shape are replaced by their median, and several kernels by the fastest.
 """
 
 from __future__ import annotations
@@ -31,8 +31,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+from packaging.version import Version
 
+from servesim.calibrate.importers.aiconfigurator_experts import (
+    DEALT,
+    EXPERT_PARTS,
+    OLDER,
+    ROUTING,
+    experts_of_others,
+    new_shapes,
+    older_tables,
+)
 from servesim.calibrate.importers.aiconfigurator_files import (
+    BLOCK,
+    DTYPES,
+    SPARSE,
     Files,
     Found,
     newest,
@@ -42,28 +55,10 @@ from servesim.calibrate.importers.aiconfigurator_files import (
 from servesim.cost.tables import KEY_COLUMNS, write_table
 from servesim.errors import UserError
 
-_DTYPES = {
-    "bfloat16": "bf16",
-    "fp8": "fp8",
-    "fp8_block": "fp8_block",
-    "int4_wo": "int4",
-    "int8_wo": "int8_wo",
-    "sq": "int8",
-    "nvfp4": "nvfp4",
-    "w4a16_mxfp4": "mxfp4",
-    "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8",
-}
 _KV_DTYPES = ("bfloat16", "fp8")
 _INTEGER = ("int4_wo", "int8_wo", "sq")
-_BLOCK = "fp8_block"
-_MXFP8 = "w4a8_mxfp4_mxfp8"
-_GPT_OSS = 2880
-"""Hidden size of gpt-oss, whose mxfp4 experts with mxfp8 activations were measured with two frameworks."""
 _NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
 """NCCL operators that are kept, keyed by NCCL's own names."""
-_ROUTING = "power_law_1.2"
-"""Routing distribution that is kept: expert loads follow a power law. It is the package's own assumption for engines on
-real text and is available for every GPU."""
 _LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
 _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
 """Systems whose latent attention is taken from another system with the same chip in a different server.
@@ -73,7 +68,6 @@ _LATENT_KERNEL, _BF16 = "generation_mla_perf", "_bf16"
 _STATES = ("gdn_perf", "kda_perf")
 _SPARSE = {"deepseek-ai/DeepSeek-V3.2": 7168, "zai-org/GLM-5": 6144, "zai-org/GLM-5-FP8": 6144}
 """Models with sparse attention, mapped to the width of their layers."""
-_SPARSE_TABLES = ("dsa_context_module_perf", "dsa_generation_module_perf")
 _CAPTURED = 256
 """Maximum number of sequences in a decode under a CUDA graph in SGLang's sparse-attention rows. Larger batches take 1.3
 ms for any context length, which is launch time."""
@@ -83,9 +77,6 @@ _ON_HOPPER = ("h100_sxm", "h200_sxm")
 SGLang's rows time the kernel alone. vLLM's own rows for these systems time a whole module with norms and rotation
 launched one by one, "the never-in-serving native chain" (the package's collection_meta.yaml for B200, which has since
 been remeasured): 83 us for one token on an H200, 34 on a B200."""
-_DEALT = (2, 4, 8)
-"""Numbers of GPUs over which experts are distributed within one server. Rows with more GPUs put the most
-    loaded experts on one GPU (with 64, it has 18 times the mean load), which no known server does."""
 _DEEPEP = {"all_to_all_ll": "wideep_deepep_ll_perf", "all_to_all_ht": "wideep_deepep_normal_perf"}
 _DEEPEP_SMS = 20
 """Number of multiprocessors that DeepEP's normal kernels use for communication (DeepEP's default)."""
@@ -111,7 +102,7 @@ def import_aiconfigurator(
         if table not in tables:
             raise UserError(f"{root_or_wheel}: no {table} of {framework} for {system}")
     tables |= newest(files, system, None, "gemm_perf", _INTEGER)
-    tables |= newest(files, system, ("trtllm",), "gemm_perf", (_BLOCK,))
+    tables |= newest(files, system, ("trtllm",), "gemm_perf", (BLOCK,))
     if (sibling := _LATENT_OF.get(system)) is not None and _has_system(files, sibling):
         tables |= {key: found for key, found in newest(files, sibling, (framework,)).items() if key in _LATENT}
     if framework == _ONE_KERNEL[0] and system in _ON_HOPPER:
@@ -120,7 +111,8 @@ def import_aiconfigurator(
     if framework == "vllm":  # one copy per GPU
         tables |= _deepep_of(files, system)
     tables |= _states_of(files, system, framework, tables)
-    tables |= _mxfp8_of(newest(files, system, ("sglang",)), tables)
+    tables |= older_tables(files, system, framework)
+    tables |= experts_of_others(framework, newest(files, system, ("sglang",)), tables)
     written = {}
     for name, parts in _FILES:
         found = [(convert, *tables[key]) for key, convert in parts if key in tables]
@@ -137,7 +129,7 @@ def _deepep_of(files: Files, system: str) -> Found:
     found: Found = {}
     for stem in _DEEPEP.values():
         paths = [path for path in files if path.parts[2:5] == (system, "comm", "sglang") and path.stem == stem]
-        paths.sort(key=lambda path: tuple(int(x) for x in path.parts[5].split(".") if x.isdigit()))
+        paths.sort(key=lambda path: Version(path.parts[5]))
         for name, path in zip((stem, f"{stem}+"), reversed(paths), strict=False):
             found[name] = (path, files[path])
     return found
@@ -148,20 +140,13 @@ def _states_of(files: Files, system: str, framework: str, tables: Found) -> Foun
     where vLLM's timings include kernel launches: the convolution of Kimi delta attention (783 us for one token on an
     H200) and sparse attention (191 us, compared with SGLang's 66)."""
     theirs = newest(files, system, _ONE_KERNEL[1:])
-    launched = (_STATES[1], *_SPARSE_TABLES) if framework == _ONE_KERNEL[0] else (_STATES[1],)
-    wanted = (*_STATES, *_SPARSE_TABLES)
+    launched = (_STATES[1], *SPARSE) if framework == _ONE_KERNEL[0] else (_STATES[1],)
+    wanted = (*_STATES, *SPARSE)
     return {key: theirs[key] for key in wanted if key in theirs and (key in launched or key not in tables)}
 
 
 def _has_system(files: Files, system: str) -> bool:
     return any(path.parts[:3] == ("systems", "data", system) for path in files)
-
-
-def _mxfp8_of(others: Found, tables: Found) -> Found:
-    """Return another framework's expert measurements under the key for mxfp8 rows, unless `tables` already has such
-    rows."""
-    own, theirs = (found.get("moe_perf") for found in (tables, others))
-    return {} if theirs is None or own is None or len(_moe_mxfp8(read_parquet(own[1]()))) else {_MXFP8: theirs}
 
 
 def _write(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
@@ -170,7 +155,7 @@ def _write(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path
     frames, sources = [], []
     for convert, source, read in found:
         raw = read_parquet(read())
-        frame = convert(raw)
+        frame = new_shapes(convert, raw, frames) if path.stem in ("moe", "sparse") else convert(raw)
         if len(frame):
             frames.append(frame)
             entry = {"table": str(source), "framework": source.parts[4], "framework_version": source.parts[5]}
@@ -184,41 +169,11 @@ def _write(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path
 
 def _gemm(raw: Any) -> Any:
     raw = raw[raw["gemm_dtype"].isin(["bfloat16", "fp8"])]
-    return raw.assign(op="gemm", dtype=raw["gemm_dtype"].map(_DTYPES))
+    return raw.assign(op="gemm", dtype=raw["gemm_dtype"].map(DTYPES))
 
 
 def _gemm_in(dtype: str) -> Callable[[Any], Any]:
-    return lambda raw: raw[raw["gemm_dtype"] == dtype].assign(op="gemm", dtype=_DTYPES[dtype])
-
-
-def _moe(raw: Any) -> Any:
-    return _experts(raw[raw["moe_ep_size"] == 1])
-
-
-def _moe_dealt(raw: Any) -> Any:
-    raw = raw[raw["moe_ep_size"].isin(_DEALT) & (raw["moe_tp_size"] == 1)]
-    return _experts(raw).assign(op="moe_ep", gpus=raw["moe_ep_size"])
-
-
-def _moe_mxfp8(raw: Any) -> Any:
-    return _moe(raw[(raw["moe_dtype"] == _MXFP8) & (raw["hidden_size"] == _GPT_OSS)])
-
-
-def _moe_mxfp8_dealt(raw: Any) -> Any:
-    return _moe_dealt(raw[(raw["moe_dtype"] == _MXFP8) & (raw["hidden_size"] == _GPT_OSS)])
-
-
-def _experts(raw: Any) -> Any:
-    raw = raw[(raw["distribution"] == _ROUTING) & raw["moe_dtype"].isin(_DTYPES)]
-    dtype = raw["moe_dtype"].map(_DTYPES)
-    return raw.assign(
-        op="moe",
-        dtype=dtype.mask((dtype == "mxfp4") & raw["kernel_source"].str.contains("marlin"), "mxfp4_marlin"),
-        m=raw["num_tokens"],
-        n=raw["inter_size"] // raw["moe_tp_size"],
-        k=raw["hidden_size"],
-        experts=raw["num_experts"],
-    )
+    return lambda raw: raw[raw["gemm_dtype"] == dtype].assign(op="gemm", dtype=DTYPES[dtype])
 
 
 def _attention(raw: Any, op: str, full: bool) -> Any:
@@ -226,7 +181,7 @@ def _attention(raw: Any, op: str, full: bool) -> Any:
     raw = raw.assign(window=window)[(window == 0) == full]
     raw = raw[raw["kv_cache_dtype"].isin(_KV_DTYPES) & (raw["beam_width"] == 1)]
     names = {"batch_size": "batch", "num_heads": "heads", "num_key_value_heads": "kv_heads"}
-    kind = {"op": op if full else op.replace("attention", "window"), "dtype": raw["kv_cache_dtype"].map(_DTYPES)}
+    kind = {"op": op if full else op.replace("attention", "window"), "dtype": raw["kv_cache_dtype"].map(DTYPES)}
     raw = raw.rename(columns=names).assign(**kind)
     return raw.drop(columns="window") if full else raw
 
@@ -234,7 +189,7 @@ def _attention(raw: Any, op: str, full: bool) -> Any:
 def _latent(raw: Any, op: str) -> Any:
     raw = raw[raw["kv_cache_dtype"].isin(_KV_DTYPES) & (raw["gemm_type"] == "bfloat16")]
     names = {"batch_size": "batch", "num_heads": "heads"}
-    return raw.rename(columns=names).assign(op=op, dtype=raw["kv_cache_dtype"].map(_DTYPES))
+    return raw.rename(columns=names).assign(op=op, dtype=raw["kv_cache_dtype"].map(DTYPES))
 
 
 def _latent_prefill(raw: Any) -> Any:
@@ -251,7 +206,7 @@ def _latent_decode(raw: Any) -> Any:
 def _latent_kernel(raw: Any, op: str) -> Any:
     raw = raw[raw["kv_cache_dtype"].isin(_KV_DTYPES) & (raw["mla_dtype"] == "bfloat16") & (raw["num_heads"] > 1)]
     names = {"batch_size": "batch", "num_heads": "heads"}
-    return raw.rename(columns=names).assign(op=op, dtype=raw["kv_cache_dtype"].map(_DTYPES))
+    return raw.rename(columns=names).assign(op=op, dtype=raw["kv_cache_dtype"].map(DTYPES))
 
 
 def _latent_kernel_prefill(raw: Any) -> Any:
@@ -310,14 +265,14 @@ def _sparse(raw: Any, op: str) -> Any:
     """Return rows of whole modules with block-scaled FP8 GEMMs, distinguished by the model's width; prompts have no
     cached tokens."""
     width = raw["model"].map(_SPARSE)
-    raw = raw[width.notna() & (raw["gemm_type"] == _BLOCK) & raw["kv_cache_dtype"].isin(_KV_DTYPES)]
+    raw = raw[width.notna() & (raw["gemm_type"] == BLOCK) & raw["kv_cache_dtype"].isin(_KV_DTYPES)]
     raw = raw[raw["op_name"].str.endswith("_module")].assign(step=raw["step"].astype(int))
     decode = op == "dsa_decode"
     raw = raw[raw["batch_size"] <= _CAPTURED] if decode else raw[raw["step"] == 0]
     named = raw.rename(columns={"batch_size": "batch", "num_heads": "heads"})
     return named.assign(
         op=op,
-        dtype=raw["kv_cache_dtype"].map(_DTYPES),
+        dtype=raw["kv_cache_dtype"].map(DTYPES),
         k=width,
         new_tokens=raw["isl"],
         past_tokens=raw["step"],
@@ -361,9 +316,9 @@ _REQUIRED = (
 _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("gemm", [("gemm_perf", _gemm)]),
     ("gemm_nvfp4", [("gemm_perf", _gemm_in("nvfp4"))]),
-    ("gemm_block", [(_BLOCK, _gemm_in(_BLOCK))]),
+    ("gemm_block", [(BLOCK, _gemm_in(BLOCK))]),
     ("gemm_integer", [(dtype, _gemm_in(dtype)) for dtype in _INTEGER]),
-    ("moe", [("moe_perf", _moe), ("moe_perf", _moe_dealt), (_MXFP8, _moe_mxfp8), (_MXFP8, _moe_mxfp8_dealt)]),
+    ("moe", EXPERT_PARTS),
     ("attention", [("context_attention_perf", _prefill), ("generation_attention_perf", _decode)]),
     (
         "window",
@@ -385,8 +340,9 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     (
         "sparse",
         [
-            (_SPARSE_TABLES[0], partial(_sparse, op="dsa_prefill")),
-            (_SPARSE_TABLES[1], partial(_sparse, op="dsa_decode")),
+            (stem + "+" * i, partial(_sparse, op=op))
+            for i in range(OLDER + 1)
+            for stem, op in zip(SPARSE, ("dsa_prefill", "dsa_decode"), strict=True)
         ],
     ),
     ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
@@ -403,8 +359,8 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
 
 
 def _merge(frames: list[Any]) -> dict[str, Any]:
-    """Return the frames as columns of the schema: medians of repeats, milliseconds converted to microseconds, sorted by
-    key."""
+    """Return the frames as columns of the schema: medians of repeats, of several kernels the fastest, milliseconds
+    converted to microseconds, sorted by key."""
     import pandas as pd
 
     merged = pd.concat(
@@ -412,9 +368,9 @@ def _merge(frames: list[Any]) -> dict[str, Any]:
     )
     keys = [c for c in KEY_COLUMNS if c in merged]
     shape = [c for c in keys if c != "kernel"]
-    grouped = merged.groupby(shape, dropna=False, sort=True)
-    median = grouped["time_us"].median().reset_index().assign(kernel=grouped["kernel"].first().to_numpy())
-    return {c: [None if pd.isna(v) else v for v in median[c].astype(object)] for c in [*keys, "time_us"]}
+    medians = merged.groupby([*shape, "kernel"], dropna=False, sort=True)["time_us"].median().reset_index()
+    fastest = medians.sort_values("time_us", kind="stable").drop_duplicates(shape).sort_values(shape, kind="stable")
+    return {c: [None if pd.isna(v) else v for v in fastest[c].astype(object)] for c in [*keys, "time_us"]}
 
 
 def _provenance(files: Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
@@ -426,7 +382,7 @@ def _provenance(files: Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
         "sources": sources,
         "imported": datetime.date.today().isoformat(),
         "changes": "columns renamed to the neutral schema, milliseconds converted to microseconds, repeats replaced by "
-        f"their median; left out: rows of other dtypes, of expert parallelism over more than {max(_DEALT)} GPUs "
-        f"and of routing other than {_ROUTING}",
+        "their median, several kernels by the fastest; left out: rows of other dtypes, of expert parallelism over more "
+        f"than {max(DEALT)} GPUs and of routing other than {ROUTING}",
         "not_measured": _NOT_MEASURED,
     }

@@ -8,10 +8,28 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from packaging.version import Version
+
 from servesim.errors import UserError, suggest
 
 PACKAGES = ("aiconfigurator_core", "aisimulate_core")
 """Names of the package: the current one, and one to which its distribution may move; the layout is the same."""
+
+
+DTYPES = {
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "int4_wo": "int4",
+    "int8_wo": "int8_wo",
+    "sq": "int8",
+    "nvfp4": "nvfp4",
+    "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8",
+}
+BLOCK = "fp8_block"
+SPARSE = ("dsa_context_module_perf", "dsa_generation_module_perf")
+"""Tables of sparse attention: prefill and decode."""
 
 
 class Files(dict[PurePosixPath, Callable[[], bytes]]):
@@ -57,19 +75,25 @@ def newest(
     systems = {p.parts[2] for p in files if p.parts[:2] == ("systems", "data")}
     if system not in systems:
         raise UserError(f"unknown system {system!r}{suggest(system, systems)}")
-    best: dict[str, tuple[tuple[int, ...], PurePosixPath]] = {}
+    best: dict[str, tuple[Version, PurePosixPath]] = {}
     for path in sorted(files):
         if path.suffix != ".parquet" or path.parts[:3] != ("systems", "data", system) or len(path.parts) != 7:
             continue
         _, _, _, _, source, version, _ = path.parts
         if (frameworks and source not in frameworks) or (stem and path.stem != stem):
             continue
-        number = tuple(int(x) for x in version.split(".") if x.isdigit())
+        number = Version(version)
         held = _dtypes_of(files[path]()) if dtypes else set()
         for key in (d for d in dtypes if d in held) if dtypes else (path.stem,):
             if key not in best or number > best[key][0]:
                 best[key] = (number, path)
     return {key: (path, files[path]) for key, (_, path) in best.items()}
+
+
+def versions_of(files: Files, system: str, framework: str, stem: str) -> list[PurePosixPath]:
+    """Return the paths of a table in all versions of a framework, newest first."""
+    paths = [p for p in files if p.parts[:3] == ("systems", "data", system) and p.stem == stem and len(p.parts) == 7]
+    return sorted((p for p in paths if p.parts[4] == framework), key=lambda p: Version(p.parts[5]), reverse=True)
 
 
 def _dtypes_of(data: bytes) -> set[str]:

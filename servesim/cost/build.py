@@ -47,6 +47,7 @@ def build_cost_model(
     load: float | None = None,
     attention_backend: str = "auto",
     engine: EngineFacts | None = None,
+    float32_matmul_precision: str = "highest",
 ) -> TableCostModel:
     """Return the cost model of `model` on `pp` pipeline stages of `tp` identical GPUs each.
 
@@ -61,7 +62,7 @@ def build_cost_model(
     GPUs each compute the experts together (`servesim.cost.data_parallel`), with tokens dispatched and combined by
     `all2all`. `load` is the load of the most loaded GPU relative to the mean (None: as measured). `engine` holds the
     known facts about the serving engine's choice of kernels, or None. `attention_backend` "eager" means no fused
-    attention kernel (`servesim.cost.eager`).
+    attention kernel (`servesim.cost.eager`). `float32_matmul_precision` "high" computes products of float32 in TF32.
     """
     _check(model, gpu, tp, dtype, kv_dtype, engine)
     check_ranks(model, tp, pp, dp, ep)
@@ -77,6 +78,7 @@ def build_cost_model(
         inf if engine is None or by_formula else engine.get(name, inf)
         for name in ("weight_only_flops", "sink_prefill_flops")
     )
+    keeps_fp32 = engine is not None and not by_formula and model.model_type in engine.get("fp32_routers", ())
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("quantizing_us", {}), rate)
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
@@ -107,6 +109,7 @@ def build_cost_model(
         dp,
         load,
         sinks if model.attention_sinks else inf,
+        float32_matmul_precision if keeps_fp32 else None,
     )
     stages = [
         Stage(

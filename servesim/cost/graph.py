@@ -17,6 +17,7 @@ from servesim.cost.latent import latent_attention, token_linears
 from servesim.cost.linear import GemmTables, collective_curve, row_curve
 from servesim.cost.moe import experts_curve, family_measured
 from servesim.cost.recurrent import recurrent_attention
+from servesim.cost.router import fp32_router_curve
 from servesim.cost.sparse import sparse_attention
 from servesim.cost.stage import AttentionLayers, Operator
 from servesim.cost.streamed import BesidePrompt, LimitedPrefill, StreamedDecode
@@ -58,6 +59,8 @@ class LayerGraph:
     """Load of the most loaded GPU relative to the mean, or None for the measured load."""
     prefill_flops: float = inf
     """Highest rate in FLOP/s of the engine's attention kernel in prefill, if the tables' rows are of a faster one."""
+    fp32_router: str | None = None
+    """Precision of float32 products (`highest` or `high`) if the engine keeps this model's routers in float32."""
 
     @property
     def roofline(self) -> Roofline:
@@ -222,12 +225,18 @@ class LayerGraph:
 
     def _experts(self) -> list[Operator]:
         """Return the router, the routed experts, and the shared expert that every token passes through."""
-        moe, hidden = self.model.experts, self.model.hidden_size
+        moe = self.model.experts
         assert moe is not None
-        found = [Operator("router", self.gemms.curve(moe.count, hidden, "bf16"))]
+        found = [Operator("router", self._router(moe))]
         if self.dp == 1:  # otherwise ranks compute them jointly (see `mixture`)
             found.append(Operator("experts", self.routed(moe)))
         return found + (self._mlp("shared_", moe.shared_size) if moe.shared_size else [])
+
+    def _router(self, experts: Experts) -> Curve:
+        if self.fp32_router is None:
+            return self.gemms.curve(experts.count, self.model.hidden_size, "bf16")
+        tf32 = self.fp32_router == "high"
+        return fp32_router_curve(self.roofline, experts.count, self.model.hidden_size, tf32)
 
     def _gemm(self, name: str, n: int, k: int) -> Operator:
         """Return a dense layer in the model's format: at the table's clock and, if known, at the clock that the power

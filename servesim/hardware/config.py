@@ -114,6 +114,7 @@ def model_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
         "layer_kinds": layers if recurrent is None else layers_with_states(config, layers, where),
         "dtype": _TORCH_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
         "block_scaled": bool((config.get("quantization_config") or {}).get("weight_block_size")),
+        "model_type": kind,
     }
 
 

@@ -77,6 +77,8 @@ class ModelSpec:
     """The precision in which the checkpoint is published."""
     block_scaled: bool = False
     """Whether its fp8 weights have one scale per block, which uses other kernels than one scale per tensor."""
+    model_type: str = ""
+    """Family that the `config.json` names, from which engines choose the code of a model."""
 
     @classmethod
     def load(cls, name_or_path: str) -> ModelSpec:

@@ -55,6 +55,9 @@ class EngineSettings(Section):
     attention_backend: Literal["auto", "eager"] = "auto"
     """Attention implementation. `eager` is unfused: scores and probabilities go through memory. It is priced by
     formula, and the memory it takes is not counted."""
+    float32_matmul_precision: Literal["highest", "high"] = "highest"
+    """Precision of float32 matrix products (vLLM's VLLM_FLOAT32_MATMUL_PRECISION). `high` is TF32 on tensor cores. It
+    affects models whose routers the engine keeps in float32."""
     enable_expert_parallel: bool = False
     """Distribute whole experts over the tp x dp GPUs instead of splitting each one by width. `ep` sets the number of
     GPUs."""

@@ -125,6 +125,7 @@ def _cost_model(
         all2all=scenario.engine.all2all_backend,
         load=load_of(scenario, model),
         attention_backend=scenario.engine.attention_backend,
+        float32_matmul_precision=scenario.engine.float32_matmul_precision,
     )
 
 

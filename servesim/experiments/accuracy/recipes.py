@@ -125,6 +125,9 @@ def _recipe(cell: Cell) -> Recipe:
         settings["engine"] = around
     if kv_dtype := _kv_dtype(cell, own, engine, source["name"]):
         settings["kv_dtype"] = kv_dtype
+    for script in _dated(cell, own, source["name"]):
+        for key, value in script.items():
+            settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
     return Recipe(settings, output_mean(cell))
 
 
@@ -196,6 +199,18 @@ def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: s
     by_gpu = own.get("kv_dtype", {}).get(source, {}).get(cell.engine, {})
     found: str | None = by_gpu.get(cell.gpu, engine.get("kv_dtype", {}).get(cell.weights))
     return found
+
+
+def _dated(cell: Cell, own: dict[str, Any], source: str) -> list[dict[str, Any]]:
+    """Return the settings that the source's scripts had only around the day of a measurement (`scripts`; first and last
+    day included)."""
+    scripts = own.get("scripts", {}).get(source, {}).get(cell.engine, {}).get(cell.gpu, ())
+    found = _MEASURED.search(cell.source)
+    return [
+        {key: value for key, value in script.items() if key not in ("from", "to")}
+        for script in (scripts if found else ())
+        if script.get("from", "") <= found[1] <= script.get("to", "9999")
+    ]
 
 
 def version_of(cell: Cell) -> tuple[str, bool]:

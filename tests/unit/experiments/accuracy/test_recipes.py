@@ -51,6 +51,29 @@ def test_a_registry_of_containers_is_no_source() -> None:
     assert "uniform(819,1024)" in settings(isl=1024, source=source)["trace"]
 
 
+def test_rounded_copies_of_a_laboratory_are_replayed_as_its_own() -> None:
+    copied = "source_file=/x/kimi-k2.5-gap-analysis.csv; silicon_concurrency=8"
+    found = settings(model="moonshotai/Kimi-K2.5", weights="nvfp4", gpu="b200_sxm", isl=1000, source=copied)
+    assert found["trace"].startswith("synth:prompt=uniform(800,1000)")
+    assert laboratory_of(cell(source=copied)) == "InferenceX"
+
+
+def test_scripts_that_changed_are_followed_by_the_day() -> None:
+    def on(day: str) -> dict[str, Any]:
+        source = f"source_file={day}.csv; silicon_concurrency=8; measured={day}T00:00:00Z"
+        return settings(
+            model="MiniMaxAI/MiniMax-M2.5", weights="fp8_block", gpu="b200_sxm", tp=4, isl=1024, source=source
+        )
+
+    before, after, last = on("2026-04-02"), on("2026-04-03"), on("2026-04-17")
+    assert (before["kv_dtype"], before["scheduler"]["max_num_batched_tokens"]) == ("bf16", 8192)
+    assert before["engine"]["enable_expert_parallel"]
+    assert (after["kv_dtype"], after["scheduler"]["max_num_batched_tokens"]) == ("fp8", 2048)
+    assert "float32_matmul_precision" not in after["engine"]
+    assert last["engine"]["float32_matmul_precision"] == "high"
+    assert {one["scheduler"]["max_num_seqs"] for one in (before, after, last)} == {1024}
+
+
 def test_settings_that_labels_do_not_state() -> None:
     assert settings()["scheduler"] == {"name": "vllm", "max_num_batched_tokens": 8192, "max_num_seqs": 512}
     llama = settings(model="meta-llama/Llama-3.1-70B", weights="fp8", tp=2, concurrency=32)
