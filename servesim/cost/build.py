@@ -104,7 +104,7 @@ def build_cost_model(
         ep,
         eager,
         _own_all_reduce_below(engine, tp),
-        engine.get("fused_all_reduce_norm_mib", {}).get(tp, 0.0) * 2**20 if engine is not None else 0.0,
+        _fused_norm_below(engine, tp, model),
         frozenset(rows.get("attention_with", ())),
         dp,
         load,
@@ -189,6 +189,13 @@ def _experts_kernel(engine: EngineFacts, weights: str, tp: int, expert_parallel:
     known = engine.get("fp8_experts", {})
     applies = known.get("kernel", "measured") != "measured" and (expert_parallel or tp < known.get("below_tp", inf))
     return str(known["kernel"]) if applies else "auto"
+
+
+def _fused_norm_below(engine: EngineFacts | None, tp: int, model: ModelSpec) -> float:
+    """Return the message size in bytes up to which the engine's all-reduce of this model also normalizes."""
+    if engine is None or model.model_type not in engine.get("fused_norm_models", (model.model_type,)):
+        return 0.0
+    return float(engine.get("fused_all_reduce_norm_mib", {}).get(tp, 0.0) * 2**20)
 
 
 def _own_all_reduce_below(engine: EngineFacts | None, tp: int) -> float:

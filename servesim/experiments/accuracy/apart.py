@@ -19,22 +19,29 @@ def settings_apart(cell: Cell, sides: tuple[Side, Side], table: Mapping[str, Any
     """Return the scenario settings that both sides imply, and the number of client turns that were measured if only
     WAVES of them are simulated, else 0. `table` is the recipes' entry `apart`."""
     prefill, decode = (
-        {"name": role, "role": role, **_pool(side)} for role, side in zip(("prefill", "decode"), sides, strict=True)
+        {"name": role, "role": role, **_pool(side, cell.engine in table["dealt_by_default"], table)}
+        for role, side in zip(("prefill", "decode"), sides, strict=True)
     )
     found = {"pools": [prefill, decode], "router": dict(table["router"]), "handoff": _handoff(cell, table)}
     measured = table["per_client"] if cell.concurrency >= table["waves_from"] and not cell.requests else 0
     return found | ({"requests": WAVES * cell.concurrency} if measured else {}), measured
 
 
-def _pool(side: Side) -> dict[str, Any]:
+def _pool(side: Side, dealt: bool, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of one side. `dealt`: with attention in ranks all GPUs share the experts, whatever the label
+    says."""
     gpus = side.tp * side.dp
+    ep = gpus if dealt and side.dp > 1 else side.ep
     found: dict[str, Any] = {"replicas": side.workers, "tp": side.tp}
     if side.dp > 1:
         found["dp"] = side.dp
-    if side.ep == gpus > 1:
+    if ep == gpus > 1:
         found["engine"] = {"enable_expert_parallel": True}
-    elif side.ep > 1:
-        found["ep"] = side.ep
+    elif ep > 1:
+        found["ep"] = ep
+    if ep >= table["balanced_from"]:
+        balanced = {"enable_eplb": True, "num_redundant_experts": table["redundant_experts"]}
+        found["engine"] = found.get("engine", {}) | balanced
     return found
 
 

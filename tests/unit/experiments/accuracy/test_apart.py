@@ -48,6 +48,28 @@ def test_a_table_of_both_sides_is_read_by_its_own_columns(tmp_path: Path) -> Non
     assert screen([found]) == [""], "limits of one server say nothing of several"
 
 
+def decode_engine(tmp_path: Path, gpus: int, label: int, engine: str = "sglang") -> dict[str, Any]:
+    """The engine settings of a decode side of `gpus` ranks whose label says EP `label`."""
+    labels = {"decode_tp_size": 1, "decode_attention_dp_size": gpus, "decode_moe_tp_size": 1}
+    path = table(tmp_path / "pd.csv", backend=engine, decode_moe_ep_size=label, **labels)
+    found: dict[str, Any] = recipe(read([path])[0]).settings["pools"][1].get("engine", {})
+    return found
+
+
+@pytest.mark.feature("data_parallel", "handoff", "view_lag")
+def test_sglangs_ranks_share_the_experts_whatever_the_label_says(tmp_path: Path) -> None:
+    assert decode_engine(tmp_path, 4, 1) == {"enable_expert_parallel": True}
+    assert decode_engine(tmp_path, 4, 1, "trtllm") == {}
+
+
+@pytest.mark.feature("data_parallel", "handoff", "view_lag")
+def test_experts_over_sixteen_gpus_are_balanced(tmp_path: Path) -> None:
+    balanced = {"enable_expert_parallel": True, "enable_eplb": True, "num_redundant_experts": 32}
+    assert decode_engine(tmp_path, 32, 32) == balanced
+    assert decode_engine(tmp_path, 16, 16, "trtllm") == balanced
+    assert decode_engine(tmp_path, 8, 8) == {"enable_expert_parallel": True}
+
+
 @pytest.mark.feature("data_parallel", "handoff", "view_lag")
 def test_both_sides_are_pools_with_ranks_and_experts_as_labelled(tmp_path: Path) -> None:
     settings = recipe(read([table(tmp_path / "pd.csv")])[0]).settings
