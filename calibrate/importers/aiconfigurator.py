@@ -59,6 +59,9 @@ _KV_DTYPES = ("bfloat16", "fp8")
 _INTEGER = ("int4_wo", "int8_wo", "sq")
 _NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce_nccl"}
 """NCCL operators that are kept, keyed by NCCL's own names."""
+_ALL_REDUCE, _FUSED = "custom_allreduce_perf", "custom_allreduce_perf trtllm"
+"""The framework's all-reduce, and TensorRT-LLM's, which vLLM calls in FlashInfer where it fuses all-reduce and norm."""
+_BLACKWELL = ("b200_sxm", "gb200", "b300_sxm", "gb300")
 _LATENT = ("mla_context_module_perf", "mla_generation_module_perf")
 _LATENT_OF = {"b300_sxm": "gb300", "gb200": "b200_sxm"}
 """Systems whose latent attention is taken from another system with the same chip in a different server.
@@ -110,6 +113,8 @@ def import_aiconfigurator(
         tables |= {f"{key}{_BF16}": found for key, found in others.items()}
     if framework == "vllm":  # one copy per GPU
         tables |= _deepep_of(files, system)
+        if system in _BLACKWELL and _ALL_REDUCE in (theirs := newest(files, system, ("trtllm",))):
+            tables[_FUSED] = theirs[_ALL_REDUCE]
     tables |= _states_of(files, system, framework, tables)
     tables |= older_tables(files, system, framework)
     tables |= experts_of_others(framework, newest(files, system, ("sglang",)), tables)
@@ -233,10 +238,10 @@ def _decode(raw: Any, full: bool = True) -> Any:
     return raw.assign(new_tokens=1, past_tokens=raw["step"])
 
 
-def _all_reduce(raw: Any) -> Any:
+def _all_reduce(raw: Any, op: str = "all_reduce") -> Any:
     # The eager rows include a host round trip per call, which an engine's captured or compiled step avoids.
     raw = raw[~raw["kernel_source"].str.endswith("eager") & (raw["allreduce_dtype"] == "bfloat16")]
-    return raw.assign(op="all_reduce", dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
+    return raw.assign(op=op, dtype="bf16", gpus=raw["num_gpus"], bytes=2 * raw["message_size"])
 
 
 def _nccl(raw: Any) -> Any:
@@ -345,7 +350,14 @@ _FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
             for stem, op in zip(SPARSE, ("dsa_prefill", "dsa_decode"), strict=True)
         ],
     ),
-    ("comm", [("custom_allreduce_perf", _all_reduce), ("nccl_perf", _nccl)]),
+    (
+        "comm",
+        [
+            (_ALL_REDUCE, _all_reduce),
+            ("nccl_perf", _nccl),
+            (_FUSED, partial(_all_reduce, op="all_reduce_fused")),
+        ],
+    ),
     (
         "all_to_all",
         [

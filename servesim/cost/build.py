@@ -48,6 +48,7 @@ def build_cost_model(
     attention_backend: str = "auto",
     engine: EngineFacts | None = None,
     float32_matmul_precision: str = "highest",
+    fuse_allreduce_rms: bool | None = None,
 ) -> TableCostModel:
     """Return the cost model of `model` on `pp` pipeline stages of `tp` identical GPUs each.
 
@@ -63,6 +64,7 @@ def build_cost_model(
     `all2all`. `load` is the load of the most loaded GPU relative to the mean (None: as measured). `engine` holds the
     known facts about the serving engine's choice of kernels, or None. `attention_backend` "eager" means no fused
     attention kernel (`servesim.cost.eager`). `float32_matmul_precision` "high" computes products of float32 in TF32.
+    `fuse_allreduce_rms` says whether the all-reduce also normalizes (None: as the engine does by default).
     """
     _check(model, gpu, tp, dtype, kv_dtype, engine)
     check_ranks(model, tp, pp, dp, ep)
@@ -104,7 +106,7 @@ def build_cost_model(
         ep,
         eager,
         _own_all_reduce_below(engine, tp),
-        _fused_norm_below(engine, tp, model),
+        _fused_norm_below(engine, tp, model, fuse_allreduce_rms),
         frozenset(rows.get("attention_with", ())),
         dp,
         load,
@@ -191,9 +193,11 @@ def _experts_kernel(engine: EngineFacts, weights: str, tp: int, expert_parallel:
     return str(known["kernel"]) if applies else "auto"
 
 
-def _fused_norm_below(engine: EngineFacts | None, tp: int, model: ModelSpec) -> float:
+def _fused_norm_below(engine: EngineFacts | None, tp: int, model: ModelSpec, fuse: bool | None) -> float:
     """Return the message size in bytes up to which the engine's all-reduce of this model also normalizes."""
     if engine is None or model.model_type not in engine.get("fused_norm_models", (model.model_type,)):
+        return 0.0
+    if not (engine.get("fuse_allreduce_rms", True) if fuse is None else fuse):
         return 0.0
     return float(engine.get("fused_all_reduce_norm_mib", {}).get(tp, 0.0) * 2**20)
 

@@ -102,7 +102,7 @@ class LayerGraph:
         else:
             add(1, self._send())
         if self.tp > 1:
-            add(reductions, [Operator("all_reduce", self._collective("all_reduce", 2 * hidden))])
+            add(reductions, [Operator("all_reduce", self._collective("all_reduce", 2 * hidden, self.fused_norm_to))])
         return found
 
     def per_sample(self) -> list[Operator]:
@@ -281,9 +281,9 @@ class LayerGraph:
     def _memory(self, bytes_per_token: float) -> Curve:
         return self.roofline.memory_op(bytes_per_token * dtype_bytes(self._wide) / 2)
 
-    def _collective(self, op: str, bytes_per_token: int) -> Curve:
+    def _collective(self, op: str, bytes_per_token: int, fused_below: float = 0.0) -> Curve:
         below = self.own_all_reduce_below
-        return collective_curve(self.gemms.tables, self.roofline, op, self.tp, bytes_per_token, below)
+        return collective_curve(self.gemms.tables, self.roofline, op, self.tp, bytes_per_token, below, fused_below)
 
 
 def _table_dtype(kv_dtype: str) -> str:

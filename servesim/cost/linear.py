@@ -108,16 +108,24 @@ def collective_curve(
     gpus: int,
     bytes_per_token: int,
     own_below: float = inf,
+    fused_below: float = 0.0,
 ) -> Curve:
     """Return the time of an `all_reduce` or `all_gather` as a function of the number of tokens, each `bytes_per_token`
     bytes. `own_below` is the size in bytes from which the engine leaves all-reduce to NCCL, used if the table has
-    separate times for NCCL; in other tables, the rows reflect the choice of the measured engine."""
+    separate times for NCCL; in other tables, the rows reflect the choice of the measured engine. Up to `fused_below`
+    bytes, all-reduce takes the time of the kernel that also normalizes, if the table has it."""
     size, time = _messages(tables, op, gpus)
     if op == "all_reduce":
         nccl, its_time = _messages(tables, "all_reduce_nccl", gpus)
         own = size < own_below
         rest = nccl >= (own_below if own.any() else 0)
         size, time = np.concatenate((size[own], nccl[rest])), np.concatenate((time[own], its_time[rest]))
+        fused, fused_time = _messages(tables, "all_reduce_fused", gpus)
+        if (with_norm := fused <= fused_below).any():
+            apart = size > fused_below
+            size, time = (
+                np.concatenate(both) for both in ((fused[with_norm], size[apart]), (fused_time[with_norm], time[apart]))
+            )
     if not size.size:
         return roofline.collective(ROUNDS[op] * (gpus - 1) / gpus * bytes_per_token)
     return _by_size(size / bytes_per_token, time)

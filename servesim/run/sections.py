@@ -58,6 +58,9 @@ class EngineSettings(Section):
     float32_matmul_precision: Literal["highest", "high"] = "highest"
     """Precision of float32 matrix products (vLLM's VLLM_FLOAT32_MATMUL_PRECISION). `high` is TF32 on tensor cores. It
     affects models whose routers the engine keeps in float32."""
+    fuse_allreduce_rms: bool | None = None
+    """Fuse all-reduce, residual and norm into one kernel (vLLM's pass_config.fuse_allreduce_rms). None means the
+    default of the engine's version."""
     enable_expert_parallel: bool = False
     """Distribute whole experts over the tp x dp GPUs instead of splitting each one by width. `ep` sets the number of
     GPUs."""

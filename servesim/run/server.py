@@ -126,6 +126,7 @@ def _cost_model(
         load=load_of(scenario, model),
         attention_backend=scenario.engine.attention_backend,
         float32_matmul_precision=scenario.engine.float32_matmul_precision,
+        fuse_allreduce_rms=scenario.engine.fuse_allreduce_rms,
     )
 
 

@@ -202,14 +202,15 @@ def _kv_dtype(cell: Cell, own: dict[str, Any], engine: dict[str, Any], source: s
 
 
 def _dated(cell: Cell, own: dict[str, Any], source: str) -> list[dict[str, Any]]:
-    """Return the settings that the source's scripts had only around the day of a measurement (`scripts`; first and last
-    day included)."""
+    """Return the settings that the source's scripts had, some only around the day of the measurement (`scripts`; first
+    and last day included)."""
     scripts = own.get("scripts", {}).get(source, {}).get(cell.engine, {}).get(cell.gpu, ())
     found = _MEASURED.search(cell.source)
     return [
         {key: value for key, value in script.items() if key not in ("from", "to")}
-        for script in (scripts if found else ())
-        if script.get("from", "") <= found[1] <= script.get("to", "9999")
+        for script in scripts
+        if not {"from", "to"} & script.keys()
+        or (found and script.get("from", "") <= found[1] <= script.get("to", "9999"))
     ]
 
 
