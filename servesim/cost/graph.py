@@ -10,6 +10,7 @@ from servesim.cost.attention import Attention, TableAttention, roofline_attentio
 from servesim.cost.curve import Curve
 from servesim.cost.curves import free_up_to, monotone, total, upper
 from servesim.cost.eager import EagerAttention
+from servesim.cost.expert_load import MEASURED_SKEW, ROUTED_SKEW, touched
 from servesim.cost.formula import COMPUTE_DTYPE, Roofline, line
 from servesim.cost.grid import HeadShape
 from servesim.cost.host import HostTerms
@@ -254,7 +255,21 @@ class LayerGraph:
         if not moe.gated and not family_measured(self.gemms, moe, hidden, dtype):
             moe = replace(moe, size=max(gpus, 2 * moe.size // 3))  # 2 of the 3 matrices
         curve = experts_curve(self.gemms, moe, hidden, gpus, dtype, self.moe_backend, self.ep, self.load)
+        if (skew := ROUTED_SKEW.get(self.model.model_type)) is not None:
+            curve = self._as_routed(curve, moe, skew, 3.0 * hidden * moe.size / gpus * dtype_bytes(dtype))
         return monotone(curve) if self.gemms.monotone else curve
+
+    def _as_routed(self, curve: Curve, moe: Experts, skew: float, expert_bytes: float) -> Curve:
+        """Return the times of experts whose loads are less unequal than the tables': more of them are touched and
+        read, `expert_bytes` per expert on each GPU."""
+        read = expert_bytes / self.roofline.rate
+
+        def more(tokens: float) -> float:
+            own, tables = (touched(moe.count, moe.per_token, tokens, s) for s in (skew, MEASURED_SKEW))
+            return read * (own - tables)
+
+        ys = [y + more(x) for x, y in zip(curve.xs, curve.ys, strict=True)]
+        return Curve(curve.xs, ys, curve.knot_source, last_slope=curve.slopes[-1], beyond=curve.segment_source[-1])
 
     def _send(self) -> list[Operator]:
         """Return the time to send the hidden state and residual to the next stage, one slice per GPU, and to gather
