@@ -84,6 +84,7 @@ from servesim.experiments.replicates import MARGIN, check_count, replicates_of
 from servesim.experiments.run_lengths import RunLengths
 from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, Runner, open_runner
+from servesim.experiments.smallest_tp import with_smallest_tp
 from servesim.experiments.splits import split
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings
@@ -165,14 +166,20 @@ def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: An
     that each one needs and the cheapest variant.
 
     Keywords are the fields of `Terms` and settings of the scenario. Each setting may be a list; every combination is a
-    variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs without a split. `trust`
-    allows code that is named only in the scenario's file to run. The document is in `.attrs["document"]`. Raises
-    UserError for GPUs without kernel tables unless `by_formula` is set, or if the question is invalid.
+    variant. Without a `tp`, a model too large for one GPU gets the smallest that fits. `pd=4` stands for every split of
+    4 GPUs between prefill and decode, and for 4 GPUs without a split. `trust` allows code that is named only in the
+    scenario's file to run. The document is in `.attrs["document"]`. Raises UserError for GPUs without kernel tables
+    unless `by_formula` is set, or if the question is invalid.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
-    return answer(split(product(settings, lists)), objects, terms)
+    variants, chosen = with_smallest_tp(split(product(settings, lists)))
+
+    def finish(found: Found) -> None:
+        found.document["warnings"] = [*chosen, *found.document["warnings"]]
+
+    return answer(variants, objects, terms, finish)
 
 
 class Found(NamedTuple):

@@ -23,6 +23,8 @@ FIELDS = (
 )  # fmt: skip
 """Settings that pools may override."""
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+ONLY = "default"
+"""Name of the pool of a scenario without pools."""
 MOST_NAME = 100
 """Maximum length of a pool's name, which tables and notes repeat."""
 Settings = dict[str, Any]
@@ -63,7 +65,7 @@ def with_pools(
 def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
     """Return the scenario of each pool, or the scenario itself if there are no pools."""
     if not scenario.pools:
-        return [PoolScenario("default", "both", scenario)]
+        return [PoolScenario(ONLY, "both", scenario)]
     base = scenario.model_dump(exclude={"pools", "router"})  # all pools share one router
     return [
         PoolScenario(

@@ -105,9 +105,26 @@ def test_the_cheapest_deployment_is_the_smallest_that_carries_the_rate_at_the_lo
 
 def test_deployments_that_cannot_be_are_named_and_the_rest_answered() -> None:
     asked = WORKLOAD | {"model": "llama-3.1-70b", "dtype": "fp8", "slo": "ttft:2000"}
-    frame = capacity(**asked, gpu="l40s,h200", replicates=1, tolerance=0.2)
+    frame = capacity(**asked, gpu="l40s,h200", tp=1, replicates=1, tolerance=0.2)
     assert list(frame["verdict"]) == ["failed", "carries"]
     assert "l40s failed" in frame.attrs["document"]["warnings"][0]
+
+
+def test_a_model_too_large_for_one_gpu_gets_the_smallest_tp_that_fits_and_one_line_says_so() -> None:
+    asked = WORKLOAD | {"model": "llama-3.1-70b", "slo": "ttft:2000"}
+    frame = capacity(**asked, gpu="h100", replicates=1, tolerance=0.2)
+    assert frame[["gpus", "verdict"]].to_numpy().tolist() == [[2, "carries"]]
+    assert frame.attrs["document"]["warnings"][0] == (
+        "llama-3.1-70b does not fit on one h100, so --tp 2 is used, the smallest that fits (more may be cheaper: "
+        "--tp 2,4)"
+    )
+    assert "(tp=2)" in frame.attrs["document"]["answer"]
+
+
+def test_a_given_tp_that_is_too_small_is_kept_and_the_error_names_the_flag_that_fits() -> None:
+    asked = WORKLOAD | {"model": "llama-3.1-70b", "gpu": "l40s", "replicates": 1}
+    error = capacity(**asked, tp=2)["error"].iloc[0]
+    assert "no KV block fits (try --tp 4, --dtype fp8, --ignore-memory)" in error
 
 
 @pytest.mark.medium
