@@ -13,7 +13,8 @@ from typing import Any
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.recording import known_gpu
-from servesim.run.serve_command import SIZES, parsed, serve_flags, settings_of_flag
+from servesim.run.flag_meanings import SIZES, serve_flags, settings_of_flag
+from servesim.run.serve_command import parsed
 
 SERVE, REQUESTS, PROMPTS, ANSWERS = (
     "serve_command",
