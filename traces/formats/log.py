@@ -21,17 +21,16 @@ from servesim.workload.trace import Ints, Trace
 from ._clock import clock_kind, clock_ns, number
 from ._counts import MISSING, beside_of, counts, is_text, numeric, proposed, tokens
 from ._dates import date_order
-from ._names import UNITS, Columns, of_several, roles, unit_of, words
+from ._names import UNITS, Columns, of_several, roles, unit_of
 from ._numbers import plain_numbers
 from ._recorded import Floats, Recorded, trace_of
+from ._status import is_failed, on_unknown_status
 from ._table import Table, is_table, read_table
 
 NAME = "log"
 ABOUT = "CSV, JSONL, JSON or Parquet with columns of its own names: a time, prompt tokens, output tokens"
 LOOSE = True
 EXAMPLE = "--columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
-FAILED = {"error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "false", "incomplete"}
-FINE = {"", "none", "null", "false", "0", "nan", "{}"}
 MOST_NAMED = 6
 """Maximum number of columns listed in a note."""
 MOST_LISTED = 20
@@ -146,11 +145,7 @@ def _check_single(table: Table, role: dict[str, str]) -> None:
 def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) -> tuple[Ints, list[str]]:
     """Return the rows with an answer, and notes on the other rows."""
     without = np.isnan(prompt) | np.isnan(output) | (output == 0)
-    failed = np.zeros(len(prompt), dtype=np.bool_)
-    for name, test in (("status", _is_failure), ("error", _is_error)):
-        if name in role:
-            success = words(role[name]) == ["success"]
-            failed |= np.array([test(cell) != success for cell in table.column(role[name])], dtype=np.bool_)
+    failed = is_failed(table, role)
     kept = np.flatnonzero(~without & ~failed)
     if not len(kept):
         raise UserError(
@@ -168,16 +163,7 @@ def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) ->
         notes.append(many if count > MOST_FAILED * len(prompt) else said)
     if rest := int((without & ~failed).sum()):
         notes.append(f"{rest:,} requests of {len(prompt):,} without prompt or output tokens left out")
-    return kept, notes
-
-
-def _is_failure(cell: Any) -> bool:
-    text = str(cell).strip().lower()
-    return int(text) >= 400 if text.isdecimal() and len(text) == 3 else text in FAILED
-
-
-def _is_error(cell: Any) -> bool:
-    return cell is not None and str(cell).strip().lower() not in FINE
+    return kept, notes + on_unknown_status(table, role, kept)
 
 
 def _times(

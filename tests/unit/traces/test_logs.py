@@ -241,6 +241,23 @@ def test_failed_requests_and_those_without_tokens_are_left_out_and_counted(tmp_p
     assert "2 requests of 5 without prompt or output tokens left out" in trace.notes
 
 
+def test_a_status_of_unknown_meaning_counts_as_completed_and_a_warning_says_so_once(tmp_path: Path) -> None:
+    words = ("weird", "OK", "weird", "200", "odd", "timed out", "stop", "200 OK", "503 gone", "500.0")
+    rows = [(i, 10, 5, word) for i, word in enumerate(words)]
+    trace = load_trace(put(tmp_path, csv("time,prompt_tokens,output_tokens,status", rows)))
+    assert len(trace) == 7
+    assert [note for note in trace.notes if isinstance(note, Warn) and "count as completed" in note] == [
+        "3 of 10 rows count as completed, although their 'status' is of unknown meaning: 'weird' (2), 'odd' (1); if they "
+        "failed, write error there, or remove them"
+    ]
+
+
+@pytest.mark.parametrize("word", ["ok", "Success", "completed", "stop", "length", "200", "204.0", "true", ""])
+def test_a_status_of_success_is_not_warned_about(tmp_path: Path, word: str) -> None:
+    trace = load_trace(put(tmp_path, csv("time,prompt_tokens,output_tokens,status", [(1, 10, 5, word)])))
+    assert not any("unknown meaning" in note for note in trace.notes)
+
+
 def test_rows_of_a_log_are_put_in_order_of_time(tmp_path: Path) -> None:
     trace = load_trace(put(tmp_path, csv("timestamp,prompt_tokens,completion_tokens", [ROWS[2], ROWS[0], ROWS[1]])))
     assert is_rows(trace)
