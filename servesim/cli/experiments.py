@@ -79,6 +79,7 @@ ENDS = "Fraction of arrivals to exclude at the {}. [default: 0.1; 0 for a record
 Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
 Cooldown = Annotated[float | None, typer.Option(help=ENDS.format("end"))]
 Window = Annotated[int | None, typer.Option(help="Requests per window. [default: the trace divided by the replicates]")]
+REPLICATES = "Number of seeds, or of windows of a recorded trace (replicates are runs; replicas are servers)."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=COMMON)]
 Metrics = Annotated[
     str | None,
@@ -98,9 +99,7 @@ def compare(
     scenarios: Files = None,
     replicates: Annotated[
         int | None,
-        typer.Option(
-            help="Number of seeds, or of windows of a recorded trace. 1 compares parts of one run. [default: 10]"
-        ),
+        typer.Option(help=f"{REPLICATES} 1 compares parts of one run. [default: 10]"),
     ] = None,
     window: Window = None,
     baseline: Annotated[
@@ -139,9 +138,7 @@ def compare(
 def sweep(
     context: typer.Context,
     scenarios: Files = None,
-    replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 1]"))
-    ] = None,
+    replicates: Annotated[int | None, typer.Option(help=f"{REPLICATES} [default: 1]")] = None,
     window: Window = None,
     metrics: Metrics = None,
     best_by: Annotated[
@@ -178,9 +175,7 @@ def capacity(
     context: typer.Context,
     scenarios: Files = None,
     attainment: Attainment = 0.99,
-    replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
-    ] = None,
+    replicates: Annotated[int | None, typer.Option(help=f"{REPLICATES} [default: 5]")] = None,
     window: Window = None,
     window_minutes: Annotated[
         float, typer.Option(help="Minutes per window. The SLO must hold in every window of a recorded trace.")
@@ -224,9 +219,7 @@ def worth(
         ),
     ] = None,
     attainment: Attainment = 0.99,
-    replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
-    ] = None,
+    replicates: Annotated[int | None, typer.Option(help=f"{REPLICATES} [default: 5]")] = None,
     window: Window = None,
     tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the search for a rate stops.")] = 0.02,
     max_replicas: Annotated[int, typer.Option(help="Maximum number of replicas to try for a given rate.")] = 64,

@@ -65,15 +65,19 @@ def print_json(document: Mapping[str, Any]) -> None:
 def settings(words: Words = None, as_json: Json = False) -> None:
     """Search every setting of a run: its option, effect and default.
 
-    With words, the search includes shape steps, keys of synthetic traces, presets, engines, policies and features.
+    With words, the search includes shape steps, keys of synthetic traces, presets, engines, policies, features, options
+    of experiments, and flags of vLLM, SGLang and TensorRT-LLM by name.
     """
+    from servesim.cli.other_names import all_flags, experiment_options
     from servesim.cli.parts import all_parts
 
     found = list(all_settings())
     if words:
-        parts = list(all_parts())
-        hits = sorted([*matching(found, words), *matching(parts, words)], key=_inexact(words))
-        found = hits or refuse(words, [*found, *parts], "setting", "settings")
+        parts, options, flags = list(all_parts()), list(experiment_options()), list(all_flags())
+        named = [one for one in flags if _spelt(one["key"]) == _spelt(f"flag {'-'.join(words).lstrip('-')}")]
+        hits = [one for group in (found, parts, options) for one in matching(group, words)]
+        found = sorted([*named, *hits], key=_inexact(words))
+        found = found or refuse(words, [*all_settings(), *parts, *options, *flags], "setting", "settings")
     if as_json:
         print_json({"settings": found})
     else:

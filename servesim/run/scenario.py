@@ -122,7 +122,7 @@ class _Scenario(Section):
     """Pipeline parallelism: stages of a replica. One step per stage is in flight, and steps are planned
     synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
-    """Number of replicas behind the router."""
+    """Number of replicas behind the router (replicas are servers; replicates are runs)."""
     preset: Annotated[str | None, COMMON] = None
     """Serving system that sets the defaults of policies and settings. One of vllm, vllm-v0, sglang, orca,
     fastertransformer, tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""

@@ -247,8 +247,8 @@ def test_a_status_of_unknown_meaning_counts_as_completed_and_a_warning_says_so_o
     trace = load_trace(put(tmp_path, csv("time,prompt_tokens,output_tokens,status", rows)))
     assert len(trace) == 7
     assert [note for note in trace.notes if isinstance(note, Warn) and "count as completed" in note] == [
-        "3 of 10 rows count as completed, although their 'status' is of unknown meaning: 'weird' (2), 'odd' (1); if they "
-        "failed, write error there, or remove them"
+        "3 of 10 rows count as completed, although their 'status' is of unknown meaning: 'weird' (2), 'odd' (1); if "
+        "they failed, write error there, or remove them"
     ]
 
 
