@@ -13,7 +13,8 @@ capacity.json, keys sorted, NaN and infinity as null:
     question    "highest rate" or "cheapest deployment"
     answer      the answer in one sentence
     settings    slo, slo_classes (if any), goals: [{limits, share, of: class, or null, text}], attainment,
-                window_minutes, window_requests, tolerance, level, warmup, cooldown, max_replicas
+                window_minutes and window_requests (if the log has such windows), tolerance, level, warmup, cooldown,
+                max_replicas
     workload    settings that all runs share
     replicates  {kind: "seeds" | "windows", count}
     rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, usd_per_hour_low, usd_per_hour_high: interval of
@@ -69,7 +70,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servesim.contracts.warn import split_notes
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
-from servesim.experiments.capacity_answer import Answer, notes, sentence
+from servesim.experiments.capacity_answer import REPLICATES, Answer, notes, sentence
 from servesim.experiments.capacity_error import CapacityError
 from servesim.experiments.capacity_scaled import check_scalers
 from servesim.experiments.capacity_study import REPORTED, Study
@@ -97,7 +98,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "servesim.capacity/1"
 CAPACITY, POINTS = "capacity.json", "capacity.parquet"
-REPLICATES = 5
 
 
 class Terms(NamedTuple):
@@ -207,13 +207,13 @@ def answer(
         out, CAPACITY, terms.executor, terms.jobs, terms.on_progress, objects, shared, terms.overwrite
     ) as runner:
         study, rows, rate = _studied(runner, variants, objects, terms, goals)
-        measuring, repeats = study.measuring, study.measuring.repeats
+        repeats = study.measuring.repeats
         error = CapacityError(study, rows, terms.max_replicas, rate is not None) if terms.intervals else None
         document = {
             "schema": SCHEMA,
             "question": "highest rate" if rate is None else "cheapest deployment",
             "answer": sentence(rows, rate is not None, goals, rate),
-            "settings": _settings(known, terms, measuring),
+            "settings": _settings(known, terms, study),
             "workload": shared_settings([v.settings for v in study.variants]),
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
@@ -257,14 +257,15 @@ def _studied(
         near = {row["label"]: row["rate"] for row in rows if row["verdict"] == "carries"}
 
 
-def _settings(known: Scenario, terms: Terms, measuring: Measuring) -> dict[str, Any]:
+def _settings(known: Scenario, terms: Terms, study: Study) -> dict[str, Any]:
+    measuring, outcomes = study.measuring, [*study.idle.values(), *(o for row in study.outcomes.values() for o in row)]
     windows = {"window_minutes": terms.window_minutes, "window_requests": terms.window_requests}
     return {
         "slo": known.slo,
         **({"slo_classes": known.slo_classes} if known.slo_classes else {}),
         "goals": [{"limits": g.limits, "share": g.share, "of": g.of, "text": g.text} for g in measuring.goals],
         "attainment": terms.attainment,
-        **(windows if measuring.repeats.recorded else {}),
+        **(windows if any(any(outcome.worst) for outcome in outcomes) else {}),
         "tolerance": terms.tolerance,
         "level": LEVEL,
         "warmup": measuring.ends[0],

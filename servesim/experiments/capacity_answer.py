@@ -26,7 +26,8 @@ from servesim.run.sections import price_of
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
 SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")
 WORDS = ("goal", "window", "minute", "binds", "reason", "by", "enough_requests", "checked_requests", "low_end_needs")
-
+REPLICATES = 5
+"""Default number of replicates."""
 QUEUE = "a queue that keeps growing"
 """Limiting factor of a deployment whose queue grows at the next load tried."""
 
@@ -300,10 +301,10 @@ def notes(
     if any(row["verdict"] == "no limit" for row in rows):
         found.append(Warn("no limit was found: the trace ends before the deployment is full; give more --requests"))
     if len(repeats) == 1:
-        found.append(
-            Warn(
-                "one replicate: the interval is the resolution of the bisection and does not include variation between "
-                f"traces; {'use a longer log' if repeats.recorded else 'add --replicates 5'}"
-            )
-        )
+        what = "the interval is the resolution of the bisection and does not include variation between traces"
+        if any(row["by"] == "replicas" for row in rows):
+            what = "how the answer varies between traces is not known"
+        short_log = repeats.recorded and repeats.changes[0]["requests"] < REPLICATES
+        instead = "a longer log" if short_log else f"--replicates {REPLICATES}"
+        found.append(Warn(f"one replicate: {what}; use {instead}"))
     return found

@@ -107,8 +107,9 @@ def error_words(one: Mapping[str, Any]) -> str:
         return ""
     if bars["low"] is None and bars["high"] is None:
         return f"{one['of']}{UNKNOWN}{bars['says'].removeprefix('none: ')}"
-    low, high = ("?" if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
+    low, high = (None if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
+    gain = f"at most {high}" if low is None else f"at least {low}" if high is None else f"{low} to {high}"
     return (
-        f"{one['of']}: the gain is {low} to {high} % ({100 * bars['level']:.0f} % interval {bars['says']}; propagated, "
+        f"{one['of']}: the gain is {gain} % ({100 * bars['level']:.0f} % interval {bars['says']}; propagated, "
         "not validated)"
     )

@@ -193,7 +193,9 @@ def test_sentences_by_hand() -> None:
     assert sentence(one) == (
         "fp8 saves 20 % [10, 25] per request: 5 requests/s at $3.00/h with it, 4 at $3.00/h without it."
     )
-    assert error_words(one).startswith("fp8: the gain is -10 to ? % (80 % interval from pairs")
+    assert error_words(one).startswith("fp8: the gain is at least -10 % (80 % interval from pairs")
+    bars = {"low": None, "high": 0.3, "level": 0.8, "says": "from pairs"}
+    assert error_words(one | {"model_error": bars}).startswith("fp8: the gain is at most 30 % (80 %")
     assert error_words(one | {"model_error": None}) == ""
     unknown = {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"}
     assert error_words(one | {"model_error": unknown}).endswith("is not known: no pairs")
