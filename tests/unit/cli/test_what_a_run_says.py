@@ -121,6 +121,27 @@ def test_the_answer_of_a_run_says_its_limits_price_and_queue(several: Path) -> N
     )
 
 
+def test_the_answer_holds_each_limit_with_a_percentile_against_its_own_share(several: Path) -> None:
+    """The joint share, which no such limit asks for, is not in it."""
+    summary = json.loads((several / "summary.json").read_text())
+    summary["goodput"] |= {"slo_attainment": 0.5, "attainment_by_metric": {"ttft": 0.995, "tpot": 0.6}}
+    summary["scenario"]["slo_percentiles"] = {"ttft": 99.0, "tpot": 50.0}
+    assert answer(summary).startswith(
+        "This deployment meets the SLO: of all requests, 99.5 % within ttft <= 500 ms (99 % asked), 60.0 % within tpot "
+        "<= 50 ms (50 % asked), at "
+    )
+    summary["goodput"]["attainment_by_metric"]["tpot"] = 0.49
+    assert answer(summary).startswith(
+        "This deployment misses the SLO: of all requests, 99.5 % within ttft <= 500 ms (99 % "
+    )
+    assert ", 49.0 % within tpot <= 50 ms (50 % asked), at " in answer(summary)
+    summary["scenario"]["slo_percentiles"] = {"ttft": 99.0}
+    assert (
+        "meets the SLO: of all requests, 99.5 % within ttft <= 500 ms (99 % asked), 49.0 % within tpot <= 50 ms, at "
+        in (answer(summary))
+    )
+
+
 def test_a_short_run_warns_with_the_number_of_requests_that_would_tell() -> None:
     summary = simulate({**PRESET, "requests": 20, "rate": 50.0}).summary
     assert not summary["stability"]["decided"]
