@@ -20,6 +20,7 @@ from servesim.reports.page import Block, Page, Section, warned
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
+from servesim.run.provenance import refuse_older
 from servesim.run.result import Result
 from servesim.run.result_files import SUMMARY
 from servesim.run.sections import rate_words
@@ -58,6 +59,7 @@ class Experiment:
         if not isinstance(document, dict):
             raise UserError(f"{path}: damaged: not a JSON object")
         if missing := {"schema", "answer", "workload", "settings", "warnings", "notes"} - set(document):
+            refuse_older(folder, missing)
             raise UserError(f"{path}: damaged: {', '.join(sorted(missing))} missing from it")
         return cls(document, folder)
 

@@ -4,10 +4,13 @@ in unchanged files is a bug, not damage."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 from servesim.contracts import REGISTRIES
 from servesim.cost import KernelTables, TableCostModel
@@ -86,6 +89,24 @@ def as_written(folder: Path, timing: str) -> bool:
         if isinstance(kept, Mapping) and kept:
             return all(_digest(folder / str(name)) == digest for name, digest in kept.items())
     return False
+
+
+def older_version(folder: Path) -> str | None:
+    """Return the version of servesim that stored a run or an experiment if it is older than this one. None if it is
+    not, or if it is unknown."""
+    for path in (folder / "summary.json", *sorted(folder.glob("cells/*/summary.json"))[:1]):
+        with suppress(OSError, UserError, KeyError, TypeError, InvalidVersion):
+            document: Any = read_json(path)
+            stored = str(document["provenance"]["versions"]["servesim"])
+            return stored if Version(stored) < Version(version("servesim")) else None
+    return None
+
+
+def refuse_older(folder: Path, missing: Collection[str]) -> None:
+    """Raise UserError if something is missing from a run or an experiment because an older version stored it."""
+    if missing and (older := older_version(folder)) is not None:
+        names = ", ".join(sorted(missing))
+        raise UserError(f"{folder}: stored by an older version, servesim {older}, without {names}; run it again")
 
 
 def _digest(path: Path) -> str:

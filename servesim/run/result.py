@@ -13,7 +13,7 @@ from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
 from servesim.plugins.trust import check_code, trusting
 from servesim.records.columns import Rows
-from servesim.run.provenance import DIGESTS
+from servesim.run.provenance import DIGESTS, refuse_older
 from servesim.run.result_files import (
     DELIVERIES,
     REQUESTS,
@@ -163,6 +163,7 @@ class Result:
                 _complete(columns, pq.read_schema(folder / file).names)
         with reading(folder / SUMMARY):
             summary = read_json(folder / SUMMARY)
+            refuse_older(folder, {*SUMMARY_KEYS} - {*summary})
             _complete(SUMMARY_KEYS, summary)
             _whole(summary)
         with reading(folder):
