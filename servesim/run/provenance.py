@@ -91,22 +91,17 @@ def as_written(folder: Path, timing: str) -> bool:
     return False
 
 
-def older_version(folder: Path) -> str | None:
-    """Return the version of servesim that stored a run or an experiment if it is older than this one. None if it is
-    not, or if it is unknown."""
-    for path in (folder / "summary.json", *sorted(folder.glob("cells/*/summary.json"))[:1]):
-        with suppress(OSError, UserError, KeyError, TypeError, InvalidVersion):
-            document: Any = read_json(path)
-            stored = str(document["provenance"]["versions"]["servesim"])
-            return stored if Version(stored) < Version(version("servesim")) else None
-    return None
-
-
 def refuse_older(folder: Path, missing: Collection[str]) -> None:
-    """Raise UserError if something is missing from a run or an experiment because an older version stored it."""
-    if missing and (older := older_version(folder)) is not None:
-        names = ", ".join(sorted(missing))
-        raise UserError(f"{folder}: stored by an older version, servesim {older}, without {names}; run it again")
+    """Raise UserError if parts are missing from a run or an experiment that an older version of servesim stored."""
+    for path in (folder / "summary.json", *sorted(folder.glob("cells/*/summary.json"))[:1]) if missing else ():
+        with suppress(OSError, KeyError, TypeError, InvalidVersion):
+            document: Any = read_json(path) if path.is_file() else {}
+            stored = str(document["provenance"]["versions"]["servesim"])
+            if Version(stored) < Version(version("servesim")):
+                names = ", ".join(sorted(missing))
+                raise UserError(
+                    f"{folder}: stored by an older version, servesim {stored}, without {names}; run it again"
+                )
 
 
 def _digest(path: Path) -> str:

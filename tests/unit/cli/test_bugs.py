@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 import servesim
 from servesim.cli.app import main
+from servesim.errors import UserError
 from servesim.reports import report as page
-from servesim.run.provenance import as_written, older_version
+from servesim.run.provenance import as_written, refuse_older
 
 SETTINGS = {"trace": "synth:rate=5,prompt=20,output=4", "requests": 3, "model": "llama-3.2-1b", "gpu": "h200"}
 
@@ -61,7 +63,9 @@ def test_versions_are_compared_as_numbers(stored: str, older: bool, folder: Path
     summary = json.loads((folder / "summary.json").read_text())
     summary["provenance"]["versions"]["servesim"] = stored
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert (older_version(folder) == stored) == older
+    with pytest.raises(UserError, match="older version") if older else nullcontext():
+        refuse_older(folder, ["warnings"])
+    refuse_older(folder, [])
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, ValueError, ZeroDivisionError, RuntimeError])
