@@ -8,6 +8,7 @@ from dataclasses import replace
 from servesim.contracts.warn import Warn
 from servesim.errors import PolicyError, UserError
 from servesim.experiments.axes import Variant
+from servesim.experiments.named import several
 from servesim.experiments.replicates import WORKLOAD
 from servesim.hardware.memory import TP_DEGREES, NoRoom
 from servesim.run.scenario import Scenario
@@ -20,17 +21,19 @@ GIVEN = ("tp", "pd", "pools")
 
 def with_smallest_tp(variants: Sequence[Variant]) -> tuple[list[Variant], list[Warn]]:
     """Return the variants, with the smallest tp that has room for the model where none is given and one GPU has no
-    room, and a warning for each such choice."""
-    found, said = [], dict[Warn, None]()
+    room, and a warning that names the tp of each."""
+    found, chosen = [], dict[str, int]()
     for v in variants:
         tp = None if any(v.settings.get(key) for key in GIVEN) else _smallest(v)
         if tp is not None:
             v = replace(v, axes={**v.axes, "tp": tp}, settings={**v.settings, "tp": tp})
-            more = f" (more may be cheaper: --tp {tp},{2 * tp})" if 2 * tp in TP_DEGREES else ""
-            on = f"{v.settings['model']} does not fit on one {v.settings['gpu']}"
-            said[Warn(f"{on}, so --tp {tp} is used, the smallest that fits{more}")] = None
+            chosen[f"--tp {tp} for {v.label or '{model} on {gpu}'.format_map(v.settings)}"] = tp
         found.append(v)
-    return found, [*said]
+    if not chosen:
+        return found, []
+    said = f"one GPU has no room for the model, so the smallest tp that fits is used: {several([*chosen], ', ')}"
+    larger = [str(tp) for tp in TP_DEGREES if tp >= min(chosen.values())]
+    return found, [Warn(said + (f"; give --tp {','.join(larger)} to compare with more" if larger[1:] else ""))]
 
 
 def _smallest(v: Variant) -> int | None:
@@ -38,7 +41,9 @@ def _smallest(v: Variant) -> int | None:
     error, which its runs report."""
     settings = {key: value for key, value in v.settings.items() if key not in WORKLOAD or key == "acceptance"}
     try:
-        set_up(Scenario.of({**settings, "trace": "object:one"}), Trace.from_lengths("one", [0], [1], [1]))
+        set_up(
+            Scenario.of({**settings, "trace": "object:one", "stream": False}), Trace.from_lengths("one", [0], [1], [1])
+        )
     except NoRoom as error:
         return error.tp
     except (UserError, PolicyError):

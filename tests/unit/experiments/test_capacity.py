@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import servesim
 from servesim import UserError
+from servesim.experiments.axes import product
 from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_answer import never_text
 from servesim.experiments.goals import goals_of, header
@@ -21,6 +22,7 @@ from servesim.experiments.idle import Alone
 from servesim.experiments.limit_search import RateSearch
 from servesim.experiments.objects import Objects
 from servesim.experiments.run_metrics import Run
+from servesim.experiments.smallest_tp import with_smallest_tp
 from servesim.run.replica_search import ReplicaSearch
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import open_scenario
@@ -115,10 +117,18 @@ def test_a_model_too_large_for_one_gpu_gets_the_smallest_tp_that_fits_and_one_li
     frame = capacity(**asked, gpu="h100", replicates=1, tolerance=0.2)
     assert frame[["gpus", "verdict"]].to_numpy().tolist() == [[2, "carries"]]
     assert frame.attrs["document"]["warnings"][0] == (
-        "llama-3.1-70b does not fit on one h100, so --tp 2 is used, the smallest that fits (more may be cheaper: "
-        "--tp 2,4)"
+        "one GPU has no room for the model, so the smallest tp that fits is used: --tp 2 for llama-3.1-70b on h100; "
+        "give --tp 2,4,8 to compare with more"
     )
     assert "(tp=2)" in frame.attrs["document"]["answer"]
+
+
+def test_each_gpu_gets_a_tp_of_its_own_and_a_model_that_fits_none() -> None:
+    named = product({"model": "llama-3.1-70b", "trace": "synth:rate=1"}, {"gpu": "l40s,h200", "dtype": "bf16,fp8"})
+    found, (said,) = with_smallest_tp(named)
+    assert [v.settings.get("tp") for v in found] == [4, 2, 2, None]
+    assert "--tp 4 for l40s / dtype=bf16, --tp 2 for l40s / dtype=fp8, --tp 2 for h200 / dtype=bf16; give " in said
+    assert with_smallest_tp(product({"model": "llama-3.1-405b", "gpu": "l40s"}, {}))[1] == []
 
 
 def test_a_given_tp_that_is_too_small_is_kept_and_the_error_names_the_flag_that_fits() -> None:
