@@ -162,13 +162,10 @@ def _axis(axis: Any, words: str) -> dict[str, Any] | None:
     numbers."""
     from matplotlib.ticker import FixedFormatter
 
-    unit = axis.get_gid()
-    if axis.get_scale() not in ("linear", "log") or (
-        isinstance(axis.get_major_formatter(), FixedFormatter) and not unit
-    ):
+    if axis.get_scale() not in ("linear", "log") or isinstance(axis.get_major_formatter(), FixedFormatter):
         return None
     start, end = (float(f"{limit:.7g}") for limit in axis.get_view_interval())
-    return {"scale": axis.get_scale(), "from": start, "to": end, "unit": unit or "plain", "label": words}
+    return {"scale": axis.get_scale(), "from": start, "to": end, "unit": axis.get_gid() or "plain", "label": words}
 
 
 def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], meaning: str) -> str:

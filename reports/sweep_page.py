@@ -186,15 +186,14 @@ def _knees(curves: list[Curve], metrics: Mapping[str, Any]) -> Table | None:
 def _pareto(document: Mapping[str, Any]) -> list[Dot]:
     needed = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
     rows, entries = [], entries_of(document)
+    palette = colours([v["label"] for v in document["variants"] if v["pareto"]])
     for v in document["variants"]:
         price, ms, flow = (v["values"].get(name) if v["status"] == "ok" else None for name in needed)
         if price is not None and ms is not None and flow is not None and _stable(v):
             entry = entries.get(v["label"], {})
             bars = None if entry.get("low") is None else (entry["low"], entry["high"])
             doubtful = entry.get("told") is False
-            rows.append(
-                Dot(v["label"], "teal" if v["pareto"] else "slate", price, ms, flow, v["pareto"], bars, doubtful)
-            )
+            rows.append(Dot(v["label"], palette.get(v["label"], "slate"), price, ms, flow, v["pareto"], bars, doubtful))
     return rows
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from servesim.experiments.run_metrics import Run
 from servesim.reports.experiment import Experiment, colours, limits_of
-from servesim.reports.figures.latency import POINTS, mark_limit, scale
+from servesim.reports.figures.axes import gap_of
+from servesim.reports.figures.latency import POINTS, mark_limit, scale, share_axis
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, wide
 from servesim.reports.words import time_ms
@@ -52,9 +53,11 @@ def overlay(
         for axes, (key, title) in zip(grid, panels, strict=True):
             _lines(axes, {label: v[key] for label, v in values.items() if len(v[key])}, palette, slo.get(key))
             axes.set_title(title)
+            share_axis(axes, phone)
+        high = figure.get_figheight() * 72
         figure.subplots_adjust(
-            left=0.13 if phone else 0.045, right=0.985, top=0.955 if phone else 0.89, bottom=0.05 if phone else 0.12,
-            wspace=0.12, hspace=0.35,
+            left=0.16 if phone else 0.06, right=0.985, top=1 - 30 / high, bottom=46 / high, wspace=0.12,
+            hspace=gap_of(figure, len(panels), 30 + 46, 74) if phone else 0.0,
         )  # fmt: skip
 
     said = [
@@ -66,7 +69,9 @@ def overlay(
     ]
     legend = tuple((palette[label], label) for label in values)
     alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
-    return wide("latency_cdf", "Latency distributions", alt, paint, (300, 620), caption, narrow, legend=legend)
+    return wide(
+        "latency_cdf", "Latency distributions", alt, paint, (316, 210 * len(panels)), caption, narrow, legend=legend
+    )
 
 
 def _lines(axes: Any, values: Mapping[str, Any], palette: Mapping[str, str], limit: float | None) -> None:
@@ -81,5 +86,3 @@ def _lines(axes: Any, values: Mapping[str, Any], palette: Mapping[str, str], lim
     scale(axes, low, high, 4)
     if limit is not None:
         mark_limit(axes, limit)
-    axes.set_ylim(0, 1.02)
-    axes.set_yticks([0, 0.5, 0.9, 1.0], ["0", "50 %", "90 %", "100 %"])
