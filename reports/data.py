@@ -44,8 +44,7 @@ def frame_of(drawing: Drawing) -> pd.DataFrame:
     style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE}
     with matplotlib.rc_context(style):
         figure = painted(drawing, *drawing.size, narrow=False)
-    words = dict(drawing.legend)
-    names = {INK[name]: name for name in (*SERIES, "slate")}
+    words, names = dict(drawing.legend), _names()
     rows = []
     for axes in figure.axes:
         panel = axes.get_title("left") or axes.get_ylabel() or drawing.title
@@ -54,6 +53,15 @@ def frame_of(drawing: Drawing) -> pd.DataFrame:
             row = named.get(round(y)) if mark in ("bar", "point") else None
             rows.append((panel, words.get(colour) or panel, mark, row, x, y, x_end, label))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def drawn_colours(axes: Any) -> set[str]:
+    """Return the names of the series' colors that a panel has."""
+    return {colour for colour, *_ in _marks(axes, _names())}
+
+
+def _names() -> dict[str, str]:
+    return {INK[name]: name for name in SERIES}
 
 
 def _marks(axes: Any, names: Mapping[str, str]) -> Iterator[Mark]:

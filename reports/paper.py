@@ -90,7 +90,9 @@ def write(figure: Any, path: Path, name: str) -> None:
     if suffix not in known:
         raise UserError(f"{path}: end the name in one of {', '.join('.' + one for one in sorted(known))}")
     fonts: dict[Any, Any] = {key: STYLE[key] for key in ("pdf.fonttype", "ps.fonttype", "svg.fonttype")}
-    undated: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    made = {"Creator": "servesim"}
+    undated: dict[str, Any] = {"pdf": {**made, "CreationDate": None}, "svg": {**made, "Date": None}}
+    undated |= {"png": {"Software": "servesim"}, "eps": made, "ps": made}
     with matplotlib.rc_context({**fonts, "svg.hashsalt": name, "hatch.linewidth": 0.5}):
         try:
             figure.savefig(path, dpi=DPI if figure.get_figwidth() <= 8 else 144, metadata=undated.get(suffix))

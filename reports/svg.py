@@ -147,12 +147,12 @@ def _axes(figure: Any, height: int) -> list[dict[str, Any]]:
     for axes in figure.axes:
         x0, y0, x1, y1 = (72 * float(v) / figure.dpi for v in axes.get_window_extent().extents)
         pixels = [round(v, 1) for v in (x0, height - y1, x1, height - y0)]
-        meaning = {"x": _axis(axes.xaxis, _shared_label(axes)), "y": _axis(axes.yaxis, axes.get_ylabel())}
+        meaning = {"x": _axis(axes.xaxis, shared_label(axes)), "y": _axis(axes.yaxis, axes.get_ylabel())}
         found.append({"box": pixels, "title": axes.get_title("left"), **meaning})
     return found
 
 
-def _shared_label(axes: Any) -> str:
+def shared_label(axes: Any) -> str:
     """Return the label of the x axis; of panels that share an axis, the lowest has it."""
     return next((one.get_xlabel() for one in axes.get_shared_x_axes().get_siblings(axes) if one.get_xlabel()), "")
 

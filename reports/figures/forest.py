@@ -12,6 +12,7 @@ from servesim.reports.experiment import change
 from servesim.reports.figures.axes import gap_of, name_above, name_ticks, pitch_of
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, wide
+from servesim.reports.variants import absent, states
 
 VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}
 VERDICT_COLOURS |= {"too fast": "rose", "too slow": "rose"}
@@ -65,6 +66,9 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
     )
     found = {r["verdict"] for r in document["rows"]}
     legend = tuple((c, name) for name, c in VERDICT_COLOURS.items() if name in found and name != "identical")
+    whole = [label for label in labels if all(_drawn(rows.get((label, m["name"]))) for m in chosen)]
+    known = {label: why for label, why in states(document).items() if label not in labels or why == "unstable"}
+    legend += absent(document, [document["baseline"], *whole], known)
 
     def tidy() -> list[tuple[Any, ...]]:
         found = []

@@ -15,6 +15,7 @@ from servesim.reports.experiment import amount
 from servesim.reports.figures.axes import QUANTITIES, log_ticks, percents, time_ticks
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, half, wide
+from servesim.reports.variants import Legend
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class Curve:
 
 
 def against_load(
-    curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]], limits: Mapping[str, float] | None = None
-) -> Drawing:
+    curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]], limits: Mapping[str, float] | None = None,
+    left: Legend = (),
+) -> Drawing:  # fmt: skip
     """Draw a panel for each metric and a line for each variant. Unstable points are hollow, knees are ringed, and
-    `limits` (ms by latency) are drawn as dashed lines unless they are far above the values."""
+    `limits` (ms by latency) are drawn as dashed lines unless they are far above the values. `left` names variants that
+    are not drawn."""
     marked = {m["name"]: ms for m in metrics if (ms := _limit(curves, m, limits or {})) is not None}
 
     def paint(figure: Any, narrow: bool) -> None:
@@ -72,7 +75,7 @@ def against_load(
         )
     if marked:
         caption += " Dashed: the limit."
-    legend = tuple((c.colour, c.label) for c in curves)
+    legend = tuple((c.colour, c.label) for c in curves) + left
     return wide(
         "latency_load", "Latency against load", alt + ".", paint, (320, 300 * len(metrics)), caption, legend=legend
     )
@@ -127,11 +130,12 @@ def _axes(axes: Any, metric: Mapping[str, Any], values: Sequence[float]) -> None
 
 def attainment(
     points: Mapping[str, Sequence[tuple[float, float]]], palette: Mapping[str, str], target: float, unit: str,
-    more: str = "",
+    more: str = "", left: Legend = (),
 ) -> Drawing:  # fmt: skip
     """Draw the share of requests within the limits at every rate (or size) that was tried; sizes are on a base-2
     logarithmic axis if they extend beyond 8. The axis of shares begins where `LOST` times the lost requests that are
-    allowed are lost, but no higher than `HIGHEST`. `more` is text added to the caption."""
+    allowed are lost, but no higher than `HIGHEST`. `more` is text added to the caption, and `left` names
+    deployments that are not drawn."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     sizes = sorted({x for pairs in points.values() for x, _ in pairs})
@@ -173,7 +177,7 @@ def attainment(
     below = any(share < low for pairs in points.values() for _, share in pairs)
     cut = f" Shares below {100 * low:g} % lie beyond the frame." if below else ""
     caption = f"Each dot is a run; lines join the means. Dashed: the required share, {100 * target:g} %.{cut}{more}"
-    legend = tuple((palette[label], label) for label in points) if any(points) else ()
+    legend = (tuple((palette[label], label) for label in points) if any(points) else ()) + left
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
 
@@ -205,9 +209,9 @@ class Dot(NamedTuple):
     """Whether the variant may be off the front, or may belong to it although it is not listed."""
 
 
-def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
+def pareto(rows: Sequence[Dot], latency: str = PARETO[1], left: Legend = ()) -> Drawing:
     """Draw price against a latency; the area of a dot represents throughput, and a bar represents the range that the
-    model's error allows."""
+    model's error allows. `left` names variants that are not drawn."""
     from matplotlib.ticker import MaxNLocator
 
     words = metric_label(latency)
@@ -264,7 +268,7 @@ def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
             ("output tokens/s", front[r.front], "point", r.label, r.price, r.flow, None, _PRICE) for r in rows
         ]
 
-    return half("pareto", "Price, latency, throughput", alt + ".", paint, 320, caption, legend=legend, tidy=tidy)
+    return half("pareto", "Price, latency, throughput", alt + ".", paint, 320, caption, legend=legend + left, tidy=tidy)
 
 
 def _axes_time(axes: Any, values: Sequence[float]) -> None:

@@ -19,6 +19,7 @@ from servesim.reports.figures.axes import (
 )
 from servesim.reports.ink import INK, SERIES
 from servesim.reports.svg import Drawing, wide
+from servesim.reports.variants import Legend
 
 ROWS_AT_MOST = 30
 
@@ -26,8 +27,11 @@ Row = Mapping[str, Any]
 """Mapping with the keys `label` and `points`, a list of (series, stable, values by metric)."""
 
 
-def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw a panel for each metric and a line of dots for each combination; `series` are the rates, or a single one."""
+def strip(
+    rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[str, Any]], left: Legend = ()
+) -> Drawing:
+    """Draw a panel for each metric and a line of dots for each combination; `series` are the rates, or a single one.
+    `left` names combinations that are not drawn."""
     shown = rows[:ROWS_AT_MOST]
     names = [row["label"] for row in shown]
     above, beside = pitch_of(names, 36), pitch_of(names, 24, BESIDE, 3)
@@ -61,6 +65,7 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
     if len(rows) > len(shown):
         caption += f" Only the first {len(shown)} of {len(rows)} are shown."
     legend = tuple((SERIES[i % len(SERIES)], name) for i, name in enumerate(series)) if len(series) > 1 else ()
+    legend += left
     heights = (beside * len(shown) + 82, (above * len(shown) + 96) * len(metrics))
     return wide("combinations", "Every combination at a glance", alt, paint, heights, caption, legend=legend)
 

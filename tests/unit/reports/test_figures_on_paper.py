@@ -25,6 +25,7 @@ from servesim.reports.figures.ratios import ratio_strips
 from servesim.reports.figures.strip import strip
 from servesim.reports.figures.together import together
 from servesim.reports.ink import SERIES
+from servesim.reports.panels import one_panel
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing
 
@@ -77,8 +78,8 @@ def comparison(labels: list[str]) -> Drawing | None:
     settings = {"rank_by": "ttft_p99", "margin": 0.01, "level": 0.95}
     variants = [{"label": label} for label in labels]
     ranking = {"order": labels, "unstable": [], "failed": []}
-    return forest({"rows": rows, "variants": variants, "metrics": METRICS, "settings": settings, "ranking": ranking,
-                   "baseline": labels[0]})  # fmt: skip
+    document = {"schema": "servesim.comparison/1", "rows": rows, "variants": variants, "metrics": METRICS}
+    return forest({**document, "settings": settings, "ranking": ranking, "baseline": labels[0]})
 
 
 def load(labels: list[str]) -> Drawing:
@@ -245,3 +246,15 @@ def test_the_whole_of_a_name_is_in_the_data_of_a_figure() -> None:
         assert drawing is not None
         rows = labels[1:] if kind == "changes" else labels  # the first is the baseline
         assert set(drawing.data.row) == set(rows), kind
+
+
+@pytest.mark.parametrize("kind", ["changes", "combinations", "latency_load", "latency_cdf of several"])
+def test_a_panel_alone_stands_on_the_canvas_with_its_names(kind: str) -> None:
+    drawing = NAMED[kind](names(60))
+    assert drawing is not None
+    for panel in dict.fromkeys(drawing.data.panel):
+        for width in (3.3, 7.0):
+            figure = one_panel(drawing, panel).to_matplotlib(width)
+            assert_apart(figure, (kind, panel))
+            assert_labeled(figure, (kind, panel))
+            assert {words for _, words in drawing.legend} == {words for _, words in one_panel(drawing, panel).legend}
