@@ -82,10 +82,10 @@ def roofline(
 
 
 def _name(axes: Any, points: Sequence[Point], labels: Sequence[str], low: float, high: float) -> None:
-    """Place labels below their points, or to the left of points near the right edge."""
+    """Place labels below and right of their points, or left of points near the right edge."""
     for label, (_, x, y) in zip(labels, points, strict=False):
         edge = np.log(x / low) > 0.75 * np.log(high / low)
         axes.annotate(
-            label, (x, y / 1e12), xytext=(-2 if edge else 7, -42 if edge else -13), textcoords="offset points",
+            label, (x, y / 1e12), xytext=(-9 if edge else 7, -4 if edge else -13), textcoords="offset points",
             ha="right" if edge else "left",
         )  # fmt: skip

@@ -191,7 +191,7 @@ def assert_apart(figure: Any, what: object) -> None:
 NUMBER = re.compile(r"[+−$]?\d")
 UNIT = re.compile(
     r"(ms|µs|seconds|minutes|hours|\bs\b|%|\$|share|pt|tokens?|requests?|sequences|preemptions|replicas?|FLOP|"
-    r"FLOP/s|times|over)"
+    r"FLOP/s|times|users|over)"
 )
 
 
@@ -258,3 +258,12 @@ def test_a_panel_alone_stands_on_the_canvas_with_its_names(kind: str) -> None:
             assert_apart(figure, (kind, panel))
             assert_labeled(figure, (kind, panel))
             assert {words for _, words in drawing.legend} == {words for _, words in one_panel(drawing, panel).legend}
+
+
+@pytest.mark.slow
+def test_figures_of_the_lecture_stand_on_the_canvas_and_apart_and_axes_are_labeled() -> None:
+    for name, drawing in servesim.lecture("llama-3.2-1b", "h100").items():
+        for width in (3.3, 7.0):
+            figure = drawing.to_matplotlib(width)
+            assert_apart(figure, (name, width))
+            assert_labeled(figure, (name, width))
