@@ -129,12 +129,12 @@ class Result:
         """Steps that did not deliver exactly one token to each request; see servesim.records.recorder."""
         return self._frame(DELIVERIES)
 
-    def figure(self, name: str, window_s: tuple[float, float] | None = None) -> Drawing:
+    def figure(self, name: str, window_s: tuple[float, float] | None = None, panel: str | None = None) -> Drawing:
         """Draw one figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) lists all
         names)."""
         import servesim
 
-        drawn: Drawing = servesim.figure(self, name, window_s=window_s)
+        drawn: Drawing = servesim.figure(self, name, window_s=window_s, panel=panel)
         return drawn
 
     def save(self, out: str | Path) -> Path:

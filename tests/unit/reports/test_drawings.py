@@ -22,7 +22,7 @@ from servesim.reports.figures.overlay import PANELS, overlay
 from servesim.reports.ink import INK
 from servesim.run.result import Result
 
-pytestmark = pytest.mark.medium
+pytestmark = [pytest.mark.medium, pytest.mark.filterwarnings("ignore:figure ")]
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=60,prompt=400,output=lognormal(p50=30,p95=90)",
