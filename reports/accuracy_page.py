@@ -16,8 +16,8 @@ from servesim.reports.page import Alert, Block, Page, Section, Table
 
 METRICS = (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"))
 RULE = (
-    "The naive rule takes the fewest GPUs (or bits per weight); for choices, it is told which measured "
-    "concurrencies meet the limit."
+    "The naive rule picks the fewest GPUs (or bits per weight). For choices, it also uses the measured concurrencies "
+    "that meet the limit."
 )
 KINDS = {
     "sizes": "pairs of sizes, with equal clients per GPU",
@@ -215,7 +215,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         )
         lines.append(
             (
-                f"{kind} ordered right, or within 10 % of the better one",
+                f"{kind} ordered correctly, or within 10 % of the better one",
                 f"{part['pairs']:,}",
                 _with_interval(part["near"], False),
                 "–",
@@ -245,7 +245,10 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         ]
         columns = ("model, GPU, lengths", "first", "second", "measured", "simulated")
         table = Table("Wrongly ordered", columns, cells, (False, False, False, True, True))
-        text = f"Output per GPU of the first relative to the second. {len(misses):,} in all, largest differences first."
+        text = (
+            f"Output per GPU of the first server relative to the second: {len(misses):,} pairs, with the largest "
+            "differences first."
+        )
         blocks.append(Block("table", "Pairs ordered wrongly", table, wide=True, text=text))
     return blocks
 

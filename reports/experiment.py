@@ -248,7 +248,11 @@ def page_of(
         *([Block("pairs", "What it is based on", rests, wide=True)] if rests else []),
         *([Block("list", "Notes", list(document["notes"]), wide=True)] if document["notes"] else []),
         Block(
-            "pairs", "Runs", runs, wide=True, text=("Directories under cells/; servesim report shows any one of them.")
+            "pairs",
+            "Runs",
+            runs,
+            wide=True,
+            text=("These directories are under cells/. servesim report shows any one of them."),
         ),
     ]
     every = [*sections, Section("How it was done", done)]

@@ -101,8 +101,8 @@ class Watch:
         self.num_cells = -(-(self._kv.num_blocks - self._first) // self._units)
         if self.num_cells > MOST_CELLS:
             raise UserError(
-                f"play: memory of {self.num_cells:,} blocks, but at most {MOST_CELLS:,} can be drawn: choose a "
-                "smaller one (--engine.num-gpu-blocks 160 --engine.max-model-len 1024)"
+                f"play: the memory has {self.num_cells:,} blocks, but at most {MOST_CELLS:,} can be drawn; choose a "
+                "smaller memory (--engine.num-gpu-blocks 160 --engine.max-model-len 1024)"
             )
         core.on_plan = self._planned
 

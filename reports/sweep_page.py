@@ -268,7 +268,6 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     return (
         f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % "
         "of the arrivals are left out. Pareto: no stable combination is at least as good in price, p99 "
-        "end-to-end latency and output throughput, and better in one; a question mark means that the model's "
-        "error may change that. Below mean latencies: the range that would contain them on 80 % of measured "
-        "servers."
+        "end-to-end latency and output throughput, and better in one. A question mark means that the model's error "
+        "may change that. The range below a mean latency would contain it on 80 % of measured servers."
     )

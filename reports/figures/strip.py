@@ -47,7 +47,7 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
         for name, _, values in row["points"]
     ]
     alt = f"{', '.join(metric_label(m['name']) for m in metrics)} of every combination. {'; '.join(said)}."
-    caption = "Hollow: the queue grows without bound in at least half of the runs."
+    caption = "A marker is hollow if the queue grows without bound in at least half of the runs."
     if len(rows) > len(shown):
         caption += f" Only the first {len(shown)} of {len(rows)} are shown."
     legend = tuple((SERIES[i % len(SERIES)], name) for i, name in enumerate(series)) if len(series) > 1 else ()

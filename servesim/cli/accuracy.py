@@ -104,7 +104,7 @@ def accuracy(
             )
     except KeyboardInterrupt:
         some = out is not None and (out / RUNS).exists()
-        kept = f"; {out} has the answers so far; run it again to continue" if some else ""
+        kept = f"; {out} contains the answers so far; run the command again to continue" if some else ""
         raise Interrupted(f"no score was written{kept}") from None
     if out is not None:
         from servesim.cli.report import write_report
@@ -204,7 +204,7 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
     kinds = {
         "sizes": "sizes with equal clients per GPU",
         "engines": "engines with equal clients and GPUs",
-        "settings": "commands that differ in one thing",
+        "settings": "commands that differ in one setting",
     }
     for kind, words in kinds.items():
         found, apart = decisions[kind], decisions[kind]["apart"]

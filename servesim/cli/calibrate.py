@@ -205,7 +205,7 @@ def left_out(
 
 
 calibrate_app.command(
-    "accuracy", hidden=True, help="Older name of left-out.", epilog="Example: servesim calibrate accuracy h200"
+    "accuracy", hidden=True, help="Former name of left-out.", epilog="Example: servesim calibrate accuracy h200"
 )(left_out)
 
 

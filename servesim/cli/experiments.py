@@ -58,7 +58,7 @@ Examples:
   servesim worth --of fp8,tp --trace preset:azure-conv-2023 --requests 900 --model qwen3-8b --gpu h100 --slo ttft:2s
   servesim worth scenario.yaml --of engine.block_size=32 --slo ttft:500 --rate 9
 
-Each change alone, and all of them together, are compared with a deployment without any of them.
+The command compares each change alone, and all changes together, with a deployment that has none of them.
 """
 Files = Annotated[
     list[str] | None, typer.Argument(metavar="SCENARIO", help="YAML file. Options and --set override it.")
@@ -84,7 +84,7 @@ Metrics = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,...",
-        help="Metrics to report, such as ttft_p99,output_throughput. FILE.py:FUNCTION adds one of your own.",
+        help="Metrics to report, such as ttft_p99,output_throughput. FILE.py:FUNCTION adds your own metric.",
         rich_help_panel=COMMON,
     ),
 ]
@@ -99,7 +99,8 @@ def compare(
     replicates: Annotated[
         int | None,
         typer.Option(
-            help="Number of seeds, or of windows of a recorded trace. 1 compares parts of one run. [default: 10]"
+            help="Number of replicates: seeds, or windows of a recorded trace. 1 compares parts of one run. "
+            "[default: 10]"
         ),
     ] = None,
     window: Window = None,
@@ -112,7 +113,7 @@ def compare(
     ] = None,
     metrics: Metrics = None,
     rank_by: Annotated[str, typer.Option(help="Metric for the ranking and the headline.")] = "ttft_p99",
-    margin: Annotated[float, typer.Option(help="Relative change below which a difference does not matter.")] = 0.02,
+    margin: Annotated[float, typer.Option(help="Smallest relative change that matters.")] = 0.02,
     interval: Annotated[str, typer.Option(help="Confidence interval: auto, t, studentized or bca.")] = "auto",
     warmup: Warmup = None,
     cooldown: Cooldown = None,
@@ -125,7 +126,10 @@ def compare(
     quiet: Quiet = False,
     verbose: Verbose = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes additional runs."
+        ),
     ] = True,
 ) -> None:
     """Compare variants, with a confidence interval of each change.
@@ -140,7 +144,7 @@ def sweep(
     context: typer.Context,
     scenarios: Files = None,
     replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 1]"))
+        int | None, typer.Option(help=("Number of replicates: seeds, or windows of a recorded trace. [default: 1]"))
     ] = None,
     window: Window = None,
     metrics: Metrics = None,
@@ -164,7 +168,10 @@ def sweep(
     quiet: Quiet = False,
     verbose: Verbose = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, without additional runs.")
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes no additional runs."
+        ),
     ] = True,
 ) -> None:
     """Run every combination of the listed values.
@@ -179,7 +186,7 @@ def capacity(
     scenarios: Files = None,
     attainment: Attainment = 0.99,
     replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
+        int | None, typer.Option(help=("Number of replicates: seeds, or windows of a recorded trace. [default: 5]"))
     ] = None,
     window: Window = None,
     window_minutes: Annotated[
@@ -200,7 +207,10 @@ def capacity(
     quiet: Quiet = False,
     verbose: Verbose = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes additional runs."
+        ),
     ] = True,
 ) -> None:
     """Find the highest rate that meets the SLO.
@@ -218,14 +228,15 @@ def worth(
         list[str] | None,
         typer.Option(
             metavar="CHANGE,...",
-            help="Changes to price, such as fp8,tp=4. A change is prefix-caching, fp8, fp8-kv, speculation, offload, "
+            help="Changes to evaluate, such as fp8,tp=4. A change is prefix-caching, fp8, fp8-kv, speculation, "
+            "offload, "
             "tp, ..., or a setting with its value.",
             rich_help_panel=COMMON,
         ),
     ] = None,
     attainment: Attainment = 0.99,
     replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
+        int | None, typer.Option(help=("Number of replicates: seeds, or windows of a recorded trace. [default: 5]"))
     ] = None,
     window: Window = None,
     tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the search for a rate stops.")] = 0.02,
@@ -241,7 +252,10 @@ def worth(
     quiet: Quiet = False,
     verbose: Verbose = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes additional runs."
+        ),
     ] = True,
 ) -> None:
     """Show the worth of prefix caching, FP8, TP or a setting.

@@ -23,7 +23,7 @@ Examples:
   servesim figures prefix cache --json
   servesim figures --features energy.py:Energy
 
-A figure marked higher or lower is better is also a metric of compare, sweep and --require.
+A figure marked "higher is better" or "lower is better" is also a metric for compare, sweep and --require.
 """
 
 

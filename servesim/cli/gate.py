@@ -31,9 +31,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all warnin
 def a_directory(out: Path | None) -> Path | None:
     """Return the directory given as --out; raise UserError for a name that only a page would have."""
     if out is not None and out.suffix in (".html", ".htm"):
-        raise UserError(
-            f"--out {out}: must be a directory, such as {out.with_suffix('')}; the page in it is report.html"
-        )
+        raise UserError(f"--out {out}: must be a directory, such as {out.with_suffix('')}; its page is report.html")
     return out
 
 

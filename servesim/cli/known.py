@@ -249,7 +249,7 @@ def _models_with(words: Sequence[str]) -> list[str]:
         if model_named(base) is not None or Path(base).exists():
             return [words[0]]
     if not names:
-        raise UserError(f"no bundled model has {' and '.join(words)} in its name; --model takes a config.json as well")
+        raise UserError(f"no bundled model has {' and '.join(words)} in its name; --model also accepts a config.json")
     return names
 
 

@@ -99,7 +99,7 @@ def measure(
     key_variable: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the API key of the server.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the lengths.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random lengths.")] = 0,
     client: Annotated[
         str, typer.Option(help="Client that sends requests: own, aiperf or vllm-bench (if installed).")
     ] = "own",

@@ -148,9 +148,9 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
         )
     elif above:
         yield (
-            f"above their roofline: {above}, because repeated measurements read data that fits in the GPU's cache "
-            "from there, and experts were measured with uneven routing, which touches fewer of them than the "
-            "uniform routing assumed here"
+            f"above their roofline: {above}, because repeated measurements read small data from the GPU's cache, and "
+            "because experts were measured with uneven routing, which uses fewer experts than the uniform routing "
+            "assumed here"
         )
 
 

@@ -36,7 +36,7 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Number of processes that simulate replicas. Only for routers that ignore their load (round-robin).",
+            help="Number of processes that simulate replicas. Only for routers that ignore load (round-robin).",
         ),
     ] = 1,
     out: Annotated[

@@ -137,7 +137,7 @@ class Scheduler(ABC):
         """Handle the additional samples of a request whose prompt has been computed, each with its first token. They
         are running if the request is, or preempted if it is. Called only if `samples` is "fork". Default: raise
         NotImplementedError."""
-        raise NotImplementedError(f"{self.name}: does not say where forked samples go")
+        raise NotImplementedError(f"{self.name}: does not define where forked samples go")
 
     def drop_waiter(self, request: Request) -> None:
         """Take a request out of the waiting queue. Raise ValueError if it is not there."""

@@ -126,7 +126,9 @@ def build_cost_model(
     gpus = f"{dp} ranks of {gpus}" if dp > 1 else gpus
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
-        description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
+        description += (
+            "; token routing is assumed to follow a power law where experts were measured, and to be uniform elsewhere"
+        )
     if moe_backend.startswith("deepgemm") and weights == "fp8_block":
         description += "; fp8 experts in DeepGEMM's grouped kernel, priced from the table's dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":

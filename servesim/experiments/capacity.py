@@ -280,9 +280,9 @@ def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
     if not (known.slo or known.slo_classes):
         raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
     if any(key.partition(".")[0] in ("slo", "slo_classes") for v in variants for key in v.axes):
-        raise UserError("capacity: give one SLO; run the command once for each")
+        raise UserError("capacity: give only one SLO, and run the command once per SLO")
     if "rate" in {key for v in variants for key in v.axes}:
-        raise UserError("capacity: give one rate to find the cheapest deployment, or none to find the highest rate")
+        raise UserError("capacity: give one rate to find the cheapest deployment, or no rate to find the highest one")
     if known.rate == math.inf:
         raise UserError(
             "capacity: no deployment can carry an infinite rate; give --rate in requests/s, or leave it out"

@@ -244,7 +244,10 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
     best = max(known, key=lambda row: row["best_attainment"] - goals[row["goal"]].share)
     reason = f": {best['reason']}" if best["reason"] else ""
     name = best["label"] or "the deployment"
-    return f"Nothing carries {what}; {name} comes closest, with {100 * best['best_attainment']:.4g} % at best{reason}"
+    return (
+        f"No deployment carries {what}; {name} comes closest, with at most {100 * best['best_attainment']:.4g} "
+        f"%{reason}"
+    )
 
 
 def never_text(row: Mapping[str, Any]) -> str:

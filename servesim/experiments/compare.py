@@ -205,7 +205,9 @@ def _simulated(
         found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
     judged = judged_document(runner, variants, cells, found, repeats, wanted, settings, intervals)
     if baseline is None and best:
-        judged["notes"].insert(0, f"{variants[0].label} is the baseline: the first that runs and is stable")
+        judged["notes"].insert(
+            0, f"{variants[0].label} is the baseline because it is the first variant that runs and is stable"
+        )
     return whole_document(judged, repeats, wanted, settings)
 
 

@@ -41,7 +41,7 @@ def _without_choice(variants: Sequence[Mapping[str, Any]]) -> str:
     if not any(v["stability"] != "unstable" for v in ran):
         return "No combination is stable, so none is the best."
     if rate_of(ran[0]) is None:
-        return "No combination has a value by which it could be the best."
+        return "No combination has a value for this metric, so none is the best."
     kinds = {
         "the queue is stable": [v for v in ran if v["stability"] == "stable"],
         "the SLO is met": [v for v in ran if v["stability"] != "unstable" and v["meets_slo"]],

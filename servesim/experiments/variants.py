@@ -97,7 +97,7 @@ def same_workload(variants: Sequence[Variant]) -> None:
             if one != other:
                 raise UserError(
                     f"compare: {variants[0].label} and {v.label} replay different workloads ({key}: {one} and "
-                    f"{other}); paired runs need the same one (servesim sweep varies workloads)"
+                    f"{other}); paired runs need the same workload (servesim sweep can vary it)"
                 )
 
 

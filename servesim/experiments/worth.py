@@ -195,8 +195,9 @@ def _check_told(features: Sequence[Feature], variants: Sequence[Variant], object
     trace = open_scenario(known, objects.get(known.trace))
     if trace.content is None and trace.samples is None:
         raise UserError(
-            f"of: {asked[0]} cannot be evaluated: its value depends on what prompts share, and trace {trace.name} "
-            "does not record their content; use a trace that does, or define the sharing, for example with "
+            f"of: {asked[0]} cannot be evaluated: its value depends on the content that prompts share, which trace "
+            f"{trace.name} does not record. Use a trace that records content, or define shared prefixes, for example "
+            "with "
             "--shape share:tokens=500,groups=20"
         )
 
@@ -244,11 +245,11 @@ def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ra
     """Return the interval of a gain over replicates, or the reason there is none."""
     none: dict[str, Any] = {"low": None, "high": None}
     if ratio is None:
-        return none | {"says": "one of the two carries no load"}
+        return none | {"says": "one of the two deployments carries no load"}
     if row["by"] == "replicas":
         return none | {
             "says": (
-                "the number of replicas is a whole number, so the gain has no interval; it has one if no rate is given"
+                "the number of replicas is a whole number, so the gain has no interval. Give no rate to get an interval"
             )
         }
     ours, theirs = limits(study, row["label"]), limits(study, without["label"])

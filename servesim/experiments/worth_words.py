@@ -66,7 +66,7 @@ def doubt(one: Mapping[str, Any]) -> str:
     ours, theirs = one["usd_range"]
     if ours is None or theirs is None or ours[0] > theirs[1] or theirs[0] > ours[1]:
         return ""
-    return "with the model's error either may be the cheaper one: their price intervals overlap"
+    return "given the model's error, either may be cheaper, because their price intervals overlap"
 
 
 def usd_range(row: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -85,9 +85,9 @@ def needs(known: Scenario, without: Scenario) -> Iterator[str]:
     """Yield sentences on what a deployment requires beyond another one and no simulation can show: quality to check,
     and parts to obtain."""
     if known.dtype != without.dtype:
-        yield f"Weights in {known.dtype} change the model's answers a little: check them on tasks of your own."
+        yield f"Weights in {known.dtype} change the model's answers a little: check them on your own tasks."
     if known.kv_dtype == "fp8" != without.kv_dtype:
-        yield "Keys and values in FP8 change the model's answers a little: check them on tasks of your own."
+        yield "Keys and values in FP8 change the model's answers a little: check them on your own tasks."
     name = known.speculation["name"]
     if name in _TRAINED and name != without.speculation["name"]:
         yield f"Speculation by {name} needs {_TRAINED[name]}."

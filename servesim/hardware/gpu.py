@@ -155,6 +155,6 @@ def _tables(name: Any, where: str) -> str | None:
     if name is None or name in bundled:
         return name  # type: ignore[no-any-return]
     raise UserError(
-        f"{where} is {shown(name)}: no kernel tables of that name are bundled (bundled: {', '.join(bundled)}); null "
-        "prices by formula, and --kernel-tables FOLDER gives your own"
+        f"{where} is {shown(name)}: no kernel tables with this name are bundled (bundled: {', '.join(bundled)}); use "
+        "null to price by formula, or --kernel-tables FOLDER for your own tables"
     )

@@ -112,7 +112,7 @@ ENGINE = Group(
         Figure("gpu_busy_share",
                "time during which the GPUs compute, divided by the uptime of their replicas", busy_share, "share"),
         Figure("mfu",
-               "FLOPs that the answers needed, divided by the FLOPs that the GPUs could do in the duration. "
+               "FLOPs that the answers needed, divided by the peak FLOPs of the GPUs over the duration. "
                "Recomputation and padding do not count. `null` for several pools, for models whose layers are not all "
                "dense and alike, and for GPUs without a stated peak for the format", mfu, "share"),
         Figure("mbu",

@@ -51,8 +51,8 @@ def before_run(
         yield Warn(f"router {scenario.router['name']} has no effect with one replica; add --replicas")
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
         yield Warn(
-            "scheduler policy=priority has little effect: all requests have the same priority, so only ties in "
-            "arrival time are broken by request id; give the trace priorities"
+            "scheduler policy=priority has little effect: all requests have the same priority, so request ids only "
+            "break ties in arrival time. Add priorities to the trace"
         )
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
     if isinstance(threshold, int) and threshold >= trace.longest_prompt:
@@ -66,9 +66,11 @@ def before_run(
             )
     for name in scenario.slo_classes:
         if name not in trace.classes:
-            yield Warn(f"slo_classes.{name} has no effect: no request of the trace is in that class; check its name")
+            yield Warn(
+                f"slo_classes.{name} has no effect: no request in the trace has this class. Check the name of the class"
+            )
     if "tpot" in scenario.slo and trace.longest_output == 1:
-        yield Warn("slo tpot has no effect: every request has one output token; check the trace's output lengths")
+        yield Warn("slo tpot has no effect: every request has one output token. Check the output lengths in the trace")
     swap_space = type(scenario.engine).model_fields["swap_space_gib"].default
     if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
         yield Warn(f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap; leave it out")
@@ -98,8 +100,8 @@ def unpriced(scenario: Scenario) -> Warn | None:
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
         return Warn(
-            f"no price is given for {gpu}, only for {names}, so its data-sheet price of ${usd or 0:g} per "
-            "GPU-hour is used; add it to --price"
+            f"no price is given for {gpu}, only for {names}, so its data-sheet price of ${usd or 0:g} per GPU-hour "
+            "is used. Add it to --price"
         )
     if usd == scenario.price[gpu]:
         return None
@@ -165,15 +167,15 @@ def after_run(
     hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
-            f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on that share; hit "
-            "rates were validated on only one recorded server, for coding agents (within 1 point), and on none that "
-            "ran short of memory"
+            f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on this hit rate. Hit "
+            "rates were validated on only one recorded server, which served coding agents (within 1 point), and "
+            "never on a server that ran short of memory"
         )
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
     if cost is not None and cost >= 0.999:
         yield Warn(
-            "all costs are roofline estimates: no kernel measurement was used; compare with a recording of your server "
+            "all costs are roofline estimates: no kernel measurement was used. Compare with a recording of your server "
             "(servesim validate)"
         )
     yield from trace.notes
@@ -215,7 +217,7 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
             "version are used"
         )
     if terms is not None and terms.engine not in ("", named):
-        yield f"no host terms were measured for {named}: those of {terms.engine} are used"
+        yield f"no host terms were measured for {named}, so the host terms of {terms.engine} are used"
     if terms is not None and "note" in terms.provenance and not scenario.engine.async_scheduling:
         yield f"host terms {terms.name}: {terms.provenance['note']}"
 
@@ -266,13 +268,13 @@ def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
     for kind, policy in (("scheduler", scheduler), ("kv", kv)):
         if "output_len" in policy.needs:
             yield Warn(
-                f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows; treat "
-                "its figures as a bound"
+                f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows. Treat "
+                "its results as a bound"
             )
         if "future" in policy.needs:
             yield Warn(
-                f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows; treat "
-                "its figures as a bound"
+                f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows. Treat its "
+                "results as a bound"
             )
 
 
@@ -334,8 +336,8 @@ def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     draws = scenario.clients.turn_ms or scenario.clients.burstiness
     if scenario.seed != 0 and not drawn and not draws and not scenario.predictor.startswith("random"):
         yield Warn(
-            f"seed={scenario.seed} has no effect: a recorded trace is replayed and nothing is random; compare parts of "
-            "it instead (--skip)"
+            f"seed={scenario.seed} has no effect: a recorded trace is replayed and nothing is random. Compare parts "
+            "of the trace instead (--skip)"
         )
     for name in ("sort", "spread_ticks"):
         value = getattr(scenario, name)

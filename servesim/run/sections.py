@@ -130,7 +130,7 @@ def parse_rate(value: float | str) -> Rate:
     if not text.endswith("x"):
         return number
     if number == math.inf:
-        raise ValueError("for all at once write inf, without an x")
+        raise ValueError("to send all requests at once, write inf without an x")
     return f"{number!r}x".replace(".0x", "x")
 
 

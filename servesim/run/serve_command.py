@@ -40,10 +40,10 @@ DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", 
           "deepseek_mtp": "mtp"}  # fmt: skip
 """Speculators by vLLM's `method`."""
 _EAGER = (
-    "steps are priced as CUDA graphs; host=pytorch-eager prices the launches of PyTorch's eager mode instead (set from "
-    "one model on one H100, elsewhere good only to an order of magnitude)"
+    "steps are priced as CUDA graphs; host=pytorch-eager prices the launches of PyTorch's eager mode instead (fitted "
+    "to one model on one H100; elsewhere accurate only to an order of magnitude)"
 )
-_KERNELS = "attention is priced by the kernels measured for this engine and GPU, whatever the backend"
+_KERNELS = "attention is priced by the kernels measured for this engine and GPU, regardless of the backend"
 HINTS = {
     "attention-backend": _KERNELS,
     "prefill-attention-backend": _KERNELS,

@@ -172,8 +172,8 @@ def check_version(scenario: Scenario, engine: EngineFacts) -> None:
     """Raise UserError for vLLM's V1 scheduler in a version whose engine is V0."""
     if scenario.scheduler["name"] == "vllm" and engine.get("v1_engine") is False:
         raise UserError(
-            f"engine.version={engine.version} is vLLM's V0 engine (V1 is the default since 0.8.0), which has another "
-            "scheduler: set scheduler=continuous and kv=paged too, or use preset=vllm-v0 without a version"
+            f"engine.version={engine.version} is vLLM's V0 engine (V1 is the default since 0.8.0), which has a "
+            "different scheduler: set scheduler=continuous and kv=paged too, or use preset=vllm-v0 without a version"
         )
 
 

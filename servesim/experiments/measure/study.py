@@ -65,7 +65,7 @@ class Plan:
         fits = [p for p in points if max_model_len is None or p.prompt + p.output <= max_model_len]
         notes = [
             (
-                f"{p.name}: left out, because {p.prompt} + {p.output} tokens exceed the server's max_model_len of "
+                f"{p.name}: excluded because {p.prompt} + {p.output} tokens exceed the server's max_model_len of "
                 f"{max_model_len}"
             )
             for p in points

@@ -40,7 +40,7 @@ class DataParallelFeature(Feature):
             return settings | {"router": {"name": name}}
         if "view_lag" not in features.names():
             raise UserError(
-                "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag; install it, or name a "
+                "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag; install it, or choose a "
                 "router"
             )
         cluster = settings.get("cluster") or {}

@@ -137,6 +137,6 @@ DISAGGREGATION = Group(
         Figure("wire_busy_share", "share of the duration during which KV was on the wire", lambda p: p.busy_share,
                "share"),
     ),
-    doc="Present if separate pools compute prompts and answers.",
+    doc="Present if separate pools run prefill and decode.",
     rows=_rows,
 )  # fmt: skip

@@ -121,7 +121,7 @@ OFFLOAD = Group(
         Figure("stalled_s", "time that steps waited for copies of the KV of preempted requests, or for chunks that "
                "they load and store", lambda m: sum(core.stalled_ns for core, _ in m.found) / SECOND, "s", NUMBER,
                "lower", "difference"),
-        Figure("tiers", "for each disk or remote store: its peak usage, and the busy shares of the link to it", _slower,
+        Figure("tiers", "the peak usage of each disk or remote store, and the busy shares of its link", _slower,
                schema=a_map(TIER), optional=True),
     ),
     doc="Present if KV is kept beyond the GPUs (`offload`, [offload.md](offload.md)). All figures cover all replicas.",

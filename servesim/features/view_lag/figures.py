@@ -32,7 +32,7 @@ ROUTER_VIEW = Group(
     "router's view",
     (
         Figure("sent", "number of times that requests were sent to replicas", len, schema=COUNT),
-        Figure("seen", "mean number of requests at the chosen replica in its last report, over all these times",
+        Figure("seen", "mean number of requests at the chosen replica according to its last report",
                lambda table: _mean(table[:, 1]), "requests", NUMBER),
         Figure("there", "mean number of requests that were actually at the chosen replica",
                lambda table: _mean(table[:, 2]), "requests", NUMBER),

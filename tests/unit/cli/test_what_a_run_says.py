@@ -171,7 +171,7 @@ def at(rate: float, stability: str, meets: bool | None = None, status: str = "ok
         ([at(5, "undecided")], "The runs are too short to tell which rates are carried."),
         ([at(5, "unstable", True)], "No combination is stable, so none is the best."),
         ([at(5, "stable", status="failed")], "All combinations failed."),
-        ([at(5, "stable") | {"axes": {}}], "No combination has a value by which it could be the best."),
+        ([at(5, "stable") | {"axes": {}}], "No combination has a value for this metric, so none is the best."),
     ],
 )  # fmt: skip
 def test_a_sweep_of_rates_alone_says_which_are_carried(variants: list[dict[str, Any]], said: str) -> None:

@@ -285,7 +285,7 @@ def test_an_answer_says_that_the_baseline_alone_is_unstable() -> None:
     rows = [{"variant": name, "metric": "ttft_p99", "verdict": "unstable"} for name in ("b", "c")]
     order = {"order": ["c", "b"], "unstable": ["a"]}
     assert _answer(order, rows, ["", ""], rows, "a", "TTFT p99") == (
-        "The queue of a, the baseline, grows without bound; that of c, b does not."
+        "The queue of the baseline, a, grows without bound, but the queue of c, b does not."
     )
 
 

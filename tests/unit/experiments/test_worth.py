@@ -148,7 +148,7 @@ def test_with_a_rate_whole_replicas_are_compared() -> None:
 def test_what_carries_nothing_is_said_so() -> None:
     frame = worth(**WORKLOAD | {"slo": "tpot:0.5"}, gpu="h100", of="tp=2")
     [one] = frame.attrs["document"]["worth"]
-    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two carries no load")
+    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two deployments carries no load")
     assert one["says_worth"] == "tp=2: with it no load is carried (never)."
 
 

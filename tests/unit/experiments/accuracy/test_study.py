@@ -217,7 +217,9 @@ def test_an_interrupted_score_keeps_its_answers_and_the_same_command_continues(
         patch.setattr("sys.argv", ["servesim", *line, jobs])
         assert (_guarded(), shown) == (130, [1, 2, 3])
     said = capsys.readouterr().err
-    assert said == f"interrupted: no score was written; {score} has the answers so far; run it again to continue\n"
+    assert said == (
+        f"interrupted: no score was written; {score} contains the answers so far; run the command again to continue\n"
+    )
     kept = len(list((score / "runs" / "cells").iterdir()))
     assert kept >= 3
     computed: list[str] = []
