@@ -50,7 +50,7 @@ def accuracy(
         list[Path] | None,
         typer.Option(
             metavar="FILE|DIR",
-            help="Exclude these cells and copies of them, because something was fitted to them. Repeatable.",
+            help="Exclude these cells and their copies, for example because costs were fitted to them. Repeatable.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score at most N cells, evenly spaced.")] = None,
@@ -68,7 +68,7 @@ def accuracy(
         ),
     ] = None,
     date: Annotated[str | None, typer.Option(help="Date of the score. [default: today]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the intervals.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes. [default: one per core]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from servesim.calibrate.accuracy import HeldOut
 
 calibrate_app = typer.Typer(
-    help="Measure, fit and import the costs of steps.", callback=help_alone, invoke_without_command=True
+    help="Measure, fit and import step costs.", callback=help_alone, invoke_without_command=True
 )
 
 calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
@@ -86,7 +86,7 @@ def report(
 ) -> None:
     """Make one HTML page of kernel tables.
 
-    Shows coverage, repeat error, anomalies, and differences from other tables of the same GPU.
+    The page shows coverage, repeat error, anomalies, and differences from other tables for the same GPU.
     """
     from servesim.reports.files import refuse_foreign
     from servesim.reports.table_page import table_html

@@ -42,7 +42,7 @@ def steps(
 ) -> None:
     """Run whole steps and compare them with a profile.
 
-    The model has random weights. The sum of its kernels is compared as well.
+    The model has random weights. The command also compares the sum of the kernel times.
     """
     from servesim.calibrate.kernels import open_kernels
     from servesim.calibrate.timing import open_device

@@ -73,7 +73,8 @@ Out = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
 Where = Annotated[
-    str, typer.Option("--executor", help="Executor of the runs: local, ray, or ray:ADDRESS of a running cluster.")
+    str,
+    typer.Option("--executor", help="Where the runs are executed: local, ray, or ray:ADDRESS of a running cluster."),
 ]
 ENDS = "Fraction of arrivals to exclude at the {}. [default: 0.1; 0 for a recorded trace]"
 Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
@@ -260,7 +261,7 @@ def worth(
 ) -> None:
     """Show the worth of prefix caching, FP8, TP or a setting.
 
-    Compares the price of meeting the SLO with and without it, on the same requests.
+    The command compares the price of meeting the SLO with and without it, on the same requests.
     """
     _answer("worth", **{**locals(), "of": of or []})
 

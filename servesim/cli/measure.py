@@ -61,8 +61,8 @@ def measure(
         bool,
         typer.Option(
             "--short",
-            help="Measure for five minutes: one client, then 64 and 512 requests at once. Also prints the kind of host "
-            "and fits its host terms.",
+            help="Measure for five minutes: one client, then 64 and 512 requests at once. The command also prints "
+            "the kind of host and fits host terms to it.",
             rich_help_panel=COMMON,
         ),
     ] = False,
@@ -70,7 +70,8 @@ def measure(
         float,
         typer.Option(
             min=0.01,
-            help="Total time. Loops are cut short to stay within it. With --short: 5; more is an error.",
+            help="Total time in minutes. Loops end early to stay within it. With --short, the default and the "
+            "maximum are 5.",
             rich_help_panel=COMMON,
         ),
     ] = 20.0,

@@ -46,9 +46,9 @@ def policies(
 ) -> None:
     """List the policies, or show or check one.
 
-    For one policy, shows how it works, its parameters with defaults, its requirements and its paper. `check` tests a
-    policy in small random simulations: fast mode against reference mode, invariants, determinism, contract and
-    settings. It prints one line per failure, and exits with code 1 if there are any.
+    For one policy, the command shows how it works, its parameters with defaults, its requirements and its paper.
+    `check` tests a policy in small random simulations: fast mode against reference mode, invariants, determinism,
+    contract and settings. It prints one line per failure, and exits with code 1 if there are any.
     """
     if name == "check":
         if target is None:

@@ -30,7 +30,7 @@ DESCRIBING = ("tp", "dtype", "kv_dtype", "batch", "context", "prompt", "kernel_t
 def roofline(
     given: typer.Context,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="RESULT", help="Result directory of a run whose steps to show.")
+        Path | None, typer.Argument(metavar="RESULT", help="Result directory of the run whose steps are shown.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU, or a YAML data sheet.")] = None,
@@ -49,9 +49,10 @@ def roofline(
 ) -> None:
     """Show where steps lie under a GPU's roofline.
 
-    Shows arithmetic intensity, bound, and time by roofline and by kernels, for each step and operator. Batches are
-    described by options or taken from the recorded steps of a run. The roofline comes from the data sheet: the larger
-    of FLOPs over peak and bytes over bandwidth. Kernel times are measured if tables have them.
+    For each step and operator, the command shows the arithmetic intensity, the bound, and the time from the roofline
+    and from kernels. Batches are described by options or taken from the recorded steps of a run. The roofline comes
+    from the data sheet: the larger of FLOPs over peak and bytes over bandwidth. Kernel times are measured values
+    where the tables contain them.
     """
     from servesim.run.result_files import to_json
 

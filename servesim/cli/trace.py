@@ -58,7 +58,7 @@ def inspect(
 ) -> None:
     """Show rate, burstiness, lengths and sessions of a trace.
 
-    Also shows the hit rate of an infinite prefix cache.
+    The command also shows the hit rate of an infinite prefix cache.
     """
     from servesim.traces.inspect import inspect as inspect_trace
 
@@ -136,11 +136,11 @@ def fetch(
     out: Annotated[
         Path | None, typer.Option(help="File to write. [default: its original name, in this folder]")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location, without a download.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location without downloading it.")] = False,
 ) -> None:
     """Download and verify a public trace.
 
-    Prints its location, license, size and checksum.
+    The command prints its location, license, size and checksum.
     """
     from servesim.traces.catalogue import entry_of
     from servesim.traces.catalogue import fetch as download

@@ -28,7 +28,7 @@ def validate(
 ) -> None:
     """Replay runs recorded on real servers and report the error.
 
-    Prints one table per run: measured values, and simulated values with host terms and from kernels alone.
+    The command prints one table per run, with the measured values and the values simulated with and without host terms.
     """
     from servesim.cost.host import HostTerms
     from servesim.experiments.validate import validate as run_all

@@ -69,6 +69,6 @@ def check_served(cluster: Cluster) -> None:
             raise UserError(
                 f"the KV memory of a replica ({core.kv.capacity_tokens} tokens) is too small for the transfer of KV: "
                 f"{when} {stuck} requests wait forever, because memory is reserved for the KV of {holding} of them "
-                "and too little is left for the first request in the queue. Increase engine.num_gpu_blocks"
+                "and too little is left for the first request in the queue. Increase engine.num_gpu_blocks."
             )
         raise PolicyError(f"{names} {when}: plans nothing although {stuck} requests wait")

@@ -284,9 +284,7 @@ def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
     if "rate" in {key for v in variants for key in v.axes}:
         raise UserError("capacity: give one rate to find the cheapest deployment, or no rate to find the highest one")
     if known.rate == math.inf:
-        raise UserError(
-            "capacity: no deployment can carry an infinite rate; give --rate in requests/s, or leave it out"
-        )
+        raise UserError("capacity: no deployment can sustain an infinite rate; give --rate in requests/s, or omit it")
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError(
             "capacity: --replicas cannot be given with --rate, because capacity searches for the number of replicas"

@@ -204,7 +204,7 @@ def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[
         said = f"Take {_deployment(best)}: {hour}"
         said += _saving(price_of_row(best), price_of_row(ranked[1]), "less than the next") if len(ranked) > 1 else ""
     else:
-        said = f"{_deployment(best)} carries {best['rate']:.4g} requests/s at {hour}"
+        said = f"{_deployment(best)} sustains {best['rate']:.4g} requests/s at {hour}"
         said += (
             _saving(price_of_row(best), price_of_row(ranked[1]), "cheaper per request than the next")
             if len(ranked) > 1
@@ -240,12 +240,12 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
         return "No limit was found: the trace ends before a deployment is full"
     what = f"{rate:.4g} requests/s" if rate is not None else "any rate"
     if not known:
-        return f"Nothing carries {what}"
+        return f"No deployment sustains {what}"
     best = max(known, key=lambda row: row["best_attainment"] - goals[row["goal"]].share)
     reason = f": {best['reason']}" if best["reason"] else ""
     name = best["label"] or "the deployment"
     return (
-        f"No deployment carries {what}; {name} comes closest, with at most {100 * best['best_attainment']:.4g} "
+        f"No deployment sustains {what}; {name} comes closest, with at most {100 * best['best_attainment']:.4g} "
         f"%{reason}"
     )
 
@@ -282,7 +282,7 @@ def notes(
     if missing:
         found.append(
             Warn(
-                f"no price is given for {', '.join(missing)}, only for {', '.join(prices)}, so data-sheet prices are "
+                f"no price is given for {', '.join(missing)} (only for {', '.join(prices)}), so data-sheet prices are "
                 "used; add them to --price"
             )
         )
@@ -292,7 +292,7 @@ def notes(
         enough = max(row["enough_requests"] for row in short)
         longer = f"a log of about {enough:,} requests (or this one with --shape repeat:times=N)"
         would = longer if repeats.recorded else f"--requests {enough}"
-        said = f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}"
+        said = f"the runs are too short to tell whether the queue stays bounded at the highest sustained rate{where}"
         found.append(Warn(f"{said}; {would} would be enough"))
     bursts = [row for row in rows if row["low_end_needs"]]
     if bursts:

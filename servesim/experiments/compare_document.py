@@ -277,7 +277,7 @@ def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     return [
         "price per token cannot differ, because at a fixed rate the same GPUs serve the same tokens in the same "
-        "time. servesim capacity finds the highest rate that each variant can carry"
+        "time. servesim capacity finds the highest rate that each variant can sustain."
     ]
 
 

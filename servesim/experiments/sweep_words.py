@@ -48,7 +48,7 @@ def _without_choice(variants: Sequence[Mapping[str, Any]]) -> str:
     }
     highest = {said: max(found, key=lambda v: rate_of(v) or 0.0) for said, found in kinds.items() if found}
     said = " and ".join(f"{said} up to {rate_words(v['axes']['rate'])}{_with(v)}" for said, v in highest.items())
-    return f"{said[0].upper()}{said[1:]}." if said else "The runs are too short to tell which rates are carried."
+    return f"{said[0].upper()}{said[1:]}." if said else "The runs are too short to tell which rates are sustainable."
 
 
 def _with(variant: Mapping[str, Any]) -> str:

@@ -245,7 +245,7 @@ def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ra
     """Return the interval of a gain over replicates, or the reason there is none."""
     none: dict[str, Any] = {"low": None, "high": None}
     if ratio is None:
-        return none | {"says": "one of the two deployments carries no load"}
+        return none | {"says": "one of the two deployments sustains no rate"}
     if row["by"] == "replicas":
         return none | {
             "says": (

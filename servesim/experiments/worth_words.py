@@ -40,13 +40,13 @@ def _gain(one: Mapping[str, Any]) -> str:
     ours, theirs = one["verdicts"]
     if one["price_ratio"] is None:
         if ours == "carries":
-            return f"{one['of']}: without it no load is carried ({theirs})"
-        return f"{one['of']}: with it no load is carried ({ours})"
+            return f"{one['of']}: without it, no rate is sustained ({theirs})"
+        return f"{one['of']}: with it, no rate is sustained ({ours})"
     gain, why = one["gain"], doubt(one)
     begins = f"{one['of']}: undecided ({why}); as simulated it" if why else one["of"]
     saved = f"{begins} saves {100 * gain:.0f} %" if gain >= 0 else f"{begins} costs {-100 * gain:.0f} % more"
     if abs(gain) < 0.005:
-        saved = f"{begins} changes the price by less than half a percent"
+        saved = f"{begins} changes the price by less than 0.5 %"
     bars = f" [{100 * one['low']:.0f}, {100 * one['high']:.0f}]" if one["low"] is not None else ""
     rate, without = one["rate"]
     return saved if rate == without else f"{saved}{bars} per request"
@@ -55,13 +55,13 @@ def _gain(one: Mapping[str, Any]) -> str:
 def doubt(one: Mapping[str, Any]) -> str:
     """Return the reason why it is undecided whether a feature saves or costs anything, or an empty string."""
     if one["low"] is not None and one["low"] <= 0.0 <= one["high"]:
-        return f"over replicates the gain is {100 * one['low']:.0f} to {100 * one['high']:.0f} %"
+        return f"over the replicates, the gain is {100 * one['low']:.0f} to {100 * one['high']:.0f} %"
     bars = one["model_error"]
     if bars is None:
         return ""
     if None not in (bars["low"], bars["high"]):
         if bars["low"] <= 0.0 <= bars["high"]:
-            return f"with the model's error the gain is {100 * bars['low']:.0f} to {100 * bars['high']:.0f} %"
+            return f"given the model's error, the gain is {100 * bars['low']:.0f} to {100 * bars['high']:.0f} %"
         return ""
     ours, theirs = one["usd_range"]
     if ours is None or theirs is None or ours[0] > theirs[1] or theirs[0] > ours[1]:

@@ -31,7 +31,7 @@ def on_changes(
             "the data sheet has the same value" if old == new else _idle(scenario, gpu, model, key, fitting_blocks)
         )
         if because:
-            yield Warn(f"gpu.{key}={_number(new)} has no effect: {because}; leave it out")
+            yield Warn(f"gpu.{key}={_number(new)} has no effect: {because}. Remove this setting.")
             continue
         scaled = cost.tables is not None and (dtype or part.endswith("bandwidth"))
         how = f"; times measured on {sheet.name} are scaled by the ratio of rates, as for another GPU" if scaled else ""
@@ -72,7 +72,7 @@ def _model(text: str) -> Iterator[str]:
         said = f"model.{key}={changed[key]}"
         if _same(fields, without, label):
             why = "the config has the same value" if key in config else "no shape depends on it"
-            yield Warn(f"{said} has no effect: {why}; leave it out")
+            yield Warn(f"{said} has no effect: {why}. Remove this setting.")
         else:
             yield f"{said} instead of {f'{config[key]} in the config' if key in config else 'none in the config'}"
 

@@ -52,7 +52,7 @@ def before_run(
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
         yield Warn(
             "scheduler policy=priority has little effect: all requests have the same priority, so request ids only "
-            "break ties in arrival time. Add priorities to the trace"
+            "break ties in arrival time. Add priorities to the trace."
         )
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
     if isinstance(threshold, int) and threshold >= trace.longest_prompt:
@@ -62,18 +62,19 @@ def before_run(
         if scenario.scheduler.get(key):
             yield Warn(
                 f"scheduler {key}={scenario.scheduler[key]}: no speculation is configured, so it only reserves slots; "
-                "add --speculation or leave it out"
+                "add --speculation or remove this setting"
             )
     for name in scenario.slo_classes:
         if name not in trace.classes:
             yield Warn(
-                f"slo_classes.{name} has no effect: no request in the trace has this class. Check the name of the class"
+                f"slo_classes.{name} has no effect: no request in the trace has this class. Check the name of the "
+                "class."
             )
     if "tpot" in scenario.slo and trace.longest_output == 1:
-        yield Warn("slo tpot has no effect: every request has one output token. Check the output lengths in the trace")
+        yield Warn("slo tpot has no effect: every request has one output token. Check the output lengths in the trace.")
     swap_space = type(scenario.engine).model_fields["swap_space_gib"].default
     if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
-        yield Warn(f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap; leave it out")
+        yield Warn(f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap. Remove this setting.")
     yield from _memory_settings(scenario, fitting_blocks)
     if kv.shares and not trace.has_content and not trace.samples:
         usual = preset_settings(scenario.preset or "vllm")["kv"]["name"] == scenario.kv["name"]
@@ -100,12 +101,12 @@ def unpriced(scenario: Scenario) -> Warn | None:
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
         return Warn(
-            f"no price is given for {gpu}, only for {names}, so its data-sheet price of ${usd or 0:g} per GPU-hour "
-            "is used. Add it to --price"
+            f"no price is given for {gpu} (only for {names}), so its data-sheet price of ${usd or 0:g} per GPU-hour "
+            "is used. Add the price to --price."
         )
     if usd == scenario.price[gpu]:
         return None
-    return Warn(f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is given; leave one of them out")
+    return Warn(f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is given. Remove one of them.")
 
 
 DRAWN = ("preset:", "synth:")
@@ -152,7 +153,8 @@ def after_run(
     speculation = summary.get("speculation")
     if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
         yield Warn(
-            f"speculation {scenario.speculation['name']} only added cost: no draft was ever verified; leave it out"
+            f"speculation {scenario.speculation['name']} only added cost: no draft was ever verified. Remove this "
+            "setting."
         )
     used = summary["engine"]["replicas_used"]
     if 0 < used < scenario.replicas * scenario.dp:
@@ -236,7 +238,8 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
     if not windows:
         if disabled and not by_preset:
             yield Warn(
-                f"disable_hybrid_kv_cache_manager has no effect: {model.name} has no sliding windows; leave it out"
+                f"disable_hybrid_kv_cache_manager has no effect: {model.name} has no sliding windows. Remove this "
+                "setting."
             )
     elif not kv.grouped:
         why = ""
@@ -246,7 +249,7 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
             why = " (groups of layers across pipeline stages are not modeled)"
         yield f"kv {kv.name}: all {windows} window layers (of {len(layers)} layers) keep every token{why}"
     elif disabled and not by_preset:
-        yield Warn(f"disable_hybrid_kv_cache_manager has no effect: kv {kv.name} is set; leave it out")
+        yield Warn(f"disable_hybrid_kv_cache_manager has no effect: kv {kv.name} is set. Remove this setting.")
 
 
 def _on_states(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
@@ -269,12 +272,12 @@ def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
         if "output_len" in policy.needs:
             yield Warn(
                 f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows. Treat "
-                "its results as a bound"
+                "its results as a bound."
             )
         if "future" in policy.needs:
             yield Warn(
                 f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows. Treat its "
-                "results as a bound"
+                "results as a bound."
             )
 
 
@@ -337,12 +340,12 @@ def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     if scenario.seed != 0 and not drawn and not draws and not scenario.predictor.startswith("random"):
         yield Warn(
             f"seed={scenario.seed} has no effect: a recorded trace is replayed and nothing is random. Compare parts "
-            "of the trace instead (--skip)"
+            "of the trace instead (--skip)."
         )
     for name in ("sort", "spread_ticks"):
         value = getattr(scenario, name)
         if drawn and value != Scenario.model_fields[name].default:
-            yield Warn(f"{name}={value} has no effect: it applies only to trace files; leave it out")
+            yield Warn(f"{name}={value} has no effect: it applies only to trace files. Remove this setting.")
     if len(trace) > 1 and trace.first_ns == trace.last_ns and scenario.clients.max_concurrency is None:
         said = "all requests arrive at once: latencies are those of a batch job"
         yield said if scenario.rate == float("inf") else Warn(f"{said}; spread them with --rate")
@@ -355,6 +358,4 @@ def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator
         yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks per replica, regardless of the GPU's memory"
     if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
         by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
-        yield Warn(
-            f"gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect: {by}; leave one of them out"
-        )
+        yield Warn(f"gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect: {by}. Remove one of them.")

@@ -195,4 +195,4 @@ def on_ranks(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
         )
     if scenario.engine.all2all_backend != "auto" and scenario.dp == 1:
         backend = scenario.engine.all2all_backend
-        yield Warn(f"engine.all2all_backend={backend} has no effect with one data-parallel rank; leave it out")
+        yield Warn(f"engine.all2all_backend={backend} has no effect with one data-parallel rank. Remove this setting.")

@@ -38,7 +38,7 @@ def answer(summary: Mapping[str, Any]) -> str:
     if not requests["completed"]:
         return f"None of {requests['arrived']:,} requests was served."
     if stable["unstable"]:
-        return f"UNSTABLE: {GROWING}, so add servers: servesim capacity finds the rate that this deployment carries."
+        return f"UNSTABLE: {GROWING}, so add servers: servesim capacity finds the rate that this deployment sustains."
     goodput, flow = summary["goodput"], summary["throughput"]["request_throughput"]
     if goodput:
         share = percent(goodput["slo_attainment"])

@@ -110,6 +110,8 @@ class Speculation:
                 "workloads); set your own with --acceptance"
             )
         if trace.longest_output == 1:
-            yield Warn(f"speculation {self.method} only adds cost: every request has one output token; leave it out")
+            yield Warn(
+                f"speculation {self.method} only adds cost: every request has one output token. Remove this setting."
+            )
         if self.acceptance.rates(1)[0] == 0.0:
-            yield Warn(f"speculation {self.method}: no draft is ever accepted; leave it out")
+            yield Warn(f"speculation {self.method}: no draft is ever accepted. Remove this setting.")

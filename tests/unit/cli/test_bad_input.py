@@ -61,7 +61,7 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*SHAPE, "window:start=-inf"], "start is -inf"),
         ([*COMPARE, "--margin", "nan"], "margin is nan"),
         ([*COMPARE, "--margin", "-1"], "margin is -1"),
-        (["capacity", *SWEEP[1:], "--slo", "ttft:500", "--rate", "inf"], "no deployment can carry an infinite rate"),
+        (["capacity", *SWEEP[1:], "--slo", "ttft:500", "--rate", "inf"], "no deployment can sustain an infinite rate"),
         ([*PROFILE, "--budget-s", "nan"], "--budget-s is nan"),
         ([*RUN, "--set", "gpu.flops.bf16=1e-300"], "gpu.flops.bf16 is '1e-300' but must be at least 1e+06 per second"),
         ([*RUN, "--set", "gpu.bandwidth=9"], "gpu.bandwidth is '9' but must be at least 1e+06 per second"),

@@ -168,7 +168,7 @@ def at(rate: float, stability: str, meets: bool | None = None, status: str = "ok
         ([at(5, "stable", True), at(20, "undecided", True), at(40, "unstable", False)],
          "The queue is stable up to 5 requests/s and the SLO is met up to 20 requests/s."),
         ([at(5, "stable"), at(20, "stable"), at(40, "unstable")], "The queue is stable up to 20 requests/s."),
-        ([at(5, "undecided")], "The runs are too short to tell which rates are carried."),
+        ([at(5, "undecided")], "The runs are too short to tell which rates are sustainable."),
         ([at(5, "unstable", True)], "No combination is stable, so none is the best."),
         ([at(5, "stable", status="failed")], "All combinations failed."),
         ([at(5, "stable") | {"axes": {}}], "No combination has a value for this metric, so none is the best."),

@@ -118,7 +118,7 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     assert never.attrs["document"]["points"] == []  # no load is tried that cannot change the answer
     assert "wait longer than 1 ms for their first token on an idle server" in never["reason"].iloc[0]
     assert never.attrs["document"]["answer"].startswith(
-        "No deployment carries any rate; the deployment comes closest, with at most 0 %"
+        "No deployment sustains any rate; the deployment comes closest, with at most 0 %"
     )
     endless = capacity(**WORKLOAD | {"requests": 9, "slo": "ttft:60000"}, gpu="h200", replicates=1)
     assert list(endless["verdict"]) == ["no limit"]

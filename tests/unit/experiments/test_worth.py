@@ -148,8 +148,8 @@ def test_with_a_rate_whole_replicas_are_compared() -> None:
 def test_what_carries_nothing_is_said_so() -> None:
     frame = worth(**WORKLOAD | {"slo": "tpot:0.5"}, gpu="h100", of="tp=2")
     [one] = frame.attrs["document"]["worth"]
-    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two deployments carries no load")
-    assert one["says_worth"] == "tp=2: with it no load is carried (never)."
+    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two deployments sustains no rate")
+    assert one["says_worth"] == "tp=2: with it, no rate is sustained (never)."
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_sentences_by_hand() -> None:
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"low": -0.03}, "over replicates the gain is -3 to 25 %"),
-        ({"model_error": {"low": -0.1, "high": 0.3}}, "with the model's error the gain is -10 to 30 %"),
+        ({"low": -0.03}, "over the replicates, the gain is -3 to 25 %"),
+        ({"model_error": {"low": -0.1, "high": 0.3}}, "given the model's error, the gain is -10 to 30 %"),
         ({"usd_range": [(0.5, 0.8), (0.72, 0.9)]}, "their price intervals overlap"),
     ],
 )
