@@ -147,8 +147,8 @@ class _Scenario(Section):
     uses the rates that the method assumes, and a note lists them."""
     engine: EngineSettings = EngineSettings()
     slo: Annotated[dict[str, float], COMMON] = Field(default={})
-    """Latency limits in ms or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`. A request is good if it meets all
-    of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies independently of the others."""
+    """Latency limits in ms or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`. A request is good if it meets
+    all limits. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies independently of the others."""
     slo_percentiles: dict[str, float] = Field(default={})
     """Percentiles of the limits in `slo`, as set by `ttft:p99<1s`. Each applies independently of the others."""
     slo_classes: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)

@@ -82,7 +82,7 @@ def test_fewer_layers_take_less_time(plain: servesim.Result) -> None:
 def test_a_change_without_effect_says_so_and_has_none(plain: servesim.Result, change: str, why: str) -> None:
     result = servesim.simulate(override(RUN, [change]))
     key = change.partition("=")[0]
-    assert [note.partition(" has no effect: ")[2] for note in said(result, key)] == [f"{why}; leave it out"]
+    assert [note.partition(" has no effect: ")[2] for note in said(result, key)] == [f"{why}. Remove this setting."]
     assert result.summary["latency_ms"] == plain.summary["latency_ms"]
 
 
