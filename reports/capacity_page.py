@@ -147,7 +147,7 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
             f", and in every {s['window_minutes']:g}-minute window with at least {s['window_requests']:,} requests"
         )
     text = (
-        f"A deployment sustains a rate if the limits above hold on average over all runs{windows}, and fewer than "
+        f"A deployment sustains a rate if the limits above are met on average over all runs{windows}, and fewer than "
         "half of the runs are unstable. "
     )
     if _by_rate(document):

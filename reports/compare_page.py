@@ -139,7 +139,7 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     return (
         f"Means over replicates, with the change from {document['baseline']} and its {100 * s['level']:g} % "
         "interval below. Cells are colored where the verdict is better or worse. The first "
-        f"{100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of the arrivals are left out."
+        f"{100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of the arrivals are excluded."
     )
 
 

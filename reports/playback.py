@@ -94,7 +94,7 @@ class Watch:
         core = setup.cores[0]
         self._kv: KVAllocator = core.kv
         if not hasattr(self._kv, "tables"):
-            raise UserError(f"play: kv {self._kv.name} does not report which blocks a request holds (no `tables`)")
+            raise UserError(f"play: kv {self._kv.name} does not report which blocks a request uses (no `tables`)")
         self.cell_tokens = max(self._kv.block_size, setup.scenario.engine.block_size)
         self._units = self.cell_tokens // self._kv.block_size
         self._first = self._kv.num_blocks - self._kv.capacity_tokens // self._kv.block_size  # the null block

@@ -56,8 +56,9 @@ def answer(one: Footprint) -> str:
     verb = "is" if len(least) == 1 else "are"
     more = f" and {len(least) - 6} with more room" if len(least) > 6 else ""
     return (
-        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; the smallest of them use "
-        f"{fewest} GPU{'s' * (fewest != 1)}, and the tightest of these {verb} {', '.join(least[:6])}{more}."
+        f"{name}: {len(held)} of the {len(one['fits'])} deployments below have room for {what}. The smallest of "
+        f"these deployments use {fewest} GPU{'s' * (fewest != 1)}, and the tightest of these {verb} "
+        f"{', '.join(least[:6])}{more}."
     )
 
 

@@ -49,7 +49,7 @@ def names(what: str, text: str) -> list[str]:
     found = listed(what, text)
     for i, name in enumerate(found):
         if name in found[:i]:
-            raise UserError(f"{what}: {name} is given twice")
+            raise UserError(f"{what}: {name} is specified twice")
     return found
 
 
@@ -70,7 +70,7 @@ def pairs(what: str, text: str) -> dict[str, str]:
         if not equals:
             raise UserError(f"{what}: {part!r} is not key=value")
         if key.strip() in found:
-            raise UserError(f"{what}: {key.strip()} is given twice")
+            raise UserError(f"{what}: {key.strip()} is specified twice")
         found[key.strip()] = value.strip()
     return found
 

@@ -212,7 +212,7 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
-            f"{entry.url}: cannot be reached ({reason}); download the file another way and give its path as the trace"
+            f"{entry.url}: cannot be reached ({reason}); download the file in another way and use its path as the trace"
         ) from error
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from error

@@ -43,7 +43,7 @@ def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options:
     """
     kind, _, rest = spec.partition(":")
     if not spec:
-        raise UserError("no trace is given; name a file, preset:NAME or synth:key=value,...")
+        raise UserError("no trace is specified; use a file, preset:NAME or synth:key=value,...")
     if requests is not None and requests > MOST_REQUESTS:
         raise UserError(f"requests is {requests} but must be at most {MOST_REQUESTS:,}")
     if kind in ("preset", "synth"):

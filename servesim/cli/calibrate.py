@@ -185,10 +185,10 @@ def left_out(
     gpu: Annotated[str | None, typer.Option(help="Measured GPU. [default: from the tables]")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures as JSON.")] = None,
 ) -> None:
-    """Report the price error of held-out rows of kernel tables.
+    """Report the prediction error for held-out rows of kernel tables.
 
-    The splits hold out a fifth of the rows at random, a fifth of the curves (all rows of a shape),
-    all points of each curve except every second or fourth one, or the largest points of each curve.
+    Each split holds out other rows: a random fifth of the rows, a fifth of the curves (all rows of a shape), all
+    points of each curve except every second or fourth point, or the largest points of each curve.
     """
     from servesim.calibrate.accuracy import accuracy as errors_of
     from servesim.calibrate.accuracy import open_tables, suspicious

@@ -286,7 +286,7 @@ def _answer(
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
     if command != "compare" and len(files) > 1:
-        raise UserError(f"{command}: give one scenario file, not {len(files)} ({' '.join(files)})")
+        raise UserError(f"{command}: specify one scenario file, not {len(files)} ({' '.join(files)})")
     if options.get("metrics") is not None:
         _register(options["metrics"])
     scenarios, axes = prepared(command, files, context.obj, axes_of)

@@ -44,7 +44,7 @@ def figures(
 
     groups = groups_of(tuple(features or ()))
     if markdown and words:
-        raise UserError("--markdown prints all figures: leave out the search words")
+        raise UserError("--markdown prints all figures: remove the search words")
     if markdown:
         sys.stdout.write(as_markdown(groups))
         return

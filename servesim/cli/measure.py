@@ -181,7 +181,7 @@ def measure(
         typer.echo(f"note: {note}", err=short)
     for fact in ("engine_version", "num_gpu_blocks", "max_num_seqs"):
         if fact not in found.facts:
-            typer.echo(f"note: {fact} is not known (give --log or --flags)", err=short)
+            typer.echo(f"note: {fact} is not known (specify --log or --flags)", err=short)
     for line in lines:
         typer.echo(line)
 

@@ -64,7 +64,7 @@ def roofline(
         refuse_foreign(out)
     if folder is not None:
         if model is not None or gpu is not None:
-            raise UserError("give a result directory or --model and --gpu, not both")
+            raise UserError("specify either a result directory or --model and --gpu, not both")
         for name in DESCRIBING:
             source = given.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
@@ -81,7 +81,7 @@ def roofline(
         steps = list(_described(roof, counts, _numbers("--prompt", prompt)))
         warnings, notes = list(_too_large(roof, counts)), []
     if not steps:
-        raise UserError("no step to show: give --batch or --prompt")
+        raise UserError("no step to show: specify --batch or --prompt")
     document = roof.describe(steps)
     document.update(warnings=warnings, notes=[*notes, *_notes(document)])
     if out is not None:
@@ -100,7 +100,7 @@ def _roof(model: str | None, gpu: str | None, tp: int, dtype: str, kv_dtype: str
     from servesim.hardware import Gpu, ModelSpec
 
     if model is None or gpu is None:
-        raise UserError("give --model and --gpu, or a result directory")
+        raise UserError("specify --model and --gpu, or a result directory")
     spec, card = ModelSpec.load(model), Gpu.load(gpu)
     return Roof(
         spec, card, tp, dtype, kv_dtype, build_cost_model(spec, card, tp, dtype, kv_dtype=kv_dtype, tables=tables)
@@ -128,10 +128,10 @@ def _too_large(roof: Roof, decodes: list[tuple[int, int]]) -> Iterator[str]:
     for count, context in decodes:
         found = fit(roof.model, roof.gpu, roof.tp, roof.dtype, Load(context, kv_dtype=roof.kv_dtype))
         if not found.num_blocks:
-            yield f"{gpus} cannot hold the model: {found.reason}"
+            yield f"the model does not fit on {gpus}: {found.reason}"
             return
         if found.sequences < count:
-            yield f"decode {count:,} x {context:,}: {gpus} can hold only {found.sequences:,} such sequences"
+            yield f"decode {count:,} x {context:,}: only {found.sequences:,} sequences of this length fit on {gpus}"
 
 
 def _notes(document: Mapping[str, Any]) -> Iterator[str]:

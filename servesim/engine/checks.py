@@ -30,7 +30,7 @@ def check_integrity(core: EngineCore) -> None:
         if request in fetched:
             assert request.state is fetched[request].state, f"{request} waits before its KV has arrived"
             continue
-        assert kv.slots(request) == 0, f"{request} waits and holds memory"
+        assert kv.slots(request) == 0, f"{request} waits but uses memory"
         swapped = request.state is State.SWAPPED
         assert swapped or request.num_computed_tokens == 0, f"{request} waits and has computed tokens"
 
@@ -55,7 +55,7 @@ def check_served(cluster: Cluster) -> None:
     behind it."""
     when, cores = f"at {cluster.now_ns} ns", [replica.core for replica in cluster.replicas]
     if held := cluster.num_waiting:
-        raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in it forever")
+        raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in the router forever")
     names = ", ".join(sorted({core.scheduler.name for core in cores}))
     arrived = cluster.num_arrived + sum(core.num_forked for core in cores)
     stuck = sum(core.num_unfinished for core in cores)

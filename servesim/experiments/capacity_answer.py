@@ -282,7 +282,8 @@ def notes(
     if missing:
         found.append(
             Warn(
-                f"no price is given for {', '.join(missing)} (only for {', '.join(prices)}), so data-sheet prices are "
+                f"no price is specified for {', '.join(missing)} (only for {', '.join(prices)}), so data-sheet "
+                "prices are "
                 "used; add them to --price"
             )
         )
@@ -301,7 +302,7 @@ def notes(
         said = f"requests miss the SLO in bursts, and the runs are too short for the low end of the interval{where}"
         found.append(Warn(f"{said}; --requests {enough} would be enough"))
     if any(row["verdict"] == "no limit" for row in rows):
-        found.append(Warn("no limit was found: the trace ends before the deployment is full; give more --requests"))
+        found.append(Warn("no limit was found: the trace ends before the deployment is full; increase --requests"))
     if len(repeats) == 1:
         found.append(
             Warn(

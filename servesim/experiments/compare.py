@@ -221,7 +221,7 @@ def _measured(
 ) -> tuple[RecordedRun, list[Variant]]:
     """Return the measured run and the variants compared with it."""
     if len(recordings) > 1 or len(scenarios) > 1:
-        raise UserError("compare: give one measured run and at most one scenario")
+        raise UserError("compare: specify one measured run and at most one scenario")
     recording = read_recording(recordings[0])
     given, lists = load_grid(scenarios[0] if scenarios else None, axes)
     return recording, measured_variants(recording, objects, given, lists)

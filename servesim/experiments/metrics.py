@@ -150,7 +150,7 @@ def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any], featur
     names = [_known(name) if is_custom(name) else name for name in names]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"metrics: {twice} is given twice")
+        raise UserError(f"metrics: {twice} is specified twice")
     for name in names:
         if name not in METRICS:
             raise UserError(f"unknown metric {name!r}{suggest(name, METRICS)}")

@@ -90,7 +90,9 @@ def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def same_workload(variants: Sequence[Variant]) -> None:
     if len(variants) < 2:
-        raise UserError("compare: give an axis with several values, such as --scheduler static,vllm, or two scenarios")
+        raise UserError(
+            "compare: specify several values for an option, such as --scheduler static,vllm, or two scenarios"
+        )
     for v in variants[1:]:
         for key in WORKLOAD:
             one, other = variants[0].settings.get(key), v.settings.get(key)

@@ -87,7 +87,8 @@ def worth(
     base = product(*load_grid(objects.named(scenario), objects.named(axes)))
     if len(base) > 1:
         raise UserError(
-            f"worth: give one deployment, to be compared with and without the feature; {next(iter(base[0].axes))} "
+            "worth: specify one deployment, which is compared with and without the feature; "
+            f"{next(iter(base[0].axes))} "
             "has several values"
         )
     settings = base[0].settings
@@ -114,9 +115,9 @@ def _names(of: str | Sequence[str]) -> list[str]:
             else:
                 names.append(part)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"of: {twice[0]} is given twice")
+        raise UserError(f"of: {twice[0]} is specified twice")
     if not names:
-        raise UserError(f"of: name what to evaluate ({', '.join(NAMES)}, or a setting such as tp=4)")
+        raise UserError(f"of: specify the change to evaluate ({', '.join(NAMES)}, or a setting such as tp=4)")
     return names
 
 
@@ -145,7 +146,9 @@ def feature(name: str, settings: Settings) -> Feature:
         return Feature(name, (), _together(settings))
     if name == "tp":
         return Feature(name, () if known.tp > 1 else ("tp=2",), ("tp=1",))
-    raise UserError(f"of: {shown(name)} is unknown{suggest(name, NAMES)}; give a setting with its value, such as tp=4")
+    raise UserError(
+        f"of: {shown(name)} is unknown{suggest(name, NAMES)}; specify a setting with its value, such as tp=4"
+    )
 
 
 def _together(settings: Settings) -> tuple[str, ...]:

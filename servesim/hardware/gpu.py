@@ -65,8 +65,8 @@ def _unknown(name: str) -> str:
     if same:
         return f'unknown GPU {shown(name)} (did you mean "{max(same, key=len)}"?)'
     return (
-        f"unknown GPU {shown(name)}: no data sheet is bundled for it (bundled: {', '.join(gpu_names())}); describe it "
-        "in a YAML file (docs/your-gpu.md) and give --gpu my-gpu.yaml"
+        f"unknown GPU {shown(name)}: no data sheet is bundled for it (bundled: {', '.join(gpu_names())}); describe "
+        "it in a YAML file (docs/your-gpu.md) and use --gpu my-gpu.yaml"
     )
 
 

@@ -30,8 +30,9 @@ def before_run(
     if len(trace.models) > 1 and not scenario.pools:
         each = ", ".join(f"{count:,} for {name}" for name, count in trace.models.items())
         yield Warn(
-            f"the trace requests {len(trace.models)} models ({each}), but {scenario.model} serves all of them: give "
-            f"each model a pool, or keep one model's requests (--shape where:model={next(iter(trace.models))})"
+            f"the trace requests {len(trace.models)} models ({each}), but {scenario.model} serves all of them: "
+            "define a pool for each model, or keep only one model's requests (--shape "
+            f"where:model={next(iter(trace.models))})"
         )
     yield from _name(scenario)
     yield from _oracles(scheduler, kv)
@@ -101,12 +102,13 @@ def unpriced(scenario: Scenario) -> Warn | None:
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
         return Warn(
-            f"no price is given for {gpu} (only for {names}), so its data-sheet price of ${usd or 0:g} per GPU-hour "
+            f"no price is specified for {gpu} (only for {names}), so its data-sheet price of ${usd or 0:g} per "
+            "GPU-hour "
             "is used. Add the price to --price."
         )
     if usd == scenario.price[gpu]:
         return None
-    return Warn(f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is given. Remove one of them.")
+    return Warn(f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is specified. Remove one of them.")
 
 
 DRAWN = ("preset:", "synth:")
@@ -315,8 +317,8 @@ def _predictor(scenario: Scenario, trace: TraceFacts, scheduler: Scheduler) -> I
     if PREDICTED not in scheduler.needs:
         if scenario.predictor != Scenario.model_fields["predictor"].default:
             yield Warn(
-                f"predictor={scenario.predictor} has no effect: scheduler {scheduler.name} uses no prediction; leave "
-                "it out"
+                f"predictor={scenario.predictor} has no effect: scheduler {scheduler.name} uses no predictions. "
+                "Remove this setting."
             )
     elif scenario.predictor == "exact":
         yield Warn(

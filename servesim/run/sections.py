@@ -97,7 +97,7 @@ class ClientSettings(Section):
     distribution. None means no delay, so requests that end together are followed by requests sent at the same
     instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
-    """Seconds over which the clients of a closed loop start, evenly spread."""
+    """Seconds over which the clients of a closed loop start, at equal intervals."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)
     """Draw arrival times at `rate`, with gaps from a gamma distribution of this shape, like vLLM's --burstiness. 1 is
     Poisson, and smaller values are burstier. None keeps the recorded gaps."""
@@ -164,7 +164,7 @@ def prices_of(given: Any) -> dict[str, float]:
             given = pairs("price", given)
     if not isinstance(given, Mapping):
         raise UserError(
-            f"price {shown(given)} is not valid: write h100=2.2,h200=3.1, or give a YAML or CSV file of prices"
+            f"price {shown(given)} is not valid: write h100=2.2,h200=3.1, or use a YAML or CSV file of prices"
         )
     return {str(name): _usd(str(name), value) for name, value in given.items()}
 

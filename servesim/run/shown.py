@@ -98,7 +98,7 @@ def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
         for group in feature.groups():
             if group.section in taken:
                 raise UserError(
-                    f"feature {feature.name}: figures {group.section!r}: the summary already has this section"
+                    f"feature {feature.name}: figures {group.section!r}: the summary already contains this section"
                 )
             taken.add(group.section)
             found.append(group)

@@ -44,7 +44,7 @@ class Speculation:
         if scenario.speculation["name"] != "none":
             return cls.resolve(scenario.speculation, scenario.acceptance, scenario.seed, target)
         if scenario.acceptance is not None:
-            raise UserError("acceptance has no effect without speculation (give --speculation, such as eagle3)")
+            raise UserError("acceptance has no effect without speculation (add --speculation, such as eagle3)")
         return None
 
     @classmethod

@@ -163,11 +163,14 @@ def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) ->
     notes = []
     if failed.any():
         count, column = int(failed.sum()), shown(role.get("status") or role["error"])
-        said = f"{count:,} failed requests of {len(prompt):,} left out ({column})"
-        many = Warn(f"{said}, so the rate is that of the others; raise it with --rate if the server refused them")
+        said = f"skipped {count:,} of {len(prompt):,} requests because they failed ({column})"
+        many = Warn(
+            f"{said}, so the rate covers only the other requests. Raise it with --rate if the server refused "
+            "the failed requests."
+        )
         notes.append(many if count > MOST_FAILED * len(prompt) else said)
     if rest := int((without & ~failed).sum()):
-        notes.append(f"{rest:,} requests of {len(prompt):,} without prompt or output tokens left out")
+        notes.append(f"skipped {rest:,} of {len(prompt):,} requests because they have no prompt or output tokens")
     return kept, notes
 
 

@@ -29,8 +29,8 @@ BURSTS = Group(
             "queue recovers immediately, `null` if it does not recover within the run"
         ), "s", FIGURE),
         _of("waited", (
-            "requests that arrived between the start of the burst and the recovery and waited longer than any request "
-            "before the burst"
+            "requests that arrived between the start of the burst and the recovery, and that waited longer than any "
+            "request before the burst"
         )),
         _of("rows", "first and last row of these requests", schema=or_null(a_list(COUNT))),
         _of("longest_wait_ms", "longest wait of these requests, or 0 if there are none", "ms", NUMBER),

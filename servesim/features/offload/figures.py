@@ -102,7 +102,7 @@ OFFLOAD = Group(
         Figure("loaded_tokens", "tokens loaded, including those for preempted requests",
                lambda m: sum(m.tiers.values()) + m.sum("again_tokens"), schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
-        Figure("capacity_tokens", "tokens that host memory can hold",
+        Figure("capacity_tokens", "number of tokens that fit in host memory",
                lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for _, one in m.found), schema=COUNT),
         Figure("peak_share", "largest share of a replica's host memory in use at any time",
                lambda m: max(host.most / host.memory.num_blocks for host in m.hosts), "share", SHARE),

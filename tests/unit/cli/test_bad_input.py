@@ -70,14 +70,14 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*PROFILE, "--max-drift", "inf"], "--max-drift is inf"),
     ],
     "nothing stands twice": [
-        ([*RUN, "--scheduler", "vllm:max_num_seqs=4,max_num_seqs=8"], "max_num_seqs is given twice"),
-        ([*RUN, "--shape", "thin:keep=0.5,keep=0.4"], "keep is given twice"),
-        ([*SWEEP, "--rate", "2,2.0"], "is given twice"),
-        ([*SWEEP, "--metrics", "ttft_p99,ttft_p99"], "ttft_p99 is given twice"),
-        ([*INSPECT, "synth:prompt=lognormal(p50=5,p50=6,p95=9)"], "p50 is given twice"),
+        ([*RUN, "--scheduler", "vllm:max_num_seqs=4,max_num_seqs=8"], "max_num_seqs is specified twice"),
+        ([*RUN, "--shape", "thin:keep=0.5,keep=0.4"], "keep is specified twice"),
+        ([*SWEEP, "--rate", "2,2.0"], "is specified twice"),
+        ([*SWEEP, "--metrics", "ttft_p99,ttft_p99"], "ttft_p99 is specified twice"),
+        ([*INSPECT, "synth:prompt=lognormal(p50=5,p50=6,p95=9)"], "p50 is specified twice"),
         ([*INSPECT, "synth:prompt=lognormal(5,p50=6,p95=9)"], "given both by position and by name"),
-        ([*ROOFLINE, "--batch", "1,1"], "1 is given twice"),
-        (["size", "llama-3.1-8b", "--tp", "2,2"], "2 is given twice"),
+        ([*ROOFLINE, "--batch", "1,1"], "1 is specified twice"),
+        (["size", "llama-3.1-8b", "--tp", "2,2"], "2 is specified twice"),
     ],
     "no value is empty": [
         ([*SWEEP, "--rate", "2,,"], "rate: '2,,' has a comma with no value next to it"),
@@ -185,7 +185,7 @@ def test_commas_in_brackets_belong_to_the_part() -> None:
 def test_pairs_are_split_at_the_first_equals_sign() -> None:
     assert pairs("x", "a=1, b = p=q,c=") == {"a": "1", "b": "p=q", "c": ""}
     assert pairs("x", "") == {}
-    for text, told in (("a", "'a' is not key=value"), ("a=1,a=2", "a is given twice")):
+    for text, told in (("a", "'a' is not key=value"), ("a=1,a=2", "a is specified twice")):
         with pytest.raises(UserError, match=told):
             pairs("x", text)
 

@@ -90,7 +90,7 @@ def test_a_price_that_another_one_overrules_is_named() -> None:
     result = servesim.simulate(override({**RUN, "usd_per_gpu_hour": 4}, ["gpu.usd_per_hour=2.2"]))
     assert result.summary["price"]["usd_per_gpu_hour"] == 4
     assert said(result, "gpu.") == [
-        "gpu.usd_per_hour=2.2 has no effect: usd_per_gpu_hour=4 is given. Remove this setting."
+        "gpu.usd_per_hour=2.2 has no effect: usd_per_gpu_hour=4 is specified. Remove this setting."
     ]
 
 

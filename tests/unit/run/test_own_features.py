@@ -216,8 +216,8 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
     [
         ("--features nowhere.py:Energy", "feature file nowhere.py does not exist"),
         ("--features energy.py:Enrgy", "energy.py has no class 'Enrgy' (did you mean \"Energy\"?)"),
-        ("--features energy.py", "name the class in energy.py, as energy.py:ClassName"),
-        ("--features energy.py:Energy,b.py:B", "energy.py: name one class, and repeat the option for others"),
+        ("--features energy.py", "specify the class in energy.py as energy.py:ClassName"),
+        ("--features energy.py:Energy,b.py:B", "energy.py: specify one class, and repeat the option for others"),
         ("--features energy.py:Power", "energy.py: Power does not derive from Feature (servesim.contracts)"),
         ("--features energy.py:Energy --energy.bsy-w 3", 'no such option: --energy.bsy-w (did you mean "--energy.bus'),
         ("--features energy.py:Energy --energy.busy-w -3", "energy.busy_w is -3.0: input should be greater than or eq"),

@@ -235,10 +235,12 @@ def test_failed_requests_and_those_without_tokens_are_left_out_and_counted(tmp_p
     rows = [(1, 10, 5, 200), (2, 10, 0, 200), (3, 10, 5, 503), (4, "", 5, 200), (5, 20, 6, 200)]
     trace = load_trace(put(tmp_path, csv("time,prompt_tokens,output_tokens,status", rows)))
     assert trace.prompt_len.tolist() == [10, 20]
-    (failed,) = (note for note in trace.notes if note.startswith("1 failed requests of 5 left out ('status')"))
+    (failed,) = (
+        note for note in trace.notes if note.startswith("skipped 1 of 5 requests because they failed ('status')")
+    )
     assert isinstance(failed, Warn)  # a fifth of the demand is missing from the rate
     assert "raise it with --rate" in failed
-    assert "2 requests of 5 without prompt or output tokens left out" in trace.notes
+    assert "skipped 2 of 5 requests because they have no prompt or output tokens" in trace.notes
 
 
 def test_rows_of_a_log_are_put_in_order_of_time(tmp_path: Path) -> None:
