@@ -101,7 +101,7 @@ class Experiment:
         label = variant if variant is not None else self.best
         if label is None or label not in self.addresses:
             wrong = "nothing did best" if label is None else f"no variant {label!r}"
-            raise UserError(f"{wrong}: name one of {'; '.join(self.addresses)}")
+            raise UserError(f"{wrong}: choose from {'; '.join(self.addresses)}")
         if not self.addresses[label]:
             raise UserError(f"{label}: all of its runs failed")
         return Run(Result.load(self.path(self.addresses[label][0])))

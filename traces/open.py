@@ -51,7 +51,7 @@ def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options:
             raise UserError(f"{spec}: option {next(iter(options))!r} applies only to trace files")
         return load_preset(rest, requests, seed) if kind == "preset" else synthesize(rest, requests, seed)
     if spec in preset_names() and not Path(spec).exists():
-        raise UserError(f"{spec}: no such trace file; to use the preset of that name, write preset:{spec}")
+        raise UserError(f"{spec}: there is no such trace file. To use the preset with this name, write preset:{spec}")
     trace = load_trace(spec, **options)
     if requests is None:
         return trace

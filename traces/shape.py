@@ -73,8 +73,8 @@ class Window:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 0 <= self.start < self.end:
             raise UserError(
-                f"start is {self.start:g} and end is {self.end:g}; start must be at least 0, and end must be after "
-                "start"
+                f"start is {self.start:g} and end is {self.end:g}, but start must be at least 0 and end must be "
+                "after start"
             )
         begins, play = begins_of(trace)
         inside = (begins >= self.start * SECOND) & (begins < self.end * SECOND)

@@ -222,7 +222,7 @@ class _Checks:
         if again:
             number = next(iter(again))
             yield (
-                f"it does not work with pipelines: {again[number]} (world {number}); skip requests with "
+                f"it does not work with pipelines: {again[number]} (world {number}). Skip requests with "
                 "num_computed_tokens == num_tokens"
             )
 

@@ -52,7 +52,7 @@ def play(
     settings, axes = load_grid(scenarios[0] if scenarios else None, given)
     variants = product(settings, axes)
     if len(variants) > MOST_GRIDS:
-        raise UserError(f"play: {len(variants)} combinations do not fit on a page; the limit is {MOST_GRIDS}")
+        raise UserError(f"play: {len(variants)} combinations do not fit on a page; at most {MOST_GRIDS} fit")
     page = playback_page([watch(variant.settings, variant.label) for variant in variants]).html()
     with writing(out) as file:
         file.write(page)

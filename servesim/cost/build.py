@@ -130,7 +130,7 @@ def build_cost_model(
             "; token routing is assumed to follow a power law where experts were measured, and to be uniform elsewhere"
         )
     if moe_backend.startswith("deepgemm") and weights == "fp8_block":
-        description += "; fp8 experts in DeepGEMM's grouped kernel, priced from the table's dense rows"
+        description += "; fp8 experts use DeepGEMM's grouped kernel, whose times come from the table's dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":
         description += "; fp8 experts use the fastest measured kernel, although no engine is known to choose it"
     suspect = []

@@ -284,7 +284,7 @@ def notes(
             Warn(
                 f"no price is specified for {', '.join(missing)} (only for {', '.join(prices)}), so data-sheet "
                 "prices are "
-                "used; add them to --price"
+                "used; add them with --price"
             )
         )
     short = [row for row in rows if row["enough_requests"]]
@@ -306,8 +306,8 @@ def notes(
     if len(repeats) == 1:
         found.append(
             Warn(
-                "one replicate: the interval is the resolution of the bisection and does not include variation between "
-                f"traces; {'use a longer log' if repeats.recorded else 'add --replicates 5'}"
+                "one replicate: the interval is the resolution of the bisection and does not include variation "
+                f"between traces. {'Use a longer log.' if repeats.recorded else 'Add --replicates 5.'}"
             )
         )
     return found

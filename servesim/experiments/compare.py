@@ -165,8 +165,8 @@ def compare(
             successive = repeats.kind == "windows" and len(repeats) > 1
             if successive and interval != "auto":
                 raise UserError(
-                    f"interval={interval} is for independent replicates; windows of one run depend on each other, so "
-                    "their interval is computed in one way only (auto)"
+                    f"interval={interval} requires independent replicates. Windows of one run depend on each other, "
+                    "so use interval=auto."
                 )
             settings = settings._replace(warmup=warmup, cooldown=cooldown, successive=successive)
             document = _simulated(runner, variants, repeats, baseline, metrics, settings, intervals)

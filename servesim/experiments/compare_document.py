@@ -317,7 +317,7 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
         notes.append(Warn(f"{said}; add --replicates 6"))
     if repeats.kind == "windows" and len(repeats) > 1:
         notes.append(
-            "values are for the whole recorded trace; changes are means over its successive windows of "
+            "values are for the whole recorded trace. Changes are means over successive windows of "
             f"{repeats.changes[0]['requests']:,} requests in one run"
         )
     if not any(v["oracle"] for v in variants):

@@ -163,7 +163,7 @@ def _known(metric: Any) -> str:
     """Add a user-defined metric to METRICS and return its name. Raise UserError if the name is taken."""
     name, function = load_metric(metric)
     if name in METRICS and name not in _OWN:
-        raise UserError(f"metric {name}: this name is taken by a built-in metric; rename the function")
+        raise UserError(f"metric {name}: a built-in metric has this name. Rename the function.")
     better = getattr(function, "better", "lower")
     if better not in ("lower", "higher"):
         raise UserError(f'metric {name}: better is {better!r} but must be "lower" or "higher"')

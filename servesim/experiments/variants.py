@@ -99,7 +99,7 @@ def same_workload(variants: Sequence[Variant]) -> None:
             if one != other:
                 raise UserError(
                     f"compare: {variants[0].label} and {v.label} replay different workloads ({key}: {one} and "
-                    f"{other}); paired runs need the same workload (servesim sweep can vary it)"
+                    f"{other}). Paired runs need the same workload, but servesim sweep can vary it."
                 )
 
 
@@ -107,7 +107,9 @@ def named(variants: Sequence[Variant], label: str) -> int:
     found = [i for i, v in enumerate(variants) if label in (v.label, *v.label.split(" / "))]
     exact = [i for i, v in enumerate(variants) if label == v.label]
     if len(exact or found) != 1:
-        raise UserError(f"baseline {label!r}: name one of {'; '.join(v.label for v in variants)}")
+        raise UserError(
+            f"baseline {label!r} is not one of the variants; choose from {'; '.join(v.label for v in variants)}"
+        )
     return (exact or found)[0]
 
 

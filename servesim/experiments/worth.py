@@ -87,9 +87,8 @@ def worth(
     base = product(*load_grid(objects.named(scenario), objects.named(axes)))
     if len(base) > 1:
         raise UserError(
-            "worth: specify one deployment, which is compared with and without the feature; "
-            f"{next(iter(base[0].axes))} "
-            "has several values"
+            "worth: specify only one deployment, because worth compares it with and without the feature; "
+            f"{next(iter(base[0].axes))} has several values"
         )
     settings = base[0].settings
     features = [feature(name, settings) for name in _names(of)]
@@ -136,11 +135,11 @@ def feature(name: str, settings: Settings) -> Feature:
         return Feature(name, () if shares else ("kv=prefix-hash",), ("kv=paged",))
     if name == "speculation":
         if known.speculation["name"] == "none":
-            raise UserError("of: the scenario has no speculation; add it, for example with --speculation eagle3")
+            raise UserError("of: the scenario has no speculation. Add it, for example with --speculation eagle3.")
         return Feature(name, (), ("speculation=none", "acceptance=null"))
     if name == "offload":
         if known.model_dump().get("offload") is None:
-            raise UserError("of: the scenario has no offload; add it, for example with --offload cpu=64GiB")
+            raise UserError("of: the scenario has no offload. Add it, for example with --offload cpu=64GiB.")
         return Feature(name, (), ("offload=none",))
     if name == "disaggregation":
         return Feature(name, (), _together(settings))
@@ -156,7 +155,7 @@ def _together(settings: Settings) -> tuple[str, ...]:
     decode. Raise UserError if there is no `pd`, or if the GPUs do not divide evenly."""
     if not settings.get("pd"):
         raise UserError(
-            "of: the scenario runs prefill and decode together; define separate pools, such as --pd 1x1:1x1"
+            "of: the scenario runs prefill and decode together. Define separate pools, for example with --pd 1x1:1x1."
         )
     sides = spelled_out(settings)["pools"]
     gpus, tp = sum(pool["replicas"] * pool["tp"] for pool in sides), int(settings.get("tp") or 1)

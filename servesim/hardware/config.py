@@ -290,8 +290,8 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
     kind = config.get("model_type")
     if kind and kind not in KNOWN_TYPES:
         raise UserError(
-            f"{where}: model_type {shown(kind)} is unknown{suggest(str(kind), KNOWN_TYPES, 70)}; if its layers match a "
-            'known type, set that type in a copy of the file ("model_type": "llama" for a dense decoder)'
+            f"{where}: model_type {shown(kind)} is unknown{suggest(str(kind), KNOWN_TYPES, 70)}. If the layers match "
+            'a known type, set that type in a copy of the file ("model_type": "llama" for a dense decoder)'
             + (f"; nearest in size: {near}" if (near := nearest(config)) else "")
         )
 

@@ -66,7 +66,7 @@ def _unknown(name: str) -> str:
         return f'unknown GPU {shown(name)} (did you mean "{max(same, key=len)}"?)'
     return (
         f"unknown GPU {shown(name)}: no data sheet is bundled for it (bundled: {', '.join(gpu_names())}); describe "
-        "it in a YAML file (docs/your-gpu.md) and use --gpu my-gpu.yaml"
+        "the GPU in a YAML file (docs/your-gpu.md) and use --gpu my-gpu.yaml"
     )
 
 

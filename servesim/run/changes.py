@@ -34,7 +34,7 @@ def on_changes(
             yield Warn(f"gpu.{key}={_number(new)} has no effect: {because}. Remove this setting.")
             continue
         scaled = cost.tables is not None and (dtype or part.endswith("bandwidth"))
-        how = f"; times measured on {sheet.name} are scaled by the ratio of rates, as for another GPU" if scaled else ""
+        how = f"; times measured on {sheet.name} are scaled by the ratio of rates, as for a new GPU" if scaled else ""
         yield f"gpu.{key}={_number(new)} instead of the data sheet's {_number(old)}{how}"
     yield from _model(scenario.model)
 

@@ -49,7 +49,7 @@ def before_run(
         scenario.replicas * scenario.dp == 1
         and scenario.router["name"] != Scenario.model_fields["router"].default["name"]
     ):
-        yield Warn(f"router {scenario.router['name']} has no effect with one replica; add --replicas")
+        yield Warn(f"router {scenario.router['name']} has no effect with one replica. Add --replicas.")
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
         yield Warn(
             "scheduler policy=priority has little effect: all requests have the same priority, so request ids only "
@@ -62,8 +62,8 @@ def before_run(
     for key in () if drafts else ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
         if scenario.scheduler.get(key):
             yield Warn(
-                f"scheduler {key}={scenario.scheduler[key]}: no speculation is configured, so it only reserves slots; "
-                "add --speculation or remove this setting"
+                f"scheduler {key}={scenario.scheduler[key]}: no speculation is configured, so this setting only "
+                "reserves slots. Add --speculation or remove this setting."
             )
     for name in scenario.slo_classes:
         if name not in trace.classes:
@@ -80,8 +80,8 @@ def before_run(
     if kv.shares and not trace.has_content and not trace.samples:
         usual = preset_settings(scenario.preset or "vllm")["kv"]["name"] == scenario.kv["name"]
         yield (str if usual else Warn)(  # asked for, it contradicts the trace; as the default it is an assumption
-            f"kv {kv.name}: the trace does not record the content of prompts, so prefix caching has no effect; if your "
-            "prompts share prefixes, add them with --shape share:tokens=N,groups=N"
+            f"kv {kv.name}: the trace does not record the content of prompts, so prefix caching has no effect. If "
+            "your prompts share prefixes, add them with --shape share:tokens=N,groups=N."
         )
 
 
@@ -94,7 +94,7 @@ def _name(scenario: Scenario) -> Iterator[str]:
     if found.dtype in (None, scenario.dtype):
         yield said
     else:
-        yield Warn(f"{said}, although the name says {found.dtype}: set --dtype {found.dtype} if the name is right")
+        yield Warn(f"{said}, although the name indicates {found.dtype}: set --dtype {found.dtype} if the name is right")
 
 
 def unpriced(scenario: Scenario) -> Warn | None:
@@ -161,7 +161,7 @@ def after_run(
     used = summary["engine"]["replicas_used"]
     if 0 < used < scenario.replicas * scenario.dp:
         what = f"replicas={scenario.replicas}" + (f" of dp={scenario.dp}" if scenario.dp > 1 else "")
-        yield Warn(f"{what}: only {used} of them served a request; try fewer")
+        yield Warn(f"{what}: only {used} of them served a request. Try fewer replicas.")
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:
         yield Warn(
@@ -194,8 +194,8 @@ def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
     busy = max(per_s[0] * front.request_ns, per_s[1] * front.token_ns) / 1e9 / front.processes  # they work side by side
     if busy >= BUSY:
         yield Warn(
-            f"front end: according to the host terms, {front.processes} API server(s) are busy {busy:.0%} of the time "
-            "with prompts, which wait there before they reach the queue: raise engine.api_server_count"
+            f"front end: according to the host terms, {front.processes} API server(s) are busy {busy:.0%} of the "
+            "time with prompts, so prompts wait there before they reach the queue. Increase engine.api_server_count."
         )
 
 
@@ -296,9 +296,11 @@ def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     else:
         for name in ("batch", "turn_ms", "ramp_up_s"):
             if getattr(clients, name) and not (name == "turn_ms" and clients.tool is not None):
-                yield Warn(f"clients.{name} has no effect without clients.max_concurrency; add it")
+                yield Warn(
+                    f"clients.{name} has no effect without clients.max_concurrency. Add clients.max_concurrency."
+                )
     if clients.burstiness is not None and scenario.rate in (None, float("inf")):
-        yield Warn(f"clients.burstiness={clients.burstiness:g} has no effect without a rate; add --rate")
+        yield Warn(f"clients.burstiness={clients.burstiness:g} has no effect without a rate. Add --rate.")
     if clients.tool is not None:
         yield (
             f"clients.tool {clients.tool}: its warm-up requests end before the first measured request is sent, so they "
@@ -308,8 +310,8 @@ def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
         clients.timeout_s or clients.ttft_timeout_s or scenario.engine.max_queued_requests is not None
     ):
         yield Warn(
-            f"clients.retries={clients.retries}: without a timeout or a queue limit, only requests that are too "
-            "long are retried; add --clients.timeout-s"
+            f"clients.retries={clients.retries}: without a timeout or a queue limit, only requests that are too long "
+            "are retried. Add --clients.timeout-s."
         )
 
 
@@ -322,20 +324,20 @@ def _predictor(scenario: Scenario, trace: TraceFacts, scheduler: Scheduler) -> I
             )
     elif scenario.predictor == "exact":
         yield Warn(
-            f"predictor exact: scheduler {scheduler.name} uses true output lengths; try --predictor random:error=0.3"
+            f"predictor exact: scheduler {scheduler.name} uses true output lengths. Try --predictor random:error=0.3."
         )
     elif scenario.predictor == "max_tokens" and trace.at_caps:
         yield Warn(
-            "predictor max_tokens: every request ends at its cap, so predictions are exact; try --predictor "
-            "random:error=0.3"
+            "predictor max_tokens: every request ends at its cap, so predictions are exact. Try --predictor "
+            "random:error=0.3."
         )
 
 
 def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     if scenario.requests is not None and len(trace) < scenario.requests:
         yield Warn(
-            f"requests={scenario.requests}: the trace has only {len(trace)}; use a longer one, or --shape "
-            "repeat:times=N"
+            f"requests={scenario.requests}: the trace has only {len(trace)}. Use a longer trace, or --shape "
+            "repeat:times=N."
         )
     drawn = scenario.trace.startswith(DRAWN)
     draws = scenario.clients.turn_ms or scenario.clients.burstiness
@@ -350,7 +352,7 @@ def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
             yield Warn(f"{name}={value} has no effect: it applies only to trace files. Remove this setting.")
     if len(trace) > 1 and trace.first_ns == trace.last_ns and scenario.clients.max_concurrency is None:
         said = "all requests arrive at once: latencies are those of a batch job"
-        yield said if scenario.rate == float("inf") else Warn(f"{said}; spread them with --rate")
+        yield said if scenario.rate == float("inf") else Warn(f"{said}. Spread them with --rate.")
 
 
 def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator[str]:

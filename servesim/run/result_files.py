@@ -135,7 +135,7 @@ class ResultWriter:
             except Interrupted:
                 self._put_in_place()
                 raise Interrupted(
-                    f"{self.out} is complete except for its report; write it with servesim report {self.out}"
+                    f"{self.out} is complete except for its report. To write the report, run servesim report {self.out}"
                 ) from None
             self._put_in_place()
 

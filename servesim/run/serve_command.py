@@ -40,8 +40,8 @@ DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", 
           "deepseek_mtp": "mtp"}  # fmt: skip
 """Speculators by vLLM's `method`."""
 _EAGER = (
-    "steps are priced as CUDA graphs; host=pytorch-eager prices the launches of PyTorch's eager mode instead (fitted "
-    "to one model on one H100; elsewhere accurate only to an order of magnitude)"
+    "steps are priced as CUDA graphs. host=pytorch-eager prices the launches of PyTorch's eager mode instead. It was "
+    "fitted to one model on one H100, and elsewhere it is accurate only to an order of magnitude"
 )
 _KERNELS = "attention is priced by the kernels measured for this engine and GPU, regardless of the backend"
 HINTS = {
@@ -50,7 +50,8 @@ HINTS = {
     "decode-attention-backend": _KERNELS,
     "cuda-graph-max-bs": "decode steps are priced as CUDA graphs at every batch size",
     "enable-torch-compile": (
-        "priced by the kernels measured without it; SGLang compiles only batches of up to torch_compile_max_bs (32)"
+        "this flag is priced by kernels measured without it. SGLang compiles only batches of up to "
+        "torch_compile_max_bs (32)"
     ),
     "enforce-eager": _EAGER,
     "disable-cuda-graph": _EAGER,

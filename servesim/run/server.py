@@ -190,8 +190,8 @@ def on_ranks(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
         yield f"experts over {experts_over(scenario)} GPUs: the most loaded one has {load:.2f} times the mean load"
     if scenario.dp > 1:
         yield (
-            f"dp={scenario.dp}: `replica` in records is a rank, and KV capacities are for one rank; steps run one at a "
-            "time, because each lasts as long as its slowest rank"
+            f"dp={scenario.dp}: `replica` in records is a rank, and KV capacities are for one rank. Steps run one at "
+            "a time, because each step lasts as long as its slowest rank"
         )
     if scenario.engine.all2all_backend != "auto" and scenario.dp == 1:
         backend = scenario.engine.all2all_backend

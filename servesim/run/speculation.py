@@ -107,7 +107,7 @@ class Speculation:
             rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
             yield Warn(
                 f"speculation {self.method}: acceptance rates are assumed ({rates} by position, measured on other "
-                "workloads); set your own with --acceptance"
+                "workloads). Set your own rates with --acceptance."
             )
         if trace.longest_output == 1:
             yield Warn(

@@ -80,7 +80,7 @@ class StepRequests(Part):
             return []
         return [
             Warn(
-                f"step_requests: the limit of {self._rows:,} rows is reached; the last {self.left_out:,} steps are "
-                "missing, so replay fewer requests"
+                f"step_requests: the limit of {self._rows:,} rows is reached, and the last {self.left_out:,} steps "
+                "are missing. Replay fewer requests."
             )
         ]

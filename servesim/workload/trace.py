@@ -183,8 +183,8 @@ class Trace:
         for name, values in self.labels.items():
             if name not in LABELS or len(values) != n:
                 raise UserError(
-                    f"trace {self.name}: {len(values)} labels {name!r}; there must be {n}, of one of the kinds "
-                    f"{', '.join(LABELS)}"
+                    f"trace {self.name}: there are {len(values)} labels {name!r}, but there must be {n}, of one of the "
+                    f"kinds {', '.join(LABELS)}"
                 )
         if self.after is not None:
             check_after(self.name, self.after, n)

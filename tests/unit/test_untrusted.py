@@ -155,7 +155,7 @@ def test_content_that_quotes_more_than_there_is_is_refused(tmp_path: Path) -> No
     rows = [{"arrival_ns": 0, "prompt_len": 3, "output_len": 2, "content": [[0, 3]]}]
     rows.append({"arrival_ns": 1, "prompt_len": 6, "output_len": 2, "content": [[0, 3], [-1, 3]]})
     path.write_text(HEAD + "".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="line 3: content quotes 3 tokens of the output of row 0, which has 2"):
+    with pytest.raises(UserError, match="line 3: content quotes 3 tokens of the output of row 0, which has only 2"):
         load_trace(path)
 
 

@@ -202,7 +202,7 @@ def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], firs
         where = int(np.flatnonzero(known)[long[0]])
         raise UserError(
             f"{path}: line {lines[row[where]]}: content quotes {content.lengths[at[where]]} tokens of the output of "
-            f"row {quoted[where]}, which has {columns['output_len'][quoted[where] - first]}"
+            f"row {quoted[where]}, which has only {columns['output_len'][quoted[where] - first]}"
         )
 
 

@@ -70,8 +70,8 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
     notes = [f"output tokens counted as one per response: mean {log.output.mean():.0f}"]
     if told.constant("prompt", ()) is None:
         notes.append(
-            f"{silent:,} of {len(done):,} prompts have no text in the file and are counted as 1 token each; set "
-            "--columns prompt=N"
+            f"{silent:,} of {len(done):,} prompts have no text in the file and are counted as 1 token each. Set "
+            "--columns prompt=N."
             if silent
             else f"prompts counted at {CHARACTERS} characters per token: mean {log.prompt.mean():.0f}"
         )

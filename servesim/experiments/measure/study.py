@@ -177,8 +177,8 @@ def _notes(runs: Sequence[Measured]) -> list[str]:
     short = sum(answer.output_tokens < answer.asked for answer in answers)
     if short:
         notes.append(
-            f"{short} of {len(answers)} answers were shorter than requested (the server ignores ignore_eos); their "
-            "actual lengths are recorded"
+            f"{short} of {len(answers)} answers were shorter than requested, because the server ignores ignore_eos. "
+            "The actual lengths are recorded"
         )
     each = sum(a.output_tokens for a in answers) / sum(a.chunks for a in answers)
     if each > BUNCHED:

@@ -105,7 +105,7 @@ def said_of(params: LinkParams) -> str:
     why = "as given" if params.gb_s is not None else kind.source
     return (
         f"KV goes from prefill to decode replicas at {gb_s:g} GB/s per GPU after {start_us:g} us ({params.link}: "
-        f"{why}); the time through the proxy (handoff.http_ms, or handshake_ms) is an assumption"
+        f"{why}). The time spent in the proxy (handoff.http_ms or handshake_ms) is an assumption"
     )
 
 

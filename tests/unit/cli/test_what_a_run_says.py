@@ -78,7 +78,7 @@ def test_every_warning_and_note_of_a_run_is_on_its_page(several: Path, tmp_path:
 
 def test_a_setting_without_effect_is_a_warning_and_a_source_is_a_note(several: Path) -> None:
     summary = json.loads((several / "summary.json").read_text())
-    assert any("has no effect with one replica; add --replicas" in one for one in summary["warnings"])
+    assert any("has no effect with one replica. Add --replicas." in one for one in summary["warnings"])
     assert any(one.startswith("fitted twin of") for one in summary["notes"])
     assert not set(summary["warnings"]) & set(summary["notes"])
 

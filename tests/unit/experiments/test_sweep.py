@@ -341,7 +341,9 @@ def test_an_interrupt_while_the_page_is_made_says_what_is_there(
         monkeypatch.setattr(sys, "argv", ["servesim", *command, "--out", str(out)])
         assert cli._guarded() == 130
         said = capsys.readouterr().err
-        assert said == f"interrupted: {out} is complete except for its report; write it with servesim report {out}\n"
+        assert said == (
+            f"interrupted: {out} is complete except for its report. To write the report, run servesim report {out}\n"
+        )
         assert (out / ("sweep.json" if command[0] == "sweep" else "summary.json")).is_file()
         out = tmp_path / "run"
 

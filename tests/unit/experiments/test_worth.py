@@ -58,7 +58,7 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
         ("fp9", {}, "of: 'fp9' is unknown (did you mean \"fp8\"?)"),
         ([], {}, "of: specify the change to evaluate (prefix-caching"),
         (["tp", "tp"], {}, "of: tp is specified twice"),
-        ("speculation", {}, "the scenario has no speculation; add it, for example with --speculation eagle3"),
+        ("speculation", {}, "the scenario has no speculation. Add it, for example with --speculation eagle3."),
         ("disaggregation", {}, "define separate pools, such as --pd 1x1:1x1"),
         pytest.param(
             "disaggregation",
@@ -70,7 +70,8 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
         (
             "tp=2",
             {"kv": ["paged", "prefix-hash"]},
-            "worth: specify one deployment, which is compared with and without the feature; kv has several values",
+            "worth: specify only one deployment, because worth compares it with and without the feature; kv has "
+            "several values",
         ),
         ("block_sise=2", {}, "unknown setting"),
         ("fp8", {"slo": {}}, "capacity: give an SLO to meet"),

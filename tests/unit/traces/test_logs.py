@@ -415,7 +415,7 @@ def test_sums_of_several_requests_are_no_requests(tmp_path: Path, name: str) -> 
     ]
     with pytest.raises(
         UserError,
-        match=rf"{name} is 30, so each row is the sum of several requests; the log must have one request per row",
+        match=rf"{name} is 30, so each row is the sum of several requests. The log must have one request per row.",
     ):
         load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))
     rows = [row | {name: 1} for row in rows]
