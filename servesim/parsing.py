@@ -27,7 +27,7 @@ def listed(what: str, text: str) -> list[str]:
         raise UserError(f"{what}: brackets do not match in {text!r}")
     found = [part.strip() for part in parts]
     if not any(found):
-        raise UserError(f"{what}: give a value")
+        raise UserError(f"{what}: specify a value")
     if not all(found):
         raise UserError(f"{what}: {text!r} has a comma with no value next to it")
     return found

@@ -62,7 +62,7 @@ def size(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with exact byte counts.")] = False,
 ) -> None:
-    """Show the memory that a model needs, and which GPUs have room for it.
+    """Show how much memory a model needs and which GPUs fit it.
 
     The command shows KV bytes per token and layer, weights by format, and everything else in a GPU's memory. Memory
     is divided as in vLLM at startup: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest.

@@ -361,5 +361,5 @@ def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator
     if engine.ignore_memory:
         yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks per replica, regardless of the GPU's memory"
     if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
-        by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
+        by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is specified"
         yield Warn(f"gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect: {by}. Remove one of them.")

@@ -72,7 +72,7 @@ class Plan:
             if p not in fits
         ]
         if not fits:
-            raise UserError(f"no point fits the server's max_model_len of {max_model_len}: give shorter lengths")
+            raise UserError(f"no point fits the server's max_model_len of {max_model_len}: specify shorter lengths")
         return fits, notes
 
 

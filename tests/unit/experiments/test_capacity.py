@@ -137,9 +137,9 @@ def test_a_gpu_without_tables_is_answered_when_told(told: dict[str, Any]) -> Non
     ("changes", "said"),
     [
         ({"slo": {}}, "give an SLO"),
-        ({"slo.ttft": "40,50"}, "give one SLO"),
-        ({"rate": "1,2"}, "give one rate to find"),
-        ({"rate": 1, "replicas": "1,2"}, "--replicas cannot be given with --rate"),
+        ({"slo.ttft": "40,50"}, "specify only one SLO"),
+        ({"rate": "1,2"}, "specify one rate to find"),
+        ({"rate": 1, "replicas": "1,2"}, "--replicas cannot be combined with --rate"),
         ({"attainment": 1.5}, "attainment is 1.5"),
         ({"tolerance": 0}, "tolerance is 0"),
         ({"max_replicas": 0}, "max_replicas is 0"),

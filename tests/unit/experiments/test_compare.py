@@ -225,7 +225,7 @@ def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Pa
         ({"metrics": "ttft_p98"}, 'did you mean "ttft_p99"'),
         ({"metrics": "slo_attainment"}, "needs an SLO"),
         ({"warmup": 0.8, "cooldown": 0.4}, "shares of the arrivals"),
-        ({"baseline": "sglang"}, "name one of"),
+        ({"baseline": "sglang"}, "choose from"),
         ({"replicates": 0}, "from 1 to 10,000"),
         ({"interval": "wald"}, "interval is 'wald'"),
         ({"executor": "slurm"}, "local, ray"),

@@ -81,7 +81,7 @@ def test_requests_and_rate_apply_to_traces_given_as_objects() -> None:
         ({"scheduler": "vllm:long_prefill_token_threshold=300"}, "long_prefill_token_threshold=300 is never reached"),
         ({"seed": 3}, "seed=3 has no effect"),
         ({"requests": 9}, "requests=9: the trace has only 3"),
-        ({"engine": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 100}}, "num_gpu_blocks=100 is given"),
+        ({"engine": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 100}}, "num_gpu_blocks=100 is specified"),
     ],
 )
 def test_settings_without_effect_are_reported(settings: dict[str, Any], said: str) -> None:

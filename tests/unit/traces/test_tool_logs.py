@@ -182,7 +182,7 @@ def test_prometheus_histograms_keep_the_buckets_and_the_mean(tmp_path: Path) -> 
     assert [int((trace.prompt_len <= edge).sum()) for edge in (128, 1000)] == [30, 80]
     assert trace.prompt_len.mean() == pytest.approx(600, rel=0.01)
     assert trace.output_len.mean() == pytest.approx(50, rel=0.02)
-    assert any("set a rate with --rate" in note for note in trace.notes)
+    assert any("Set a rate with --rate." in note for note in trace.notes)
 
 
 def test_prometheus_series_are_summed_and_falling_counts_refused(tmp_path: Path) -> None:
