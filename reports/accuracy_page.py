@@ -96,7 +96,7 @@ def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         _tile(
             f"{words} ordered rightly",
             apart["right"]["value"],
-            (f"of {apart['pairs']:,} pairs that differ by over 5 %"),
+            (f"of {apart['pairs']:,} pairs that differ by more than 5 %"),
         )
     )
     tiles.append(_tile("Right choice under a limit", choices["near"]["value"], f"of {choices['choices']:,} choices"))
@@ -207,7 +207,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         lines.append((words, f"{part['pairs']:,}", _with_interval(part["right"], False), *_beside(part)))
         lines.append(
             (
-                (f"{kind} that differ by over 5 %"),
+                (f"{kind} that differ by more than 5 %"),
                 f"{apart['pairs']:,}",
                 _with_interval(apart["right"], False),
                 *_beside(apart),
@@ -227,7 +227,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
     for name, words in (
         ("near", "choices: limit met, within 10 % of the best"),
         ("far", "choices: limit met, with less output"),
-        ("broken", "choices: limit missed by over 5 %"),
+        ("broken", "choices: limit missed by more than 5 %"),
         ("declined", "choices: none made"),
     ):
         if not choices["choices"]:

@@ -223,7 +223,7 @@ def _ratios(against: Against) -> Drawing:
         axes.set_xscale("log")
         axes.set_yticks([])
         axes.set_ylim(len(names) - 0.4, -0.7)
-        axes.set_xlabel("time in this table relative to the other")
+        axes.set_xlabel("time in this table relative to the other table")
         axes.grid(axis="x")
         figure.subplots_adjust(left=0.02, right=0.98, top=0.98, bottom=0.18 if narrow else 0.12)
 

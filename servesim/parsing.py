@@ -68,7 +68,7 @@ def pairs(what: str, text: str) -> dict[str, str]:
     for part in listed(what, text) if text.strip() else ():
         key, equals, value = part.partition("=")
         if not equals:
-            raise UserError(f"{what}: {part!r} is not key=value")
+            raise UserError(f"{what}: {part!r} must have the form key=value")
         if key.strip() in found:
             raise UserError(f"{what}: {key.strip()} is specified twice")
         found[key.strip()] = value.strip()

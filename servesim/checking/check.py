@@ -215,8 +215,7 @@ class _Checks:
         makers = [maker for world in self._worlds.values() for maker in world.features]
         if self._subject.kind == "feature" and not any(isinstance(maker, Watched) and maker.made for maker in makers):
             yield (
-                f"{self._subject.name} is disabled in every test world: give it settings (:KEY=VALUE), or define "
-                "in_world"
+                f"{self._subject.name} is disabled in every test world: add settings (:KEY=VALUE), or define in_world"
             )
         again = {number: each.error for number, each in self._served.items() if each.again}
         if again:

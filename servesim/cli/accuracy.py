@@ -215,7 +215,8 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
             )
         if apart["pairs"]:
             lines.append(
-                f"{apart['pairs']:,} of them over 5 % apart: ordered correctly {_share(apart['right'])}{_beside(apart)}"
+                f"{apart['pairs']:,} of them more than 5 % apart: ordered correctly "
+                f"{_share(apart['right'])}{_beside(apart)}"
             )
     if (found := decisions["choices"])["choices"]:
         beside = {"naive": found["naive"].get("near", 0.0), "ceiling": (found["ceiling"] or {}).get("near")}
@@ -224,7 +225,7 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
             f"{_share(found['near'])}{_beside(beside)}"
         )
         lines.append(
-            f"limit missed by over 5 % {_share(found['broken'])}, met with less output {_share(found['far'])}, no "
+            f"limit missed by more than 5 % {_share(found['broken'])}, met with less output {_share(found['far'])}, no "
             f"choice made {_share(found['declined'])}"
         )
     return lines

@@ -79,7 +79,8 @@ def report(
         list[str] | None,
         typer.Option(
             help=(
-                "Tables to compare with: a shipped name or a folder. Repeatable. [default: those shipped for the GPU]"
+                "Tables to compare with: a shipped name or a folder. Repeatable. [default: the tables shipped for "
+                "the GPU]"
             )
         ),
     ] = None,

@@ -259,7 +259,7 @@ def worth(
         ),
     ] = True,
 ) -> None:
-    """Show the worth of prefix caching, FP8, TP or a setting.
+    """Show how much prefix caching, FP8, TP or a setting saves.
 
     The command compares the price of meeting the SLO with and without it, on the same requests.
     """

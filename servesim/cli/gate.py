@@ -22,7 +22,9 @@ Require = Annotated[
         "slo_attainment>=99%, ttft_p99<=1s, output_throughput>=2000.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Allow --out to replace the result of another scenario.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Allow --out to replace the result of a different scenario.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.")]
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all warnings and notes.")]

@@ -106,7 +106,7 @@ def measure(
     ] = "own",
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Tokenizer for aiperf and vllm-bench: a name or folder. [default: that of the model]"),
+        typer.Option(help="Tokenizer for aiperf and vllm-bench: a name or folder. [default: the model's tokenizer]"),
     ] = None,
 ) -> None:
     """Measure a running server: TTFT and TPOT, idle and under load.

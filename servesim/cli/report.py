@@ -61,7 +61,7 @@ def export(
         Path, typer.Option("--out", "-o", metavar="FILE", help="File to write. A name that ends in .gz is compressed.")
     ],
 ) -> None:
-    """Write a result in another tool's format.
+    """Write a result in the format of a different tool.
 
     The formats are Perfetto traces, vllm bench JSON, AIPerf JSONL, CSV, and Markdown for pull requests."""
     from servesim.reports.export import export as write

@@ -86,7 +86,7 @@ def convert(
     shape: Shape = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Drop data that the format cannot represent.")] = False,
 ) -> None:
-    """Write a trace in another format."""
+    """Write a trace in a different format."""
     from servesim.traces import save_trace
 
     trace = _opened(source, requests, seed, sort, timing, columns, shape)
@@ -134,7 +134,7 @@ def list_traces(as_json: Annotated[bool, typer.Option("--json", help="Print JSON
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name listed by `servesim trace list`.")],
     out: Annotated[
-        Path | None, typer.Option(help="File to write. [default: its original name, in this folder]")
+        Path | None, typer.Option(help="File to write. [default: its original name, in the current folder]")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location without downloading it.")] = False,
 ) -> None:

@@ -226,6 +226,6 @@ def check_arithmetic(model: ModelSpec, gpu: Gpu, dtype: str, engine: EngineFacts
             raise UserError(f"{gpu.name} has no {known} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
         if priced != known and engine is not None and what not in engine.get("fp8_weight_only", ()):
             raise UserError(
-                f"{gpu.name} has no {known} arithmetic, and {engine.engine} no weight-only kernel for {what} in it "
-                f"(choose from: {', '.join(sorted(gpu.flops))})"
+                f"{gpu.name} has no {known} arithmetic, and {engine.engine} has no weight-only kernel for {what} "
+                f"with it (choose from: {', '.join(sorted(gpu.flops))})"
             )

@@ -87,7 +87,7 @@ def compute(cell: Cell, folder: Path) -> str | None:
     try:
         if address_of(cell.settings) != cell.address:
             return (
-                "this machine's code or files differ from those of the machine that started the run: install the "
+                "the code or files of this machine differ from the machine that started the run: install the "
                 "same version and inputs"
             )
         simulate(cell.settings, trace=kept_trace(cell.settings, folder.parents[1]), out=folder)
@@ -193,7 +193,7 @@ class Store:
             for name in sorted(path.name for path in self.root.iterdir()):
                 if name in DOCUMENTS and self._document not in ("", name):
                     raise UserError(
-                        f"--out {self.root}: contains another kind of experiment ({name}; --overwrite replaces it)"
+                        f"--out {self.root}: contains a different kind of experiment ({name}; --overwrite replaces it)"
                     )
                 if name not in (CELLS, TRACES, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
                     raise UserError(f"--out {self.root}: exists and is not a servesim experiment (it contains {name})")

@@ -49,7 +49,7 @@ REQUESTS = Group(
         _why("rejection_reasons", "number of rejected requests by reason", State.REJECTED),
         _why("abort_reasons", "number of aborted requests by reason", State.ABORTED),
         Figure("max_concurrency",
-               "maximum number of requests in the system at once, counting only those that completed",
+               "maximum number of completed requests that were in the system at the same time",
                lambda m: m.requests.max_concurrency(), schema=COUNT),
     ),
     rows=(

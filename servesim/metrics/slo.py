@@ -28,7 +28,9 @@ def parse_slo(text: str) -> dict[str, float]:
     for part in (part for several in listed("slo", text) for part in several.split()):
         found = _PART.fullmatch(part)
         if found is None:
-            raise UserError(f"slo: {part!r} is not metric:milliseconds, such as ttft:500, ttft<1s or ttft:p99<1s")
+            raise UserError(
+                f"slo: {part!r} must have the form metric:milliseconds, such as ttft:500, ttft<1s or ttft:p99<1s"
+            )
         name, percentile, value = found.groups()
         key = name if percentile is None else f"{name}:p{percentile}"
         if key in limits:

@@ -217,7 +217,7 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
     named = f"{engine.engine} {engine.version}" if scenario.preset in (None, engine.engine) else str(scenario.preset)
     if engine.beyond:
         yield (
-            f"engine.version={engine.version} is newer than any version examined: settings of the newest known "
+            f"engine.version={engine.version} is newer than any version examined: the settings of the newest known "
             "version are used"
         )
     if terms is not None and terms.engine not in ("", named):
@@ -351,7 +351,7 @@ def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
         if drawn and value != Scenario.model_fields[name].default:
             yield Warn(f"{name}={value} has no effect: it applies only to trace files. Remove this setting.")
     if len(trace) > 1 and trace.first_ns == trace.last_ns and scenario.clients.max_concurrency is None:
-        said = "all requests arrive at once: latencies are those of a batch job"
+        said = "all requests arrive at once: latencies are like those of a batch job"
         yield said if scenario.rate == float("inf") else Warn(f"{said}. Spread them with --rate.")
 
 

@@ -222,7 +222,7 @@ class Result:
 def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
     """Raise ValueError if a part of a file is missing."""
     if missing := sorted(set(wanted) - set(found)):
-        raise ValueError(f"it has no {', '.join(missing)} (written by another version?)")
+        raise ValueError(f"it has no {', '.join(missing)} (written by a different version?)")
 
 
 def _whole(summary: Mapping[str, Any]) -> None:

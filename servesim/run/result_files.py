@@ -83,7 +83,7 @@ class ResultWriter:
         except (OSError, ValueError):
             return  # damaged, so nothing is lost
         if stands != scenario_yaml:
-            raise UserError(f"--out {self.out}: contains the result of another scenario (--overwrite replaces it)")
+            raise UserError(f"--out {self.out}: contains the result of a different scenario (--overwrite replaces it)")
 
     def add(self, file: str, rows: Rows) -> None:
         """Append a chunk to one of the STREAMED tables."""

@@ -98,7 +98,7 @@ class _Scenario(Section):
     unit=us sets the time unit. decimal=comma and dates=mdy set the format of numbers and dates. prompt=2000 sets a
     constant instead of a column."""
     spread_ticks: Literal["none", "uniform"] = "none"
-    """Spread requests with the same clock tick over its duration. The clock of Mooncake's published traces ticks
+    """Spread requests that have the same timestamp over one clock tick. The clock of Mooncake's published traces ticks
     every 3 s."""
     seed: int = 0
     """Seed of all random draws: synthetic traces, presets, predictors."""
@@ -115,7 +115,7 @@ class _Scenario(Section):
     """Tensor parallelism: GPUs per pipeline stage."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
     """Number of data-parallel ranks per replica. Each rank has its own scheduler and KV memory on tp GPUs. Experts
-    are spread over the GPUs of all ranks, so every step lasts as long as that of the slowest rank."""
+    are spread over the GPUs of all ranks, so every step takes as long as the step of the slowest rank."""
     ep: int | None = Field(default=None, ge=1, le=4096)
     """Number of GPUs, out of tp x dp, over which whole experts are distributed. Each expert is split by width over
     tp x dp / ep GPUs. None means all GPUs with engine.enable_expert_parallel, else 1."""
@@ -296,7 +296,7 @@ def own_features(value: Any) -> tuple[str, ...]:
         raise UserError(f"features is {shown(value)} but must be a list of path/to/file.py:Class")
     for name in given:
         if ".py:" not in name:
-            raise UserError(f"features: {shown(name)} is not path/to/file.py:Class{_installed(name)}")
+            raise UserError(f"features: {shown(name)} must have the form path/to/file.py:Class{_installed(name)}")
         if sum(name.rpartition(":")[2] == other.rpartition(":")[2] for other in given) > 1:
             raise UserError(f"features: {name.rpartition(':')[2]} appears twice")
     return tuple(given)

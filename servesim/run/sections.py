@@ -94,8 +94,8 @@ class ClientSettings(Section):
     """Closed loop: maximum number of outstanding requests. The others wait outside the server. None means no limit."""
     turn_ms: float | None = Field(default=None, ge=0, le=1e7)
     """Mean delay from an answer to the next request of a closed loop, in ms. Delays are drawn from an exponential
-    distribution. None means no delay, so requests that end together are followed by requests sent at the same
-    instant."""
+    distribution. With None, there is no delay, so clients whose requests end together send their next requests at
+    the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
     """Seconds over which the clients of a closed loop start, at equal intervals."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)

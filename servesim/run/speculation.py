@@ -72,7 +72,9 @@ class Speculation:
     def check(self, scheduler: type[Scheduler]) -> None:
         """Raise UserError if a scheduler cannot run drafts."""
         if "speculation" not in scheduler.supports:
-            raise UserError(f"scheduler {scheduler.name} cannot verify drafts (choose one that can, such as vllm)")
+            raise UserError(
+                f"scheduler {scheduler.name} cannot verify drafts (choose a scheduler that can, such as vllm)"
+            )
 
     def tune(self, params: Any) -> Any:
         """Return the parameters of a scheduler or an allocator, with room for drafts if the user did not set it."""

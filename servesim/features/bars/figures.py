@@ -81,8 +81,8 @@ INTERVALS = Group(
         Figure("fitted", "`date` of the fit, and the numbers of measured `cells` and `deployments` in it",
                itemgetter("fitted"), schema=an_object(date=TEXT, cells=COUNT, deployments=COUNT)),
         Figure("propagated",
-               "`value`, `low` and `high` of p99, goodput, throughput and price, from `runs` additional "
-               "runs (`--propagate`); `says` states that these intervals are not validated, or explains why there "
+               "`value`, `low` and `high` for p99, goodput, throughput and price, computed from `runs` additional "
+               "runs (`--propagate`). `says` states that these intervals are not validated, or explains why there "
                "are none",
                lambda bars: bars.get("propagated"), schema=an_object(says=TEXT, runs=COUNT), optional=True),
     ),

@@ -99,7 +99,7 @@ OFFLOAD = Group(
     (
         Figure("hit_rate", "prompt tokens of admitted requests found on the GPU and in each tier, divided by "
                "`queried_tokens`", _hit_rate, "share", a_map(FIGURE)),
-        Figure("loaded_tokens", "tokens loaded, including those for preempted requests",
+        Figure("loaded_tokens", "number of tokens loaded, including tokens for preempted requests",
                lambda m: sum(m.tiers.values()) + m.sum("again_tokens"), schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
         Figure("capacity_tokens", "number of tokens that fit in host memory",

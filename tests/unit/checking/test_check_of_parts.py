@@ -250,7 +250,7 @@ def test_a_feature_that_is_off_changes_nothing_and_is_noted(tmp_path: Path) -> N
     off = "\n    def build(self, setup): return None\n"
     report = report_of(tmp_path, FEATURE, off)
     assert not report.failures
-    assert report.notes == ["Mine is disabled in every test world: give it settings (:KEY=VALUE), or define in_world"]
+    assert report.notes == ["Mine is disabled in every test world: add settings (:KEY=VALUE), or define in_world"]
     changing = off + "    def complete(self, settings): return settings | {'seed': 7}\n"
     assert "contract: Mine is off and changes a run" in only(report_of(tmp_path, FEATURE, changing))
 

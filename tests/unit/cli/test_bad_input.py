@@ -109,7 +109,7 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*INSPECT, "synth:arrivals=gamma(cv=1e-300)"], "must be from 0.001 to 1000"),
         (
             [*INSPECT, "synth:arrivals=mmpp(ratio=2,on=1e-9,off=1e-9)"],
-            "'on' and 'off' are too short: there would be over 10,000,000 of each",
+            "'on' and 'off' are too short: there would be more than 10,000,000 of each",
         ),
         ([*INSPECT, "synth:prefix=shared(groups=1e30,length=3)"], "at most 10,000,000 groups"),
         ([*INSPECT, "synth:turns=chat(turns=5,think=1e300)"], "'think' must be from 0 to 10,000,000 s"),
@@ -185,7 +185,7 @@ def test_commas_in_brackets_belong_to_the_part() -> None:
 def test_pairs_are_split_at_the_first_equals_sign() -> None:
     assert pairs("x", "a=1, b = p=q,c=") == {"a": "1", "b": "p=q", "c": ""}
     assert pairs("x", "") == {}
-    for text, told in (("a", "'a' is not key=value"), ("a=1,a=2", "a is specified twice")):
+    for text, told in (("a", "'a' must have the form key=value"), ("a=1,a=2", "a is specified twice")):
         with pytest.raises(UserError, match=told):
             pairs("x", text)
 

@@ -228,7 +228,8 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
         ("--set energy.busy_w=3", "unknown key 'energy'"),
         pytest.param(
             "--features bars",
-            "features: 'bars' is not path/to/file.py:Class (bars is part of every run, and is turned on by its",
+            "features: 'bars' must have the form path/to/file.py:Class (bars is part of every run, and is turned on "
+            "by its",
             marks=pytest.mark.feature("bars"),
         ),
         ("--features energy.py:Energy --features energy.py:Energy", "features: Energy appears twice"),
