@@ -170,7 +170,7 @@ def entry_of(name: str) -> Entry:
     """Return a public trace by name; raise UserError with a suggestion if there is no trace of that name."""
     known = catalogue()
     if name not in known:
-        raise UserError(f"unknown public trace {name!r}{suggest(name, known)} (servesim trace list)")
+        raise UserError(f"unknown public trace {name!r}{suggest(name, known)} (see servesim trace list)")
     return known[name]
 
 

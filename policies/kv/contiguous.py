@@ -53,7 +53,7 @@ class Contiguous(KVAllocator):
         if params.reservation == "max" and chunk > self.space.largest:
             raise UserError(
                 f"kv {self.name}: reservation=max needs {chunk} contiguous tokens for max_model_len "
-                f"{self.max_model_len}, but fit={params.fit} offers at most {self.space.largest} of the {size} tokens. "
+                f"{self.max_model_len}, but fit={params.fit} finds at most {self.space.largest} of the {size} tokens. "
                 f"Set engine.max_model_len to {self.space.largest}."
             )
         self.chunks: dict[Request, tuple[int, int]] = {}  # start and size

@@ -41,7 +41,7 @@ def accuracy(
         typer.Option(
             metavar="FIELD=VALUE,...",
             help=(
-                "Score only the cells with these values of engine, version, gpu, model, precision, mode, tp or "
+                "Score only the cells with this value of engine, version, gpu, model, precision, mode, tp or "
                 "concurrency. Repeatable."
             ),
         ),

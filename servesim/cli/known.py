@@ -189,7 +189,7 @@ def refuse(words: Sequence[str], known: Sequence[Mapping[str, Any]], kind: str, 
             raise UserError(
                 f"no {kind} has {word}" + (near if "did you mean" in near else f"; `servesim {command}` lists all")
             )
-    raise UserError(f"no {kind} has {' and '.join(words)} together")
+    raise UserError(f"no {kind} contains all of these words: {', '.join(words)}")
 
 
 def _spelt(text: str) -> str:

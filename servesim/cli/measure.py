@@ -50,7 +50,7 @@ def measure(
             help="Hugging Face name of the model. [default: from flags, log or the server]", rich_help_panel=COMMON
         ),
     ] = None,
-    served_name: Annotated[str | None, typer.Option(help="Model to request, if the server has several.")] = None,
+    served_name: Annotated[str | None, typer.Option(help="Model to request, if the server has several models.")] = None,
     log: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Startup log of the server.", rich_help_panel=COMMON)
     ] = None,

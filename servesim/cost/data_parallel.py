@@ -75,7 +75,7 @@ def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
     if gpus % ep:
         raise UserError(f"ep = {ep} must divide the {gpus} GPUs of tp {tp} x dp {dp}")
     if model.experts.size % (gpus // ep):
-        raise UserError(f"experts of width {model.experts.size} cannot be split over {gpus // ep} GPUs (raise ep)")
+        raise UserError(f"experts of width {model.experts.size} cannot be split over {gpus // ep} GPUs (increase ep)")
 
 
 class Mixture(NamedTuple):

@@ -43,9 +43,9 @@ def check_progress(core: EngineCore, now: int) -> None:
     if core.tokens_since_output > core.patience:
         raise PolicyError(
             f"{scheduler.name} at {now} ns: on kv {kv.name} {core.tokens_since_output} tokens have been computed "
-            f"since a token was delivered or a request left. {len(scheduler.running)} requests run, "
-            f"{scheduler.num_waiting()} wait, and {kv.usage().free} of {kv.capacity_tokens} tokens are free, so "
-            "requests preempt each other forever"
+            f"since a token was delivered or a request left. {len(scheduler.running)} requests are running, "
+            f"{scheduler.num_waiting()} are waiting, and {kv.usage().free} of {kv.capacity_tokens} tokens are free, "
+            "so requests preempt each other forever"
         )
 
 

@@ -144,7 +144,7 @@ REPLICAS = Group(
         Figure("states", "time in seconds and new state for each state change, if replicas start and stop",
                lambda one: one.states, schema=a_list(a_list(ANY)), optional=True),
     ),
-    doc="Figures of each replica, in runs with several replicas.",
+    doc="Figures for each replica, in runs with several replicas.",
     rows=(),
     many=a_list,
 )  # fmt: skip
@@ -213,7 +213,7 @@ POOLS = Group(
         Figure("usd", "price of the GPU-hours",
                lambda pool: pool.gpu_hours * pool.deployment.usd_per_gpu_hour, "$", NUMBER),
     ),
-    doc="Figures of each pool by name, in runs with several replicas.",
+    doc="Figures for each pool, by name, in runs with several replicas.",
     rows=_pool_rows,
     many=a_map,
 )  # fmt: skip

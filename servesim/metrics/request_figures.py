@@ -33,18 +33,21 @@ REQUESTS = Group(
     "requests",
     "requests",
     (
-        _total("arrived", "requests that arrived"),
-        _total("completed", "requests that got all their tokens"),
-        _total("rejected", "requests never admitted, because they were too long for the model or the memory, the "
+        _total("arrived", "number of requests that arrived"),
+        _total("completed", "number of requests that received all their tokens"),
+        _total("rejected", "number of requests that were never admitted, because they were too long for the model or "
+            "the memory, the "
             "queue was full, or the router refused them"),
-        _total("aborted", "requests that ended without all their tokens, because the client gave up, or the replica "
+        _total("aborted", "number of requests that ended before they received all their tokens, because the client "
+            "gave up, or the replica "
             "or the KV was lost"),
-        Figure("unsent", "requests never sent, because the run ended first (closed loop) or an earlier turn failed",
+        Figure("unsent", "number of requests that were never sent, because the run ended first (closed loop) or an "
+            "earlier turn failed",
                lambda m: m.unsent, schema=COUNT),
-        Figure("retries", "attempts that follow a failed attempt", lambda m: m.retries, schema=COUNT),
+        Figure("retries", "number of attempts that follow a failed attempt", lambda m: m.retries, schema=COUNT),
         _total("input_tokens", "prompt tokens of the completed requests"),
         _total("output_tokens", "output tokens of the completed requests"),
-        _total("output_sequences", "output sequences of the completed requests"),
+        _total("output_sequences", "number of output sequences of the completed requests"),
         _why("finish_reasons", "number of completed requests by finish reason", State.FINISHED),
         _why("rejection_reasons", "number of rejected requests by reason", State.REJECTED),
         _why("abort_reasons", "number of aborted requests by reason", State.ABORTED),

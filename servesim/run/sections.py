@@ -28,7 +28,7 @@ class EngineSettings(Section):
     """The engine around the policies, with vLLM's names and defaults."""
 
     version: str | None = None
-    """Version of the preset's engine, such as 0.23.0 (vllm, sglang or tensorrt-llm; vllm without a preset). It
+    """Version of the preset's engine (vllm, sglang or tensorrt-llm; vllm if no preset is set), such as 0.23.0. It
     determines kernels, host terms and the defaults below, as listed in servesim/versions. None means the newest known
     version."""
     async_scheduling: bool = True
@@ -68,12 +68,12 @@ class EngineSettings(Section):
     means 1.2, as in the kernel measurements. For more than 8 GPUs, only the power law applies."""
     enable_eplb: bool = False
     """Balance experts over GPUs by their loads (EPLB). Each redundant expert is a second copy of the most loaded
-    one."""
+    expert."""
     num_redundant_experts: int = Field(default=0, ge=0, le=4096)
     """Number of additional expert copies under EPLB. These copies use GPU memory."""
     api_server_count: int = Field(default=1, ge=0, le=1024)
-    """Number of API server processes of a replica (vLLM's --api-server-count). They tokenize prompts and stream
-    answers. 0 means none, as when a program calls the engine directly (vLLM's LLM class)."""
+    """Number of API server processes of a replica (vLLM's --api-server-count). API servers tokenize prompts and
+    stream answers. 0 means no API server, as when a program calls the engine directly (vLLM's LLM class)."""
     stream_interval: int = Field(default=1, ge=1, le=1 << 20)
     """Tokens per streamed chunk (vLLM's --stream-interval). Fewer chunks mean less work for the API servers."""
     max_queued_requests: int | None = Field(default=None, ge=0)
@@ -105,7 +105,7 @@ class ClientSettings(Section):
     """Send max_concurrency requests together, and send the next batch after all of them have ended. This gives the
     latency of a single batch."""
     max_sessions: int | None = Field(default=None, ge=1)
-    """Maximum number of conversations in progress. The next one begins when one ends. None means no limit."""
+    """Maximum number of conversations in progress. The next conversation begins when one ends. None means no limit."""
     timeout_s: float | None = Field(default=None, gt=0, le=1e7)
     """Seconds after which a client gives up if it has not received its last token. None means never."""
     ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)

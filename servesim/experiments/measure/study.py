@@ -142,7 +142,7 @@ async def measure(
                     on_run(runs[-1], total)
     except TimeoutError:
         raise UserError(
-            f"{address}: the measurement did not finish within {plan.minutes:g} minutes (raise --minutes)"
+            f"{address}: the measurement did not finish within {plan.minutes:g} minutes (increase --minutes)"
         ) from None
     return Measurement(runs, facts, [*notes, *_notes(runs)])
 

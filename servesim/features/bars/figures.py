@@ -76,9 +76,10 @@ INTERVALS = Group(
         Figure("says", "the same aspects in words, or the reason why there are no error bars", itemgetter("says"),
                schema=TEXT),
         Figure("farthest",
-               "the largest error for a laboratory that was excluded from the fit, in words. Empty if there is none",
+               "description of the largest error for a laboratory that was excluded from the fit. Empty if there is "
+               "none",
                itemgetter("farthest"), schema=TEXT),
-        Figure("fitted", "`date` of the fit, and the numbers of measured `cells` and `deployments` in it",
+        Figure("fitted", "`date` of the fit, and the numbers of measured `cells` and `deployments` that it used",
                itemgetter("fitted"), schema=an_object(date=TEXT, cells=COUNT, deployments=COUNT)),
         Figure("propagated",
                "`value`, `low` and `high` for p99, goodput, throughput and price, computed from `runs` additional "

@@ -18,7 +18,7 @@ from servesim.metrics.slo import SLO_METRICS
 from servesim.run.label_groups import MOST_APART, LabelSums, group_name
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 
-TOGETHER = f". Only the {MOST_APART} with the most requests are listed, and all others are combined as `(N others)`"
+TOGETHER = f". Only the {MOST_APART} with the most requests are listed. All others are combined as `(N others)`"
 
 
 @dataclass(frozen=True)
