@@ -159,8 +159,8 @@ class _Scenario(Section):
     """Percentiles of the limits in `slo_classes`, as set by `gold: ttft:p99<300ms`. Each applies independently of the
     others."""
     mode: Literal["fast", "reference"] = "fast"
-    """Simulation mode. `reference` simulates every step individually. It is slow and gives the same result as `fast`,
-    to the nanosecond."""
+    """Simulation mode. `reference` simulates every step individually. This mode is slow and gives the same result as
+    `fast`, to the nanosecond."""
     stream: bool = False
     """Process the trace in chunks, for traces larger than memory. Request records go only to the result directory,
     there is no report, and latency percentiles are accurate to 0.1 %."""

@@ -120,7 +120,7 @@ def test_tables_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
         open_tables("h10")
     with pytest.raises(UserError, match="do not specify the measured GPU: add --gpu"):
         open_tables(str(tmp_path))
-    with pytest.raises(UserError, match="is a file: give its folder"):
+    with pytest.raises(UserError, match="is a file: specify its folder"):
         open_tables(str(tmp_path / "gemm.parquet"))
     with pytest.raises(UserError, match="unknown GPU 'h10'"):
         open_tables(str(tmp_path), "h10")

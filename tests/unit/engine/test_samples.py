@@ -267,7 +267,7 @@ def test_who_cannot_serve_several_samples_says_so_at_start_up(policies: dict[str
 
 
 def test_a_streamed_run_says_that_it_does_not_follow_several_samples() -> None:
-    with pytest.raises(UserError, match="run it without --stream"):
+    with pytest.raises(UserError, match="Run it without --stream"):
         simulate(trace="synth:n=2", requests=3, model="llama-3.1-8b", gpu="h200", stream=True)
 
 

@@ -136,7 +136,7 @@ def test_a_gpu_without_tables_is_answered_when_told(told: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"slo": {}}, "give an SLO"),
+        ({"slo": {}}, "specify an SLO"),
         ({"slo.ttft": "40,50"}, "specify only one SLO"),
         ({"rate": "1,2"}, "specify one rate to find"),
         ({"rate": 1, "replicas": "1,2"}, "--replicas cannot be combined with --rate"),

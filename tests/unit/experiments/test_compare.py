@@ -263,7 +263,7 @@ def test_fewer_than_six_replicates_are_said_to_prove_nothing(count: int, noted: 
     assert (
         f"{count} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6; add --replicates 6" in notes
     ) == noted
-    assert any(note.startswith("one run of each") for note in notes) == (count == 1)
+    assert any(note.startswith("each variant ran once") for note in notes) == (count == 1)
 
 
 def test_an_answer_names_the_metrics_that_say_the_opposite() -> None:

@@ -261,7 +261,7 @@ def test_of_an_experiment_that_fails_before_a_run_has_ended_nothing_is_left(tmp_
 
 
 def test_one_directory_belongs_to_one_experiment_at_a_time(tmp_path: Path) -> None:
-    with Store(tmp_path).open(), pytest.raises(UserError, match="another experiment is writing there"):
+    with Store(tmp_path).open(), pytest.raises(UserError, match="another experiment is writing to this directory"):
         sweep(**WORKLOAD, out=tmp_path)
 
 
@@ -287,7 +287,7 @@ def test_a_result_from_other_code_is_refused(tmp_path: Path) -> None:
     settings = {key: value for key, value in WORKLOAD.items() if key != "jobs"}
     said = compute(Cell("0" * 20, settings), tmp_path / "x")
     assert said is not None
-    assert "this machine's code or files differ" in said
+    assert "the code or files of this machine differ" in said
     assert not (tmp_path / "x").exists()
 
 

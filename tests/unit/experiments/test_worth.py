@@ -59,7 +59,7 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
         ([], {}, "of: specify the change to evaluate (prefix-caching"),
         (["tp", "tp"], {}, "of: tp is specified twice"),
         ("speculation", {}, "the scenario has no speculation. Add it, for example with --speculation eagle3."),
-        ("disaggregation", {}, "define separate pools, such as --pd 1x1:1x1"),
+        ("disaggregation", {}, "Define separate pools, for example with --pd 1x1:1x1."),
         pytest.param(
             "disaggregation",
             {"pd": "1x1:1x2", "tp": 2},
@@ -74,7 +74,7 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
             "several values",
         ),
         ("block_sise=2", {}, "unknown setting"),
-        ("fp8", {"slo": {}}, "capacity: give an SLO to meet"),
+        ("fp8", {"slo": {}}, "capacity: specify an SLO"),
         ("fp8", {"attainment": 2.0}, "attainment is 2 but must be above 0 and at most 1"),
     ],
 )
@@ -97,7 +97,8 @@ def test_what_cannot_be_asked_gets_one_line(of: Any, more: dict[str, Any], line:
 )
 def test_what_prompts_share_is_not_asked_of_a_trace_that_does_not_tell(of: Any, more: dict[str, Any]) -> None:
     with pytest.raises(
-        UserError, match=r"cannot be evaluated: its value depends on what prompts share, and trace .* --shape share:tok"
+        UserError,
+        match=r"cannot be evaluated: its value depends on the content that prompts share, which trace .* --shape",
     ):
         worth(**WORKLOAD | more, of=of, gpu="h100")
 

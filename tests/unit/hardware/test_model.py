@@ -285,16 +285,16 @@ DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_head
     [
         (
             {"index_topk_freq": 4, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
-            r"share an index, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4|\.2)? is nearest",
+            r"share an index, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4|\.2)? is the supported",
         ),
         (
             {"moe_latent_size": 1024, "num_hidden_layers": 88, "n_routed_experts": 512},
             r"experts that work in a latent space \(Nemotron 3 Super and Ultra\), which is not supported; "
-            ".* is nearest in size",
+            ".* is the supported model nearest in size",
         ),
         (
             {"text_config": {"mamba_d_state": 128, "hidden_size": 5120, "num_hidden_layers": 48}},
-            r"mamba_d_state indicates a state-space model, which is not supported; .* is nearest",
+            r"mamba_d_state indicates a state-space model, which is not supported; .* is the supported model nearest",
         ),
         (  # opt-13b is as large, and its config.json leaves out that each head has keys and values
             {"mamba_d_state": 128, "num_hidden_layers": 40},

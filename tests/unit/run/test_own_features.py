@@ -404,7 +404,7 @@ def test_numbers_and_nothing_are_values(tmp_path: Path, value: str) -> None:
         ),
         (
             "(Group('engine', 'odd', (Figure('one', '', int),)),)",
-            "feature Odd: figures 'engine': the summary already has this",
+            "feature Odd: figures 'engine': the summary already contains this",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_what_is_no_metric_is_refused_in_a_line(
 
 
 def test_names_of_servesim_are_taken_in_experiments(mine: Path) -> None:
-    with pytest.raises(UserError, match="this name is taken by a built-in metric"):
+    with pytest.raises(UserError, match="a built-in metric has this name"):
         metrics_of([f"{mine}:ttft_p99"], {})
     with pytest.raises(UserError, match="better is 'left'"):
         metrics_of([f"{mine}:sideways"], {})

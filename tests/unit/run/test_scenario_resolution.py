@@ -53,7 +53,7 @@ def test_synchronous_scheduling_has_one_step_in_flight() -> None:
 def test_the_longest_request_is_what_memory_holds() -> None:
     setup = resolve(engine={"num_gpu_blocks": 101})
     assert setup.scenario.engine.max_model_len == 1600  # one of the blocks is vLLM's null block
-    with pytest.raises(UserError, match="max_model_len is 1601, but KV memory holds only 1600 tokens"):
+    with pytest.raises(UserError, match="max_model_len is 1601, but KV memory has room for only 1600 tokens"):
         resolve(engine={"num_gpu_blocks": 101, "max_model_len": 1601})
     with pytest.raises(UserError, match="from 1 to the 131072 positions"):
         resolve(engine={"max_model_len": 200_000})

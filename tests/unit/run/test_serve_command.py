@@ -125,7 +125,7 @@ def test_eager_mode_is_named_with_the_host_terms_there_are_for_it() -> None:
     [
         ("--attention-backend fa3", "attention is priced by the kernels measured for this engine and GPU"),
         ("--cuda-graph-max-bs 512", "decode steps are priced as CUDA graphs at every batch size"),
-        ("--enable-torch-compile", "priced by the kernels measured without it"),
+        ("--enable-torch-compile", "priced by kernels measured without it"),
     ],
 )
 def test_a_flag_that_only_picks_kernels_changes_no_setting_and_says_by_what_it_is_priced(flag: str, said: str) -> None:
@@ -261,8 +261,11 @@ def test_files_of_flags_go_under_the_command(tmp_path: Path) -> None:
     [
         ("ollama run llama3", "must start with one of vllm serve"),
         ("", "must start with one of"),
-        ("docker run --gpus all", "no image found; give the command that the container runs"),
-        ("docker run --gpus all my/image", "'my/image' has no command after it; give the command that its container"),
+        ("docker run --gpus all", "no image found; specify the command that the container runs"),
+        (
+            "docker run --gpus all my/image",
+            "'my/image' has no command after it; specify the command that its container",
+        ),
         ("docker compose up", "only `docker run` starts a server"),
         ("docker run ollama/ollama serve", "must start with one of vllm serve"),
         ("bash -c ''", "must start with one of vllm serve"),

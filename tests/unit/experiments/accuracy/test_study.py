@@ -257,7 +257,7 @@ def test_a_damaged_score_is_one_line(tmp_path: Path, servesim: Callable[..., Don
 
 
 def test_the_older_name_of_left_out_is_kept(servesim: Callable[..., Done]) -> None:
-    assert "Older name of left-out" in servesim("calibrate", "accuracy", "--help").out
+    assert "Former name of left-out" in servesim("calibrate", "accuracy", "--help").out
     assert "left-out" in servesim("calibrate", "--help").out
     assert " accuracy " not in servesim("calibrate", "--help").out
 

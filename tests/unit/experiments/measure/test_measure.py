@@ -164,7 +164,7 @@ def test_every_wrong_stream_has_words_of_its_own() -> None:
     assert "cut off" in lines["cut"]
     assert "cut off" in lines["no end"]
     assert "not a JSON object" in lines["garbage"]
-    assert "not an event of a stream" in lines["noise"]
+    assert "is not a stream event" in lines["noise"]
     assert "EngineDead" in lines["error"]
     assert "not valid HTTP" in lines["no chunk"]
     assert "but max_tokens was" in lines["more"]
