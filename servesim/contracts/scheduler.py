@@ -182,10 +182,10 @@ def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
         reason = scheduler.cannot["samples"]
         raise UserError(f"scheduler {scheduler.name} cannot serve requests with several samples (n > 1): {reason}")
     if scheduler.samples == "fork" and not kv.can_fork():
+        hybrid = " with engine.disable_hybrid_kv_cache_manager" if kv.grouped else ""
         raise UserError(
             f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, but kv {kv.name} "
-            "does not support this. Use a kv that does, such as paged."
-            + (" with engine.disable_hybrid_kv_cache_manager" if kv.grouped else "")
+            f"does not support this. Use a kv that does, such as paged{hybrid}."
         )
 
 

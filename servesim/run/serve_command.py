@@ -50,8 +50,7 @@ HINTS = {
     "decode-attention-backend": _KERNELS,
     "cuda-graph-max-bs": "decode steps are priced as CUDA graphs at every batch size",
     "enable-torch-compile": (
-        "this flag is priced by kernels measured without it. SGLang compiles only batches of up to "
-        "torch_compile_max_bs (32)"
+        "priced by the kernels measured without it. SGLang compiles only batches of up to torch_compile_max_bs (32)"
     ),
     "enforce-eager": _EAGER,
     "disable-cuda-graph": _EAGER,

@@ -45,7 +45,7 @@ def test_times_that_are_none_are_refused_with_file_and_row(times: list[float], w
 def test_times_wrong_by_a_thousand_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError,
-        match=r"row 1: 1e\+18 FLOP/s exceeds the peak of any GPU \(are the times "
+        match=r"row 1: 1e\+18 FLOP/s exceeds the peak of any GPU \(are the times in "
         "milliseconds",
     ):
         gemms(tmp_path, [0.88], [32_768]).rows("gemm", "bf16")

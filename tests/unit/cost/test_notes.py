@@ -66,8 +66,8 @@ def test_collectives_of_sound_servers_are_not_suspect() -> None:
     assert [line.split(" reaches")[0] for line in suspect["l40s"]] == [
         "all_reduce over 4 GPUs",
         "all_reduce over 8 GPUs",
-        "all_reduce_nccl of 4 GPUs",
-        "all_reduce_nccl of 8 GPUs",
+        "all_reduce_nccl over 4 GPUs",
+        "all_reduce_nccl over 8 GPUs",
         "all_gather of 4 GPUs",
         "all_gather of 8 GPUs",
     ]

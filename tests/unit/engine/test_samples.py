@@ -244,8 +244,8 @@ def test_a_group_gives_way_as_a_whole_and_comes_back_before_anyone_new() -> None
 @pytest.mark.parametrize(
     ("policies", "says"),
     [
-        ({"kv": "contiguous"}, "which kv contiguous does not support"),
-        ({"kv": "hybrid"}, "which kv hybrid does not support"),
+        ({"kv": "contiguous"}, "but kv contiguous does not support"),
+        ({"kv": "hybrid"}, "but kv hybrid does not support"),
     ],
 )
 def test_a_fork_needs_memory_that_can_be_shared(policies: dict[str, str], says: str) -> None:

@@ -122,7 +122,7 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     )
     endless = capacity(**WORKLOAD | {"requests": 9, "slo": "ttft:60000"}, gpu="h200", replicates=1)
     assert list(endless["verdict"]) == ["no limit"]
-    assert any("more --requests" in note for note in endless.attrs["document"]["warnings"])
+    assert any("increase --requests" in note for note in endless.attrs["document"]["warnings"])
     nobody = capacity(**WORKLOAD | {"requests": 2}, gpu="h200", replicates=1)
     assert "no request arrives in the steady window" in nobody["error"].iloc[0]
 

@@ -81,7 +81,7 @@ def test_code_that_only_a_scenario_names_is_told_and_does_not_run(call: Call, na
     )
     assert code == 2
     assert said.startswith(
-        "error: scenario stranger.yaml refers to code that would run with your full permissions: mine.py: read"
+        "error: scenario stranger.yaml refers to code that would run with your full permissions: mine.py. Read"
     )
     assert "--trust" in said
     assert not Path("ran").exists()
@@ -96,7 +96,7 @@ def test_explore_does_not_begin_with_it(call: Call) -> None:
 def test_all_files_are_told_before_the_first_runs(call: Call) -> None:
     Path("other.py").write_text(MINE)
     scenario(scheduler="mine.py:Mine", kv="other.py:Other")
-    assert "other.py, mine.py: read them" in call("run stranger.yaml")[1]
+    assert "other.py, mine.py. Read them" in call("run stranger.yaml")[1]
     assert not Path("ran").exists()
 
 
@@ -208,7 +208,7 @@ def test_from_python_keywords_and_mappings_run_and_files_need_trust(call: Call) 
     assert servesim.simulate(**SETTINGS, scheduler="mine.py:Mine").summary["requests"]["arrived"] == 5
     assert servesim.simulate({**SETTINGS, "scheduler": "mine.py:Mine"}).summary["requests"]["arrived"] == 5
     scenario(scheduler="mine.py:Mine")
-    with pytest.raises(UserError, match=r"mine\.py: read it, then add --trust \(from Python: trust=True\)"):
+    with pytest.raises(UserError, match=r"mine\.py\. Read it, then add --trust \(in Python, trust=True\)"):
         servesim.simulate("stranger.yaml")
     for experiment in (servesim.sweep, servesim.compare, servesim.capacity):
         with pytest.raises(UserError, match="refers to code"):

@@ -125,7 +125,7 @@ def test_eager_mode_is_named_with_the_host_terms_there_are_for_it() -> None:
     [
         ("--attention-backend fa3", "attention is priced by the kernels measured for this engine and GPU"),
         ("--cuda-graph-max-bs 512", "decode steps are priced as CUDA graphs at every batch size"),
-        ("--enable-torch-compile", "priced by kernels measured without it"),
+        ("--enable-torch-compile", "priced by the kernels measured without it"),
     ],
 )
 def test_a_flag_that_only_picks_kernels_changes_no_setting_and_says_by_what_it_is_priced(flag: str, said: str) -> None:

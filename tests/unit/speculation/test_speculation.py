@@ -316,7 +316,7 @@ def test_settings_that_change_nothing_are_reported() -> None:
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5,spread=2"}, "spread is 2"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.1,spread=0.9"}, "it can be at most 0"),
         ({"speculation": "eagle3", "acceptance": "independent:alpha=1.5"}, "must be probabilities from 0 to 1"),
-        ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
+        ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "file 'nowhere.jsonl' does not exist"),
     ],
 )
 def test_bad_settings_get_one_line(given: dict[str, Any], message: str) -> None:

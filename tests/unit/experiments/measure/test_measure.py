@@ -120,7 +120,7 @@ def test_points_that_do_not_fit_the_server_are_left_out_and_named() -> None:
     with serving(Stub(length=300)) as stub:
         found = measured(stub, Plan(idle=(64, 512), clients=(), saturated=0, output=8, idle_requests=2, repeats=1))
         assert [run.point.prompt for run in found.runs] == [64]
-        assert "left out" in found.notes[0]
+        assert "excluded because" in found.notes[0]
         with pytest.raises(UserError, match="no point fits"):
             measured(stub, Plan(idle=(512,), clients=(), saturated=0))
 

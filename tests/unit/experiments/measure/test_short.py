@@ -256,4 +256,4 @@ def test_an_option_that_would_change_nothing_is_refused(
 ) -> None:
     code = servesim(monkeypatch, "x", "--gpu", "h100", "--short", "--idle-requests", "4", "--out", str(tmp_path / "o"))
     assert code == 2
-    assert "leave out --idle-requests, or --short" in capsys.readouterr().err
+    assert "remove --idle-requests or --short" in capsys.readouterr().err
