@@ -28,10 +28,12 @@ def steps(
     tp: Annotated[
         int, typer.Option(help="Run the shard of one GPU. Neither the steps nor the predictions include collectives.")
     ] = 1,
-    dtype: Annotated[str | None, typer.Option(help="Formats of the linear layers, as for profile.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Formats of the linear layers, as in calibrate profile.")] = None,
     budget_s: Annotated[float, typer.Option(help="Time budget in seconds for all models together.")] = 540.0,
-    kernels: Annotated[str | None, typer.Option(help="Kernel set, as for profile.")] = None,
-    library: Annotated[list[Path] | None, typer.Option(help="Shared library, as for profile. Repeatable.")] = None,
+    kernels: Annotated[str | None, typer.Option(help="Kernel set, as in calibrate profile.")] = None,
+    library: Annotated[
+        list[Path] | None, typer.Option(help="Shared library, as in calibrate profile. Repeatable.")
+    ] = None,
     count: Annotated[
         int,
         typer.Option(

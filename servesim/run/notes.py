@@ -209,7 +209,9 @@ def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[
         yield type(line)(f"kernel tables: {line}")
     if cost.tables is not None and cost.tables.without_error:
         which = ", ".join(cost.tables.without_error) if cost.tables.relative_error is not None else "the kernel tables"
-        yield f"uncertainty: {which} have no error from repeated measurements, so no interval covers their times"
+        yield (
+            f"uncertainty: {which} do not include the error of repeated measurements, so no interval covers their times"
+        )
 
 
 def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None) -> Iterator[str]:

@@ -91,9 +91,10 @@ class ClientSettings(Section):
     """Benchmark client whose sending behavior sets the defaults: rate (inf unless given), gaps, turnaround and number
     of requests. Its warm-up requests are not replayed."""
     max_concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: maximum number of outstanding requests. The others wait outside the server. None means no limit."""
+    """Closed loop: maximum number of outstanding requests. Other requests wait outside the server. None means no
+    limit."""
     turn_ms: float | None = Field(default=None, ge=0, le=1e7)
-    """Mean delay from an answer to the next request of a closed loop, in ms. Delays are drawn from an exponential
+    """Mean delay between an answer and the next request in a closed loop, in ms. Delays are drawn from an exponential
     distribution. With None, there is no delay, so clients whose requests end together send their next requests at
     the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)

@@ -55,7 +55,7 @@ BAR = or_null(an_object(mean=NUMBER, low=NUMBER, high=NUMBER, coverage=or_null(a
 
 def _bar(metric: str) -> Figure:
     doc = (
-        "`mean` is the simulated mean in ms. `low` and `high` are the ends of the range that contains a share "
+        "`mean` is the simulated mean in ms. `low` and `high` are the ends of the range that contains the fraction "
         "`level` of measured servers like this one. `coverage` contains the `value` of this share on held-out cells "
         "and its 95 % interval"
     )

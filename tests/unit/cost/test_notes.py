@@ -82,7 +82,7 @@ def test_the_interval_is_of_what_was_measured_and_says_which_files_state_none(tm
     thinned(tmp_path / "none", 10**6)
     (tmp_path / "none" / "gemm.parquet").replace(tmp_path / "gemm.parquet")
     notes = run(kernel_tables=str(tmp_path), host="none")["notes"]
-    assert any(note.startswith("uncertainty: gemm.parquet have no error from repeated") for note in notes)
+    assert any(note.startswith("uncertainty: gemm.parquet do not include the error of repeated") for note in notes)
 
 
 def test_shipped_tables_state_no_error_and_a_run_says_so_once() -> None:
