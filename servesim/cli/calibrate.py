@@ -74,7 +74,7 @@ Examples:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="TABLE", help="Folder of kernel tables.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Page to write.")],
-    gpu: Annotated[str | None, typer.Option(help="GPU, for tables that do not name one.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU, for tables that do not specify one.")] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(

@@ -265,7 +265,7 @@ def _support(names: Sequence[str], as_json: bool) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs, and the kernel tables that price them."""
+    """List the GPUs and their kernel tables."""
     from servesim.hardware import Gpu, gpu_names
 
     found = [dataclasses.asdict(Gpu.load(name)) for name in gpu_names()]

@@ -39,7 +39,9 @@ def measure(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the measurements.", rich_help_panel=COMMON)],
     tp: Annotated[
         int | None,
-        typer.Option(min=1, help="Tensor parallelism. [default: from flags or log, else 1]", rich_help_panel=COMMON),
+        typer.Option(
+            min=1, help="Tensor parallelism. [default: from flags or log, or otherwise 1]", rich_help_panel=COMMON
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Weight format: bf16, fp8 or int4. [default: from flags, log or name]")

@@ -118,7 +118,7 @@ class _Scenario(Section):
     are spread over the GPUs of all ranks, so every step takes as long as the step of the slowest rank."""
     ep: int | None = Field(default=None, ge=1, le=4096)
     """Number of GPUs, out of tp x dp, over which whole experts are distributed. Each expert is split by width over
-    tp x dp / ep GPUs. None means all GPUs with engine.enable_expert_parallel, else 1."""
+    tp x dp / ep GPUs. None means all GPUs with engine.enable_expert_parallel, and 1 otherwise."""
     pp: int = Field(default=1, ge=1, le=1024)
     """Pipeline parallelism: number of stages per replica. One step per stage is in flight, and steps are planned
     synchronously."""
@@ -143,7 +143,7 @@ class _Scenario(Section):
     speculation: Settings = Field(default={"name": "none"})
     """Speculative decoding method, such as `eagle3:k=3`, `ngram` or `draft-model:model=...`."""
     acceptance: Settings | None = None
-    """Acceptance of draft tokens, such as `positions:marginal=0.73/0.52/0.36`. It is part of the workload. None
+    """Acceptance of draft tokens, such as `positions:marginal=0.73/0.52/0.36`. Acceptance is part of the workload. None
     uses the rates that the method assumes, and a note lists them."""
     engine: EngineSettings = EngineSettings()
     slo: Annotated[dict[str, float], COMMON] = Field(default={})

@@ -51,7 +51,7 @@ class EngineSettings(Section):
     vLLM V0."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
     """Kernel of mixture-of-experts layers with 4-bit weights. `auto` is the kernel that the engine is known to
-    use (servesim/versions), else the fastest measured kernel."""
+    use (servesim/versions), or otherwise the fastest measured kernel."""
     attention_backend: Literal["auto", "eager"] = "auto"
     """Attention implementation. `eager` is not fused, so scores and probabilities are written to memory. Its time is
     computed by formula, and its memory use is not counted."""

@@ -41,7 +41,7 @@ DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", 
 """Speculators by vLLM's `method`."""
 _EAGER = (
     "steps are priced as CUDA graphs. host=pytorch-eager prices the launches of PyTorch's eager mode instead. It was "
-    "fitted to one model on one H100, and elsewhere it is accurate only to an order of magnitude"
+    "derived from one model on one H100, and elsewhere it is accurate only to an order of magnitude"
 )
 _KERNELS = "attention is priced by the kernels measured for this engine and GPU, regardless of the backend"
 HINTS = {

@@ -71,7 +71,8 @@ INTERVALS = Group(
         Figure("kind", "aspects of the run that the measurements do not cover. `null` if there are no error bars",
                itemgetter("kind"), schema=TEXT_OR_NULL),
         Figure("laboratory",
-               "`own` if the host terms were fitted to this server (`servesim calibrate host`), else `unseen`. "
+               "`own` if the host terms were fitted to this server (`servesim calibrate host`), and `unseen` "
+               "otherwise. "
                "`null` if there are no error bars", itemgetter("laboratory"), schema=TEXT_OR_NULL),
         Figure("says", "the same aspects in words, or the reason why there are no error bars", itemgetter("says"),
                schema=TEXT),
