@@ -186,7 +186,7 @@ def left_out(
     gpu: Annotated[str | None, typer.Option(help="Measured GPU. [default: from the tables]")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures as JSON.")] = None,
 ) -> None:
-    """Report the prediction error for held-out rows of kernel tables.
+    """Report prediction errors for held-out rows of kernel tables.
 
     Each split holds out other rows: a random fifth of the rows, a fifth of the curves (all rows of a shape), all
     points of each curve except every second or fourth point, or the largest points of each curve.

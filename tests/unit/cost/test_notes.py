@@ -68,8 +68,8 @@ def test_collectives_of_sound_servers_are_not_suspect() -> None:
         "all_reduce over 8 GPUs",
         "all_reduce_nccl over 4 GPUs",
         "all_reduce_nccl over 8 GPUs",
-        "all_gather of 4 GPUs",
-        "all_gather of 8 GPUs",
+        "all_gather over 4 GPUs",
+        "all_gather over 8 GPUs",
     ]
 
 
@@ -88,7 +88,7 @@ def test_the_interval_is_of_what_was_measured_and_says_which_files_state_none(tm
 def test_shipped_tables_state_no_error_and_a_run_says_so_once() -> None:
     summary = run()
     assert summary["uncertainty"] is None
-    said = "uncertainty: the kernel tables have no error"
+    said = "uncertainty: the kernel tables do not include the error"
     assert len([note for note in summary["notes"] if note.startswith(said)]) == 1
     roofline = run(kernel_tables="roofline")
     assert not any(note.startswith(("uncertainty", "extrapolated")) for note in roofline["notes"])
