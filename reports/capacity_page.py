@@ -148,15 +148,15 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
             f", and in every {s['window_minutes']:g}-minute window with at least {s['window_requests']:,} requests"
         )
     text = (
-        f"A rate counts as carried if the limits above hold on average over all runs{windows}, and fewer than "
+        f"A deployment sustains a rate if the limits above are met on average over all runs{windows}, and fewer than "
         "half of the runs are unstable. "
     )
     if _by_rate(document):
         return text + (
-            f"The interval ({100 * s['level']:g} %) includes the range that bisection leaves open. The other "
-            "columns are for that rate."
+            f"The {100 * s['level']:g} % interval includes the range that the bisection did not resolve. The other "
+            "columns apply to that rate."
         )
-    return text + "Cheapest: the lowest price per request carried."
+    return text + "The cheapest deployment has the lowest price per request."
 
 
 def _attainment(document: Mapping[str, Any]) -> Drawing | None:

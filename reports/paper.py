@@ -88,7 +88,7 @@ def write(figure: Any, path: Path, name: str) -> None:
     known = figure.canvas.get_supported_filetypes()
     suffix = path.suffix.removeprefix(".").lower()
     if suffix not in known:
-        raise UserError(f"{path}: end the name in one of {', '.join('.' + one for one in sorted(known))}")
+        raise UserError(f"{path}: the name must end in one of {', '.join('.' + one for one in sorted(known))}")
     fonts: dict[Any, Any] = {key: STYLE[key] for key in ("pdf.fonttype", "ps.fonttype", "svg.fonttype")}
     made = {"Creator": "servesim"}
     undated: dict[str, Any] = {"pdf": {**made, "CreationDate": None}, "svg": {**made, "Date": None}}

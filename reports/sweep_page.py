@@ -264,7 +264,7 @@ def _sure(document: Mapping[str, Any]) -> list[str]:
     """Return sentences on how certain the best combination and the fronts are, given the model's error."""
     said = sure(document)
     bars = {v["bars"]["says"]: v["label"] for v in reversed(document["variants"]) if v.get("bars")}
-    return said + [f"error bars of means ({label or 'the run'}): {says}" for says, label in reversed(bars.items())]
+    return said + [f"error bars for means ({label or 'the run'}): {says}" for says, label in reversed(bars.items())]
 
 
 def _axes(document: Mapping[str, Any]) -> list[str]:
@@ -278,8 +278,7 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     within = "Best and Pareto compare combinations at the same rate. " if "rate" in document["axes"] else ""
     return (
         f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % "
-        "of the arrivals are left out. Pareto: no stable combination is at least as good in price, p99 "
-        "end-to-end latency and output throughput, and better in one; a question mark means that the model's "
-        "error may change that. Below mean latencies: the range that would contain them on 80 % of measured "
-        "servers."
+        "of the arrivals are excluded. Pareto: no stable combination is at least as good in price, p99 "
+        "end-to-end latency and output throughput, and better in one. A question mark means that the model's error "
+        "may change that. The range below a mean latency would contain it on 80 % of measured servers."
     )

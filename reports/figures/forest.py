@@ -19,7 +19,7 @@ VERDICT_COLOURS |= {"too fast": "rose", "too slow": "rose"}
 SHOWN = 4
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 9.0, 99.0)
 """Changes that a tick may mark."""
-_CHANGE = "change from the baseline, relative or (for shares) absolute"
+_CHANGE = "relative change from the baseline (absolute for shares)"
 PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attainment", "usd_per_million_tokens")
 
 

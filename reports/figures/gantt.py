@@ -76,15 +76,15 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
         f"{seconds(output)} for the rest; {int((again > 0).sum())} were preempted."
     )
     caption = (
-        "One bar per request, numbered by its row in the trace; pointing at a bar shows the requests that ran "
-        "alongside it."
+        "Each bar is a request, numbered by its row in the trace. Point at a bar to see the requests that ran at the "
+        "same time."
     )
     if window_s is None:
-        caption += " The window lies around the longest wait for a first token."
+        caption += " The window contains the longest wait for a first token."
     if again.any():
         caption += " A cross marks requests that were preempted."
     if left_out:
-        caption += f" {left_out:,} more are not drawn."
+        caption += f" {left_out:,} more requests are not drawn."
     height = 90 + 11 * len(rows)
 
     def tidy() -> list[tuple[Any, ...]]:

@@ -50,7 +50,7 @@ def cdf(run: Run) -> Drawing | None:
     ]
     caption = "Share of completed requests at or below a latency. Dots mark the median, p90 and p99."
     if slo:
-        caption += " Dashed lines are the limits; next to each is the share of requests within it."
+        caption += " Dashed lines show the limits. The number next to a line is the share of requests within the limit."
     alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
     return wide("latency_cdf", "Latency distributions", alt, paint, (296, 186 * len(panels)), caption)
 

@@ -68,7 +68,7 @@ def against_load(
     )
     if knees:
         alt += ". Knees: " + "; ".join(f"{label}, {metric_label(m['name'])} at {k:g}" for label, m, k in knees)
-    caption = "Hollow: the queue grows without bound in at least half of the runs."
+    caption = "A marker is hollow if the queue grows without bound in at least half of the runs."
     if knees:
         caption += (
             " A ring marks the knee: the stable point farthest below the line from a curve's first point to its last."
@@ -175,8 +175,11 @@ def attainment(
         f"{label}, {len(pairs)} runs from {min(pairs)[0]:g} to {max(pairs)[0]:g}" for label, pairs in points.items()
     )
     below = any(share < low for pairs in points.values() for _, share in pairs)
-    cut = f" Shares below {100 * low:g} % lie beyond the frame." if below else ""
-    caption = f"Each dot is a run; lines join the means. Dashed: the required share, {100 * target:g} %.{cut}{more}"
+    cut = f" Shares below {100 * low:g} % are outside the frame." if below else ""
+    caption = (
+        f"Each dot is a run. Lines connect the means. The dashed line is the required share, {100 * target:g} "
+        f"%.{cut}{more}"
+    )
     legend = (tuple((palette[label], label) for label in points) if any(points) else ()) + left
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
@@ -249,7 +252,10 @@ def pareto(rows: Sequence[Dot], latency: str = PARETO[1], left: Legend = ()) -> 
         for r in rows
         if r.front
     )
-    caption = "Dots grow with throughput. Outlined: nothing else is at least as good in all three and better in one."
+    caption = (
+        "Larger dots have higher throughput. A dot is outlined if no other is at least as good in all three "
+        "and better in one."
+    )
     if any(r.bars for r in rows):
         caption += (
             " Bars: the range of p99 that 80 % of the ratios of measured pairs allow, relative to the variant "

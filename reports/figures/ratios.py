@@ -56,8 +56,8 @@ def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
         f"{np.median([t for _, t in groups[name]]):.2f} times the measured values"
         for name in shown
     )
-    caption = "Each dot is a cell; the band is ±10 %. Ratios below 0.1 or above 10 are drawn at the edge."
+    caption = "Each dot is a cell. The band covers ±10 %. Ratios below 0.1 or above 10 are drawn at the edge."
     if len(groups) > len(shown):
-        caption += f" Only the {len(shown)} sets with the most cells, of {len(groups)}, are drawn."
+        caption += f" Only the {len(shown)} largest of {len(groups)} sets are drawn."
     height = 92 + each * len(shown)
     return wide("ratios", "Simulated over measured", alt + ".", paint, (height, 2 * height), caption)

@@ -66,6 +66,8 @@ def over_time(run: Run) -> Drawing | None:
 
     share = percent(float(accepted.sum()) / float(drafts.sum()))
     alt = f"Draft tokens verified per second, at most {all_of_them.max():,.0f}; {share} are accepted and delivered."
-    caption = f"Draft tokens verified per second: {share} of them are accepted and delivered, the rest are thrown away."
-    legend = (("teal", "accepted"), ("slate", "thrown away"))
+    caption = (
+        f"Draft tokens verified per second: {share} of them are accepted and delivered, and the rest are discarded."
+    )
+    legend = (("teal", "accepted"), ("slate", "discarded"))
     return half("drafts", "Drafts over time", alt, paint, 300, caption, legend=legend)

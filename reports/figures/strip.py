@@ -61,7 +61,7 @@ def strip(
         for name, _, values in row["points"]
     ]
     alt = f"{', '.join(metric_label(m['name']) for m in metrics)} of every combination. {'; '.join(said)}."
-    caption = "Hollow: the queue grows without bound in at least half of the runs."
+    caption = "A marker is hollow if the queue grows without bound in at least half of the runs."
     if len(rows) > len(shown):
         caption += f" Only the first {len(shown)} of {len(rows)} are shown."
     legend = tuple((SERIES[i % len(SERIES)], name) for i, name in enumerate(series)) if len(series) > 1 else ()

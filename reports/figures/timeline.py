@@ -101,9 +101,9 @@ def memory_map(run: Run) -> Drawing | None:
         f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} reserved or wasted inside blocks, "
         f"{percent(kv['external_share'])} wasted between them, {percent(kv['free_share'])} free."
     )
-    caption = "Shares of the KV memory of all replicas: filled by requests, held by them but not filled, and lost."
+    caption = "Shares of the KV memory of all replicas: used by requests, reserved but not used, and lost."
     if peaks is not None:
-        caption += f" Line: peak allocation{' on any replica' if run.scenario.replicas > 1 else ''}."
+        caption += f" The line shows the peak allocation{' on any replica' if run.scenario.replicas > 1 else ''}."
     if limit < 1.0:
         caption += f" The axis ends at {percent(limit)}."
     legend = tuple((colour, text) for _, colour, text in MEMORY[:3])

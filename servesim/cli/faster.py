@@ -14,9 +14,9 @@ from servesim.engine import compiled
 COMPILED_FACTOR = 1.6
 """Speed of the compiled build beside the pure one, last measured on Mooncake at eight replicas."""
 FASTER = (
-    f"a compiled wheel is faster ({COMPILED_FACTOR}x on Mooncake at eight replicas, the same results): "
-    "SERVESIM_COMPILE=1 pip install --force-reinstall --no-deps --no-binary servesim servesim compiles one where there "
-    "is a C compiler"
+    f"a compiled wheel is faster ({COMPILED_FACTOR}x on Mooncake with eight replicas) and gives the same results: "
+    "SERVESIM_COMPILE=1 pip install --force-reinstall --no-deps --no-binary servesim servesim compiles it if a C "
+    "compiler is installed"
 )
 
 

@@ -193,7 +193,7 @@ def refuse(words: Sequence[str], known: Sequence[Mapping[str, Any]], kind: str, 
             raise UserError(
                 f"no {kind} has {word}" + (near if "did you mean" in near else f"; `servesim {command}` lists all")
             )
-    raise UserError(f"no {kind} has {' and '.join(words)} together")
+    raise UserError(f"no {kind} contains all of these words: {', '.join(words)}")
 
 
 def _spelt(text: str) -> str:
@@ -253,7 +253,7 @@ def _models_with(words: Sequence[str]) -> list[str]:
         if model_named(base) is not None or Path(base).exists():
             return [words[0]]
     if not names:
-        raise UserError(f"no bundled model has {' and '.join(words)} in its name; --model takes a config.json as well")
+        raise UserError(f"no bundled model has {' and '.join(words)} in its name; --model also accepts a config.json")
     return names
 
 
@@ -269,7 +269,7 @@ def _support(names: Sequence[str], as_json: bool) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs, and the kernel tables that price them."""
+    """List the GPUs and their kernel tables."""
     from servesim.hardware import Gpu, gpu_names
 
     found = [dataclasses.asdict(Gpu.load(name)) for name in gpu_names()]

@@ -102,7 +102,7 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
             file.write(html)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"{folder} is complete except for its report; write it with servesim report {folder}"
+            f"{folder} is complete except for its report. To write the report, run servesim report {folder}"
         ) from None
     return path
 

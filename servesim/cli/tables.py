@@ -50,7 +50,7 @@ def _drilled(found: Mapping[str, Any]) -> str:
     """Return how many requests of a variant are slower, why, and where it first differs from the baseline."""
     causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
     return (
-        f"{found['variant']}: {found['worse']:,} of {found['compared']:,} requests slower by over 5 %"
+        f"{found['variant']}: {found['worse']:,} of {found['compared']:,} requests more than 5 % slower"
         f"{f' ({causes})' if causes else ''}, {found['better']:,} faster; first difference {_first(found)}"
     )
 

@@ -286,18 +286,20 @@ def _frame(document: Mapping[str, Any], out: str | Path | None) -> pd.DataFrame:
 
 def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
     if not (known.slo or known.slo_classes):
-        raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
+        raise UserError("capacity: specify an SLO, such as --slo ttft:500,tpot:50")
     if any(key.partition(".")[0] in ("slo", "slo_classes") for v in variants for key in v.axes):
-        raise UserError("capacity: give one SLO; run the command once for each")
+        raise UserError("capacity: specify only one SLO, and run the command once per SLO")
     if "rate" in {key for v in variants for key in v.axes}:
-        raise UserError("capacity: give one rate to find the cheapest deployment, or none to find the highest rate")
+        raise UserError(
+            "capacity: specify one rate to find the cheapest deployment, or no rate to find the highest rate"
+        )
     if known.rate == math.inf:
         raise UserError(
-            "capacity: no deployment can carry an infinite rate; give --rate in requests/s, or leave it out"
+            "capacity: no deployment can sustain an infinite rate; specify --rate in requests/s, or omit it"
         )
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError(
-            "capacity: --replicas cannot be given with --rate, because capacity searches for the number of replicas"
+            "capacity: --replicas cannot be combined with --rate, because capacity searches for the number of replicas"
         )
     if known.rate is not None:
         check_scalers(variants)
@@ -311,6 +313,6 @@ def _check_measured(variants: Sequence[Variant]) -> None:
     for name in sorted({name.lower() for name in names if isinstance(name, str)} - set(measured)):
         if name in gpu_names():
             raise UserError(
-                f"capacity: {name} has no kernel tables, so all its steps would be priced by formula; add --by-formula "
-                f"to accept that, or give --kernel-tables (tables exist for {', '.join(measured)})"
+                f"capacity: {name} has no kernel tables, so a formula would price all its steps. Add --by-formula to "
+                f"accept that, or specify --kernel-tables (tables exist for {', '.join(measured)})"
             )

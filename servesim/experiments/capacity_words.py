@@ -67,8 +67,8 @@ def error_sentences(document: Mapping[str, Any]) -> list[str]:
     later = sum(why.startswith("not computed") for why in says.values())
     if later:
         found.append(
-            f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other {later} do not; the Pareto "
-            "front ignores the model's error"
+            f"only the {SOUGHT} cheapest deployments have intervals in brackets, and the other {later} do not. The "
+            "Pareto front ignores the model's error"
         )
     if says:
         found.append("TTFT p99 and $/M tokens are simulated at the rate shown and change with it")

@@ -120,7 +120,7 @@ def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> Non
     if max_num_batched_tokens < max_model_len:
         raise UserError(
             f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len="
-            f"{max_model_len}, so without chunked prefill the longest prompt would never run (raise it, or set "
+            f"{max_model_len}, so without chunked prefill the longest prompt would never run (increase it, or set "
             "engine.max_model_len)"
         )
 

@@ -50,7 +50,7 @@ def with_pools(
     for pool in map(_mapping, given):
         name, role = str(pool.pop("name", "")), pool.pop("role", "both")
         if not name or any(name == other["name"] for other in pools):
-            raise UserError(f"pools: {shown(name) + ' is given twice' if name else 'a pool has no name'}")
+            raise UserError(f"pools: {shown(name) + ' is specified twice' if name else 'a pool has no name'}")
         if role not in ROLES:
             raise UserError(f"pools: role of {name} is {shown(role)} but must be {', '.join(ROLES)}")
         try:

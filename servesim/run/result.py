@@ -52,7 +52,7 @@ _RUN_AGAIN = ("features", "speculation", "acceptance", "pools")
 _SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list, "warnings": list}
 """Types of those parts of a summary that are not mappings."""
 
-NOT_KEPT = "a streamed run keeps records only in a result directory: give one (out=...)"
+NOT_KEPT = "a streamed run stores records only in a result directory: specify one (out=...)"
 
 
 class Result:
@@ -223,7 +223,7 @@ class Result:
 def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
     """Raise ValueError if a part of a file is missing."""
     if missing := sorted(set(wanted) - set(found)):
-        raise ValueError(f"it has no {', '.join(missing)} (written by another version?)")
+        raise ValueError(f"it has no {', '.join(missing)} (written by a different version?)")
 
 
 def _whole(summary: Mapping[str, Any]) -> None:

@@ -36,17 +36,17 @@ DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", 
           "deepseek_mtp": "mtp"}  # fmt: skip
 """Speculators by vLLM's `method`."""
 _EAGER = (
-    "steps are priced as CUDA graphs; host=pytorch-eager prices the launches of PyTorch's eager mode instead (set from "
-    "one model on one H100, elsewhere good only to an order of magnitude)"
+    "steps are priced as CUDA graphs. host=pytorch-eager prices the launches of PyTorch's eager mode instead. It was "
+    "derived from one model on one H100, and elsewhere it is accurate only to an order of magnitude"
 )
-_KERNELS = "attention is priced by the kernels measured for this engine and GPU, whatever the backend"
+_KERNELS = "attention is priced by the kernels measured for this engine and GPU, regardless of the backend"
 HINTS = {
     "attention-backend": _KERNELS,
     "prefill-attention-backend": _KERNELS,
     "decode-attention-backend": _KERNELS,
     "cuda-graph-max-bs": "decode steps are priced as CUDA graphs at every batch size",
     "enable-torch-compile": (
-        "priced by the kernels measured without it; SGLang compiles only batches of up to torch_compile_max_bs (32)"
+        "priced by the kernels measured without it. SGLang compiles only batches of up to torch_compile_max_bs (32)"
     ),
     "enforce-eager": _EAGER,
     "disable-cuda-graph": _EAGER,

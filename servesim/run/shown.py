@@ -38,7 +38,7 @@ def answer(summary: Mapping[str, Any]) -> str:
     if not requests["completed"]:
         return f"None of {requests['arrived']:,} requests was served."
     if stable["unstable"]:
-        return f"UNSTABLE: {GROWING}, so add servers: servesim capacity finds the rate that this deployment carries."
+        return f"UNSTABLE: {GROWING}, so add servers: servesim capacity finds the rate that this deployment sustains."
     goodput, flow = summary["goodput"], summary["throughput"]["request_throughput"]
     if goodput and (asked := summary["scenario"].get("slo_percentiles")) and "slo_classes_ms" not in goodput:
         said = _each_limit(goodput, asked)
@@ -113,7 +113,7 @@ def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
         for group in feature.groups():
             if group.section in taken:
                 raise UserError(
-                    f"feature {feature.name}: figures {group.section!r}: the summary already has this section"
+                    f"feature {feature.name}: figures {group.section!r}: the summary already contains this section"
                 )
             taken.add(group.section)
             found.append(group)

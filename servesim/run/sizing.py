@@ -136,6 +136,7 @@ def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:
         )
     if asked > room:
         raise UserError(
-            f"engine.max_model_len is {asked}, but KV memory holds only {room} tokens (lower it, or give auto)"
+            f"engine.max_model_len is {asked}, but KV memory has room for only {room} tokens (use a lower value, or "
+            "auto)"
         )
     return asked

@@ -120,8 +120,8 @@ def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> Non
         names = ", ".join(shown(name)[:40] for name in table.names[:MOST_LISTED])
         more = f" and {len(table.names) - MOST_LISTED} more" if len(table.names) > MOST_LISTED else ""
         raise UserError(
-            f"{table.path}: no column for {' or '.join(lacking.values())} found among {names}{more}; name it, such as "
-            f"{proposed(table, role, tuple(lacking))}"
+            f"{table.path}: no column for {' or '.join(lacking.values())} found among {names}{more}; specify it, "
+            f"such as {proposed(table, role, tuple(lacking))}"
         )
 
 
@@ -138,7 +138,7 @@ def _check_single(table: Table, role: dict[str, str]) -> None:
             if several:
                 raise UserError(
                     f"{table.path}: line {line}: {name} is {shown(cell)[:80]}, so each row is the sum of several "
-                    "requests; the log must have one request per row"
+                    "requests. The log must have one request per row."
                 )
 
 
@@ -150,19 +150,22 @@ def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) ->
     if not len(kept):
         raise UserError(
             f"{table.path}: none of the {len(prompt)} rows is a completed request with prompt and output tokens "
-            f"({', '.join(shown(role[n]) for n in ('prompt', 'output', 'status') if n in role)}); name the columns: "
-            f"{EXAMPLE}"
+            f"({', '.join(shown(role[n]) for n in ('prompt', 'output', 'status') if n in role)}); specify the "
+            f"columns: {EXAMPLE}"
         )
     if len(bad := np.flatnonzero(prompt[kept] < 1)):
         raise UserError(f"{table.path}: line {table.lines[kept[bad[0]]]}: {role['prompt']} is 0 but must be at least 1")
     notes = []
     if failed.any():
         count, column = int(failed.sum()), shown(role.get("status") or role["error"])
-        said = f"{count:,} failed requests of {len(prompt):,} left out ({column})"
-        many = Warn(f"{said}, so the rate is that of the others; raise it with --rate if the server refused them")
+        said = f"skipped {count:,} of {len(prompt):,} requests because they failed ({column})"
+        many = Warn(
+            f"{said}, so the rate covers only the other requests. Raise it with --rate if the server refused "
+            "the failed requests."
+        )
         notes.append(many if count > MOST_FAILED * len(prompt) else said)
     if rest := int((without & ~failed).sum()):
-        notes.append(f"{rest:,} requests of {len(prompt):,} without prompt or output tokens left out")
+        notes.append(f"skipped {rest:,} of {len(prompt):,} requests because they have no prompt or output tokens")
     return kept, notes + on_unknown_status(table, role, kept)
 
 

@@ -25,7 +25,7 @@ def test_the_second_run_says_nothing(at_a_terminal: Path, capsys: pytest.Capture
     faster.tell_once()
     first = capsys.readouterr()
     faster.tell_once()
-    assert "1.6x on Mooncake at eight replicas" in first.err
+    assert "1.6x on Mooncake with eight replicas" in first.err
     assert "--no-binary servesim servesim" in first.err  # else pip takes a wheel and compiles nothing
     assert first.err.count("\n") == 1
     assert (first.out, capsys.readouterr().err) == ("", "")

@@ -111,7 +111,7 @@ def test_whole_words_are_listed_before_parts_of_words(call: Call) -> None:
         ("sarahti", 'error: no setting has sarahti (did you mean "sarathi"?)'),
         ("max_num_sequs", 'error: no setting has max_num_sequs (did you mean "max_num_seqs"?)'),
         ("scheduler sarahti", 'error: no setting has sarahti (did you mean "sarathi"?)'),
-        ("sarathi mooncake", "error: no setting has sarathi and mooncake together"),
+        ("sarathi mooncake", "error: no setting contains all of these words: sarathi, mooncake"),
         ("xylophone", "error: no setting has xylophone; `servesim settings` lists all"),
     ],
 )

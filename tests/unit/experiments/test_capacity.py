@@ -145,11 +145,11 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     assert never.attrs["document"]["points"] == []  # no load is tried that cannot change the answer
     assert "wait longer than 1 ms for their first token on an idle server" in never["reason"].iloc[0]
     assert never.attrs["document"]["answer"].startswith(
-        "Nothing carries any rate; the deployment comes closest, with 0 % at best"
+        "No deployment sustains any rate; the deployment comes closest, with at most 0 %"
     )
     endless = capacity(**WORKLOAD | {"requests": 9, "slo": "ttft:60000"}, gpu="h200", replicates=1)
     assert list(endless["verdict"]) == ["no limit"]
-    assert any("more --requests" in note for note in endless.attrs["document"]["warnings"])
+    assert any("increase --requests" in note for note in endless.attrs["document"]["warnings"])
     nobody = capacity(**WORKLOAD | {"requests": 2}, gpu="h200", replicates=1)
     assert "no request arrives in the steady window" in nobody["error"].iloc[0]
 
@@ -163,10 +163,10 @@ def test_a_gpu_without_tables_is_answered_when_told(told: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"slo": {}}, "give an SLO"),
-        ({"slo.ttft": "40,50"}, "give one SLO"),
-        ({"rate": "1,2"}, "give one rate to find"),
-        ({"rate": 1, "replicas": "1,2"}, "--replicas cannot be given with --rate"),
+        ({"slo": {}}, "specify an SLO"),
+        ({"slo.ttft": "40,50"}, "specify only one SLO"),
+        ({"rate": "1,2"}, "specify one rate to find"),
+        ({"rate": 1, "replicas": "1,2"}, "--replicas cannot be combined with --rate"),
         ({"attainment": 1.5}, "attainment is 1.5"),
         ({"tolerance": 0}, "tolerance is 0"),
         ({"max_replicas": 0}, "max_replicas is 0"),

@@ -191,8 +191,8 @@ def test_rows_that_were_not_looked_at_are_counted_and_those_without_bars_named()
     assert error_sentences({"model_error": error, "rows": rows, "worth": []}) == [
         "it holds",
         "r2: no error bars: no such GPU",
-        f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other 2 do not; the Pareto front "
-        "ignores the model's error",
+        f"only the {SOUGHT} cheapest deployments have intervals in brackets, and the other 2 do not. The Pareto "
+        "front ignores the model's error",
         "TTFT p99 and $/M tokens are simulated at the rate shown and change with it",
     ]
     assert error_sentences({"rows": rows}) == []

@@ -117,7 +117,7 @@ def test_shares_are_drawn_around_the_required_one_so_that_lines_differ(tmp_path:
         assert panel["y"]["from"] == pytest.approx(0.95)
         assert panel["y"]["to"] < 1.01
         assert panel["x"]["to"] < 20, "rates at which all is lost take no room"
-    assert "Shares below 95 % lie beyond the frame." in drawn.caption
+    assert "Shares below 95 % are outside the frame." in drawn.caption
 
 
 def test_dots_show_the_latency_that_is_limited(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(result: Result) -> None:
     assert servesim.figure(frame, "pareto").title == "Price, latency, throughput"
     with pytest.raises(UserError, match="the runs were not kept: run the sweep with --out"):
         servesim.figure(frame, "timeline")
-    with pytest.raises(UserError, match="no variant 'static': name one of vllm / rate=20; "):
+    with pytest.raises(UserError, match="no variant 'static': choose from vllm / rate=20; "):
         servesim.figure(frame, "timeline", variant="static")
     with pytest.raises(UserError, match="figures can be drawn from results"):
         servesim.figures(pd.DataFrame())

@@ -124,7 +124,7 @@ def test_markdown_of_an_experiment_has_its_tables(
     assert text.count("<details>") == text.count("</details>") > 0
     widths = [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")]
     assert len(widths) >= 3
-    with pytest.raises(servesim.UserError, match="holds an experiment"):
+    with pytest.raises(servesim.UserError, match="contains an experiment"):
         export(experiment(command), "perfetto", tmp_path / "trace.json")
 
 

@@ -53,7 +53,7 @@ def test_synchronous_scheduling_has_one_step_in_flight() -> None:
 def test_the_longest_request_is_what_memory_holds() -> None:
     setup = resolve(engine={"num_gpu_blocks": 101})
     assert setup.scenario.engine.max_model_len == 1600  # one of the blocks is vLLM's null block
-    with pytest.raises(UserError, match="max_model_len is 1601, but KV memory holds only 1600 tokens"):
+    with pytest.raises(UserError, match="max_model_len is 1601, but KV memory has room for only 1600 tokens"):
         resolve(engine={"num_gpu_blocks": 101, "max_model_len": 1601})
     with pytest.raises(UserError, match="from 1 to the 131072 positions"):
         resolve(engine={"max_model_len": 200_000})
@@ -81,7 +81,7 @@ def test_requests_and_rate_apply_to_traces_given_as_objects() -> None:
         ({"scheduler": "vllm:long_prefill_token_threshold=300"}, "long_prefill_token_threshold=300 is never reached"),
         ({"seed": 3}, "seed=3 has no effect"),
         ({"requests": 9}, "requests=9: the trace has only 3"),
-        ({"engine": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 100}}, "num_gpu_blocks=100 is given"),
+        ({"engine": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 100}}, "num_gpu_blocks=100 is specified"),
     ],
 )
 def test_settings_without_effect_are_reported(settings: dict[str, Any], said: str) -> None:

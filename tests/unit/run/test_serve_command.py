@@ -288,8 +288,11 @@ def test_files_of_flags_go_under_the_command(tmp_path: Path) -> None:
     [
         ("ollama run llama3", "must start with one of vllm serve"),
         ("", "must start with one of"),
-        ("docker run --gpus all", "no image found; give the command that the container runs"),
-        ("docker run --gpus all my/image", "'my/image' has no command after it; give the command that its container"),
+        ("docker run --gpus all", "no image found; specify the command that the container runs"),
+        (
+            "docker run --gpus all my/image",
+            "'my/image' has no command after it; specify the command that its container",
+        ),
         ("docker compose up", "only `docker run` starts a server"),
         ("docker run ollama/ollama serve", "must start with one of vllm serve"),
         ("bash -c ''", "must start with one of vllm serve"),

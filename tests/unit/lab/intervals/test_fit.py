@@ -116,7 +116,7 @@ def test_servers_that_are_all_ten_percent_slower_give_bars_around_that(tmp_path:
     assert 1.07 < factors.at(0.1) < 1.1 < factors.at(0.9) < 1.13
     other, why = fitted.kind_of(replace(case, model="opt-13b"))
     assert other is None
-    assert "too few such servers were measured" in why
+    assert "too few of these servers were measured" in why
     again = tmp_path / "again.json"
     CliRunner().invoke(app, ["calibrate", "intervals", str(path), "--out", str(again), "--date", "2026-01-01"])
     assert again.read_bytes() == out.read_bytes()
