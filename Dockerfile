@@ -1,4 +1,5 @@
-# docker build -t servesim . && docker run --rm -v "$PWD:/work" servesim run --trace trace.csv --model qwen3-14b --gpu h100
+# docker build -t servesim .
+# docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" servesim run --trace log.csv --model qwen3-14b --gpu h100 --out r
 FROM python:3.12-slim AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 COPY . /source
@@ -8,9 +9,10 @@ RUN python -m venv /servesim && SERVESIM_COMPILE=1 /servesim/bin/pip install --n
 
 FROM python:3.12-slim
 COPY --from=build /servesim /servesim
-RUN useradd --create-home servesim && mkdir /work && chown servesim /work
+# Any user (--user) may write to both; a folder mounted on /work belongs to the host's user.
+RUN useradd --create-home servesim && mkdir /work && chmod 1777 /work /home/servesim
 USER servesim
 WORKDIR /work
-ENV PATH=/servesim/bin:$PATH
+ENV PATH=/servesim/bin:$PATH HOME=/home/servesim
 ENTRYPOINT ["servesim"]
 CMD ["--help"]

@@ -123,18 +123,20 @@ def _open(folder: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     try:
         if not (folder / SETTINGS).is_file():
             if folder.exists() and any(folder.iterdir()):
-                raise UserError(f"{folder} holds other files but no acceptance measurement: give another --out")
+                raise UserError(f"{folder} contains other files but no acceptance measurement: choose another --out")
             return asked, {}
         settings = json.loads((folder / SETTINGS).read_text())
         for name, value in asked.items():
             if settings.get(name) != value:
-                raise UserError(f"{folder} holds answers for another {name} ({settings.get(name)}): give another --out")
+                raise UserError(
+                    f"{folder} contains answers for another {name} ({settings.get(name)}): choose another --out"
+                )
         lines = (folder / ANSWERS).read_text().splitlines(keepends=True) if (folder / ANSWERS).is_file() else []
     except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}") from error
     except (ValueError, AttributeError):
         raise UserError(
-            f"{folder / SETTINGS} was not written by servesim calibrate acceptance: give another --out"
+            f"{folder / SETTINGS} was not written by servesim calibrate acceptance: choose another --out"
         ) from None
     whole = [line for line in lines if line.endswith("\n")]
     if len(whole) < len(lines):  # cut off during the write

@@ -181,7 +181,7 @@ def open_tables(name: str, gpu: str | None = None) -> tuple[KernelTables, Gpu]:
     they were measured on: `gpu` if set, otherwise the GPU recorded in the tables."""
     path = Path(name)
     if path.is_file():
-        raise UserError(f"{name} is a file: give its folder instead")
+        raise UserError(f"{name} is a file: specify its folder instead")
     if not path.is_dir():
         shipped = [known for known in gpu_names() if Gpu.load(known).tables == known]
         if name not in shipped:
@@ -207,7 +207,7 @@ def _measured_on(tables: KernelTables, gpu: str | None) -> Gpu:
         for known in gpu_names():
             if _letters(known) == _letters(stated):
                 return Gpu.load(known)
-    raise UserError("the tables do not name the GPU that was measured: give --gpu")
+    raise UserError("the tables do not specify the measured GPU: add --gpu")
 
 
 def _letters(name: str) -> str:

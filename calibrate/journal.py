@@ -69,7 +69,7 @@ class Journal:
                         )
                 journal.settings = {**before, **settings, "runs": [*before["runs"], *settings["runs"]]}
             elif any(folder.iterdir()):
-                raise UserError(f"{folder} holds other files but no profile: give another --out")
+                raise UserError(f"{folder} contains other files but no profile: choose another --out")
             journal.save_settings()
         except OSError as error:
             raise UserError(f"--out {folder}: {error.strerror}") from error
@@ -81,7 +81,7 @@ class Journal:
         """Load the profile in a folder."""
         path = folder / SETTINGS
         if not path.is_file():
-            raise UserError(f"{folder} holds no profile ({SETTINGS})")
+            raise UserError(f"{folder} contains no profile ({SETTINGS})")
         journal = cls(folder, json.loads(path.read_text()))
         journal._read()
         return journal

@@ -125,7 +125,7 @@ def _gpu(folder: Path, tables: KernelTables, name: str | None) -> Gpu:
         return Gpu.load(str(folder / SHEET))
     if folder.resolve().name in gpu_names():
         return Gpu.load(folder.resolve().name)
-    raise UserError(f"{folder} does not name the GPU that was measured: give --gpu")
+    raise UserError(f"{folder} does not specify the measured GPU: add --gpu")
 
 
 def _operators(folder: Path, tables: KernelTables) -> Iterator[Operator]:

@@ -39,8 +39,9 @@ def intervals(
 ) -> None:
     """Fit error bars to measured cells.
 
-    Bars of an unmeasured server are wider, by the amount that the held-out results of every laboratory require. With
-    --judge, the command shows how often the intervals of held-out servers, models, versions and GPUs held.
+    The bars of an unmeasured server are widened by the amount that the held-out results of every laboratory require.
+    With --judge, the command shows how often the intervals contained the values of held-out servers, models,
+    versions and GPUs.
     """
     import datetime
     import json

@@ -16,8 +16,8 @@ from servesim.reports.page import Alert, Block, Page, Section, Table
 
 METRICS = (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"))
 RULE = (
-    "The naive rule takes the fewest GPUs (or bits per weight); for choices, it is told which measured "
-    "concurrencies meet the limit."
+    "The naive rule picks the fewest GPUs (or bits per weight). For choices, it also uses the measured concurrencies "
+    "that meet the limit."
 )
 KINDS = {
     "sizes": "pairs of sizes, with equal clients per GPU",
@@ -96,7 +96,7 @@ def _tiles(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         _tile(
             f"{words} ordered rightly",
             apart["right"]["value"],
-            (f"of {apart['pairs']:,} pairs that differ by over 5 %"),
+            (f"of {apart['pairs']:,} pairs that differ by more than 5 %"),
         )
     )
     tiles.append(_tile("Right choice under a limit", choices["near"]["value"], f"of {choices['choices']:,} choices"))
@@ -207,7 +207,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         lines.append((words, f"{part['pairs']:,}", _with_interval(part["right"], False), *_beside(part)))
         lines.append(
             (
-                (f"{kind} that differ by over 5 %"),
+                (f"{kind} that differ by more than 5 %"),
                 f"{apart['pairs']:,}",
                 _with_interval(apart["right"], False),
                 *_beside(apart),
@@ -215,7 +215,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         )
         lines.append(
             (
-                f"{kind} ordered right, or within 10 % of the better one",
+                f"{kind} ordered correctly, or within 10 % of the better one",
                 f"{part['pairs']:,}",
                 _with_interval(part["near"], False),
                 "–",
@@ -227,7 +227,7 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
     for name, words in (
         ("near", "choices: limit met, within 10 % of the best"),
         ("far", "choices: limit met, with less output"),
-        ("broken", "choices: limit missed by over 5 %"),
+        ("broken", "choices: limit missed by more than 5 %"),
         ("declined", "choices: none made"),
     ):
         if not choices["choices"]:
@@ -245,7 +245,10 @@ def _decisions(found: Mapping[str, Any]) -> list[Block]:
         ]
         columns = ("model, GPU, lengths", "first", "second", "measured", "simulated")
         table = Table("Wrongly ordered", columns, cells, (False, False, False, True, True))
-        text = f"Output per GPU of the first relative to the second. {len(misses):,} in all, largest differences first."
+        text = (
+            f"Output per GPU of the first server relative to the second: {len(misses):,} pairs, with the largest "
+            "differences first."
+        )
         blocks.append(Block("table", "Pairs ordered wrongly", table, wide=True, text=text))
     return blocks
 

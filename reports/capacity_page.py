@@ -25,6 +25,7 @@ from servesim.reports.figures.load import Dot, attainment, pareto
 from servesim.reports.ink import SERIES
 from servesim.reports.page import Block, Page, Section, Table
 from servesim.reports.svg import Drawing
+from servesim.reports.variants import absent
 from servesim.reports.words import gpu_of, number
 
 
@@ -147,15 +148,15 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
             f", and in every {s['window_minutes']:g}-minute window with at least {s['window_requests']:,} requests"
         )
     text = (
-        f"A rate counts as carried if the limits above hold on average over all runs{windows}, and fewer than "
+        f"A deployment sustains a rate if the limits above are met on average over all runs{windows}, and fewer than "
         "half of the runs are unstable. "
     )
     if _by_rate(document):
         return text + (
-            f"The interval ({100 * s['level']:g} %) includes the range that bisection leaves open. The other "
-            "columns are for that rate."
+            f"The {100 * s['level']:g} % interval includes the range that the bisection did not resolve. The other "
+            "columns apply to that rate."
         )
-    return text + "Cheapest: the lowest price per request carried."
+    return text + "The cheapest deployment has the lowest price per request."
 
 
 def _attainment(document: Mapping[str, Any]) -> Drawing | None:
@@ -168,7 +169,11 @@ def _attainment(document: Mapping[str, Any]) -> Drawing | None:
     unit = "requests/s" if by_rate else "replicas"
     shown = {label: points[label] for label in palette if label in points}
     more = f" Only the {len(shown)} best of {len(points)} deployments are shown." if len(shown) < len(points) else ""
-    return attainment(shown, palette, document["settings"]["attainment"], unit, more) if points else None
+    return (
+        attainment(shown, palette, document["settings"]["attainment"], unit, more, absent(document, shown))
+        if points
+        else None
+    )
 
 
 def _palette(document: Mapping[str, Any]) -> dict[str, str]:
@@ -186,7 +191,7 @@ def _front(document: Mapping[str, Any]) -> Drawing | None:
         if r["verdict"] == "carries" and None not in found:
             price, ms, flow = found
             rows.append(Dot(r["label"], palette.get(r["label"], "muted"), price, ms, flow, r["pareto"]))
-    return pareto(rows, metrics[1]) if len(rows) > 1 else None
+    return pareto(rows, metrics[1], absent(document, [row.label for row in rows])) if len(rows) > 1 else None
 
 
 FIGURES: Figures = {"attainment": lambda e: _attainment(e.document), "pareto": lambda e: _front(e.document)}

@@ -137,9 +137,9 @@ def _matrix(document: Mapping[str, Any]) -> Table:
 def _how_to_read(document: Mapping[str, Any]) -> str:
     s = document["settings"]
     return (
-        f"Means over replicates, with the change from {document['baseline']} and its {100 * s['level']:g} % "
-        "interval below. Cells are colored where the verdict is better or worse. The first "
-        f"{100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of the arrivals are left out."
+        f"The table shows means over replicates. Below each mean is the change from {document['baseline']} with its "
+        f"{100 * s['level']:g} % interval. Cells are colored where the verdict is better or worse. The first "
+        f"{100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % of the arrivals are excluded."
     )
 
 

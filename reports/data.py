@@ -8,7 +8,7 @@
 | row | name on the y axis, if it has names instead of numbers; otherwise missing |
 | x, y | in the axis's unit: ms for latencies, fractions for shares, the clock's unit of time; an area's y: thickness |
 | x_end | end of a horizontal bar; otherwise missing |
-| x_label | label of x, or its unit |
+| x_label | ms for times, otherwise the label of x or its unit |
 
 Lines are thinned as they are drawn (a distribution has about 180 quantiles, a time series 300 means); the records of a
 run have all values.
@@ -44,8 +44,7 @@ def frame_of(drawing: Drawing) -> pd.DataFrame:
     style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE}
     with matplotlib.rc_context(style):
         figure = painted(drawing, *drawing.size, narrow=False)
-    words = dict(drawing.legend)
-    names = {INK[name]: name for name in (*SERIES, "slate")}
+    words, names = dict(drawing.legend), _names()
     rows = []
     for axes in figure.axes:
         panel = axes.get_title("left") or axes.get_ylabel() or drawing.title
@@ -54,6 +53,15 @@ def frame_of(drawing: Drawing) -> pd.DataFrame:
             row = named.get(round(y)) if mark in ("bar", "point") else None
             rows.append((panel, words.get(colour) or panel, mark, row, x, y, x_end, label))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def drawn_colours(axes: Any) -> set[str]:
+    """Return the names of the series' colors that a panel has."""
+    return {colour for colour, *_ in _marks(axes, _names())}
+
+
+def _names() -> dict[str, str]:
+    return {INK[name]: name for name in SERIES}
 
 
 def _marks(axes: Any, names: Mapping[str, str]) -> Iterator[Mark]:
@@ -111,19 +119,18 @@ def _area(colour: str, area: Any) -> Iterator[Mark]:
 
 def _row_names(axes: Any) -> dict[int, str]:
     """Return the names of rows by their position on the y axis, taken from its ticks or from texts above the rows."""
-    from matplotlib.ticker import FixedFormatter
-
-    if isinstance(axes.yaxis.get_major_formatter(), FixedFormatter) and not axes.yaxis.get_gid():
-        ticks = zip(axes.yaxis.get_majorticklocs(), axes.yaxis.get_majorticklabels(), strict=False)
-        named = {round(at): text.get_text() for at, text in ticks if text.get_text()}
-        if named:
+    if names := getattr(axes.yaxis.get_major_formatter(), "names", ()):
+        ticks = zip(axes.yaxis.get_majorticklocs(), names, strict=True)
+        if named := {round(at): name for at, name in ticks if name}:
             return named
     first = axes.get_shared_y_axes().get_siblings(axes)
-    written = [text for one in first for text in one.texts if text.get_position()[0] == 0]
-    return {round(text.get_position()[1] + 0.4): text.get_text() for text in written}
+    written = [text for one in first for text in one.texts if text.get_gid()]
+    return {round(text.get_position()[1] + 0.4): text.get_gid() for text in written}
 
 
 def _x_label(axes: Any) -> str:
-    """Return the label of the x axis (the lowest panel has it if panels share the axis), or else its unit."""
+    """Return ms for times, else the label of the x axis (the lowest panel has it if panels share it) or its unit."""
+    if axes.xaxis.get_gid() == "ms":
+        return "ms"
     siblings = axes.get_shared_x_axes().get_siblings(axes)
     return next((one.get_xlabel() for one in siblings if one.get_xlabel()), axes.xaxis.get_gid() or "")

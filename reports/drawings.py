@@ -9,7 +9,8 @@ capacity_page list the figures of experiments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,10 @@ from servesim.reports.figures.speculation import by_position, over_time
 from servesim.reports.figures.timeline import memory_map, timeline
 from servesim.reports.figures.views import router_view
 from servesim.reports.page import experiment_pages
+from servesim.reports.panels import one_panel
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing
+from servesim.reports.variants import ABSENT, absent, renamed
 from servesim.run.result import Result
 
 if TYPE_CHECKING:
@@ -72,30 +75,48 @@ def figures(source: Source) -> list[str]:
 
 
 @takes_trust
-def figure(source: Source, name: str, *, variant: str | None = None, window_s: Window = None) -> Drawing:
+def figure(
+    source: Source,
+    name: str,
+    *,
+    variant: str | None = None,
+    window_s: Window = None,
+    panel: str | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Drawing:
     """Return one figure: `.to_svg()`, `.to_matplotlib()`, `.save("name.png")`; a notebook displays it automatically.
 
     For an experiment, the figures of a run show a variant's first run: the best variant's, unless one is named.
-    `window_s` is the number of seconds that `gantt` shows. Raise UserError for other names, or if there is nothing to
-    draw.
+    `window_s` is the number of seconds that `gantt` shows, `panel` the title of the only panel to draw. `names` has new
+    names for variants, or for parts of their labels between slashes. Warn of variants that are not drawn. Raise
+    UserError for other names, or if there is nothing to draw.
     """
+    drawing = _whole(source, name, variant, window_s, names or {})
+    for words in (words for colour, words in drawing.legend if colour == ABSENT):
+        warnings.warn(f"figure {name}: {words}", stacklevel=3)  # from whoever called, past takes_trust
+    return drawing if panel is None else one_panel(drawing, panel)
+
+
+def _whole(source: Source, name: str, variant: str | None, window_s: Window, names: Mapping[str, str]) -> Drawing:
     found = _opened(source)
     known = figures(source)
     if name not in known:
         raise UserError(f"unknown figure {name!r}{suggest(name, known)}")
+    left = ""
     if isinstance(found, Experiment):
-        draw = _of_experiment(found).get(name)
-        if draw is not None and variant is None:
-            return _drawn(name, draw(found))
-        run = found.run(variant)
+        found, by_label = renamed(found, names)
+        of_all = _of_experiment(found).get(name)
+        if of_all is None or variant is not None:
+            drawing = RUN[name](found.run(by_label.get(variant or "", variant)), window_s)
+        else:
+            drawing = of_all(found)
+            left = "".join(f": {words}" for _, words in absent(found.document, ()))
+    elif names:
+        raise UserError("names: a run has no variants to rename")
     else:
-        run = Run(found)
-    return _drawn(name, RUN[name](run, window_s))
-
-
-def _drawn(name: str, drawing: Drawing | None) -> Drawing:
+        drawing = RUN[name](Run(found), window_s)
     if drawing is None:
-        raise UserError(f"figure {name}: nothing to draw")
+        raise UserError(f"figure {name}: nothing to draw{left}")
     return drawing
 
 

@@ -20,6 +20,7 @@ from servesim.reports.page import Block, Page, Section, warned
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing
 from servesim.reports.words import gpu_of, name_of, number, percent, time_ms
+from servesim.run.provenance import refuse_older
 from servesim.run.result import Result
 from servesim.run.result_files import SUMMARY
 from servesim.run.sections import rate_words
@@ -58,6 +59,7 @@ class Experiment:
         if not isinstance(document, dict):
             raise UserError(f"{path}: damaged: not a JSON object")
         if missing := {"schema", "answer", "workload", "settings", "warnings", "notes"} - set(document):
+            refuse_older(folder, missing)
             raise UserError(f"{path}: damaged: {', '.join(sorted(missing))} missing from it")
         return cls(document, folder)
 
@@ -101,7 +103,7 @@ class Experiment:
         label = variant if variant is not None else self.best
         if label is None or label not in self.addresses:
             wrong = "nothing did best" if label is None else f"no variant {label!r}"
-            raise UserError(f"{wrong}: name one of {'; '.join(self.addresses)}")
+            raise UserError(f"{wrong}: choose from {'; '.join(self.addresses)}")
         if not self.addresses[label]:
             raise UserError(f"{label}: all of its runs failed")
         return Run(Result.load(self.path(self.addresses[label][0])))
@@ -248,7 +250,11 @@ def page_of(
         *([Block("pairs", "What it is based on", rests, wide=True)] if rests else []),
         *([Block("list", "Notes", list(document["notes"]), wide=True)] if document["notes"] else []),
         Block(
-            "pairs", "Runs", runs, wide=True, text=("Directories under cells/; servesim report shows any one of them.")
+            "pairs",
+            "Runs",
+            runs,
+            wide=True,
+            text=("These directories are under cells/. servesim report shows any one of them."),
         ),
     ]
     every = [*sections, Section("How it was done", done)]

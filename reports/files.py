@@ -28,7 +28,7 @@ BEGINNING = 4096
 def refuse_foreign(path: Path) -> None:
     """Raise UserError if the write would replace a file that servesim did not write."""
     if path.is_symlink():
-        raise UserError(f"--out {path}: is a symbolic link; name the file itself")
+        raise UserError(f"--out {path}: is a symbolic link; give the path of the file itself")
     if not path.exists():
         return
     if not path.is_file():

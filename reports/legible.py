@@ -16,8 +16,7 @@ EDGE = 1
 
 def legible(figure: Any) -> None:
     """Leave out ticks whose labels would touch, and widen margins that are narrower than their text."""
-    for axes in figure.axes:
-        _thinned(axes.xaxis)
+    thin(figure)
     width, height = figure.get_size_inches()
     box, now, edge = figure.get_tightbbox(), figure.subplotpars, EDGE / 72
     left, right = max(edge - box.x0, 0) / width, max(box.x1 - width + edge, 0) / width
@@ -28,6 +27,13 @@ def legible(figure: Any) -> None:
         bottom=max(now.bottom, min(now.bottom + bottom, FARTHEST)),
         top=min(now.top, max(now.top - top, 1 - FARTHEST / 2)),
     )
+
+
+def thin(figure: Any) -> None:
+    """Leave out ticks whose labels would touch, down to two of an axis."""
+    for axes in figure.axes:
+        _thinned(axes.xaxis)
+        _thinned(axes.yaxis)
 
 
 def _thinned(axis: Any) -> None:
@@ -43,8 +49,11 @@ def _thinned(axis: Any) -> None:
 
 
 def _touch(axis: Any) -> bool:
-    """Return whether labels of the axis are closer than `GAP`."""
+    """Return whether labels of the axis touch, or on an x axis are closer than `GAP`."""
     low, high = sorted(axis.get_view_interval())
     texts = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label1.get_text()]
-    boxes = sorted((text.get_window_extent() for text in texts), key=lambda box: box.x0)
-    return any(a.x1 + GAP > b.x0 for a, b in pairwise(boxes))
+    texts = [text for text in texts if text.get_visible()]  # of panels that share an axis, one has labels
+    gap = GAP * axis.figure.dpi / 72
+    boxes = [text.get_window_extent() for text in texts]
+    ends = sorted((box.x0, box.x1 + gap) if axis.axis_name == "x" else (box.y0, box.y1) for box in boxes)
+    return any(stop > begin for (_, stop), (begin, _) in pairwise(ends))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
 from servesim.reports.ink import HALF, SERIES, STYLE, head_of, light_ink, painted
-from servesim.reports.legible import legible
+from servesim.reports.legible import legible, thin
+from servesim.reports.words import wrapped
 
 if TYPE_CHECKING:
     from servesim.reports.svg import Drawing
@@ -27,8 +28,12 @@ DASHES: tuple[Any, ...] = (
     (0, (10, 3)),
 )  # fmt: skip
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
+DPI = 300
+"""Pixels per inch at which text is measured and pixels are written; fewer would make hinted text narrower."""
 MARKED = 7
 """Number of markers along a line."""
+SHORTEST, LINES = 8, 8
+"""Characters in a line of the legend that fit in any figure, and maximum number of lines of an entry."""
 
 
 def as_matplotlib(drawing: Drawing) -> Any:
@@ -64,6 +69,7 @@ def on_paper(drawing: Drawing, width: float) -> Any:
     with light_ink() as light:
         figure = painted(drawing, pixels, height, narrow)
         FigureCanvasAgg(figure)
+        figure.set_dpi(DPI)
         shrunk(figure)
         inches = height * SCALE / 72
         figure.set_size_inches(width, inches)
@@ -82,12 +88,14 @@ def write(figure: Any, path: Path, name: str) -> None:
     known = figure.canvas.get_supported_filetypes()
     suffix = path.suffix.removeprefix(".").lower()
     if suffix not in known:
-        raise UserError(f"{path}: end the name in one of {', '.join('.' + one for one in sorted(known))}")
+        raise UserError(f"{path}: the name must end in one of {', '.join('.' + one for one in sorted(known))}")
     fonts: dict[Any, Any] = {key: STYLE[key] for key in ("pdf.fonttype", "ps.fonttype", "svg.fonttype")}
-    undated: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    made = {"Creator": "servesim"}
+    undated: dict[str, Any] = {"pdf": {**made, "CreationDate": None}, "svg": {**made, "Date": None}}
+    undated |= {"png": {"Software": "servesim"}, "eps": made, "ps": made}
     with matplotlib.rc_context({**fonts, "svg.hashsalt": name, "hatch.linewidth": 0.5}):
         try:
-            figure.savefig(path, dpi=300 if figure.get_figwidth() <= 8 else 144, metadata=undated.get(suffix))
+            figure.savefig(path, dpi=DPI if figure.get_figwidth() <= 8 else 144, metadata=undated.get(suffix))
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -122,7 +130,7 @@ def shrunk(figure: Any) -> None:
             axis.labelpad *= SCALE
             axis.set_tick_params(
                 "both", labelsize=SCALE * STYLE[f"{key}.labelsize"], length=SCALE * STYLE[f"{key}.major.size"],
-                pad=SCALE * 3.5, width=SCALE,
+                pad=SCALE * (5 if key == "xtick" else 3.5), width=SCALE,
             )  # fmt: skip
 
 
@@ -136,7 +144,7 @@ def in_grey(figure: Any, series: Mapping[str, int]) -> None:
             if line.get_marker() in ("None", None, ""):
                 step = max(points // MARKED, 1)
                 line.set(marker=MARKERS[place], markevery=((place * step // 8) % step, step), markersize=3.2)
-            elif line.get_marker() == "o" and line.get_markersize() < 8:  # larger: a ring around a marker
+            elif line.get_marker() == "o" and line.get_markerfacecolor() != "none":  # a ring around a marker
                 line.set_marker(MARKERS[place])
             if points > 1 and line.get_linestyle() not in ("None", ""):
                 line.set_linestyle(DASHES[place])
@@ -186,7 +194,8 @@ def _hex(colour: Any) -> str:
 
 
 def _legend(figure: Any, entries: Sequence[tuple[str, str]], width: float) -> float:
-    """Place a legend above the panels in as few rows as fit; return its height in inches."""
+    """Place a legend above the panels in as few rows as fit, with long entries in several lines; return its height in
+    inches."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -198,16 +207,23 @@ def _legend(figure: Any, entries: Sequence[tuple[str, str]], width: float) -> fl
         if line is not None:
             style = {key: getattr(line, f"get_{key}")() for key in ("marker", "linestyle", "linewidth")}
             handles.append(Line2D([], [], color=colour, label=words, markersize=3.2, **style))
-        else:
-            hatch = area.get_hatch() if area is not None else None
+        elif area is not None:
+            hatch = area.get_hatch()
             handles.append(Patch(facecolor=colour, edgecolor="white", linewidth=0, hatch=hatch, label=words))
-    for columns in range(len(handles), 0, -1):
+        else:  # a sentence on what is not drawn
+            handles.append(Line2D([], [], linestyle="", label=words))
+    most = max(len(words) for _, words in entries)
+    for columns in [*range(len(handles), 0, -1), *[1] * (most - SHORTEST)]:
+        if columns == 1:
+            for handle, (_, words) in zip(handles, entries, strict=True):
+                handle.set_label(wrapped(words, most, LINES))
+            most -= 1
         legend = figure.legend(
             handles=handles, loc="upper left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=7.2, handlelength=2.4,
             columnspacing=1.2, borderpad=0.2, borderaxespad=0.2, handletextpad=0.5, labelspacing=0.3,
         )  # fmt: skip
         box = legend.get_window_extent(figure.canvas.get_renderer())
-        if box.width <= width * figure.dpi or columns == 1:
+        if box.width <= width * figure.dpi:
             return float(box.height / figure.dpi) + 0.04
         legend.remove()
     raise AssertionError
@@ -242,6 +258,7 @@ def _fit(figure: Any, top: float) -> None:
             axes.set_position(box)
         if moved < 0.2 / 72 / figure.get_figwidth():
             break
+    thin(figure)
     for axes in figure.axes if len({box.x0 for box in boxes}) > 1 else ():
         _within(axes)
 

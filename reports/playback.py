@@ -94,15 +94,15 @@ class Watch:
         core = setup.cores[0]
         self._kv: KVAllocator = core.kv
         if not hasattr(self._kv, "tables"):
-            raise UserError(f"play: kv {self._kv.name} does not report which blocks a request holds (no `tables`)")
+            raise UserError(f"play: kv {self._kv.name} does not report which blocks a request uses (no `tables`)")
         self.cell_tokens = max(self._kv.block_size, setup.scenario.engine.block_size)
         self._units = self.cell_tokens // self._kv.block_size
         self._first = self._kv.num_blocks - self._kv.capacity_tokens // self._kv.block_size  # the null block
         self.num_cells = -(-(self._kv.num_blocks - self._first) // self._units)
         if self.num_cells > MOST_CELLS:
             raise UserError(
-                f"play: memory of {self.num_cells:,} blocks, but at most {MOST_CELLS:,} can be drawn: choose a "
-                "smaller one (--engine.num-gpu-blocks 160 --engine.max-model-len 1024)"
+                f"play: the memory has {self.num_cells:,} blocks, but at most {MOST_CELLS:,} can be drawn; choose a "
+                "smaller memory (--engine.num-gpu-blocks 160 --engine.max-model-len 1024)"
             )
         core.on_plan = self._planned
 

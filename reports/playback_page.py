@@ -79,9 +79,9 @@ def _panel(i: int, play: Playback, end_s: float) -> dict[str, Any]:
 
 def _legend(play: Playback) -> tuple[tuple[str, str], ...]:
     """Return the (color, meaning) pairs of the grid."""
-    found: tuple[tuple[str, str], ...] = (("blue", "held by the request whose number is inside"),)
+    found: tuple[tuple[str, str], ...] = (("blue", "in use by the request with this number"),)
     if any((frame.cells == CACHED).any() for frame in play.frames):
-        found += (("slate", "cached: held by no request, but can be found by its content"),)
+        found += (("slate", "cached: not in use, but available to prompts with the same content"),)
     return found
 
 
@@ -216,7 +216,8 @@ def beside(name: str, play: Playback, end_s: float) -> Drawing | None:
         alt,
         paint,
         (height, height),
-        "Line: waiting. Bar: in memory; pointing at a request shows those that were in memory with it.",
+        "A line is time spent waiting, and a bar is time in memory. Point at a request to see the requests that were "
+        "in memory at the same time.",
     )
 
 

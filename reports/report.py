@@ -23,7 +23,8 @@ def report(result: Result | str | Path, window_s: tuple[float, float] | None = N
             if (folder / name).is_file():
                 if window_s is not None:
                     raise UserError(
-                        f"{folder}: holds an experiment; its page has no chart of requests, so --window does not apply"
+                        f"{folder}: contains an experiment, whose page has no chart of requests, so --window does "
+                        "not apply"
                     )
                 page: Page = import_module(module).page(folder)
                 return page.html()

@@ -90,9 +90,8 @@ def page(document: Mapping[str, Any], drawing: Drawing) -> Page:
 _HOW = (
     "The roof of a step assumes that its weights and KV are read once and that everything else is free: it is the "
     "larger of FLOPs divided by peak and bytes divided by bandwidth.",
-    "The roof of an operator counts what a separate kernel for it would read and write. Operators without "
-    "arithmetic have no intensity; entries that do no work of their own (a lowered clock, copies, drafting) have "
-    "no roof.",
+    "The roof of an operator counts what a separate kernel for it would read and write. Operators without arithmetic "
+    "have no intensity. Entries that do no arithmetic (a lowered clock, copies, drafting) have no roof.",
 )
 
 

@@ -49,15 +49,16 @@ def answer(one: Footprint) -> str:
     held = [row for row in one["fits"] if row["sequences"] >= load["sequences"]]
     what = f"{load['sequences']:,} sequence{'s' * (load['sequences'] != 1)} of {load['context']:,} tokens"
     if not held:
-        return f"{name}: none of the {len(one['fits'])} deployments below holds {what}."
+        return f"{name}: none of the {len(one['fits'])} deployments below has room for {what}."
     fewest = min(row["tp"] for row in held)
     tightest = sorted((row for row in held if row["tp"] == fewest), key=lambda row: int(row["sequences"]))
     least = [f"{gpu_of(row['gpu'])} in {row['weights']} ({row['sequences']:,})" for row in tightest]
     verb = "is" if len(least) == 1 else "are"
     more = f" and {len(least) - 6} with more room" if len(least) > 6 else ""
     return (
-        f"{name}: {len(held)} of the {len(one['fits'])} deployments below hold {what}; the smallest of them use "
-        f"{fewest} GPU{'s' * (fewest != 1)}, and the tightest of these {verb} {', '.join(least[:6])}{more}."
+        f"{name}: {len(held)} of the {len(one['fits'])} deployments below have room for {what}. The smallest of "
+        f"these deployments use {fewest} GPU{'s' * (fewest != 1)}, and the tightest of these {verb} "
+        f"{', '.join(least[:6])}{more}."
     )
 
 
@@ -111,8 +112,9 @@ def _how_to_read(one: Footprint) -> str:
     context, most = one["load"]["context"], one["max_position"]
     beyond = f" The model supports {most:,} positions, fewer than {context:,}." if context > most else ""
     return (
-        "GPUs: the smallest of 1, 2, 4 and 8 that holds the load, unless --tp sets the number. Blocks are what "
-        f"vLLM can allocate after weights, the peak of its profile run and CUDA graphs.{beyond}"
+        "The number of GPUs is the smallest of 1, 2, 4 and 8 that has room for the load, unless --tp sets it. Blocks "
+        "are the KV blocks that vLLM can allocate after the weights, the peak of its profile run and CUDA "
+        f"graphs.{beyond}"
     )
 
 
@@ -132,6 +134,6 @@ def _bars(one: Footprint) -> Bars:
     )
     asked = (float(load["sequences"]), f"the {load['sequences']:,} requested") if load["sequences"] > 1 else None
     left_out = len(rows) - len(chosen)
-    caption = f"Only the {len(chosen)} of {len(rows)} that hold the most are shown." if left_out else ""
+    caption = f"Only the {len(chosen)} of {len(rows)} deployments with the most room are shown." if left_out else ""
     title, x_label = "Sequences that fit", f"sequences of {load['context']:,} tokens"
     return Bars("sequences", title, alt + ".", x_label, {k: rows[k] for k in chosen}, formats, False, asked, caption)

@@ -147,12 +147,12 @@ def _axes(figure: Any, height: int) -> list[dict[str, Any]]:
     for axes in figure.axes:
         x0, y0, x1, y1 = (72 * float(v) / figure.dpi for v in axes.get_window_extent().extents)
         pixels = [round(v, 1) for v in (x0, height - y1, x1, height - y0)]
-        meaning = {"x": _axis(axes.xaxis, _shared_label(axes)), "y": _axis(axes.yaxis, axes.get_ylabel())}
+        meaning = {"x": _axis(axes.xaxis, shared_label(axes)), "y": _axis(axes.yaxis, axes.get_ylabel())}
         found.append({"box": pixels, "title": axes.get_title("left"), **meaning})
     return found
 
 
-def _shared_label(axes: Any) -> str:
+def shared_label(axes: Any) -> str:
     """Return the label of the x axis; of panels that share an axis, the lowest has it."""
     return next((one.get_xlabel() for one in axes.get_shared_x_axes().get_siblings(axes) if one.get_xlabel()), "")
 
@@ -162,13 +162,10 @@ def _axis(axis: Any, words: str) -> dict[str, Any] | None:
     numbers."""
     from matplotlib.ticker import FixedFormatter
 
-    unit = axis.get_gid()
-    if axis.get_scale() not in ("linear", "log") or (
-        isinstance(axis.get_major_formatter(), FixedFormatter) and not unit
-    ):
+    if axis.get_scale() not in ("linear", "log") or isinstance(axis.get_major_formatter(), FixedFormatter):
         return None
     start, end = (float(f"{limit:.7g}") for limit in axis.get_view_interval())
-    return {"scale": axis.get_scale(), "from": start, "to": end, "unit": unit or "plain", "label": words}
+    return {"scale": axis.get_scale(), "from": start, "to": end, "unit": axis.get_gid() or "plain", "label": words}
 
 
 def _inline(text: str, name: str, title: str, alt: str, size: tuple[int, int], meaning: str) -> str:

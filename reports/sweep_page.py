@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ from servesim.reports.experiment import (
 )
 from servesim.reports.figures.load import Curve, Dot, against_load, pareto
 from servesim.reports.figures.overlay import distributions
-from servesim.reports.figures.strip import strip
+from servesim.reports.figures.strip import ROWS_AT_MOST, strip
 from servesim.reports.ink import SERIES
 from servesim.reports.page import Block, Page, Section, Table
 from servesim.reports.svg import Drawing
+from servesim.reports.variants import Legend, absent, group_of, states
 
 PANELS = ("ttft_p99", "tpot_p99", "e2el_p99", "slo_attainment", "ttft_mean", "tpot_mean", "e2el_mean")
 PANELS_AT_MOST = 3
@@ -67,9 +68,7 @@ def _groups(document: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for variant in document["variants"]:
         if variant["status"] == "ok":
-            rate = f"rate={variant['axes'].get('rate')}"
-            label = " / ".join(part for part in variant["label"].split(" / ") if part != rate)
-            groups.setdefault(label or "all", []).append(variant)
+            groups.setdefault(group_of(variant), []).append(variant)
     return {label: sorted(found, key=lambda v: rate_of(v) or 0.0) for label, found in groups.items()}
 
 
@@ -111,7 +110,8 @@ def _strip(document: Mapping[str, Any]) -> Drawing | None:
         for label, found in _groups(document).items()
     ]
     series = [f"{rate} requests/s" for rate in rates] or [""]
-    return strip(rows, series, panels) if len(rows) > 1 and panels else None
+    left = _left(document, [str(row["label"]) for row in rows[:ROWS_AT_MOST]])
+    return strip(rows, series, panels, left) if len(rows) > 1 and panels else None
 
 
 def _series(variant: Mapping[str, Any]) -> str:
@@ -126,12 +126,24 @@ def _panels(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _load(document: Mapping[str, Any]) -> Drawing | None:
     curves, panels = _curves(document), _panels(document)
-    return against_load(curves, panels, limits_of(document)) if curves and panels else None
+    left = _left(document, [curve.label for curve in curves])
+    return against_load(curves, panels, limits_of(document), left) if curves and panels else None
+
+
+def _left(document: Mapping[str, Any], shown: Sequence[str]) -> Legend:
+    """Return entries that name the combinations, whatever their rate, that are not shown, and the variants that
+    failed."""
+    known = {
+        label: "not shown" if any(_stable(v) for v in found) else "unstable"
+        for label, found in _groups(document).items()
+    }
+    failed = {label: reason for label, reason in states(document).items() if reason == "failed"}
+    return absent(document, shown, known | failed)
 
 
 def _front(document: Mapping[str, Any]) -> Drawing | None:
     rows = _pareto(document)
-    return pareto(rows) if len(rows) > 1 else None
+    return pareto(rows, left=absent(document, [row.label for row in rows])) if len(rows) > 1 else None
 
 
 def _distributions(experiment: Experiment) -> Drawing | None:
@@ -186,15 +198,14 @@ def _knees(curves: list[Curve], metrics: Mapping[str, Any]) -> Table | None:
 def _pareto(document: Mapping[str, Any]) -> list[Dot]:
     needed = ("usd_per_million_tokens", "e2el_p99", "output_throughput")
     rows, entries = [], entries_of(document)
+    palette = colours([v["label"] for v in document["variants"] if v["pareto"]])
     for v in document["variants"]:
         price, ms, flow = (v["values"].get(name) if v["status"] == "ok" else None for name in needed)
         if price is not None and ms is not None and flow is not None and _stable(v):
             entry = entries.get(v["label"], {})
             bars = None if entry.get("low") is None else (entry["low"], entry["high"])
             doubtful = entry.get("told") is False
-            rows.append(
-                Dot(v["label"], "teal" if v["pareto"] else "slate", price, ms, flow, v["pareto"], bars, doubtful)
-            )
+            rows.append(Dot(v["label"], palette.get(v["label"], "slate"), price, ms, flow, v["pareto"], bars, doubtful))
     return rows
 
 
@@ -253,7 +264,7 @@ def _sure(document: Mapping[str, Any]) -> list[str]:
     """Return sentences on how certain the best combination and the fronts are, given the model's error."""
     said = sure(document)
     bars = {v["bars"]["says"]: v["label"] for v in reversed(document["variants"]) if v.get("bars")}
-    return said + [f"error bars of means ({label or 'the run'}): {says}" for says, label in reversed(bars.items())]
+    return said + [f"error bars for means ({label or 'the run'}): {says}" for says, label in reversed(bars.items())]
 
 
 def _axes(document: Mapping[str, Any]) -> list[str]:
@@ -267,8 +278,7 @@ def _how_to_read(document: Mapping[str, Any]) -> str:
     within = "Best and Pareto compare combinations at the same rate. " if "rate" in document["axes"] else ""
     return (
         f"Means over replicates. {within}The first {100 * s['warmup']:g} % and the last {100 * s['cooldown']:g} % "
-        "of the arrivals are left out. Pareto: no stable combination is at least as good in price, p99 "
-        "end-to-end latency and output throughput, and better in one; a question mark means that the model's "
-        "error may change that. Below mean latencies: the range that would contain them on 80 % of measured "
-        "servers."
+        "of the arrivals are excluded. Pareto: no stable combination is at least as good in price, p99 "
+        "end-to-end latency and output throughput, and better in one. A question mark means that the model's error "
+        "may change that. The range below a mean latency would contain it on 80 % of measured servers."
     )

@@ -177,13 +177,13 @@ def _held(found: Quality) -> Drawing | None:
             axes.scatter(100 * group.errors, i + spread, s=13, color=INK[_COLOURS[i % 8]], linewidths=0, alpha=0.8)
         axes.axvline(0.0, color=INK["muted"], lw=1.0)
         axes.set_yticks([])
-        axes.set_xlabel("error of the looked-up time relative to the measured (%)")
+        axes.set_xlabel("error of the looked-up time relative to the measured time (%)")
         axes.grid(axis="x")
         figure.subplots_adjust(left=0.03, right=0.98, top=0.96, bottom=0.16)
 
     alt = "; ".join(f"{g.what}: mean error {100 * np.abs(g.errors).mean():.1f} %" for g in groups) + "."
     legend = tuple((_COLOURS[i % 8], g.what) for i, g in enumerate(groups))
-    return half("held-out", "Points the table has not seen", alt, paint, legend=legend)
+    return half("held-out", "Points that are not in the table", alt, paint, legend=legend)
 
 
 def _held_table(found: Quality) -> Table | None:
@@ -223,7 +223,7 @@ def _ratios(against: Against) -> Drawing:
         axes.set_xscale("log")
         axes.set_yticks([])
         axes.set_ylim(len(names) - 0.4, -0.7)
-        axes.set_xlabel("time in this table relative to the other")
+        axes.set_xlabel("time in this table relative to the other table")
         axes.grid(axis="x")
         figure.subplots_adjust(left=0.02, right=0.98, top=0.98, bottom=0.18 if narrow else 0.12)
 

@@ -117,5 +117,5 @@ class Tokens:
             count[high] = tokens
         delivered = np.repeat(times, count) + self._out_ns
         if len(delivered) != int(self._sequences["output_len"][i]):
-            raise UserError(f"request {self._sequences['row'][i]}: the records of its tokens contradict each other")
+            raise UserError(f"request {self._sequences['row'][i]}: its token records contradict each other")
         return delivered

@@ -78,7 +78,7 @@ class Story:
         ]
         lines.append(f"{self._at('arrival_ns')} arrives: {self._crowd(self.value('arrival_ns'))}")
         if self.value("scheduled_ns") < 0:
-            return [*lines, f"{self._at('finished_ns')} leaves without having run"]
+            return [*lines, f"{self._at('finished_ns')} leaves the system without having run"]
         lines += [self._queue(), self._prompt()]
         lines += [self._output()] if self.value("output_len") > 1 else []
         if times := self.value("num_preemptions"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 
 from servesim.errors import one_line
 from servesim.metrics.words import number, percent
 
-__all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "shortened", "time_ms"]
+__all__ = ["count", "gpu_of", "name_of", "number", "percent", "seconds", "shortened", "time_ms", "wrapped"]
 
 
 def name_of(file_or_name: str) -> str:
@@ -49,6 +50,22 @@ def count(value: float) -> str:
 
 
 def shortened(name: str, most: int = 40) -> str:
-    """Return a user-supplied name (of a tenant or label) as one line of at most `most` characters."""
+    """Return a user-supplied name (of a tenant or label) as one line of at most `most` characters, without its
+    middle if it is longer."""
     line = one_line(name)
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    return line if len(line) <= most else f"{line[: most // 2]}…{line[len(line) - (most - 1) // 2 :]}"
+
+
+def wrapped(name: str, most: int, lines: int = 3) -> str:
+    """Return a name in at most `lines` lines of at most `most` characters, broken after separators where possible, and
+    without its middle if it is longer."""
+    size = len(one_line(name))
+    while True:
+        found = [""]
+        for part in re.findall(rf"[^ /:,=_-]{{1,{most - 1}}}[ /:,=_-]*|[ /:,=_-]+", shortened(name, size)):
+            if len(found[-1]) + len(part.rstrip()) > most:
+                found.append("")
+            found[-1] += part
+        if len(found) <= lines:
+            return "\n".join(found)
+        size -= 1

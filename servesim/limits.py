@@ -60,7 +60,10 @@ def _parsed(text: str) -> Limits:
         except ValueError:
             number = 0.0
         if name not in known or not (1 <= number < 1 << 62 and number.is_integer()):
-            raise UserError(f"{SETTING}: {shown(part)} is not NAME=WHOLE NUMBER; names are {', '.join(sorted(known))}")
+            raise UserError(
+                f"{SETTING}: {shown(part)} must have the form NAME=WHOLE NUMBER; choose NAME from "
+                f"{', '.join(sorted(known))}"
+            )
         found[name] = int(number)
     return Limits(**found)
 

@@ -27,7 +27,7 @@ def listed(what: str, text: str) -> list[str]:
         raise UserError(f"{what}: brackets do not match in {text!r}")
     found = [part.strip() for part in parts]
     if not any(found):
-        raise UserError(f"{what}: give a value")
+        raise UserError(f"{what}: specify a value")
     if not all(found):
         raise UserError(f"{what}: {text!r} has a comma with no value next to it")
     return found
@@ -49,7 +49,7 @@ def names(what: str, text: str) -> list[str]:
     found = listed(what, text)
     for i, name in enumerate(found):
         if name in found[:i]:
-            raise UserError(f"{what}: {name} is given twice")
+            raise UserError(f"{what}: {name} is specified twice")
     return found
 
 
@@ -68,9 +68,9 @@ def pairs(what: str, text: str) -> dict[str, str]:
     for part in listed(what, text) if text.strip() else ():
         key, equals, value = part.partition("=")
         if not equals:
-            raise UserError(f"{what}: {part!r} is not key=value")
+            raise UserError(f"{what}: {part!r} must have the form key=value")
         if key.strip() in found:
-            raise UserError(f"{what}: {key.strip()} is given twice")
+            raise UserError(f"{what}: {key.strip()} is specified twice")
         found[key.strip()] = value.strip()
     return found
 

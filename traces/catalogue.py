@@ -170,7 +170,7 @@ def entry_of(name: str) -> Entry:
     """Return a public trace by name; raise UserError with a suggestion if there is no trace of that name."""
     known = catalogue()
     if name not in known:
-        raise UserError(f"unknown public trace {name!r}{suggest(name, known)} (servesim trace list)")
+        raise UserError(f"unknown public trace {name!r}{suggest(name, known)} (see servesim trace list)")
     return known[name]
 
 
@@ -212,7 +212,7 @@ def fetch(entry: Entry, target: Path, on_bytes: Callable[[int], None] = lambda c
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
-            f"{entry.url}: cannot be reached ({reason}); download the file another way and give its path as the trace"
+            f"{entry.url}: cannot be reached ({reason}); download the file in another way and use its path as the trace"
         ) from error
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from error

@@ -70,8 +70,8 @@ def save_trace(trace: Trace, path: str | Path, format: str, *, lossy: bool = Fal
     if lost and not lossy:
         holders = [name for name, m in formats().items() if lost <= getattr(m, "HOLDS", frozenset())]
         raise UserError(
-            f"format {format} cannot hold {' and '.join(sorted(lost))} of trace {trace.name}; write "
-            f"{', '.join(holders)} instead, or leave that out (--lossy; from Python lossy=True)"
+            f"format {format} cannot store {' and '.join(sorted(lost))} of trace {trace.name}; write "
+            f"{', '.join(holders)} instead, or drop this data (--lossy; in Python, lossy=True)"
         )
     path = Path(path).resolve()
     if path.exists() and not path.is_file():

@@ -43,7 +43,7 @@ def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options:
     """
     kind, _, rest = spec.partition(":")
     if not spec:
-        raise UserError("no trace is given; name a file, preset:NAME or synth:key=value,...")
+        raise UserError("no trace is specified; use a file, preset:NAME or synth:key=value,...")
     if requests is not None and requests > MOST_REQUESTS:
         raise UserError(f"requests is {requests} but must be at most {MOST_REQUESTS:,}")
     if kind in ("preset", "synth"):
@@ -51,7 +51,7 @@ def open_trace(spec: str, requests: int | None = None, seed: int = 0, **options:
             raise UserError(f"{spec}: option {next(iter(options))!r} applies only to trace files")
         return load_preset(rest, requests, seed) if kind == "preset" else synthesize(rest, requests, seed)
     if spec in preset_names() and not Path(spec).exists():
-        raise UserError(f"{spec}: no such trace file; to use the preset of that name, write preset:{spec}")
+        raise UserError(f"{spec}: there is no such trace file. To use the preset with this name, write preset:{spec}")
     trace = load_trace(spec, **options)
     if requests is None:
         return trace

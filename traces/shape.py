@@ -73,8 +73,8 @@ class Window:
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 0 <= self.start < self.end:
             raise UserError(
-                f"start is {self.start:g} and end is {self.end:g}; start must be at least 0, and end must be after "
-                "start"
+                f"start is {self.start:g} and end is {self.end:g}, but start must be at least 0 and end must be "
+                "after start"
             )
         begins, play = begins_of(trace)
         inside = (begins >= self.start * SECOND) & (begins < self.end * SECOND)
@@ -105,7 +105,7 @@ class Where:
         wanted = {"model": self.model, "tenant": self.tenant, "class": self.slo_class}
         wanted = {kind: text for kind, text in wanted.items() if text}
         if not wanted:
-            raise UserError("give the label to keep: model=, tenant= or slo_class=")
+            raise UserError("specify the label to keep: model=, tenant= or slo_class=")
         rows = np.ones(len(trace), dtype=np.bool_)
         for kind, text in wanted.items():
             found = trace.labels.get(kind, ())
@@ -241,7 +241,7 @@ class Mix:
         span = int(trace.arrival_ns[-1] - trace.arrival_ns[0])
         if span == 0 or len(set(other.arrival_ns.tolist())) < 2:
             raise UserError(
-                "requests that all arrive at once have no rate, so they cannot be mixed (give them a rate with arrive:)"
+                "requests that all arrive at once have no rate, so they cannot be mixed (set a rate with arrive:)"
             )
         other = other.with_rate((len(trace) - 1) / (span / SECOND) * self.weight / (1 - self.weight))
         other = Window(0, (span + 1) / SECOND)(other, seed)

@@ -29,7 +29,7 @@ class Call:
             word, equals, value = part.partition("=")
             args[word.strip() if equals else str(i)] = (value if equals else word).strip()
             if len(args) == i:
-                raise UserError(f"synth: {key}={name}: {word.strip()} is given twice")
+                raise UserError(f"synth: {key}={name}: {word.strip()} is specified twice")
         return cls(key, name.strip(), args)
 
     def number(self) -> float:

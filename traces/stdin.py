@@ -21,7 +21,7 @@ def spooled() -> Path:
     """Copy standard input into a temporary file on the first call, and return the path of the file. The file is deleted
     when the process exits."""
     if sys.stdin is None or sys.stdin.isatty():
-        raise UserError("trace -: no data on standard input; pipe a log into it, or name a file")
+        raise UserError("trace -: no data on standard input; pipe a log into it, or specify a file")
     return _copied(sys.stdin.buffer, PLACE, "trace -")
 
 
@@ -60,6 +60,6 @@ def _written(source: BinaryIO, path: Path, where: str) -> Path:
         while block := source.read(BLOCK):
             size += len(block)
             if size > most:
-                raise UserError(f"{too_much(where, 'bytes of a pipe are', 'stdin')}; or name a file instead")
+                raise UserError(f"{too_much(where, 'bytes of a pipe are', 'stdin')}; or specify a file instead")
             file.write(block)
     return path

@@ -93,7 +93,7 @@ class Share:
 
     def __call__(self, trace: Trace, seed: int) -> Trace:
         if not 1 <= self.tokens <= MAX_TOKENS or not 1 <= self.groups <= 10_000_000:
-            raise UserError(f"tokens is {self.tokens} and groups is {self.groups}; both must be at least 1")
+            raise UserError(f"tokens is {self.tokens} and groups is {self.groups}, but both must be at least 1")
         if not 0 <= self.share <= 1:
             raise UserError(f"share is {self.share:g} but must be from 0 to 1")
         content = trace.content

@@ -152,7 +152,7 @@ class EngineLog:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()) and not (folder / "requests.jsonl").is_file():
-                raise UserError(f"--out {folder}: holds other files but no engine log: give another folder")
+                raise UserError(f"--out {folder}: contains other files but no engine log: choose another folder")
             lines = [json.dumps(r.to_dict()) for r in self.requests]
             write_text(folder / "requests.jsonl", "\n".join(lines) + "\n", "--out")
             write_text(folder / "steps.csv", steps_csv(self.steps), "--out")

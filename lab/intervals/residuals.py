@@ -16,7 +16,7 @@ from servesim.errors import UserError
 from servesim.experiments.accuracy.files import CASE, CELLS
 from servesim.experiments.accuracy.recipes import recipes
 from servesim.experiments.recording import read_text
-from servesim.intervals.case import METRICS, Case, model_key
+from servesim.intervals.case import METRICS, Case, model_key, version_key
 from servesim.versions import engine_facts, engines
 
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ def _measured(row: dict[str, str]) -> Measured:
     labels = labels if labels["engine"] else _of_recording(row)
     case = Case(
         engine=labels["engine"],
-        version=labels["version"],
+        version=version_key(labels["version"]),
         model=labels["model"],
         gpu=labels["gpu"],
         precision=labels["precision"],
@@ -114,7 +114,8 @@ def _measured(row: dict[str, str]) -> Measured:
     residuals = {metric: -float(np.log(ratio)) for metric, ratio in ratios.items()}
     lengths = int(row["isl"]), int(row["osl"])
     concurrency, gpus = int(row["concurrency"]), int(row["gpus"])
-    assumed = case.version and row["version"].lstrip("v") != case.version and case.version == _newest(case.engine)
+    newest = version_key(_newest(case.engine))
+    assumed = case.version and case.version == newest and version_key(row["version"]) != newest
     laboratory = row.get("laboratory") or ""
     return Measured(case, residuals, lengths, concurrency, gpus, output, laboratory, not assumed)
 

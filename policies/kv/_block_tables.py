@@ -107,7 +107,7 @@ class BlockTables(KVAllocator):
         free, unused = self._returned(), self._fresh.unused
         used = [*free, *held]
         assert len(free) == len(set(free)), "a block is free twice"
-        assert not set(free) & set(held), "a block is free and held"
+        assert not set(free) & set(held), "a block is both free and held"
         assert not used or not unused or max(used) < unused.start, "a block that was never used is in use"
         assert not unused or unused.stop == self.num_blocks, "a block is lost"
         assert len(set(used)) + len(unused) == self.num_blocks - 1, "a block is lost"

@@ -198,8 +198,8 @@ class BlockwisePrefix(PrefixCaching):
 
     def _check_sharing(self, held: list[int]) -> None:
         super()._check_sharing(held)
-        assert not self._idle.keys() & set(held), "a block is idle and held"
-        assert not any(self.is_cached(b) for b in self._fresh.returned()), "a cached block is among the fresh ones"
+        assert not self._idle.keys() & set(held), "a block is both idle and held"
+        assert not any(self.is_cached(b) for b in self._fresh.returned()), "a cached block is listed as fresh"
         assert not any(b in self._fresh.unused for b in self._key_of), "a block that was never used is cached"
         for key, there in self._cached.items():
             for block in [there] if isinstance(there, int) else list(there):

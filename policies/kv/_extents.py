@@ -183,10 +183,10 @@ class ContentIndex:
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant is broken."""
         for key, layers in self._layers.items():
-            assert layers, "a content without extents"
+            assert layers, "a content has no extents"
             for layer in layers:
                 assert layer, "an empty layer"
-                assert all(extent.key == key for extent in layer), "an extent is filed under another content"
+                assert all(extent.key == key for extent in layer), "an extent is listed under a different content"
                 assert all(a.stop <= b.start for a, b in pairwise(layer)), "extents of a layer overlap"
 
     def _place(self, extent: Extent) -> tuple[int, int]:

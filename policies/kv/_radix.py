@@ -232,7 +232,7 @@ class RadixTree:
             assert node.end_key == node.content.prefix_key(node.end), "the end_key of a node does not match its end"
             assert parent.children[node.key] is node, "a node cannot be found"
             assert node.locks >= sum(child.locks for child in node.children.values()), (
-                "a node is held less often than its children"
+                "a node has fewer holders than its children"
             )
             assert (node in self._leaves) == (not node.locks and not node.children), "leaves miscounted"
             sizes[node.locks > 0] += node.end - node.start

@@ -52,9 +52,9 @@ class Contiguous(KVAllocator):
         chunk = self.space.chunk(self.max_model_len)
         if params.reservation == "max" and chunk > self.space.largest:
             raise UserError(
-                f"kv {self.name}: reservation=max needs {chunk} contiguous tokens (max_model_len "
-                f"{self.max_model_len}), but fit={params.fit} with {size} tokens gives at most {self.space.largest}: "
-                "set engine.max_model_len to that"
+                f"kv {self.name}: reservation=max needs {chunk} contiguous tokens for max_model_len "
+                f"{self.max_model_len}, but fit={params.fit} finds at most {self.space.largest} of the {size} tokens. "
+                f"Set engine.max_model_len to {self.space.largest}."
             )
         self.chunks: dict[Request, tuple[int, int]] = {}  # start and size
         self._allocated = 0

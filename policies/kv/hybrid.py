@@ -233,7 +233,7 @@ class Hybrid(BlockwisePrefix):
             assert len({len(table) for table in tables}) == 1, "the tables of a request differ in length"
             for table, window in zip(tables, self.windows, strict=True):
                 assert window or NULL not in table, "full attention has lost a block"
-                assert NULL not in table[table.count(NULL) :], "a hole inside the window"
+                assert NULL not in table[table.count(NULL) :], "a block inside the window is missing"
         self._check_sharing(held)
 
     def _host_blocks(self, request: Request, samples: Sequence[Request] = ()) -> int:

@@ -192,7 +192,7 @@ class Paged(BlockTables):
 
     def _check_sharing(self, held: list[int]) -> None:
         extra = {block: count - 1 for block, count in Counter(held).items() if count > 1}
-        assert extra == self._extra, "counts of holders do not match the block tables"
+        assert extra == self._extra, "holder counts do not match the block tables"
         assert self._partial.keys() <= extra.keys(), "a partly filled shared block has only one holder"
         assert self._overlap == sum(extra[block] * slots for block, slots in self._partial.items()), "slots miscounted"
 

@@ -290,7 +290,7 @@ class PrefixHash(PrefixCaching):
         shared = sum((count - 1) * len(extent.blocks) for extent, count in holders.items())
         assert shared == self._shared, "shared blocks miscounted"
         idle = list(self._queue)
-        assert not any(extent.holders for extent in idle), "an extent is idle and held"
+        assert not any(extent.holders for extent in idle), "an extent is both idle and held"
         assert sum(len(extent.blocks) for extent in idle) == self._queue.num_blocks, "idle blocks miscounted"
         everything = {*holders, *idle}
         found = list(self._index)

@@ -97,7 +97,7 @@ class PrefixRadix(KVAllocator):
     def admit(self, request: Request, hit: Hit, num_tokens: int, lookahead: int) -> None:
         node = self.tree.match(_content(request), hit.num_tokens, request.salt)
         if node.end != hit.num_tokens:
-            raise ValueError(f"{request}: the hit of {hit.num_tokens} tokens is gone")
+            raise ValueError(f"{request}: the cached prefix of {hit.num_tokens} tokens is no longer available")
         self.tree.lock(node)
         self._held[request] = _Holding(node, 0)
         self._shared += node.end
@@ -162,7 +162,7 @@ class PrefixRadix(KVAllocator):
         assert self._own == sum(held.own for held in self._held.values()), "own tokens miscounted"
         assert self._shared == sum(held.node.end for held in self._held.values()), "shared tokens miscounted"
         assert self._pool + self.tree.total + self._own == self.capacity_tokens, "tokens are lost"
-        assert self._prefilling.keys() <= self._held.keys(), "a request prefills, but holds nothing"
+        assert self._prefilling.keys() <= self._held.keys(), "a request is in prefill but holds no memory"
         locks = dict.fromkeys(self.tree.nodes(), 0)
         for held in self._held.values():
             for node in held.node.path():

@@ -21,7 +21,7 @@ class InFront(Router):
         self.inner = cls(build_params(f"router {params.router}", cls.Params, dict(values)), num_replicas)
         unheard = {"on_kv_events", "on_output_block"} & life(self.inner)
         if unheard:
-            raise UserError(f"{self.inner.name} needs cache events, which {self.name} does not pass on")
+            raise UserError(f"{self.inner.name} needs cache events, which {self.name} does not forward")
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         """Return the inner router's decision for a decode replica, since the request was admitted before its prefill;

@@ -34,7 +34,7 @@ class HashRing:
             _, replica = self._places[(start + i) % len(self._places)]
             if replica in choices:
                 return replica
-        raise ValueError("no replica may be chosen")
+        raise ValueError("no replica is eligible")
 
 
 @lru_cache(maxsize=65_536)

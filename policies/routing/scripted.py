@@ -32,7 +32,9 @@ class Scripted(Router):
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         if not params.file:
-            raise UserError("router scripted: file is missing: write scripted:file=choices.txt")
+            raise UserError(
+                "router scripted: the file of choices is missing; write, for example, scripted:file=choices.txt"
+            )
         try:
             self._choices = [int(word) for word in read_text(Path(params.file)).split()]
         except ValueError as error:

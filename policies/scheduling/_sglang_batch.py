@@ -138,7 +138,7 @@ class RunningBatch(Scheduler):
         self._retract(ctx, request)
         self.waiting.remove(request)
         self._prefilled_before.pop(request)
-        ctx.reject(request, "out of KV memory although it decodes alone")
+        ctx.reject(request, "out of KV memory although no other request is decoding")
 
     def _queue(self, request: Request) -> None:
         self.waiting.append(request)

@@ -56,7 +56,7 @@ class SglangParams:
         check_least(self, 1, "scheduler_recv_interval")
         check_least(self, 0, "schedule_conservativeness", "prefill_decode_interval")
         if self.chunked_prefill_size == 0:
-            raise ValueError("chunked_prefill_size is 0 but must be at least 1, or -1 to leave prompts whole")
+            raise ValueError("chunked_prefill_size is 0 but must be at least 1, or -1 to disable chunking")
 
     @property
     def max_num_seqs(self) -> int | None:

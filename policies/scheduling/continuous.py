@@ -81,7 +81,7 @@ class Continuous(Scheduler):
             request = self.waiting[0]
             if self._never(request):
                 ctx.reject(
-                    self.waiting.popleft(), "the prompt does not fit in memory above the watermark, or in a step"
+                    self.waiting.popleft(), "the prompt does not fit in the memory above the watermark, or in one step"
                 )
                 continue
             hit = ctx.lookup(request)

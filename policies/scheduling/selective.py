@@ -66,8 +66,8 @@ class Selective(Scheduler):
         self.n_slots = params.n_slots or FOREVER
         if params.enable_chunked_context and (params.max_num_tokens or 0) < kv.block_size:
             raise UserError(
-                f"scheduler selective: enable_chunked_context splits prompts at whole blocks of {kv.block_size} "
-                f"tokens, but max_num_tokens is {params.max_num_tokens}"
+                "scheduler selective: enable_chunked_context splits prompts only at block boundaries (every "
+                f"{kv.block_size} tokens), but max_num_tokens is {params.max_num_tokens}"
             )
 
     @classmethod

@@ -43,7 +43,7 @@ def parse_table(text: str) -> list[tuple[int, int, int]]:
         try:
             row = int(low), int(high or low), int(k)
         except ValueError:
-            raise ValueError(f"table: {part!r} is not from-to:k") from None
+            raise ValueError(f"table: {part!r} must have the form from-to:k") from None
         if row[0] > row[1] or row[2] < 0 or row[0] <= (rows[-1][1] if rows else 0):
             raise ValueError(f"table: {part!r}: ranges of batch sizes must ascend from 1, and k must be at least 0")
         rows.append(row)

@@ -33,7 +33,7 @@ class DraftModelSpeculator(Drafter):
     def __init__(self, params: DraftModelParams, target: ModelSpec) -> None:
         super().__init__(params, target)
         if not params.model:
-            raise UserError("speculation draft-model: name the drafter, such as draft-model:model=llama-3.2-1b")
+            raise UserError("speculation draft-model: specify the drafter, such as draft-model:model=llama-3.2-1b")
         self.lookahead = params.k
         self._model = DraftModel(ModelSpec.load(params.model))
 

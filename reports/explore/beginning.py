@@ -58,7 +58,7 @@ class Beginning:
         if found.get("requests") is None:
             found["requests"] = REQUESTS
         if Scenario.of(found).stream:
-            raise UserError("explore: a streamed run keeps no records to draw; leave out stream")
+            raise UserError("explore: a streamed run keeps no records to draw; remove stream")
         trace = set_up(Scenario.of(found)).trace
         span_s = float(trace.arrival_ns.max() - trace.arrival_ns.min()) / 1e9 if len(trace) > 1 else 0.0
         rate = (len(trace) - 1) / span_s if span_s else None

@@ -56,7 +56,7 @@ class Control:
         """Return a value that the page sent, or None if unset; raise UserError if it is not valid for this control."""
         if self.choices:
             if text not in self.choices:
-                raise UserError(f"{self.words}: {shown(text)} is not one of its choices{suggest(text, self.choices)}")
+                raise UserError(f"{self.words}: {shown(text)} is not a valid choice{suggest(text, self.choices)}")
             if self.yaml:
                 return yaml_value(self.key, text)
             return int(text) if self.key == "tp" else text
@@ -141,7 +141,7 @@ def changes(controls: Sequence[Control], state: State) -> dict[str, Any]:
     value that no control has."""
     known = {control.key: control for control in controls}
     if unknown := sorted(set(state) - set(known)):
-        raise UserError(f"no control is called {shown(unknown[0])}")
+        raise UserError(f"there is no control named {shown(unknown[0])}")
     found = {key: known[key].read(state[key]) for key in known if key in state and state[key] != known[key].value}
     if "speculation.k" in found and (found.get("speculation") or known["speculation"].value) == "none":
         found.pop("speculation.k")

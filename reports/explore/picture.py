@@ -109,7 +109,7 @@ def _html(explored: Mapping[str, Explored], narrow: bool) -> str:
     palette = dict(zip(runs, SERIES, strict=False))
     first = next(iter(explored.values()))
     slo = first.run.scenario.slo
-    caption = "All completed requests." + (" Dashed lines are the limits of this page's run." if slo else "")
+    caption = "All completed requests." + (" Dashed lines show the limits of the run on this page." if slo else "")
     values = {
         label: {key: _latencies(run, f"{key}_ns") for key, _ in PANELS} for label, run in runs.items() if run.done.any()
     }

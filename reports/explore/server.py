@@ -159,10 +159,10 @@ def _question(body: bytes) -> tuple[str, int, list[dict[str, str]], bool]:
         asked = json.loads(body)
         session, number, states, narrow = (asked[key] for key in ("session", "number", "states", "narrow"))
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise UserError("not a query from the explorer's page") from None
+        raise UserError("the query is not from the explorer's page") from None
     sound = isinstance(session, str) and 0 < len(session) <= 64 and type(number) is int and isinstance(narrow, bool)
     if not sound or not isinstance(states, list) or not 0 < len(states) <= MOST or not all(map(_is_state, states)):
-        raise UserError("not a query from the explorer's page")
+        raise UserError("the query is not from the explorer's page")
     return session, number, states, narrow
 
 

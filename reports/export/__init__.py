@@ -36,6 +36,6 @@ def one_run(folder: Path, to: str) -> Result:
     """Return the run in a directory; raise UserError if it contains an experiment with many runs."""
     if not (folder / "summary.json").is_file() and (folder / "cells").is_dir():
         raise UserError(
-            f"{folder}: holds an experiment; {to} exports a single run, such as one of those in {folder}/cells"
+            f"{folder}: contains an experiment, but {to} exports a single run; choose a run in {folder}/cells"
         )
     return Result.load(folder)

@@ -47,7 +47,7 @@ def _about(summary: dict[str, Any], exact: bool) -> dict[str, Any]:
         "made_by": f"servesim {summary['provenance']['versions']['servesim']}",
         "trace": summary["provenance"]["trace"],
         "cost_model": summary["provenance"]["cost_model"],
-        "step_times": "exact" if exact else "steps recorded in one row share its time evenly",
+        "step_times": "exact" if exact else "steps recorded in one row get equal shares of its time",
     }
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from servesim.metrics.words import amount
+from servesim.reports.figures.axes import BESIDE, LINE, log_ticks, name_ticks
 from servesim.reports.figures.kinds import Bars, Figure, Lines, Spans
 from servesim.reports.ink import INK, SERIES
 from servesim.reports.svg import Drawing, half, wide
+from servesim.reports.words import wrapped
 
 Legend = tuple[tuple[str, str], ...]
 
@@ -41,8 +43,8 @@ def _lines(name: str, figure: Lines) -> Drawing:
         plain_ticks(axes)
         _guides(axes, figure)
         axes.set_xlabel(figure.x_label)
-        axes.set_title(figure.y_label, fontweight="normal", color=INK["muted"])
-        canvas.subplots_adjust(left=0.12, right=0.97, top=0.9, bottom=0.15)
+        axes.set_ylabel(figure.y_label)
+        canvas.subplots_adjust(left=0.14, right=0.97, top=0.97, bottom=0.15)
 
     legend = _legend([curve.label for curve in figure.curves])
     return half(name, figure.title, figure.alt, paint, 320, _caption(figure), legend=legend)
@@ -64,16 +66,9 @@ def _guides(axes: Any, figure: Lines) -> None:
 
 def plain_ticks(axes: Any) -> None:
     """Label logarithmic axes with numbers such as 100 and 10k instead of powers of ten."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
-            low, high = axis.get_view_interval()
-            axis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
-            if high > 12 * low:
-                axis.set_minor_formatter(NullFormatter())
-            else:
-                axis.set_minor_formatter(FuncFormatter(lambda v, _: _short(v)))
+            log_ticks(axis, _short)
 
 
 def _short(value: float) -> str:
@@ -86,7 +81,8 @@ def _short(value: float) -> str:
 
 def _bars(name: str, figure: Bars) -> Drawing:
     count = len(figure.series)
-    high = 66 + len(figure.rows) * (14 + 15 * count)
+    rows, lines = _rows(figure)
+    high = 66 + len(rows) * max(14 + 15 * count, 8 + LINE * lines)
 
     def paint(canvas: Any, narrow: bool) -> None:
         axes = canvas.subplots()
@@ -106,14 +102,14 @@ def _bars(name: str, figure: Bars) -> Drawing:
         if figure.level is not None:
             axes.axvline(figure.level[0], color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.2)
         axes.set_ylim(len(figure.rows) - 0.45, -0.55)
-        axes.set_yticks(range(len(figure.rows)), list(figure.rows))
+        name_ticks(axes.yaxis, range(len(rows)), list(figure.rows))
         axes.tick_params(axis="y", labelcolor=INK["ink"])
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", visible=True)
         axes.set_xlabel(figure.x_label)
-        widest = max(len(label) for label in figure.rows)
+        widest = max(len(line) for label in rows for line in label.split("\n"))
         width = canvas.get_figwidth() * 72
-        left = min(0.5, (7 * widest + 14) / width)
+        left = min(0.6, (7 * widest + 14) / width)
         canvas.subplots_adjust(left=left, right=0.98, top=1 - 10 / high, bottom=46 / high)
 
     legend = _legend(list(figure.series))
@@ -124,7 +120,15 @@ def _value(value: float | None) -> str:
     return "–" if value is None else amount(value)
 
 
+def _rows(figure: Bars | Spans) -> tuple[list[str], int]:
+    """Return the names of rows, wrapped, and the largest number of lines of one."""
+    rows = [wrapped(label, BESIDE) for label in figure.rows]
+    return rows, 1 + max(row.count("\n") for row in rows)
+
+
 def _spans(name: str, figure: Spans) -> Drawing:
+    rows, lines = _rows(figure)
+
     def paint(canvas: Any, narrow: bool) -> None:
         axes = canvas.subplots()
         for y, (label, spans) in enumerate(figure.rows.items()):
@@ -135,15 +139,15 @@ def _spans(name: str, figure: Spans) -> Drawing:
                 axes.text(x, y, text, va="center", ha="left")
         axes.set_ylim(len(figure.rows) - 0.4, -0.6)
         axes.set_xlim(0, figure.until or None)
-        axes.set_yticks(range(len(figure.rows)), list(figure.rows))
+        name_ticks(axes.yaxis, range(len(rows)), list(figure.rows))
         axes.tick_params(axis="y", labelcolor=INK["ink"])
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", visible=True)
         axes.set_xlabel(figure.x_label)
-        widest, size = max(len(label) for label in figure.rows), canvas.get_size_inches() * 72
+        widest, size = max(len(line) for label in rows for line in label.split("\n")), canvas.get_size_inches() * 72
         left = (7 * widest + 14) / size[0]
         canvas.subplots_adjust(left=left, right=0.985, top=1 - 8 / size[1], bottom=46 / size[1])
 
-    high = 60 + 30 * len(figure.rows)
+    high = 60 + max(30, 8 + LINE * lines) * len(rows)
     legend = _legend(list(figure.series))
     return wide(name, figure.title, figure.alt, paint, (high, high), figure.caption, legend=legend)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.metrics.requests import SECOND
-from servesim.reports.figures.axes import clock, thousands
+from servesim.reports.figures.axes import clock, name_ticks, thousands
 from servesim.reports.ink import INK
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing, wide
@@ -63,7 +63,8 @@ def fleet(run: Run) -> Drawing | None:
             middles, *[counts[s] for s, _, _ in shown], colors=[INK[c] for _, c, _ in shown], alpha=0.8, linewidth=0
         )
         grid[1].set_title("Replicas", pad=5)
-        for axes in grid[:2]:
+        for axes, counted in zip(grid, ("requests/s", "replicas"), strict=False):
+            axes.set_ylabel(counted)
             axes.set_ylim(bottom=0)
             thousands(axes.yaxis)
         if single:
@@ -87,10 +88,11 @@ def _each(axes: Any, found: list[Life], unit: float) -> None:
             axes.barh(y, (stop - begin) / unit, left=begin / unit, height=0.7, color=INK[colours[state]], linewidth=0)
     axes.set_ylim(len(found) - 0.4, -0.6)
     step = max(len(found) // 8, 1)
-    axes.set_yticks(range(0, len(found), step), [str(i) for i in range(0, len(found), step)])
+    name_ticks(axes.yaxis, range(0, len(found), step), [str(i) for i in range(0, len(found), step)])
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", visible=True)
     axes.set_title("Each replica", pad=5)
+    axes.set_ylabel("replica")
 
 
 def _present(found: list[Life], state: str, edges: Any) -> Any:

@@ -9,17 +9,17 @@ import numpy as np
 
 from servesim.experiments.metrics import metric_label
 from servesim.reports.experiment import change
-from servesim.reports.figures.axes import gap_of
+from servesim.reports.figures.axes import gap_of, name_above, name_ticks, pitch_of
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, wide
-from servesim.reports.words import shortened
+from servesim.reports.variants import absent, states
 
 VERDICT_COLOURS = {"better": "teal", "worse": "rose", "equivalent": "slate", "identical": "slate", "undecided": "amber"}
 VERDICT_COLOURS |= {"too fast": "rose", "too slow": "rose"}
 SHOWN = 4
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 9.0, 99.0)
 """Changes that a tick may mark."""
-_CHANGE = "change from the baseline, relative or (for shares) absolute"
+_CHANGE = "relative change from the baseline (absolute for shares)"
 PREFERRED = ("ttft_p99", "tpot_p99", "e2el_p99", "output_throughput", "slo_attainment", "usd_per_million_tokens")
 
 
@@ -32,29 +32,28 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
     labels = [label for label in labels if any(_drawn(rows.get((label, m["name"]))) for m in chosen)]
     if not labels or not chosen:
         return None
-    margin = document["settings"]["margin"]
+    margin, each = document["settings"]["margin"], pitch_of(labels, 46)
 
     def paint(figure: Any, narrow: bool) -> None:
         shape = (len(chosen), 1) if narrow else (1, len(chosen))
         grid = figure.subplots(*shape, squeeze=False, sharey=True).ravel()
-        for i, (axes, metric) in enumerate(zip(grid, chosen, strict=True)):
+        for axes, metric in zip(grid, chosen, strict=True):
             _panel(axes, metric, [rows.get((label, metric["name"])) for label in labels], margin)
             axes.set_ylim(len(labels) - 0.45, -0.75)
-            axes.set_yticks([])
+            name_ticks(axes.yaxis, range(len(labels)), ["" for _ in labels] if narrow else labels)
+            axes.tick_params(axis="y", labelcolor=INK["ink"])
             axes.set_title(metric_label(metric["name"]), pad=8)
-            if narrow or i == 0:
+            if narrow:
                 for y, label in enumerate(labels):
-                    place = axes.get_yaxis_transform()
                     box = {"facecolor": INK["surface"], "alpha": 0.8, "pad": 1, "linewidth": 0}
-                    axes.text(0, y - 0.42, shortened(label, 52), transform=place, va="center", bbox=box)
+                    name_above(axes, y, label, each, bbox=box)
         figure.subplots_adjust(
-            left=0.02, right=0.98, top=1 - 38 / (figure.get_figheight() * 72), wspace=0.12,
-            hspace=gap_of(figure, len(chosen), 38 + 34, 60) if narrow else 0.0,
-            bottom=34 / (figure.get_figheight() * 72),
+            left=0.02 if narrow else 0.17, right=0.98, top=1 - 38 / (figure.get_figheight() * 72), wspace=0.12,
+            hspace=gap_of(figure, len(chosen), 38 + 50, 76) if narrow else 0.0,
+            bottom=50 / (figure.get_figheight() * 72),
         )  # fmt: skip
 
-    each = 46
-    heights = (each * len(labels) + 78, (each * len(labels) + 74) * len(chosen))
+    heights = (each * len(labels) + 94, (each * len(labels) + 90) * len(chosen))
     alt = f"Changes from {document['baseline']} with {100 * document['settings']['level']:g} % intervals: " + "; ".join(
         f"{label}, {metric_label(m['name'])} {_words(rows[label, m['name']])}"
         for m in chosen
@@ -67,6 +66,9 @@ def forest(document: Mapping[str, Any]) -> Drawing | None:
     )
     found = {r["verdict"] for r in document["rows"]}
     legend = tuple((c, name) for name, c in VERDICT_COLOURS.items() if name in found and name != "identical")
+    whole = [label for label in labels if all(_drawn(rows.get((label, m["name"]))) for m in chosen)]
+    known = {label: why for label, why in states(document).items() if label not in labels or why == "unstable"}
+    legend += absent(document, [document["baseline"], *whole], known)
 
     def tidy() -> list[tuple[Any, ...]]:
         found = []
@@ -128,17 +130,19 @@ def _panel(axes: Any, metric: Mapping[str, Any], rows: Sequence[Mapping[str, Any
     axes.axvline(0, color=INK["muted"], linewidth=1)
     axes.grid(axis="y", visible=False)
     _ticks(axes, reach, ratio, metric["unit"])
+    axes.set_xlabel("change" if ratio or metric["unit"] in ("share", "") else f"change, {metric['unit']}")
 
 
 def _ticks(axes: Any, reach: float, ratio: bool, unit: str) -> None:
     if not ratio:
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
+        from matplotlib.ticker import MaxNLocator
 
         axes.xaxis.set_major_locator(MaxNLocator(4))
         scale, sign = (100, " pt") if unit == "share" else (1, "")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{scale * v:+g}{sign}".replace("-", "−")))
+        axes.xaxis.set_major_formatter(lambda v, _: f"{scale * v:+g}{sign}".replace("-", "−") if v else "0")
         return
     fitting = [step for step in STEPS if np.log1p(step) <= 0.7 * reach]
     step = fitting[-1] if fitting else STEPS[0]
     ticks = [-step if step < 0.5 else -step / (1 + step), 0.0, step]
-    axes.set_xticks([np.log1p(t) for t in ticks], [f"{100 * t:+.0f} %".replace("-", "−") if t else "0" for t in ticks])
+    names = [f"{100 * t:+.0f} %".replace("-", "−") if t else "0" for t in ticks]
+    name_ticks(axes.xaxis, [float(np.log1p(t)) for t in ticks], names)

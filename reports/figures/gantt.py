@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts.request import State
+from servesim.reports.figures.axes import name_ticks
 from servesim.reports.ink import INK
 from servesim.reports.run import Run
 from servesim.reports.svg import Drawing, wide
@@ -61,10 +62,11 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
         axes.set_xlim(begin, end)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         step = max(len(rows) // 10, 1)
-        axes.set_yticks(y[::step], [f"{run.requests['row'][i]:,}" for i in rows[::step]])
+        name_ticks(axes.yaxis, y[::step].tolist(), [f"{run.requests['row'][i]:,}" for i in rows[::step]])
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", visible=True)
         axes.set_xlabel(CLOCK)
+        axes.set_ylabel("request, by its row in the trace")
         figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.985, bottom=0.12)
 
     waited, prompt, output = (float(np.mean(stop - start)) for start, stop in pairwise(bounds))
@@ -74,15 +76,15 @@ def gantt(run: Run, window_s: tuple[float, float] | None = None) -> Drawing | No
         f"{seconds(output)} for the rest; {int((again > 0).sum())} were preempted."
     )
     caption = (
-        "One bar per request, numbered by its row in the trace; pointing at a bar shows the requests that ran "
-        "alongside it."
+        "Each bar is a request, numbered by its row in the trace. Point at a bar to see the requests that ran at the "
+        "same time."
     )
     if window_s is None:
-        caption += " The window lies around the longest wait for a first token."
+        caption += " The window contains the longest wait for a first token."
     if again.any():
         caption += " A cross marks requests that were preempted."
     if left_out:
-        caption += f" {left_out:,} more are not drawn."
+        caption += f" {left_out:,} more requests are not drawn."
     height = 90 + 11 * len(rows)
 
     def tidy() -> list[tuple[Any, ...]]:

@@ -34,11 +34,12 @@ def cdf(run: Run) -> Drawing | None:
         grid = figure.subplots(*shape, sharey=True, squeeze=False).ravel()
         for axes, (key, title, colour, values) in zip(grid, panels, strict=True):
             _panel(axes, values, INK[colour], slo.get(key), 4)
+            share_axis(axes, narrow)
             axes.set_title(title)
         high = figure.get_figheight() * 72
         figure.subplots_adjust(
-            left=0.13 if narrow else 0.045, right=0.985, top=1 - 30 / high, bottom=30 / high, wspace=0.14,
-            hspace=gap_of(figure, len(panels), 30 + 30, 56) if narrow else 0.0,
+            left=0.16 if narrow else 0.06, right=0.985, top=1 - 30 / high, bottom=46 / high, wspace=0.14,
+            hspace=gap_of(figure, len(panels), 30 + 46, 74) if narrow else 0.0,
         )  # fmt: skip
 
     stats = run.summary["latency_ms"]
@@ -49,9 +50,9 @@ def cdf(run: Run) -> Drawing | None:
     ]
     caption = "Share of completed requests at or below a latency. Dots mark the median, p90 and p99."
     if slo:
-        caption += " Dashed lines are the limits; next to each is the share of requests within it."
+        caption += " Dashed lines show the limits. The number next to a line is the share of requests within the limit."
     alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
-    return wide("latency_cdf", "Latency distributions", alt, paint, (280, 170 * len(panels)), caption)
+    return wide("latency_cdf", "Latency distributions", alt, paint, (296, 186 * len(panels)), caption)
 
 
 def _ms(run: Run, column: str) -> Any:
@@ -73,9 +74,17 @@ def _panel(axes: Any, values: Any, colour: str, limit: float | None, ticks: int)
     scale(axes, low, high, ticks)
     if limit is not None:
         mark_limit(axes, limit, float((values <= limit).mean()))
+
+
+def share_axis(axes: Any, narrow: bool) -> None:
+    """Set up the axis of shares of requests; panels on a narrow page are too low for a tick at 90 %."""
     axes.set_ylim(0, 1.02)
-    axes.set_yticks([0, 0.5, 0.9, 1.0], ["0", "50 %", "90 %", "100 %"])
+    shares = [share for share in (0, 0.5, 0.9, 1) if share != 0.9 or not narrow]
+    axes.set_yticks(shares, [f"{100 * share:g} %" if share else "0" for share in shares])
     axes.yaxis.set_gid("share")
+    axes.set_xlabel("time")
+    if axes.get_subplotspec().is_first_col():
+        axes.set_ylabel("requests")
 
 
 def scale(axes: Any, low: float, high: float, ticks: int) -> None:

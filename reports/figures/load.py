@@ -12,9 +12,10 @@ from servesim.experiments.knee import knee
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.ranking import PARETO
 from servesim.reports.experiment import amount
-from servesim.reports.figures.axes import percents, time_ticks
+from servesim.reports.figures.axes import QUANTITIES, log_ticks, percents, time_ticks
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, half, wide
+from servesim.reports.variants import Legend
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class Curve:
 
 
 def against_load(
-    curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]], limits: Mapping[str, float] | None = None
-) -> Drawing:
+    curves: Sequence[Curve], metrics: Sequence[Mapping[str, Any]], limits: Mapping[str, float] | None = None,
+    left: Legend = (),
+) -> Drawing:  # fmt: skip
     """Draw a panel for each metric and a line for each variant. Unstable points are hollow, knees are ringed, and
-    `limits` (ms by latency) are drawn as dashed lines unless they are far above the values."""
+    `limits` (ms by latency) are drawn as dashed lines unless they are far above the values. `left` names variants that
+    are not drawn."""
     marked = {m["name"]: ms for m in metrics if (ms := _limit(curves, m, limits or {})) is not None}
 
     def paint(figure: Any, narrow: bool) -> None:
@@ -50,9 +53,10 @@ def against_load(
                 axes.axhline(limit, color=INK["rose"], linestyle=(0, (4, 3)), linewidth=1.3)
             axes.set_title(metric_label(metric["name"]))
             axes.set_xlabel("requests/s")
+            axes.set_ylabel(QUANTITIES.get(metric["unit"], metric["unit"]))
         high = figure.get_figheight() * 72
         figure.subplots_adjust(
-            left=0.15 if narrow else 0.055, right=0.985, top=1 - 32 / high, bottom=44 / high, wspace=0.2, hspace=0.42
+            left=0.17 if narrow else 0.07, right=0.985, top=1 - 32 / high, bottom=44 / high, wspace=0.28, hspace=0.42
         )
 
     knees = [(c.label, m, k) for c in curves for m in metrics if m["latency"] and (k := _knee(c, m)) is not None]
@@ -64,14 +68,14 @@ def against_load(
     )
     if knees:
         alt += ". Knees: " + "; ".join(f"{label}, {metric_label(m['name'])} at {k:g}" for label, m, k in knees)
-    caption = "Hollow: the queue grows without bound in at least half of the runs."
+    caption = "A marker is hollow if the queue grows without bound in at least half of the runs."
     if knees:
         caption += (
             " A ring marks the knee: the stable point farthest below the line from a curve's first point to its last."
         )
     if marked:
         caption += " Dashed: the limit."
-    legend = tuple((c.colour, c.label) for c in curves)
+    legend = tuple((c.colour, c.label) for c in curves) + left
     return wide(
         "latency_load", "Latency against load", alt + ".", paint, (320, 300 * len(metrics)), caption, legend=legend
     )
@@ -126,11 +130,12 @@ def _axes(axes: Any, metric: Mapping[str, Any], values: Sequence[float]) -> None
 
 def attainment(
     points: Mapping[str, Sequence[tuple[float, float]]], palette: Mapping[str, str], target: float, unit: str,
-    more: str = "",
+    more: str = "", left: Legend = (),
 ) -> Drawing:  # fmt: skip
     """Draw the share of requests within the limits at every rate (or size) that was tried; sizes are on a base-2
     logarithmic axis if they extend beyond 8. The axis of shares begins where `LOST` times the lost requests that are
-    allowed are lost, but no higher than `HIGHEST`. `more` is text added to the caption."""
+    allowed are lost, but no higher than `HIGHEST`. `more` is text added to the caption, and `left` names
+    deployments that are not drawn."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     sizes = sorted({x for pairs in points.values() for x, _ in pairs})
@@ -153,6 +158,8 @@ def attainment(
         if doubled:
             axes.set_xscale("log", base=2)
             axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
+            if sizes[-1] < 4 * sizes[0]:
+                axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
             axes.xaxis.set_gid("count")
@@ -161,18 +168,24 @@ def attainment(
         if unit == "replicas" and not doubled:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel(unit)
-        figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.15)
+        axes.set_ylabel("requests within the limits")
+        figure.subplots_adjust(left=0.14, right=0.98, top=0.97, bottom=0.15)
 
     alt = f"Share of requests within every limit by {unit}: " + "; ".join(
         f"{label}, {len(pairs)} runs from {min(pairs)[0]:g} to {max(pairs)[0]:g}" for label, pairs in points.items()
     )
     below = any(share < low for pairs in points.values() for _, share in pairs)
-    cut = f" Shares below {100 * low:g} % lie beyond the frame." if below else ""
-    caption = f"Each dot is a run; lines join the means. Dashed: the required share, {100 * target:g} %.{cut}{more}"
-    legend = tuple((palette[label], label) for label in points) if any(points) else ()
+    cut = f" Shares below {100 * low:g} % are outside the frame." if below else ""
+    caption = (
+        f"Each dot is a run. Lines connect the means. The dashed line is the required share, {100 * target:g} "
+        f"%.{cut}{more}"
+    )
+    legend = (tuple((palette[label], label) for label in points) if any(points) else ()) + left
     return half("attainment", "Within every limit", alt + ".", paint, 320, caption, legend=legend)
 
 
+UNNAMED = ("slate", "muted")
+"""Colors of dots that the legend does not name."""
 _PRICE = "price per million tokens"
 HIGHEST = 0.99
 """Highest start of the axis of shares."""
@@ -199,10 +212,10 @@ class Dot(NamedTuple):
     """Whether the variant may be off the front, or may belong to it although it is not listed."""
 
 
-def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
+def pareto(rows: Sequence[Dot], latency: str = PARETO[1], left: Legend = ()) -> Drawing:
     """Draw price against a latency; the area of a dot represents throughput, and a bar represents the range that the
-    model's error allows."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+    model's error allows. `left` names variants that are not drawn."""
+    from matplotlib.ticker import MaxNLocator
 
     words = metric_label(latency)
     lows, highs = min(r.price for r in rows), max(r.price for r in rows)
@@ -223,13 +236,14 @@ def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
         else:
             axes.set_xlim(max(lows - room, 0), highs + room)
         _axes_time(axes, [ms for r in rows for ms in (r.ms, *(r.bars or ()))])
-        axes.xaxis.set_major_locator(LogLocator(10) if axes.get_xscale() == "log" else MaxNLocator(5))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(lambda v, _: f"${v:.3g}")
+        if axes.get_xscale() == "log":
+            log_ticks(axes.xaxis, lambda price: f"${price:.3g}")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_formatter(lambda price, _: f"${price:.3g}")
         axes.set_xlabel(_PRICE)
-        axes.set_title(words, fontweight="normal", color=INK["muted"])
-        figure.subplots_adjust(left=0.11, right=0.98, top=0.91, bottom=0.15)
-        _name(axes, [(r.label, r.price, r.ms) for r in rows if r.front])
+        axes.set_ylabel(words)
+        figure.subplots_adjust(left=0.14, right=0.98, top=0.97, bottom=0.15)
 
     doubt = " (given the model's error, it may not be)"
     alt = f"Price, {words} and output throughput. On the Pareto front: " + "; ".join(
@@ -238,13 +252,20 @@ def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
         for r in rows
         if r.front
     )
-    caption = "Dots grow with throughput. Outlined: nothing else is at least as good in all three and better in one."
+    caption = (
+        "Larger dots have higher throughput. A dot is outlined if no other is at least as good in all three "
+        "and better in one."
+    )
     if any(r.bars for r in rows):
         caption += (
             " Bars: the range of p99 that 80 % of the ratios of measured pairs allow, relative to the variant "
             "from which it is hardest to distinguish (propagated, not validated); hollow if the bar leaves open "
             "which variants are on the front."
         )
+
+    legend = tuple((r.colour, r.label) for r in rows if r.front and r.colour not in UNNAMED)
+    if others := sum(r.front for r in rows) - len(legend):
+        legend += (("slate", f"{others} more on the front"),)
 
     def tidy() -> list[tuple[Any, ...]]:
         front = {True: "on the front", False: "behind it"}
@@ -253,7 +274,7 @@ def pareto(rows: Sequence[Dot], latency: str = PARETO[1]) -> Drawing:
             ("output tokens/s", front[r.front], "point", r.label, r.price, r.flow, None, _PRICE) for r in rows
         ]
 
-    return half("pareto", "Price, latency, throughput", alt + ".", paint, 320, caption, tidy=tidy)
+    return half("pareto", "Price, latency, throughput", alt + ".", paint, 320, caption, legend=legend + left, tidy=tidy)
 
 
 def _axes_time(axes: Any, values: Sequence[float]) -> None:
@@ -265,32 +286,3 @@ def _axes_time(axes: Any, values: Sequence[float]) -> None:
     else:
         axes.set_ylim(0, high * 1.25)
         time_ticks(axes.yaxis, decades=False)
-
-
-def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Place labels above points, or else below or next to them, where they overlap neither each other nor a point."""
-    at = [(label, *axes.transData.transform((x, y)), x, y) for label, x, y in points]
-    box = axes.get_window_extent()
-    taken = [(across - 11, up - 11, across + 11, up + 11) for _, across, up, _, _ in at]
-    for i, (label, across, up, x, y) in enumerate(at):
-        text = label if len(label) <= 30 else f"{label[:29]}…"
-        wide, others = 6.8 * len(text), taken[:i] + taken[i + 1 :]
-        for place, left, low in (
-            ("center", across - wide / 2, up + 11),
-            ("center", across - wide / 2, up - 25),
-            ("left", across + 12, up - 6),
-            ("right", across - 12 - wide, up - 6),
-        ):
-            room = (left, low, left + wide, low + 13)
-            inside = room[0] >= box.x0 and room[2] <= box.x1 + 6 and room[1] >= box.y0
-            if inside and not any(_overlap(room, other) for other in others):
-                taken.append(room)
-                offset = {"center": 0, "left": 12, "right": -12}[place]
-                axes.annotate(
-                    text, (x, y), xytext=(offset, low + 6 - up), textcoords="offset points", ha=place, va="center",
-                )  # fmt: skip
-                break
-
-
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

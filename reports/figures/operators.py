@@ -46,8 +46,8 @@ def operators(run: Run, priced: Priced) -> Drawing:
         f"{words} {percent(everything[key] / total)}" for key, _, words in longest
     )
     caption = (
-        f"A sample of the recorded steps, repriced: the operators account for {percent(priced.recorded)} of the "
-        "GPU time recorded for these steps."
+        "The shares come from a repriced sample of the recorded steps. The operators account for "
+        f"{percent(priced.recorded)} of the GPU time recorded for these steps."
     )
     legend = tuple((colour, words) for _, colour, words in shown)
     height = 64 * len(bars) + 6

@@ -9,9 +9,11 @@ import numpy as np
 
 from servesim.experiments.run_metrics import Run
 from servesim.reports.experiment import Experiment, colours, limits_of
-from servesim.reports.figures.latency import POINTS, mark_limit, scale
+from servesim.reports.figures.axes import gap_of
+from servesim.reports.figures.latency import POINTS, mark_limit, scale, share_axis
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, wide
+from servesim.reports.variants import Legend, absent, states
 from servesim.reports.words import time_ms
 
 PANELS = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2el", "End to end"))
@@ -23,14 +25,17 @@ Latencies = Mapping[str, Mapping[str, Any]]
 def distributions(experiment: Experiment, labels: Sequence[str], more: str) -> Drawing | None:
     """Draw the latencies of all replicates of several variants together. `more` is text added to the caption. Raise
     UserError if the runs were not kept."""
-    values = {}
+    values, known = {}, states(experiment.document)
     for label in labels:
         runs = [Run.load(experiment.path(address)) for address in experiment.addresses.get(label, [])]
-        if runs:
-            values[label] = {key: _latencies(runs, key) for key, _ in PANELS}
+        found = {key: _latencies(runs, key) for key, _ in PANELS} if runs else {}
+        if any(map(len, found.values())):
+            values[label] = found
     limits = limits_of(experiment.document)
     caption = "All completed requests of all replicates." + (" Dashed lines are the limits." if limits else "") + more
-    return overlay(values, colours(list(values)), limits, caption)
+    left = absent(experiment.document, values)
+    values = {label + " (unstable)" * (known[label] == "unstable"): found for label, found in values.items()}
+    return overlay(values, colours(list(values)), limits, caption, left=left)
 
 
 def _latencies(runs: Sequence[Run], key: str) -> Any:
@@ -39,9 +44,11 @@ def _latencies(runs: Sequence[Run], key: str) -> Any:
 
 
 def overlay(
-    values: Latencies, palette: Mapping[str, str], slo: Mapping[str, float], caption: str, narrow: bool | None = None
-) -> Drawing | None:
-    """Draw cumulative distributions, one line per variant. `narrow` is as in servesim.reports.svg.wide."""
+    values: Latencies, palette: Mapping[str, str], slo: Mapping[str, float], caption: str, narrow: bool | None = None,
+    left: Legend = (),
+) -> Drawing | None:  # fmt: skip
+    """Draw cumulative distributions, one line per variant. `narrow` is as in servesim.reports.svg.wide; `left` names
+    variants that are not drawn."""
     panels = [(key, title) for key, title in PANELS if any(len(v[key]) for v in values.values())]
     if not panels:
         return None
@@ -52,9 +59,11 @@ def overlay(
         for axes, (key, title) in zip(grid, panels, strict=True):
             _lines(axes, {label: v[key] for label, v in values.items() if len(v[key])}, palette, slo.get(key))
             axes.set_title(title)
+            share_axis(axes, phone)
+        high = figure.get_figheight() * 72
         figure.subplots_adjust(
-            left=0.13 if phone else 0.045, right=0.985, top=0.955 if phone else 0.89, bottom=0.05 if phone else 0.12,
-            wspace=0.12, hspace=0.35,
+            left=0.16 if phone else 0.06, right=0.985, top=1 - 30 / high, bottom=46 / high, wspace=0.12,
+            hspace=gap_of(figure, len(panels), 30 + 46, 74) if phone else 0.0,
         )  # fmt: skip
 
     said = [
@@ -64,9 +73,11 @@ def overlay(
         for label, v in values.items()
         if len(v[key])
     ]
-    legend = tuple((palette[label], label) for label in values)
+    legend = tuple((palette[label], label) for label in values) + left
     alt = "Cumulative distributions of latency. " + "; ".join(said) + "."
-    return wide("latency_cdf", "Latency distributions", alt, paint, (300, 620), caption, narrow, legend=legend)
+    return wide(
+        "latency_cdf", "Latency distributions", alt, paint, (316, 210 * len(panels)), caption, narrow, legend=legend
+    )
 
 
 def _lines(axes: Any, values: Mapping[str, Any], palette: Mapping[str, str], limit: float | None) -> None:
@@ -81,5 +92,3 @@ def _lines(axes: Any, values: Mapping[str, Any], palette: Mapping[str, str], lim
     scale(axes, low, high, 4)
     if limit is not None:
         mark_limit(axes, limit)
-    axes.set_ylim(0, 1.02)
-    axes.set_yticks([0, 0.5, 0.9, 1.0], ["0", "50 %", "90 %", "100 %"])

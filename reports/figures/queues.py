@@ -42,6 +42,7 @@ def queue_by(run: Run, kind: str) -> Drawing | None:
         axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
         axes.set_ylim(0, max(float(run.waiting.max()) * 1.12, 1))
         thousands(axes.yaxis)
+        axes.set_ylabel("requests")
         axes.set_xlabel(f"{name} since the first arrival")
         figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.96, bottom=0.2 if narrow else 0.19)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from servesim.experiments.accuracy.files import ratios
-from servesim.reports.figures.axes import gap_of
+from servesim.reports.figures.axes import gap_of, name_above, pitch_of
 from servesim.reports.ink import INK, SERIES
 from servesim.reports.svg import Drawing, wide
 
@@ -25,6 +25,7 @@ def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
     if not groups:
         return None
     shown = sorted(sorted(groups), key=lambda name: -len(groups[name]))[:SHOWN]
+    each = pitch_of(shown, 38)
 
     def paint(figure: Any, narrow: bool) -> None:
         panels = figure.subplots(*((2, 1) if narrow else (1, 2)), sharey=True)
@@ -35,9 +36,8 @@ def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
                 values = np.clip([pair[i] for pair in groups[name]], 0.1, 10.0)
                 spread = np.linspace(-0.16, 0.26, len(values)) if len(values) > 1 else np.zeros(1)
                 axes.scatter(values, y + spread, s=11, color=INK[SERIES[i]], alpha=0.6, linewidths=0)
-                place = axes.get_yaxis_transform()
                 if narrow or i == 0:
-                    axes.text(0, y - 0.36, name, transform=place, va="center")
+                    name_above(axes, y, name, each)
             axes.set_xscale("log")
             axes.set_xlim(0.09, 11)
             axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 10], ["0.1", "0.25", "0.5", "1", "2", "4", "10"])
@@ -56,8 +56,8 @@ def ratio_strips(cells: Sequence[Mapping[str, str]]) -> Drawing | None:
         f"{np.median([t for _, t in groups[name]]):.2f} times the measured values"
         for name in shown
     )
-    caption = "Each dot is a cell; the band is ±10 %. Ratios below 0.1 or above 10 are drawn at the edge."
+    caption = "Each dot is a cell. The band covers ±10 %. Ratios below 0.1 or above 10 are drawn at the edge."
     if len(groups) > len(shown):
-        caption += f" Only the {len(shown)} sets with the most cells, of {len(groups)}, are drawn."
-    height = 92 + 38 * len(shown)
+        caption += f" Only the {len(shown)} largest of {len(groups)} sets are drawn."
+    height = 92 + each * len(shown)
     return wide("ratios", "Simulated over measured", alt + ".", paint, (height, 2 * height), caption)

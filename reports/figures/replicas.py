@@ -41,6 +41,7 @@ def by_replica(run: Run) -> Drawing | None:
             high = max(float(series.max()) for series in values.values())
             axes.set_ylim(0, max(high * 1.12, 0.01 if title == "KV memory" else 1))
             ticks(axes.yaxis)
+            axes.set_ylabel("sequences" if ticks is thousands else title)
         grid[-1].set_xlabel(f"{name} since the first arrival")
         figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.93, bottom=0.15, hspace=0.42)
 

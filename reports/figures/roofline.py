@@ -9,6 +9,7 @@ import numpy as np
 
 from servesim.cost.formula import COMPUTE_DTYPE, format_on
 from servesim.hardware import Gpu
+from servesim.reports.figures.axes import log_ticks
 from servesim.reports.ink import INK
 from servesim.reports.svg import Drawing, half, wide
 from servesim.reports.words import percent
@@ -55,13 +56,13 @@ def roofline(
             f"{gpu.bandwidth / 1e12:.2g} TB/s", (ridge / 25, peak / 25e12), xytext=(-6, 4),
             textcoords="offset points", ha="right", color=INK["muted"],
         )  # fmt: skip
-        _plain_decades(axes.xaxis)
-        _plain_decades(axes.yaxis)
+        for axis in (axes.xaxis, axes.yaxis):
+            log_ticks(axis, lambda value: f"{value:,g}")
         axes.grid(axis="x", visible=True)
         axes.set_xlabel("FLOP per byte")
-        axes.set_title("TFLOP/s of a GPU", fontweight="normal", color=INK["muted"])
+        axes.set_ylabel("TFLOP/s of a GPU")
         left = 0.095 if not across else 0.12 if narrow else 0.055
-        figure.subplots_adjust(left=left, right=0.98, top=0.91, bottom=0.15)
+        figure.subplots_adjust(left=left, right=0.98, top=0.97, bottom=0.15)
 
     bound = float((x < ridge).mean())
     reached = y / np.minimum(x * gpu.bandwidth, peak)
@@ -81,18 +82,10 @@ def roofline(
 
 
 def _name(axes: Any, points: Sequence[Point], labels: Sequence[str], low: float, high: float) -> None:
-    """Place labels below their points, or to the left of points near the right edge."""
+    """Place labels below and right of their points, or left of points near the right edge."""
     for label, (_, x, y) in zip(labels, points, strict=False):
         edge = np.log(x / low) > 0.75 * np.log(high / low)
         axes.annotate(
-            label, (x, y / 1e12), xytext=(-2 if edge else 7, -42 if edge else -13), textcoords="offset points",
+            label, (x, y / 1e12), xytext=(-9 if edge else 7, -4 if edge else -13), textcoords="offset points",
             ha="right" if edge else "left",
         )  # fmt: skip
-
-
-def _plain_decades(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axis.set_major_locator(LogLocator(10, numticks=7))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))

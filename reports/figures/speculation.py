@@ -27,10 +27,11 @@ def by_position(figures: Mapping[str, Any]) -> Drawing | None:
         if len(rates) <= 8:
             for at, rate in zip(x, rates, strict=True):
                 axes.annotate(percent(rate), (at, rate), xytext=(0, 5), textcoords="offset points", ha="center")
-        axes.set_xticks(x if len(rates) <= 16 else x[:: len(rates) // 8])
+        axes.set_xticks(np.arange(1, max(len(rates), 3) + 1)[:: max(len(rates) // 8, 1) if len(rates) > 16 else 1])
         axes.set_xlim(0.4, max(len(rates), 3) + 0.6)
         axes.set_ylim(0, max(max(rates) * 1.15, 0.1))
         percents(axes.yaxis)
+        axes.set_ylabel("accepted")
         axes.set_xlabel("position of the draft token")
         figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.17)
 
@@ -59,11 +60,14 @@ def over_time(run: Run) -> Drawing | None:
         axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
         axes.set_ylim(0, max(float(all_of_them.max()) * 1.08, 1.0))
         thousands(axes.yaxis)
+        axes.set_ylabel("tokens/s")
         axes.set_xlabel(f"{name} since the first arrival")
         figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.17)
 
     share = percent(float(accepted.sum()) / float(drafts.sum()))
     alt = f"Draft tokens verified per second, at most {all_of_them.max():,.0f}; {share} are accepted and delivered."
-    caption = f"Draft tokens verified per second: {share} of them are accepted and delivered, the rest are thrown away."
-    legend = (("teal", "accepted"), ("slate", "thrown away"))
+    caption = (
+        f"Draft tokens verified per second: {share} of them are accepted and delivered, and the rest are discarded."
+    )
+    legend = (("teal", "accepted"), ("slate", "discarded"))
     return half("drafts", "Drafts over time", alt, paint, 300, caption, legend=legend)

@@ -7,10 +7,19 @@ from typing import Any
 
 from servesim.experiments.metrics import metric_label
 from servesim.reports.experiment import amount
-from servesim.reports.figures.axes import gap_of, percents, time_ticks
+from servesim.reports.figures.axes import (
+    BESIDE,
+    QUANTITIES,
+    gap_of,
+    name_above,
+    name_ticks,
+    percents,
+    pitch_of,
+    time_ticks,
+)
 from servesim.reports.ink import INK, SERIES
 from servesim.reports.svg import Drawing, wide
-from servesim.reports.words import shortened
+from servesim.reports.variants import Legend
 
 ROWS_AT_MOST = 30
 
@@ -18,9 +27,14 @@ Row = Mapping[str, Any]
 """Mapping with the keys `label` and `points`, a list of (series, stable, values by metric)."""
 
 
-def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw a panel for each metric and a line of dots for each combination; `series` are the rates, or a single one."""
+def strip(
+    rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[str, Any]], left: Legend = ()
+) -> Drawing:
+    """Draw a panel for each metric and a line of dots for each combination; `series` are the rates, or a single one.
+    `left` names combinations that are not drawn."""
     shown = rows[:ROWS_AT_MOST]
+    names = [row["label"] for row in shown]
+    above, beside = pitch_of(names, 36), pitch_of(names, 24, BESIDE, 3)
 
     def paint(figure: Any, narrow: bool) -> None:
         high = figure.get_figheight() * 72
@@ -29,16 +43,16 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
         for axes, metric in zip(grid, metrics, strict=True):
             _panel(axes, shown, series, metric)
             axes.set_title(metric_label(metric["name"]))
+            axes.set_xlabel(QUANTITIES.get(metric["unit"], metric["unit"]))
             axes.set_ylim(len(shown) - 0.4, -0.6)
-            axes.set_yticks(range(len(shown)), ["" if narrow else shortened(r["label"], 34) for r in shown])
+            name_ticks(axes.yaxis, range(len(shown)), ["" for _ in names] if narrow else names)
             axes.tick_params(axis="y", labelcolor=INK["ink"])
             if narrow:
-                for y, row in enumerate(shown):
-                    place = axes.get_yaxis_transform()
-                    axes.text(0, y - 0.36, shortened(row["label"], 48), transform=place, va="center")
-        gap = gap_of(figure, len(metrics), 30 + 30, 56) if narrow else 0.0
+                for y, name in enumerate(names):
+                    name_above(axes, y, name, above)
+        gap = gap_of(figure, len(metrics), 30 + 46, 72) if narrow else 0.0
         figure.subplots_adjust(
-            left=0.02 if narrow else 0.2, right=0.97, top=1 - 30 / high, bottom=30 / high, wspace=0.1, hspace=gap
+            left=0.02 if narrow else 0.2, right=0.97, top=1 - 30 / high, bottom=46 / high, wspace=0.1, hspace=gap
         )
 
     said = [
@@ -47,11 +61,12 @@ def strip(rows: Sequence[Row], series: Sequence[str], metrics: Sequence[Mapping[
         for name, _, values in row["points"]
     ]
     alt = f"{', '.join(metric_label(m['name']) for m in metrics)} of every combination. {'; '.join(said)}."
-    caption = "Hollow: the queue grows without bound in at least half of the runs."
+    caption = "A marker is hollow if the queue grows without bound in at least half of the runs."
     if len(rows) > len(shown):
         caption += f" Only the first {len(shown)} of {len(rows)} are shown."
     legend = tuple((SERIES[i % len(SERIES)], name) for i, name in enumerate(series)) if len(series) > 1 else ()
-    heights = (24 * len(shown) + 66, (36 * len(shown) + 80) * len(metrics))
+    legend += left
+    heights = (beside * len(shown) + 82, (above * len(shown) + 96) * len(metrics))
     return wide("combinations", "Every combination at a glance", alt, paint, heights, caption, legend=legend)
 
 

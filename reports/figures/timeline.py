@@ -20,16 +20,16 @@ def timeline(run: Run) -> Drawing | None:
     unit, name = clock(float(run.clock_s[-1]))
     x = run.clock_s / unit
     series = [
-        ("Waiting requests", run.waiting, "amber", thousands),
-        ("Sequences in a step", run.batch, "blue", thousands),
+        ("Waiting requests", run.waiting, "amber", "requests"),
+        ("Sequences in a step", run.batch, "blue", "sequences"),
     ]
     if run.preempted.any():
-        series.append(("Preemptions", run.preempted, "rose", thousands))
+        series.append(("Preemptions", run.preempted, "rose", "times"))
 
     def paint(figure: Any, narrow: bool) -> None:
         heights = {"height_ratios": [3, 3, 1.5][: len(series)]}
         grid = figure.subplots(len(series), 1, sharex=True, gridspec_kw=heights)
-        for axes, (title, values, colour, ticks) in zip(grid, series, strict=True):
+        for axes, (title, values, colour, unit_name) in zip(grid, series, strict=True):
             if title == "Preemptions":
                 axes.bar(x, values, width=x[1] - x[0], color=INK[colour], linewidth=0)
             else:
@@ -38,7 +38,8 @@ def timeline(run: Run) -> Drawing | None:
             axes.set_title(title, pad=5)
             axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
             axes.set_ylim(0, max(float(values.max()) * 1.12, 1))
-            ticks(axes.yaxis)
+            thousands(axes.yaxis)
+            axes.set_ylabel(unit_name)
         arrivals = (int(run.requests["arrival_ns"].max()) - run.begin_ns) / 1e9 / unit
         for axes in grid:
             axes.axvline(arrivals, color=INK["muted"], linewidth=1, linestyle=(0, (1, 2.5)))
@@ -90,6 +91,7 @@ def memory_map(run: Run) -> Drawing | None:
         axes.set_xlim(0, (run.end_ns - run.begin_ns) / 1e9 / unit)
         axes.set_ylim(0, limit * 1.02)
         percents(axes.yaxis)
+        axes.set_ylabel("KV memory")
         axes.set_xlabel(f"{name} since the first arrival")
         figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.96, bottom=0.2 if narrow else 0.19)
 
@@ -99,9 +101,9 @@ def memory_map(run: Run) -> Drawing | None:
         f"{percent(kv['used_share'])} used, {percent(kv['internal_share'])} reserved or wasted inside blocks, "
         f"{percent(kv['external_share'])} wasted between them, {percent(kv['free_share'])} free."
     )
-    caption = "Shares of the KV memory of all replicas: filled by requests, held by them but not filled, and lost."
+    caption = "Shares of the KV memory of all replicas: used by requests, reserved but not used, and lost."
     if peaks is not None:
-        caption += f" Line: peak allocation{' on any replica' if run.scenario.replicas > 1 else ''}."
+        caption += f" The line shows the peak allocation{' on any replica' if run.scenario.replicas > 1 else ''}."
     if limit < 1.0:
         caption += f" The axis ends at {percent(limit)}."
     legend = tuple((colour, text) for _, colour, text in MEMORY[:3])

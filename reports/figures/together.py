@@ -21,14 +21,14 @@ def together(runs: Mapping[str, Run], palette: Mapping[str, str], narrow: bool |
     unit, name = clock(max(float(run.clock_s[-1]) for run in shown.values()))
     memory = {label: sum(run.memory.values(), 0 * run.waiting) for label, run in shown.items()}
     panels = (
-        ("Waiting requests", {label: run.waiting for label, run in shown.items()}, thousands),
-        ("Sequences in a step", {label: run.batch for label, run in shown.items()}, thousands),
-        ("KV memory", memory, percents),
+        ("Waiting requests", {label: run.waiting for label, run in shown.items()}, thousands, "requests"),
+        ("Sequences in a step", {label: run.batch for label, run in shown.items()}, thousands, "sequences"),
+        ("KV memory", memory, percents, "KV memory"),
     )
 
     def paint(figure: Any, phone: bool) -> None:
         grid = figure.subplots(len(panels), 1, sharex=True)
-        for axes, (title, values, ticks) in zip(grid, panels, strict=True):
+        for axes, (title, values, ticks, what) in zip(grid, panels, strict=True):
             for label, series in values.items():
                 axes.plot(shown[label].clock_s / unit, series, color=INK[palette[label]], linewidth=1.5)
             axes.set_title(title, pad=5)
@@ -36,6 +36,7 @@ def together(runs: Mapping[str, Run], palette: Mapping[str, str], narrow: bool |
             high = max(float(series.max()) for series in values.values())
             axes.set_ylim(0, max(high * 1.12, 0.01 if title == "KV memory" else 1))
             ticks(axes.yaxis)
+            axes.set_ylabel(what)
         grid[-1].set_xlabel(f"{name} since the first arrival")
         figure.subplots_adjust(left=0.135 if phone else 0.05, right=0.985, top=0.945, bottom=0.11, hspace=0.45)
 

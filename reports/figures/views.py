@@ -48,6 +48,7 @@ def router_view(run: Run) -> Drawing | None:
         axes.set_ylim(0, max(max(float(values.max()) for _, _, values in lines) * 1.12, 1))
         axes.set_title("Requests at the replica that was chosen", pad=5)
         thousands(axes.yaxis)
+        axes.set_ylabel("requests")
         axes.set_xlabel(f"{name} since the first arrival")
         figure.subplots_adjust(left=0.135 if narrow else 0.05, right=0.985, top=0.9, bottom=0.2 if narrow else 0.19)
 

@@ -58,8 +58,8 @@ def interactivity(machine: dict[str, Any]) -> Lines:
         curves.append(Curve(f"{tp} GPU{'s' * (tp > 1)}", fast, full))
     alone = [max(curve.x) for curve in curves]
     caption = (
-        f"Dots: {USERS[0]} to {USERS[-1]} concurrent users. A single user gets {alone[0]:.0f} tokens/s from one "
-        f"GPU and {alone[-1]:.0f} from {WIDE[-1]}; the throughput of a GPU is highest where each user gets the "
+        f"The dots show {USERS[0]} to {USERS[-1]} concurrent users. A single user gets {alone[0]:.0f} tokens/s from "
+        f"one GPU and {alone[-1]:.0f} from {WIDE[-1]}. The throughput of a GPU is highest where each user gets the "
         "least."
     )
     return Lines(
@@ -81,7 +81,7 @@ def drafts(machine: dict[str, Any]) -> Lines:
         curves.append(Curve(label, USERS, gains))
     best, worst = curves[1].y[0], curves[1].y[-1]
     caption = (
-        f"EAGLE-3 drafts, with acceptance as measured. Five drafts give {best:.2f} x the tokens/s to one user and "
+        f"EAGLE-3 drafts with measured acceptance. Five drafts give {best:.2f} x the tokens/s to one user and "
         f"{worst:.2f} x to {USERS[-1]}: with many users, the compute that was idle while weights were read is no "
         "longer idle."
     )

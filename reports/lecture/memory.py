@@ -37,7 +37,8 @@ def reservation(machine: dict[str, Any]) -> Bars:
         batches[label] = summary["engine"]["batch_size"]["mean"]
     first, last = next(iter(KINDS)), list(KINDS)[-1]
     caption = (
-        f"Memory for 32,768 tokens. If space for the longest possible request is reserved, {batches[first]:.0f} "
+        "The memory has room for 32,768 tokens. If space for the longest possible request is reserved, "
+        f"{batches[first]:.0f} "
         f"requests fit at a time; with pages of 16 tokens, {batches[last]:.0f} fit."
     )
     series = ("filled", "reserved and empty", "lost between")

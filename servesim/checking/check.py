@@ -184,11 +184,11 @@ class _Checks:
             return
         ahead = [each.steps for n, each in outcomes.items() if self._worlds[n].asynchronous]
         if "async" in supports and len(ahead) >= ENOUGH and not any(map(_overlap, ahead)):
-            told = f'supports says "async", but in {len(ahead)} worlds no step was planned while one was in flight'
+            told = f'supports contains "async", but in {len(ahead)} worlds no step was planned while one was in flight'
             yield Finding("settings", f"{self._subject.name}: {told}")
         drafted = [each.steps for n, each in outcomes.items() if self._worlds[n].speculation]
         if "speculation" in supports and len(drafted) >= ENOUGH and not any(np.any(s[:, DRAFTS]) for s in drafted):
-            told = f'supports says "speculation", but in {len(drafted)} worlds no draft was verified'
+            told = f'supports contains "speculation", but in {len(drafted)} worlds no draft was verified'
             yield Finding("settings", f"{self._subject.name}: {told}")
 
     def _of_claims(self, findings: list[Finding]) -> list[Finding]:
@@ -204,7 +204,7 @@ class _Checks:
             for claim, (holds, how) in CLAIMS.items():
                 others = [n for n in self._served if not holds(self._worlds[n])]
                 if shown and all(map(holds, shown)) and len(others) >= ENOUGH:
-                    said = f'supports says "{claim}", but {how}: {finding.told}'
+                    said = f'supports contains "{claim}", but {how}: {finding.told}'
                     finding = replace(finding, check="settings", told=said, cause=f"{claim} {finding.key}")
                     break
             told.append(finding)
@@ -214,12 +214,14 @@ class _Checks:
         yield from misspelled(classes_beside(self._subject.cls))
         makers = [maker for world in self._worlds.values() for maker in world.features]
         if self._subject.kind == "feature" and not any(isinstance(maker, Watched) and maker.made for maker in makers):
-            yield f"{self._subject.name} is off in every test world: give it settings (:KEY=VALUE), or define in_world"
+            yield (
+                f"{self._subject.name} is disabled in every test world: add settings (:KEY=VALUE), or define in_world"
+            )
         again = {number: each.error for number, each in self._served.items() if each.again}
         if again:
             number = next(iter(again))
             yield (
-                f"it does not work with pipelines: {again[number]} (world {number}); skip requests with "
+                f"it does not work with pipelines: {again[number]} (world {number}). Skip requests with "
                 "num_computed_tokens == num_tokens"
             )
 

@@ -61,7 +61,7 @@ class Elsewhere:
             _, said = self._process.communicate()
             if self._process.returncode or not self._out.is_file():
                 last = (said.strip().splitlines() or [f"exit code {self._process.returncode}"])[-1]
-                raise PolicyError(f"the policy cannot be run in another process: {last}")
+                raise PolicyError(f"the policy cannot be run in a separate process: {last}")
             found: dict[int, Any] = pickle.loads(self._out.read_bytes())
             return found
         finally:

@@ -100,4 +100,4 @@ def impurities(subject: Subject) -> Iterator[str]:
             yield f"{subject.name}: 'accepted' must depend only on the request and the position ({told})"
             break
     if len(rates) != 3 or not all(0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != rates:
-        yield f"{subject.name}: rates(3) is {rates} but must be 3 probabilities that do not increase"
+        yield f"{subject.name}: rates(3) is {rates} but must be 3 probabilities in non-increasing order"

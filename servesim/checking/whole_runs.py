@@ -40,7 +40,9 @@ def _settings(subject: Subject) -> Iterator[Finding]:
     feature = subject.cls()
     for key, field in zip(feature.keys(), feature.Settings.model_fields.values(), strict=True):
         if not field.description:
-            yield Finding("settings", f"{subject.name}: {key} has no docstring, which is the help of its option")
+            yield Finding(
+                "settings", f"{subject.name}: {key} has no docstring, which is needed as the help text of its option"
+            )
     for name in ("rows", "schema"):
         if hasattr(feature, name):
             yield Finding("settings", f"{subject.name}: {name} is never called: declare its figures in groups")
@@ -67,7 +69,9 @@ def _runs(subject: Subject) -> Iterator[Finding]:
     added = fast.summary.keys() - without.summary.keys()
     groups = feature.groups()
     for section in sorted(added - {group.section for group in groups}):
-        yield Finding("settings", f"{subject.name}: section {section!r} of the summary is in no group of its figures")
+        yield Finding(
+            "settings", f"{subject.name}: no group of its figures declares section {section!r} of the summary"
+        )
     for group in groups:
         found = group.within(fast.summary)
         if isinstance(found, dict) and not group.many:

@@ -41,7 +41,7 @@ def accuracy(
         typer.Option(
             metavar="FIELD=VALUE,...",
             help=(
-                "Score only the cells with these values of engine, version, gpu, model, precision, mode, tp or "
+                "Score only the cells with this value of engine, version, gpu, model, precision, mode, tp or "
                 "concurrency. Repeatable."
             ),
         ),
@@ -50,7 +50,7 @@ def accuracy(
         list[Path] | None,
         typer.Option(
             metavar="FILE|DIR",
-            help="Exclude these cells and copies of them, because something was fitted to them. Repeatable.",
+            help="Exclude these cells and their copies, for example because costs were fitted to them. Repeatable.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Score at most N cells, evenly spaced.")] = None,
@@ -68,7 +68,7 @@ def accuracy(
         ),
     ] = None,
     date: Annotated[str | None, typer.Option(help="Date of the score. [default: today]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the intervals.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes. [default: one per core]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -104,7 +104,7 @@ def accuracy(
             )
     except KeyboardInterrupt:
         some = out is not None and (out / RUNS).exists()
-        kept = f"; {out} has the answers so far; run it again to continue" if some else ""
+        kept = f"; {out} contains the answers so far; run the command again to continue" if some else ""
         raise Interrupted(f"no score was written{kept}") from None
     if out is not None:
         from servesim.cli.report import write_report
@@ -204,7 +204,7 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
     kinds = {
         "sizes": "sizes with equal clients per GPU",
         "engines": "engines with equal clients and GPUs",
-        "settings": "commands that differ in one thing",
+        "settings": "commands that differ in one setting",
     }
     for kind, words in kinds.items():
         found, apart = decisions[kind], decisions[kind]["apart"]
@@ -215,7 +215,8 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
             )
         if apart["pairs"]:
             lines.append(
-                f"{apart['pairs']:,} of them over 5 % apart: ordered correctly {_share(apart['right'])}{_beside(apart)}"
+                f"{apart['pairs']:,} of them more than 5 % apart: ordered correctly "
+                f"{_share(apart['right'])}{_beside(apart)}"
             )
     if (found := decisions["choices"])["choices"]:
         beside = {"naive": found["naive"].get("near", 0.0), "ceiling": (found["ceiling"] or {}).get("near")}
@@ -224,7 +225,7 @@ def decision_lines(decisions: Mapping[str, Any]) -> list[str]:
             f"{_share(found['near'])}{_beside(beside)}"
         )
         lines.append(
-            f"limit missed by over 5 % {_share(found['broken'])}, met with less output {_share(found['far'])}, no "
+            f"limit missed by more than 5 % {_share(found['broken'])}, met with less output {_share(found['far'])}, no "
             f"choice made {_share(found['declined'])}"
         )
     return lines

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from servesim.calibrate.accuracy import HeldOut
 
 calibrate_app = typer.Typer(
-    help="Measure, fit and import the costs of steps.", callback=help_alone, invoke_without_command=True
+    help="Measure, fit and import step costs.", callback=help_alone, invoke_without_command=True
 )
 
 calibrate_app.command(epilog=PROFILE_EXAMPLES)(profile)
@@ -74,19 +74,20 @@ Examples:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="TABLE", help="Folder of kernel tables.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Page to write.")],
-    gpu: Annotated[str | None, typer.Option(help="GPU, for tables that do not name one.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU, for tables that do not specify one.")] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
             help=(
-                "Tables to compare with: a shipped name or a folder. Repeatable. [default: those shipped for the GPU]"
+                "Tables to compare with: a shipped name or a folder. Repeatable. [default: the tables shipped for "
+                "the GPU]"
             )
         ),
     ] = None,
 ) -> None:
     """Make one HTML page of kernel tables.
 
-    Shows coverage, repeat error, anomalies, and differences from other tables of the same GPU.
+    The page shows coverage, repeat error, anomalies, and differences from other tables for the same GPU.
     """
     from servesim.reports.files import refuse_foreign
     from servesim.reports.table_page import table_html
@@ -185,10 +186,10 @@ def left_out(
     gpu: Annotated[str | None, typer.Option(help="Measured GPU. [default: from the tables]")] = None,
     out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures as JSON.")] = None,
 ) -> None:
-    """Report the price error of held-out rows of kernel tables.
+    """Report prediction errors for held-out rows of kernel tables.
 
-    The splits hold out a fifth of the rows at random, a fifth of the curves (all rows of a shape),
-    all points of each curve except every second or fourth one, or the largest points of each curve.
+    Each split holds out other rows: a random fifth of the rows, a fifth of the curves (all rows of a shape), all
+    points of each curve except every second or fourth point, or the largest points of each curve.
     """
     from servesim.calibrate.accuracy import accuracy as errors_of
     from servesim.calibrate.accuracy import open_tables, suspicious
@@ -205,7 +206,7 @@ def left_out(
 
 
 calibrate_app.command(
-    "accuracy", hidden=True, help="Older name of left-out.", epilog="Example: servesim calibrate accuracy h200"
+    "accuracy", hidden=True, help="Former name of left-out.", epilog="Example: servesim calibrate accuracy h200"
 )(left_out)
 
 

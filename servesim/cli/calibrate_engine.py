@@ -50,7 +50,7 @@ def engine(
 ) -> None:
     """Serve a trace with a real engine and log its steps.
 
-    The weights are random, and arrivals are open-loop. Every request is logged as well.
+    The weights are random, and arrivals are open-loop. The log also contains every request.
     """
     from servesim.hardware import ModelSpec
     from servesim.traces import open_trace

@@ -107,8 +107,8 @@ def _report(outcome: Outcome, out: Path, max_drift: float) -> None:
     if outcome.drift > max_drift:
         raise UserError(
             f"the clock drifted: the reference GEMM's time changed by {outcome.drift:.1%} (allowed: "
-            f"{max_drift:.1%}). {out} keeps the measurements; run the same command again to repeat those taken "
-            "during the drift"
+            f"{max_drift:.1%}). {out} keeps the measurements; run the same command again to repeat the measurements "
+            "taken during the drift"
         )
 
 

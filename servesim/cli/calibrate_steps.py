@@ -25,13 +25,20 @@ def steps(
     kernel_tables: Annotated[Path, typer.Option(metavar="DIR", help="Profile to test.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for steps.csv, steps.json and the figure.")],
     device: Annotated[str, typer.Option(help="Device: cuda or cpu.")] = "cuda",
-    tp: Annotated[int, typer.Option(help="Run the shard of one GPU, without collectives on both sides.")] = 1,
-    dtype: Annotated[str | None, typer.Option(help="Formats of the linear layers, as for profile.")] = None,
+    tp: Annotated[
+        int, typer.Option(help="Run the shard of one GPU. Neither the steps nor the predictions include collectives.")
+    ] = 1,
+    dtype: Annotated[str | None, typer.Option(help="Formats of the linear layers, as in calibrate profile.")] = None,
     budget_s: Annotated[float, typer.Option(help="Time budget in seconds for all models together.")] = 540.0,
-    kernels: Annotated[str | None, typer.Option(help="Kernel set, as for profile.")] = None,
-    library: Annotated[list[Path] | None, typer.Option(help="Shared library, as for profile. Repeatable.")] = None,
+    kernels: Annotated[str | None, typer.Option(help="Kernel set, as in calibrate profile.")] = None,
+    library: Annotated[
+        list[Path] | None, typer.Option(help="Shared library, as in calibrate profile. Repeatable.")
+    ] = None,
     count: Annotated[
-        int, typer.Option(help="Number of step compositions: a third decode, a quarter prefill, the rest mixed.")
+        int,
+        typer.Option(
+            help="Number of different steps to run: one third decode, one quarter prefill, and the rest mixed."
+        ),
     ] = 120,
     max_tokens: Annotated[int | None, typer.Option(help="Largest step, in tokens. [default: 8192; cpu: 256]")] = None,
     max_context: Annotated[
@@ -42,7 +49,7 @@ def steps(
 ) -> None:
     """Run whole steps and compare them with a profile.
 
-    The model has random weights. The sum of its kernels is compared as well.
+    The model has random weights. The command also compares the sum of the kernel times.
     """
     from servesim.calibrate.kernels import open_kernels
     from servesim.calibrate.timing import open_device

@@ -137,9 +137,11 @@ def _self_test() -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from servesim.cli.faster import FASTER
+    from servesim.cli.faster import FASTER, editable
 
-    kind = "compiled" if found["compiled"] else f"pure Python ({FASTER})"
+    kind = (
+        "compiled" if found["compiled"] else "pure Python, from a checkout" if editable() else f"pure Python ({FASTER})"
+    )
     lines = {
         "servesim": f"{found['servesim']}, {kind}, in {found['folder']}",
         "python": f"{found['python']}, {sys.executable}",

@@ -22,7 +22,7 @@ def engines(
 ) -> None:
     """List serving systems, or show what is known about one.
 
-    The facts are those of one version on one GPU, each with its source.
+    Each fact applies to one version on one GPU and includes its source.
     """
     from servesim.hardware import Gpu
     from servesim.run.presets import engine_presets, facts_of, preset_settings
@@ -37,7 +37,7 @@ def engines(
         typer.echo(f"No versions of {name} are known: it is priced like {facts.engine} {facts.version}.")
         return
     beyond = (
-        (", which is newer than any version examined, so the facts are those of the newest one") if facts.beyond else ""
+        (", which is newer than any version examined, so the facts are for the newest version") if facts.beyond else ""
     )
     typer.echo(f"{facts.engine} {facts.version} on {facts.gpu}{beyond}")
     for fact, known in facts.facts.items():

@@ -58,7 +58,7 @@ Examples:
   servesim worth --of fp8,tp --trace preset:azure-conv-2023 --requests 900 --model qwen3-8b --gpu h100 --slo ttft:2s
   servesim worth scenario.yaml --of engine.block_size=32 --slo ttft:500 --rate 9
 
-Each change alone, and all of them together, are compared with a deployment without any of them.
+The command compares each change alone, and all changes together, with a deployment that has none of them.
 """
 Files = Annotated[
     list[str] | None, typer.Argument(metavar="SCENARIO", help="YAML file. Options and --set override it.")
@@ -73,18 +73,20 @@ Out = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
 Where = Annotated[
-    str, typer.Option("--executor", help="Executor of the runs: local, ray, or ray:ADDRESS of a running cluster.")
+    str,
+    typer.Option("--executor", help="Where the runs are executed: local, ray, or ray:ADDRESS of a running cluster."),
 ]
 ENDS = "Fraction of arrivals to exclude at the {}. [default: 0.1; 0 for a recorded trace]"
 Warmup = Annotated[float | None, typer.Option(help=ENDS.format("start"))]
 Cooldown = Annotated[float | None, typer.Option(help=ENDS.format("end"))]
 Window = Annotated[int | None, typer.Option(help="Requests per window. [default: the trace divided by the replicates]")]
+REPLICATES = "Number of replicates: seeds, or windows of a recorded trace (replicas are servers)."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=COMMON)]
 Metrics = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,...",
-        help="Metrics to report, such as ttft_p99,output_throughput. FILE.py:FUNCTION adds one of your own.",
+        help="Metrics to report, such as ttft_p99,output_throughput. FILE.py:FUNCTION adds your own metric.",
         rich_help_panel=COMMON,
     ),
 ]
@@ -98,9 +100,7 @@ def compare(
     scenarios: Files = None,
     replicates: Annotated[
         int | None,
-        typer.Option(
-            help="Number of seeds, or of windows of a recorded trace. 1 compares parts of one run. [default: 10]"
-        ),
+        typer.Option(help=f"{REPLICATES} 1 compares parts of one run. [default: 10]"),
     ] = None,
     window: Window = None,
     baseline: Annotated[
@@ -112,7 +112,7 @@ def compare(
     ] = None,
     metrics: Metrics = None,
     rank_by: Annotated[str, typer.Option(help="Metric for the ranking and the headline.")] = "ttft_p99",
-    margin: Annotated[float, typer.Option(help="Relative change below which a difference does not matter.")] = 0.02,
+    margin: Annotated[float, typer.Option(help="Smallest relative change that matters.")] = 0.02,
     interval: Annotated[str, typer.Option(help="Confidence interval: auto, t, studentized or bca.")] = "auto",
     warmup: Warmup = None,
     cooldown: Cooldown = None,
@@ -125,7 +125,10 @@ def compare(
     quiet: Quiet = False,
     verbose: Verbose = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes additional runs."
+        ),
     ] = True,
 ) -> None:
     """Compare variants, with a confidence interval of each change.
@@ -139,9 +142,7 @@ def compare(
 def sweep(
     context: typer.Context,
     scenarios: Files = None,
-    replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 1]"))
-    ] = None,
+    replicates: Annotated[int | None, typer.Option(help=f"{REPLICATES} [default: 1]")] = None,
     window: Window = None,
     metrics: Metrics = None,
     best_by: Annotated[
@@ -164,7 +165,10 @@ def sweep(
     quiet: Quiet = False,
     verbose: Verbose = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, without additional runs.")
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes no additional runs."
+        ),
     ] = True,
 ) -> None:
     """Run every combination of the listed values.
@@ -178,9 +182,7 @@ def capacity(
     context: typer.Context,
     scenarios: Files = None,
     attainment: Attainment = 0.99,
-    replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
-    ] = None,
+    replicates: Annotated[int | None, typer.Option(help=f"{REPLICATES} [default: 5]")] = None,
     window: Window = None,
     window_minutes: Annotated[
         float, typer.Option(help="Minutes per window. The SLO must hold in every window of a recorded trace.")
@@ -200,7 +202,10 @@ def capacity(
     quiet: Quiet = False,
     verbose: Verbose = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes additional runs."
+        ),
     ] = True,
 ) -> None:
     """Find the highest rate that meets the SLO.
@@ -218,15 +223,14 @@ def worth(
         list[str] | None,
         typer.Option(
             metavar="CHANGE,...",
-            help="Changes to price, such as fp8,tp=4. A change is prefix-caching, fp8, fp8-kv, speculation, offload, "
+            help="Changes to evaluate, such as fp8,tp=4. A change is prefix-caching, fp8, fp8-kv, speculation, "
+            "offload, "
             "tp, ..., or a setting with its value.",
             rich_help_panel=COMMON,
         ),
     ] = None,
     attainment: Attainment = 0.99,
-    replicates: Annotated[
-        int | None, typer.Option(help=("Number of seeds, or of windows of a recorded trace. [default: 5]"))
-    ] = None,
+    replicates: Annotated[int | None, typer.Option(help=f"{REPLICATES} [default: 5]")] = None,
     window: Window = None,
     tolerance: Annotated[float, typer.Option(help="Relative tolerance at which the search for a rate stops.")] = 0.02,
     max_replicas: Annotated[int, typer.Option(help="Maximum number of replicas to try for a given rate.")] = 64,
@@ -241,12 +245,15 @@ def worth(
     quiet: Quiet = False,
     verbose: Verbose = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="Add error bars of the model, from additional runs.")
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes additional runs."
+        ),
     ] = True,
 ) -> None:
-    """Show the worth of prefix caching, FP8, TP or a setting.
+    """Show how much prefix caching, FP8, TP or a setting saves.
 
-    Compares the price of meeting the SLO with and without it, on the same requests.
+    The command compares the price of meeting the SLO with and without it, on the same requests.
     """
     _answer("worth", **{**locals(), "of": of or []})
 
@@ -271,7 +278,7 @@ def _answer(
     run, table = getattr(servesim, command), getattr(tables, f"print_{command}")
     files, out = scenarios or (), options["out"]
     if command != "compare" and len(files) > 1:
-        raise UserError(f"{command}: give one scenario file, not {len(files)} ({' '.join(files)})")
+        raise UserError(f"{command}: specify one scenario file, not {len(files)} ({' '.join(files)})")
     if options.get("metrics") is not None:
         _register(options["metrics"])
     scenarios, axes = prepared(command, files, context.obj, axes_of)

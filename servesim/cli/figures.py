@@ -23,7 +23,7 @@ Examples:
   servesim figures prefix cache --json
   servesim figures --features energy.py:Energy
 
-A figure marked higher or lower is better is also a metric of compare, sweep and --require.
+A figure marked "higher is better" or "lower is better" is also a metric for compare, sweep and --require.
 """
 
 
@@ -44,7 +44,7 @@ def figures(
 
     groups = groups_of(tuple(features or ()))
     if markdown and words:
-        raise UserError("--markdown prints all figures: leave out the search words")
+        raise UserError("--markdown prints all figures: remove the search words")
     if markdown:
         sys.stdout.write(as_markdown(groups))
         return

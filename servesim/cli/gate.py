@@ -22,7 +22,9 @@ Require = Annotated[
         "slo_attainment>=99%, ttft_p99<=1s, output_throughput>=2000.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Allow --out to replace the result of another scenario.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Allow --out to replace the result of a different scenario.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress.")]
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all warnings and notes.")]
@@ -31,9 +33,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all warnin
 def a_directory(out: Path | None) -> Path | None:
     """Return the directory given as --out; raise UserError for a name that only a page would have."""
     if out is not None and out.suffix in (".html", ".htm"):
-        raise UserError(
-            f"--out {out}: must be a directory, such as {out.with_suffix('')}; the page in it is report.html"
-        )
+        raise UserError(f"--out {out}: must be a directory, such as {out.with_suffix('')}; its page is report.html")
     return out
 
 

@@ -65,15 +65,19 @@ def print_json(document: Mapping[str, Any]) -> None:
 def settings(words: Words = None, as_json: Json = False) -> None:
     """Search every setting of a run: its option, effect and default.
 
-    With words, the search includes shape steps, keys of synthetic traces, presets, engines, policies and features.
+    With words, the search includes shape steps, keys of synthetic traces, presets, engines, policies, features, options
+    of experiments, and flags of vLLM, SGLang and TensorRT-LLM by name.
     """
+    from servesim.cli.other_names import all_flags, experiment_options
     from servesim.cli.parts import all_parts
 
     found = list(all_settings())
     if words:
-        parts = list(all_parts())
-        hits = sorted([*matching(found, words), *matching(parts, words)], key=_inexact(words))
-        found = hits or refuse(words, [*found, *parts], "setting", "settings")
+        parts, options, flags = list(all_parts()), list(experiment_options()), list(all_flags())
+        named = [one for one in flags if _spelt(one["key"]) == _spelt(f"flag {'-'.join(words).lstrip('-')}")]
+        hits = [one for group in (found, parts, options) for one in matching(group, words)]
+        found = sorted([*named, *hits], key=_inexact(words))
+        found = found or refuse(words, [*all_settings(), *parts, *options, *flags], "setting", "settings")
     if as_json:
         print_json({"settings": found})
     else:
@@ -189,7 +193,7 @@ def refuse(words: Sequence[str], known: Sequence[Mapping[str, Any]], kind: str, 
             raise UserError(
                 f"no {kind} has {word}" + (near if "did you mean" in near else f"; `servesim {command}` lists all")
             )
-    raise UserError(f"no {kind} has {' and '.join(words)} together")
+    raise UserError(f"no {kind} contains all of these words: {', '.join(words)}")
 
 
 def _spelt(text: str) -> str:
@@ -249,7 +253,7 @@ def _models_with(words: Sequence[str]) -> list[str]:
         if model_named(base) is not None or Path(base).exists():
             return [words[0]]
     if not names:
-        raise UserError(f"no bundled model has {' and '.join(words)} in its name; --model takes a config.json as well")
+        raise UserError(f"no bundled model has {' and '.join(words)} in its name; --model also accepts a config.json")
     return names
 
 
@@ -265,7 +269,7 @@ def _support(names: Sequence[str], as_json: bool) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs, and the kernel tables that price them."""
+    """List the GPUs and their kernel tables."""
     from servesim.hardware import Gpu, gpu_names
 
     found = [dataclasses.asdict(Gpu.load(name)) for name in gpu_names()]

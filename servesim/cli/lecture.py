@@ -21,7 +21,7 @@ def lecture(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", metavar="DIR", help="Directory for page and figures, or FILE.html for the page alone."
+            "--out", "-o", metavar="DIR", help="Directory for the page and its figures, or FILE.html for the page only."
         ),
     ] = Path("lecture"),
 ) -> None:

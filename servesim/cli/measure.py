@@ -39,7 +39,9 @@ def measure(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the measurements.", rich_help_panel=COMMON)],
     tp: Annotated[
         int | None,
-        typer.Option(min=1, help="Tensor parallelism. [default: from flags or log, else 1]", rich_help_panel=COMMON),
+        typer.Option(
+            min=1, help="Tensor parallelism. [default: from flags or log, or otherwise 1]", rich_help_panel=COMMON
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Weight format: bf16, fp8 or int4. [default: from flags, log or name]")
@@ -50,7 +52,7 @@ def measure(
             help="Hugging Face name of the model. [default: from flags, log or the server]", rich_help_panel=COMMON
         ),
     ] = None,
-    served_name: Annotated[str | None, typer.Option(help="Model to request, if the server has several.")] = None,
+    served_name: Annotated[str | None, typer.Option(help="Model to request, if the server has several models.")] = None,
     log: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Startup log of the server.", rich_help_panel=COMMON)
     ] = None,
@@ -61,8 +63,8 @@ def measure(
         bool,
         typer.Option(
             "--short",
-            help="Measure for five minutes: one client, then 64 and 512 requests at once. Also prints the kind of host "
-            "and fits its host terms.",
+            help="Measure for five minutes: one client, then 64 and 512 requests at once. The command also prints "
+            "the kind of host and fits host terms to it.",
             rich_help_panel=COMMON,
         ),
     ] = False,
@@ -70,7 +72,8 @@ def measure(
         float,
         typer.Option(
             min=0.01,
-            help="Total time. Loops are cut short to stay within it. With --short: 5; more is an error.",
+            help="Total time in minutes. Loops end early to stay within it. With --short, the default and the "
+            "maximum are 5.",
             rich_help_panel=COMMON,
         ),
     ] = 20.0,
@@ -99,13 +102,13 @@ def measure(
     key_variable: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the API key of the server.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the lengths.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random lengths.")] = 0,
     client: Annotated[
         str, typer.Option(help="Client that sends requests: own, aiperf or vllm-bench (if installed).")
     ] = "own",
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Tokenizer for aiperf and vllm-bench: a name or folder. [default: that of the model]"),
+        typer.Option(help="Tokenizer for aiperf and vllm-bench: a name or folder. [default: the model's tokenizer]"),
     ] = None,
 ) -> None:
     """Measure a running server: TTFT and TPOT, idle and under load.
@@ -180,7 +183,7 @@ def measure(
         typer.echo(f"note: {note}", err=short)
     for fact in ("engine_version", "num_gpu_blocks", "max_num_seqs"):
         if fact not in found.facts:
-            typer.echo(f"note: {fact} is not known (give --log or --flags)", err=short)
+            typer.echo(f"note: {fact} is not known (specify --log or --flags)", err=short)
     for line in lines:
         typer.echo(line)
 

@@ -32,7 +32,7 @@ def short_plan(given: Set[str], minutes: float, seed: int) -> Plan:
 
     for name in OWN_LOADS:
         if name in given:
-            raise UserError(f"--short has its own loads: leave out --{name.replace('_', '-')}, or --short")
+            raise UserError(f"--short has its own loads; remove --{name.replace('_', '-')} or --short")
     return replace(SHORT, minutes=minutes if "minutes" in given else SHORT.minutes, seed=seed)
 
 

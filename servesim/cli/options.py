@@ -43,9 +43,10 @@ SET = (
 )
 SERVE = (
     "Take settings from a quoted command that starts a server: 'vllm serve MODEL --tensor-parallel-size 4', "
-    "sglang.launch_server, trtllm-serve, or @FILE. Flags without effect here are listed. compare takes several."
+    "sglang.launch_server, trtllm-serve, or @FILE. Flags that have no effect here are listed. compare accepts "
+    "several commands."
 )
-TRUST = "Allow code (FILE.py:CLASS) that only a file names, such as a scenario or result. Read the code first."
+TRUST = "Allow code (FILE.py:CLASS) that is named only in a file, such as a scenario or a result. Read the code first."
 SAVE = "Write the scenario as YAML, with every key, and continue."
 OPTIONS = "options"
 """Key under which a command finds the options of features."""

@@ -42,7 +42,7 @@ def shapes() -> Iterator[dict[str, Any]]:
             told.append(f"{key} [{default}]" + (f": {doc}" if doc else ""))
         example = _unset(required)
         parameters = f" Parameters: {'; '.join(told)}." if told else ""
-        yield _part(f"shape {name}", f"--shape {name}{':' if example else ''}{example}", f"{cls.__doc__}{parameters}")
+        yield part(f"shape {name}", f"--shape {name}{':' if example else ''}{example}", f"{cls.__doc__}{parameters}")
 
 
 def synth_keys() -> Iterator[dict[str, Any]]:
@@ -54,7 +54,7 @@ def synth_keys() -> Iterator[dict[str, Any]]:
         if found := re.match(r"    (\w+)\s+(.*)", line):
             if key:
                 doc, default = re.fullmatch(r"(.*?)(?: *\[(.*)\])?", " ".join(lines)).groups("")  # type: ignore[union-attr]
-                yield _part(f"synth {key}", f"--trace synth:{key}=...", doc, default)
+                yield part(f"synth {key}", f"--trace synth:{key}=...", doc, default)
             key, lines = found[1], [found[2].strip()]
         elif key and line.startswith("     "):
             lines.append(line.strip())
@@ -68,17 +68,17 @@ def _traces() -> Iterator[dict[str, Any]]:
         fit = load_fit(name)
         numbers = "" if isinstance(fit, Fit) else ":" + _unset(NUMBERS)
         doc = f"Synthetic twin of {fit.original['file']} ({fit.original.get('citation', '')})."
-        yield _part(f"preset {name}", f"--trace preset:{name}{numbers}", doc)
+        yield part(f"preset {name}", f"--trace preset:{name}{numbers}", doc)
     for entry in catalogue().values():
         doc = f"{entry.about[0].upper()}{entry.about[1:]} ({entry.citation})."
-        yield _part(f"public trace {entry.name}", f"servesim trace fetch {entry.name}", doc)
+        yield part(f"public trace {entry.name}", f"servesim trace fetch {entry.name}", doc)
 
 
 def _engines() -> Iterator[dict[str, Any]]:
     from servesim.run.presets import engine_presets
 
     for name, about in engine_presets().items():
-        yield _part(f"engine {name}", f"--engine {name}", f"Defaults of {name} {about['version']}.")
+        yield part(f"engine {name}", f"--engine {name}", f"Defaults of {name} {about['version']}.")
 
 
 def _policies() -> Iterator[dict[str, Any]]:
@@ -92,7 +92,7 @@ def _policies() -> Iterator[dict[str, Any]]:
             option, doc = f"--{registry.kind} {name}", idea(cls).partition("\n\n")[0]
             if keys := [one.name for one in parameters(cls)]:
                 doc += f" Parameters ({option}:{keys[0]}=...): {', '.join(keys)}."
-            yield _part(f"{registry.kind} {name}", option, doc)
+            yield part(f"{registry.kind} {name}", option, doc)
 
 
 def _features() -> Iterator[dict[str, Any]]:
@@ -102,7 +102,7 @@ def _features() -> Iterator[dict[str, Any]]:
         keys = [*feature.keys(), *feature.claims, *type(feature).Options.model_fields]
         option = " ".join(f"--{key.replace('_', '-')}" for key in keys)
         doc = " ".join((type(feature).__doc__ or "").split())
-        yield _part(f"feature {feature.name}", option, doc)
+        yield part(f"feature {feature.name}", option, doc)
 
 
 def _unset(keys: Sequence[str]) -> str:
@@ -110,7 +110,8 @@ def _unset(keys: Sequence[str]) -> str:
     return ",".join(f"{key}=..." for key in keys)
 
 
-def _part(key: str, option: str, doc: str, default: str = "") -> dict[str, Any]:
+def part(key: str, option: str, doc: str, default: str = "") -> dict[str, Any]:
+    """Return a part with the keys of a setting."""
     return {
         "key": key,
         "option": option,

@@ -35,7 +35,7 @@ def play(
 ) -> None:
     """Play back KV memory, block by block.
 
-    The page shows a grid of blocks, colored by the request that holds them, the tree of a prefix cache, and the
+    The page shows a grid of blocks, colored by request, the tree of a prefix cache, and the
     requests that run together. Several values of an option give several grids, such as paged next to contiguous. Runs
     may have up to 2,048 blocks, 400 requests and 3,000 steps.
     """
@@ -52,7 +52,7 @@ def play(
     settings, axes = load_grid(scenarios[0] if scenarios else None, given)
     variants = product(settings, axes)
     if len(variants) > MOST_GRIDS:
-        raise UserError(f"play: {len(variants)} combinations do not fit on a page; the limit is {MOST_GRIDS}")
+        raise UserError(f"play: {len(variants)} combinations do not fit on a page; at most {MOST_GRIDS} fit")
     page = playback_page([watch(variant.settings, variant.label) for variant in variants]).html()
     with writing(out) as file:
         file.write(page)

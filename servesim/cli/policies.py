@@ -46,19 +46,19 @@ def policies(
 ) -> None:
     """List the policies, or show or check one.
 
-    For one policy, shows how it works, its parameters with defaults, its requirements and its paper. `check` tests a
-    policy in small random simulations: fast mode against reference mode, invariants, determinism, contract and
-    settings. It prints one line per failure, and exits with code 1 if there are any.
+    For one policy, the command shows how it works, its parameters with defaults, its requirements and its paper.
+    `check` tests a policy in small random simulations: fast mode against reference mode, invariants, determinism,
+    contract and settings. It prints one line per failure, and exits with code 1 if there are any.
     """
     if name == "check":
         if target is None:
-            raise UserError("policies check: name the policy, such as my_policy.py:MyScheduler")
+            raise UserError("policies check: specify the policy, such as my_policy.py:MyScheduler")
         if out is not None:
             raise UserError(f"--out {out}: check writes no page")
         _check(target, range(worlds) if world is None else range(world, world + 1), as_json)
         return
     if target is not None:
-        raise UserError(f"policies {name} {target}: name one policy, or `check` and one policy")
+        raise UserError(f"policies {name} {target}: specify one policy, or `check` and one policy")
     from servesim.checking.subject import registry_of
     from servesim.contracts import REGISTRIES
 

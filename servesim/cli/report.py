@@ -22,6 +22,9 @@ EXPORT_EXAMPLES = """
 Examples:
   servesim export result --to perfetto -o trace.json.gz
   servesim export result --to vllm-bench -o bench.json
+  servesim export result --to latency_cdf --width 3.3 -o latency.pdf
+
+A figure's file ends in .svg, .pdf or .png. In Python: servesim.figure.
 """
 
 
@@ -56,18 +59,32 @@ def report(
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that a command wrote with --out.")],
-    to: Annotated[str, typer.Option(help="Format: perfetto, vllm-bench, aiperf, csv or markdown.")],
+    to: Annotated[str, typer.Option(help="Format: perfetto, vllm-bench, aiperf, csv or markdown; or a figure's name.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="File to write. A name that ends in .gz is compressed.")
     ],
+    width: Annotated[
+        float | None, typer.Option(metavar="INCHES", help="Lay the figure out for a paper: 3.3 for a column.")
+    ] = None,
+    panel: Annotated[str | None, typer.Option(help="Draw only the panel with this title.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a variant of the figure. Repeatable.")
+    ] = None,
 ) -> None:
-    """Write a result in another tool's format.
+    """Write a result in another tool's format, or one of its figures.
 
     The formats are Perfetto traces, vllm bench JSON, AIPerf JSONL, CSV, and Markdown for pull requests."""
+    from servesim.reports.export import FORMATS
     from servesim.reports.export import export as write
+    from servesim.reports.export.picture import write_figure
 
+    if to in FORMATS and (width, panel, name) != (None, None, None):
+        raise UserError(f"--width, --panel and --name are for figures, not for --to {to}")
     with undamaged(folder):
-        write(folder, to, out)
+        for note in write_figure(folder, to, out, width, panel, name or ()) if to not in FORMATS else ():
+            typer.echo(f"note: {note}", err=True)
+        if to in FORMATS:
+            write(folder, to, out)
     typer.echo(f"written to {out}", err=True)
 
 
@@ -85,7 +102,7 @@ def write_report(folder: Path, out: Path | None = None, window_s: tuple[float, f
             file.write(html)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"{folder} is complete except for its report; write it with servesim report {folder}"
+            f"{folder} is complete except for its report. To write the report, run servesim report {folder}"
         ) from None
     return path
 

@@ -30,7 +30,7 @@ DESCRIBING = ("tp", "dtype", "kv_dtype", "batch", "context", "prompt", "kernel_t
 def roofline(
     given: typer.Context,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="RESULT", help="Result directory of a run whose steps to show.")
+        Path | None, typer.Argument(metavar="RESULT", help="Result directory of the run whose steps are shown.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Bundled model, or a Hugging Face config.json.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU, or a YAML data sheet.")] = None,
@@ -49,9 +49,10 @@ def roofline(
 ) -> None:
     """Show where steps lie under a GPU's roofline.
 
-    Shows arithmetic intensity, bound, and time by roofline and by kernels, for each step and operator. Batches are
-    described by options or taken from the recorded steps of a run. The roofline comes from the data sheet: the larger
-    of FLOPs over peak and bytes over bandwidth. Kernel times are measured if tables have them.
+    For each step and operator, the command shows the arithmetic intensity, the bound, and the time from the roofline
+    and from kernels. Batches are described by options or taken from the recorded steps of a run. The roofline comes
+    from the data sheet: the larger of FLOPs over peak and bytes over bandwidth. Kernel times are measured values
+    where the tables contain them.
     """
     from servesim.run.result_files import to_json
 
@@ -63,7 +64,7 @@ def roofline(
         refuse_foreign(out)
     if folder is not None:
         if model is not None or gpu is not None:
-            raise UserError("give a result directory or --model and --gpu, not both")
+            raise UserError("specify either a result directory or --model and --gpu, not both")
         for name in DESCRIBING:
             source = given.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
@@ -80,7 +81,7 @@ def roofline(
         steps = list(_described(roof, counts, _numbers("--prompt", prompt)))
         warnings, notes = list(_too_large(roof, counts)), []
     if not steps:
-        raise UserError("no step to show: give --batch or --prompt")
+        raise UserError("no step to show: specify --batch or --prompt")
     document = roof.describe(steps)
     document.update(warnings=warnings, notes=[*notes, *_notes(document)])
     if out is not None:
@@ -99,7 +100,7 @@ def _roof(model: str | None, gpu: str | None, tp: int, dtype: str, kv_dtype: str
     from servesim.hardware import Gpu, ModelSpec
 
     if model is None or gpu is None:
-        raise UserError("give --model and --gpu, or a result directory")
+        raise UserError("specify --model and --gpu, or a result directory")
     spec, card = ModelSpec.load(model), Gpu.load(gpu)
     return Roof(
         spec, card, tp, dtype, kv_dtype, build_cost_model(spec, card, tp, dtype, kv_dtype=kv_dtype, tables=tables)
@@ -127,10 +128,10 @@ def _too_large(roof: Roof, decodes: list[tuple[int, int]]) -> Iterator[str]:
     for count, context in decodes:
         found = fit(roof.model, roof.gpu, roof.tp, roof.dtype, Load(context, kv_dtype=roof.kv_dtype))
         if not found.num_blocks:
-            yield f"{gpus} cannot hold the model: {found.reason}"
+            yield f"the model does not fit on {gpus}: {found.reason}"
             return
         if found.sequences < count:
-            yield f"decode {count:,} x {context:,}: {gpus} can hold only {found.sequences:,} such sequences"
+            yield f"decode {count:,} x {context:,}: only {found.sequences:,} sequences of this length fit on {gpus}"
 
 
 def _notes(document: Mapping[str, Any]) -> Iterator[str]:
@@ -148,9 +149,9 @@ def _notes(document: Mapping[str, Any]) -> Iterator[str]:
         )
     elif above:
         yield (
-            f"above their roofline: {above}, because repeated measurements read data that fits in the GPU's cache "
-            "from there, and experts were measured with uneven routing, which touches fewer of them than the "
-            "uniform routing assumed here"
+            f"above their roofline: {above}, because repeated measurements read small data from the GPU's cache, and "
+            "because experts were measured with uneven routing, which uses fewer experts than the uniform routing "
+            "assumed here"
         )
 
 

@@ -36,14 +36,15 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Number of processes that simulate replicas. Only for routers that ignore their load (round-robin).",
+            help="Number of processes that simulate replicas. This works only with routers that ignore load "
+            "(round-robin).",
         ),
     ] = 1,
     out: Annotated[
         Path | None,
         typer.Option(
             callback=a_directory,
-            help="Result directory, for report.html, summary.json, requests.parquet and more.",
+            help="Result directory for report.html, summary.json, requests.parquet and other files.",
             rich_help_panel=COMMON,
         ),
     ] = None,

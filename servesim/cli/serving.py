@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from servesim.contracts.warn import Warn
 from servesim.errors import UserError
 
 
@@ -24,7 +25,7 @@ def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], c
         if len(commands) > 1:
             typer.echo(f"scenario {number}: {' '.join(text.split())}", err=True)
         for note in found.notes():
-            typer.echo(f"note: {note}", err=True)
+            typer.echo(f"{'warning' if isinstance(note, Warn) else 'note'}: {note}", err=True)
     if len(commands) > 1:
         return [found.settings for _, found in commands]
     return [merged(scenario, commands[0][1].settings) for scenario in scenarios] if commands else list(scenarios)

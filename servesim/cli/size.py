@@ -25,8 +25,8 @@ Examples:
 
 
 NO_BARS = (
-    "KV blocks, as vLLM counts them at start-up, have no error bars, since they are within 1.1 % of those of six "
-    "recorded servers"
+    "KV blocks have no error bars because they are within 1.1 % of the numbers that six recorded vLLM servers "
+    "reported at startup"
 )
 
 
@@ -45,11 +45,13 @@ def size(
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help="KV cache format: fp32, bf16, fp16, fp8, int8, int4.")] = "bf16",
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
-    sequences: Annotated[int, typer.Option(help="Number of sequences held at the same time.")] = 1,
+    sequences: Annotated[int, typer.Option(help="Number of sequences in memory at the same time.")] = 1,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block.")] = 16,
     tp: Annotated[
         str | None,
-        typer.Option(help="Numbers of GPUs, comma-separated.", show_default="the fewest of 1, 2, 4, 8 that hold it"),
+        typer.Option(
+            help="Numbers of GPUs, comma-separated.", show_default="the smallest of 1, 2, 4, 8 that has room for it"
+        ),
     ] = None,
     memory_utilization: Annotated[float, typer.Option(help="Fraction of a GPU's memory that the engine uses.")] = 0.92,
     kv_heads: Annotated[int | None, typer.Option(help="Assume this number of KV heads.")] = None,
@@ -60,10 +62,10 @@ def size(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Page to write.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with exact byte counts.")] = False,
 ) -> None:
-    """Show the memory that a model needs, and which GPUs hold it.
+    """Show how much memory a model needs and which GPUs fit it.
 
-    Shows KV bytes per token and layer, weights by format, and everything else in a GPU's memory. Memory is divided as
-    in vLLM at startup: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest.
+    The command shows KV bytes per token and layer, weights by format, and everything else in a GPU's memory. Memory
+    is divided as in vLLM at startup: weights, the peak of a profile run, CUDA graphs, and KV blocks in the rest.
     """
     from servesim.hardware import Gpu, gpu_names
     from servesim.hardware.footprint import Load, changed, footprint
@@ -167,7 +169,7 @@ def _kinds(kinds: list[Mapping[str, Any]]) -> str:
     parts = []
     for kind in kinds:
         if not kind["keeps"]:
-            parts.append(f"{kind['layers']} layers reuse the KV of an earlier one")
+            parts.append(f"{kind['layers']} layers reuse the KV of an earlier layer")
         elif kind["window"]:
             parts.append(f"{kind['layers']} layers keep a window of {kind['window']:,} tokens")
     return "".join(f"; {part}" for part in parts)

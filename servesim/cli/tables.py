@@ -50,7 +50,7 @@ def _drilled(found: Mapping[str, Any]) -> str:
     """Return how many requests of a variant are slower, why, and where it first differs from the baseline."""
     causes = ", ".join(f"{count:,} {cause}" for cause, count in found["causes"].items())
     return (
-        f"{found['variant']}: {found['worse']:,} of {found['compared']:,} requests slower by over 5 %"
+        f"{found['variant']}: {found['worse']:,} of {found['compared']:,} requests more than 5 % slower"
         f"{f' ({causes})' if causes else ''}, {found['better']:,} faster; first difference {_first(found)}"
     )
 
@@ -174,11 +174,15 @@ def print_capacity(document: Mapping[str, Any], out: Path | None, verbose: bool 
     head = [f"{header(how['goals'])}{windows}", counted(repeats), bracket_words(document)]
     console.print("; ".join(filter(None, head)), style="dim")
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("deployment", "GPUs", "rate", "interval", "share", "TTFT\np99", "$/hour", "$/M\ntokens", ""):
-        left = name in ("deployment", "")
-        table.add_column(name, justify="left" if left else "right", no_wrap=not left)
-    for row in document["rows"]:
-        table.add_row(*_capacity_row(row), style="bold" if row["cheapest"] and len(document["rows"]) > 1 else None)
+    heads = ("deployment", "GPUs", "rate", "interval", "share", "TTFT\np99", "$/hour", "$/M\ntokens", "")
+    cells = [_capacity_row(row) for row in document["rows"]]
+    shown = [i for i in range(len(heads)) if any(row[i] for row in cells)]
+    for i in shown:
+        left = heads[i] in ("deployment", "")
+        table.add_column(heads[i], justify="left" if left else "right", no_wrap=not left)
+    for row, texts in zip(document["rows"], cells, strict=True):
+        bold = row["cheapest"] and len(cells) > 1
+        table.add_row(*(texts[i] for i in shown), style="bold" if bold else None)
     console.print(table)
     never = [row for row in document["rows"] if row["verdict"] == "never" and row["best_attainment"] is not None]
     lines = [f"{row['label'] or 'this'}: {never_text(row)}" for row in never] + error_sentences(document)

@@ -58,7 +58,7 @@ def inspect(
 ) -> None:
     """Show rate, burstiness, lengths and sessions of a trace.
 
-    Also shows the hit rate of an infinite prefix cache.
+    The command also shows the hit rate of an infinite prefix cache.
     """
     from servesim.traces.inspect import inspect as inspect_trace
 
@@ -86,7 +86,7 @@ def convert(
     shape: Shape = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Drop data that the format cannot represent.")] = False,
 ) -> None:
-    """Write a trace in another format."""
+    """Write a trace in a different format."""
     from servesim.traces import save_trace
 
     trace = _opened(source, requests, seed, sort, timing, columns, shape)
@@ -134,13 +134,13 @@ def list_traces(as_json: Annotated[bool, typer.Option("--json", help="Print JSON
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name listed by `servesim trace list`.")],
     out: Annotated[
-        Path | None, typer.Option(help="File to write. [default: its original name, in this folder]")
+        Path | None, typer.Option(help="File to write. [default: its original name, in the current folder]")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location, without a download.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print its location without downloading it.")] = False,
 ) -> None:
     """Download and verify a public trace.
 
-    Prints its location, license, size and checksum.
+    The command prints its location, license, size and checksum.
     """
     from servesim.traces.catalogue import entry_of
     from servesim.traces.catalogue import fetch as download

@@ -17,8 +17,8 @@ def validate(
     host: Annotated[
         str | None, typer.Option(help="Host terms: a shipped name or a YAML file. [default: by engine version]")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model, for runs that do not name one.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU, for runs that do not name one.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, for runs that do not specify one.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU, for runs that do not specify one.")] = None,
     num_gpu_blocks: Annotated[
         int | None, typer.Option(min=2, help="KV blocks, for servers that do not report them. [default: memory model]")
     ] = None,
@@ -28,7 +28,7 @@ def validate(
 ) -> None:
     """Replay runs recorded on real servers and report the error.
 
-    Prints one table per run: measured values, and simulated values with host terms and from kernels alone.
+    The command prints one table per run, with the measured values and the values simulated with and without host terms.
     """
     from servesim.cost.host import HostTerms
     from servesim.experiments.validate import validate as run_all

@@ -28,7 +28,7 @@ def why(
 ) -> None:
     """Explain what happened to one request.
 
-    Shows its waiting times with their causes, concurrent requests, preemptions and cache hits.
+    The command shows the waiting times with their causes, concurrent requests, preemptions and cache hits.
     """
     from servesim.cli.report import undamaged
     from servesim.errors import UserError

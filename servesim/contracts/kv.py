@@ -266,7 +266,7 @@ class KVAllocator(ABC):
         assert min(usage) >= 0, f"negative memory: {usage}"
         assert sum(usage) == self.capacity_tokens, f"{usage} do not add up to {self.capacity_tokens}"
         assert self._host_free + sum(self._host.values()) == self.memory.host_blocks, "host blocks miscounted"
-        assert self._host_free >= 0, "more in host memory than it holds"
+        assert self._host_free >= 0, "host memory contains more than its capacity"
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

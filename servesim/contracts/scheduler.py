@@ -137,7 +137,7 @@ class Scheduler(ABC):
         """Handle the additional samples of a request whose prompt has been computed, each with its first token. They
         are running if the request is, or preempted if it is. Called only if `samples` is "fork". Default: raise
         NotImplementedError."""
-        raise NotImplementedError(f"{self.name}: does not say where forked samples go")
+        raise NotImplementedError(f"{self.name}: does not define where forked samples go")
 
     def drop_waiter(self, request: Request) -> None:
         """Take a request out of the waiting queue. Raise ValueError if it is not there."""
@@ -182,10 +182,10 @@ def check_samples(scheduler: Scheduler, kv: KVAllocator) -> None:
         reason = scheduler.cannot["samples"]
         raise UserError(f"scheduler {scheduler.name} cannot serve requests with several samples (n > 1): {reason}")
     if scheduler.samples == "fork" and not kv.can_fork():
+        hybrid = " with engine.disable_hybrid_kv_cache_manager" if kv.grouped else ""
         raise UserError(
-            f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, which kv {kv.name} "
-            "does not support: use one that does, such as paged"
-            + (" with engine.disable_hybrid_kv_cache_manager" if kv.grouped else "")
+            f"scheduler {scheduler.name} forks samples of a request (n > 1) that share its memory, but kv {kv.name} "
+            f"does not support this. Use a kv that does, such as paged{hybrid}."
         )
 
 

@@ -131,9 +131,11 @@ def build_cost_model(
     gpus = f"{dp} ranks of {gpus}" if dp > 1 else gpus
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
     if model.experts is not None:
-        description += "; tokens assumed routed by a power law where experts were measured, uniformly where not"
+        description += (
+            "; token routing is assumed to follow a power law where experts were measured, and to be uniform elsewhere"
+        )
     if moe_backend.startswith("deepgemm") and weights == "fp8_block":
-        description += "; fp8 experts in DeepGEMM's grouped kernel, priced from the table's dense rows"
+        description += "; fp8 experts use DeepGEMM's grouped kernel, whose times come from the table's dense rows"
     if model.experts is not None and (model.experts_dtype or weights) == "fp8":
         description += "; fp8 experts use the fastest measured kernel, although no engine is known to choose it"
     suspect = []
@@ -238,6 +240,6 @@ def check_arithmetic(model: ModelSpec, gpu: Gpu, dtype: str, engine: EngineFacts
             raise UserError(f"{gpu.name} has no {known} arithmetic (choose from: {', '.join(sorted(gpu.flops))})")
         if priced != known and engine is not None and what not in engine.get("fp8_weight_only", ()):
             raise UserError(
-                f"{gpu.name} has no {known} arithmetic, and {engine.engine} no weight-only kernel for {what} in it "
-                f"(choose from: {', '.join(sorted(gpu.flops))})"
+                f"{gpu.name} has no {known} arithmetic, and {engine.engine} has no weight-only kernel for {what} "
+                f"with it (choose from: {', '.join(sorted(gpu.flops))})"
             )

@@ -38,7 +38,7 @@ def _check_unit(path: Path, table: Any, times: NDArray[np.float64]) -> None:
     least = int(np.argmin(times))
     if times[least] < _LEAST_US:
         raise _refusal(
-            path, least, (f"time_us is {times[least]:g}: no kernel is that fast (are the times milliseconds?)")
+            path, least, (f"time_us is {times[least]:g}: no kernel is that fast (are the times in milliseconds?)")
         )
     rows = np.flatnonzero(np.array(table["op"].to_pylist()) == "gemm")
     if not len(rows):
@@ -47,9 +47,11 @@ def _check_unit(path: Path, table: Any, times: NDArray[np.float64]) -> None:
     flops = 2.0 * m * n * k / (times[rows] * 1e-6)
     best = int(np.argmax(flops))
     if flops[best] > _MOST_FLOPS:
-        raise _refusal(path, rows[best], f"{flops[best]:.1g} FLOP/s is beyond any GPU (are the times milliseconds?)")
+        raise _refusal(
+            path, rows[best], f"{flops[best]:.1g} FLOP/s exceeds the peak of any GPU (are the times in milliseconds?)"
+        )
     if flops[best] < _LEAST_FLOPS:
-        raise _refusal(path, rows[best], f"{flops[best]:.1g} FLOP/s at best (are the times nanoseconds?)")
+        raise _refusal(path, rows[best], f"{flops[best]:.1g} FLOP/s at best (are the times in nanoseconds?)")
 
 
 def _without_repeats(path: Path, table: Any, keys: Sequence[str]) -> Any:

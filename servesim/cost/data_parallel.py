@@ -70,13 +70,12 @@ def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
         raise UserError("data-parallel ranks of several pipeline stages are not modeled (use dp 1 or pp 1)")
     if model.experts is None:
         raise UserError(
-            f"{model.name} has no experts to distribute; without experts, ranks are replicas (use replicas, not "
-            "dp or ep)"
+            f"{model.name} has no experts to distribute. Without experts, use replicas instead of dp and ep."
         )
     if gpus % ep:
         raise UserError(f"ep = {ep} must divide the {gpus} GPUs of tp {tp} x dp {dp}")
     if model.experts.size % (gpus // ep):
-        raise UserError(f"experts of width {model.experts.size} cannot be split over {gpus // ep} GPUs (raise ep)")
+        raise UserError(f"experts of width {model.experts.size} cannot be split over {gpus // ep} GPUs (increase ep)")
 
 
 class Mixture(NamedTuple):

@@ -15,6 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from servesim.contracts.cost import Batch, Host
 from servesim.errors import UserError, shown, suggest
 from servesim.untrusted import parse_yaml, read_text
@@ -229,9 +231,11 @@ def host_terms(engine: str, gpu: str) -> HostTerms | None:
 
 def _version(engine: str) -> tuple[str, tuple[int, ...]]:
     """Parse an engine and its version: ("vllm", (0, 23)) from "vllm 0.23.0"."""
-    name, _, version = engine.lower().partition(" ")
-    parts = [part for part in version.split(".")[:2] if part.isdigit()]
-    return name, tuple(int(part) for part in parts)
+    name, _, text = engine.lower().partition(" ")
+    try:
+        return name, Version(text).release[:2]
+    except InvalidVersion:  # none, or a nightly build
+        return name, ()
 
 
 @cache

@@ -254,7 +254,7 @@ class Stage:
             elif curve.source(contexts) == EXTRAPOLATED:
                 longest = max(longest, (contexts // count, count, int(curve.known_to) // count))
         if unknown:
-            return f"up to {unknown:,} sequences, a number not measured at all or not with these heads"
+            return f"up to {unknown:,} sequences, a batch size that was not measured with these heads"
         context, count, known = longest
         return f"contexts up to {context:,} of {count:,} sequences, measured up to {known:,}" if count else ""
 

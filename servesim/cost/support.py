@@ -83,7 +83,11 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
     if formula > 1 - PARTLY or cost.tables is None:
         return Support(model, gpu, engine, dtype, "by formula", tp)
     if known < MEASURED or not own:
-        stands_in = "vLLM's kernels stand in for the engine's" if priced == dtype else f"kernels for {priced} stand in"
+        stands_in = (
+            "vLLM's kernels are used instead of the engine's"
+            if priced == dtype
+            else f"kernels for {priced} are used instead"
+        )
         reason = "" if own else stands_in
         return Support(model, gpu, engine, dtype, "partly", tp, known, reason)
     return Support(model, gpu, engine, dtype, "measured", tp, known)

@@ -29,8 +29,8 @@ def slow_collectives(tables: KernelTables, gpu: Gpu, gpus: int | None = None) ->
             if share < _LEAST and gpus in (None, n):
                 found.append(
                     Warn(
-                        f"{op} of {n} GPUs runs at {best / 1e9:.2g} GB/s at best, {share:.0%} of the link of "
-                        f"{gpu.name}: the measured server was probably faulty, so measure yours"
+                        f"{op} over {n} GPUs reaches at most {best / 1e9:.2g} GB/s, {share:.0%} of the link "
+                        f"bandwidth of {gpu.name}. The measured server was probably faulty, so measure your own."
                     )
                 )
     return found
@@ -42,4 +42,4 @@ def missing_collectives(tables: KernelTables, gpus: int) -> list[str]:
         rows = tables.rows(op, "bf16")
         if rows and (rows["gpus"] == gpus).any():
             return []
-    return [f"no all_reduce of {gpus} GPUs was measured: priced by formula from the data sheet's link rate"]
+    return [f"all_reduce over {gpus} GPUs was not measured, so it is priced by formula from the data sheet's link rate"]

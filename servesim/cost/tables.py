@@ -141,7 +141,7 @@ class KernelTables:
         if not any(path.glob("*.parquet")):
             if path.name == str(folder) and any(_shipped(path.name).folder.glob("*.parquet")):
                 return _shipped(path.name)
-            raise UserError(f"{path} holds no kernel tables (*.parquet)")
+            raise UserError(f"{path} contains no kernel tables (*.parquet)")
         return cls(path)
 
     def loaded(self) -> KernelTables:

@@ -30,7 +30,7 @@ def check_integrity(core: EngineCore) -> None:
         if request in fetched:
             assert request.state is fetched[request].state, f"{request} waits before its KV has arrived"
             continue
-        assert kv.slots(request) == 0, f"{request} waits and holds memory"
+        assert kv.slots(request) == 0, f"{request} waits but uses memory"
         swapped = request.state is State.SWAPPED
         assert swapped or request.num_computed_tokens == 0, f"{request} waits and has computed tokens"
 
@@ -43,9 +43,9 @@ def check_progress(core: EngineCore, now: int) -> None:
     if core.tokens_since_output > core.patience:
         raise PolicyError(
             f"{scheduler.name} at {now} ns: on kv {kv.name} {core.tokens_since_output} tokens have been computed "
-            f"since a token was delivered or a request left; {len(scheduler.running)} requests run, "
-            f"{scheduler.num_waiting()} wait, {kv.usage().free} of {kv.capacity_tokens} tokens are free: requests "
-            "preempt each other forever"
+            f"since a token was delivered or a request left. {len(scheduler.running)} requests are running, "
+            f"{scheduler.num_waiting()} are waiting, and {kv.usage().free} of {kv.capacity_tokens} tokens are free, "
+            "so requests preempt each other forever"
         )
 
 
@@ -55,7 +55,7 @@ def check_served(cluster: Cluster) -> None:
     behind it."""
     when, cores = f"at {cluster.now_ns} ns", [replica.core for replica in cluster.replicas]
     if held := cluster.num_waiting:
-        raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in it forever")
+        raise PolicyError(f"router {cluster.router.name} {when}: {held} requests wait in the router forever")
     names = ", ".join(sorted({core.scheduler.name for core in cores}))
     arrived = cluster.num_arrived + sum(core.num_forked for core in cores)
     stuck = sum(core.num_unfinished for core in cores)
@@ -67,8 +67,8 @@ def check_served(cluster: Cluster) -> None:
             if not holding or next(iter(core.scheduler.waiters()), None) in core.fetched:
                 continue
             raise UserError(
-                f"the KV memory of a replica ({core.kv.capacity_tokens} tokens) is too small for a handover of KV: "
-                f"{when} {stuck} requests wait forever, as memory is reserved for the KV of {holding} of them and too "
-                "little is left for the first in the queue; increase engine.num_gpu_blocks"
+                f"the KV memory of a replica ({core.kv.capacity_tokens} tokens) is too small for the transfer of KV: "
+                f"{when} {stuck} requests wait forever, because memory is reserved for the KV of {holding} of them "
+                "and too little is left for the first request in the queue. Increase engine.num_gpu_blocks."
             )
         raise PolicyError(f"{names} {when}: plans nothing although {stuck} requests wait")

@@ -207,7 +207,7 @@ class Cluster:
                 self.end(request, State.REJECTED, f"refused by the router ({decision.status})")
         else:
             assert isinstance(decision, Pair)
-            raise UserError(f"router {self.router.name} chooses a pair of replicas, but none here is for prefill only")
+            raise UserError(f"router {self.router.name} chooses a pair of replicas, but no replica is for prefill only")
 
     def _send(self, request: Request, output_len: int, index: int) -> None:
         if not 0 <= index < len(self.replicas):

@@ -47,8 +47,8 @@ def read_recording(path: str | Path) -> RecordedRun:
         raise UserError(f"{path}: {run.unpriced}")
     if not _known(run):
         raise UserError(
-            f"{path}: has no per-request times: record it with vllm bench serve --save-detailed, or compare totals "
-            "with servesim validate"
+            f"{path}: contains no per-request times; record it with vllm bench serve --save-detailed, or compare "
+            "totals with servesim validate"
         )
     return run
 

@@ -66,11 +66,11 @@ def axis_values(key: str, given: Any) -> list[Any]:
     else:
         values = [given]
     if not values:
-        raise UserError(f"{key}: no value is given")
+        raise UserError(f"{key}: no value is specified")
     seen = [_plain(key, value) for value in values]
     for i, value in enumerate(values):
         if seen.count(seen[i]) > 1:
-            raise UserError(f"{key}: {label_of(key, value)} is given twice")
+            raise UserError(f"{key}: {label_of(key, value)} is specified twice")
     return values
 
 

@@ -13,7 +13,8 @@ capacity.json, keys sorted, NaN and infinity as null:
     question    "highest rate" or "cheapest deployment"
     answer      the answer in one sentence
     settings    slo, slo_classes (if any), goals: [{limits, share, of: class, or null, text}], attainment,
-                window_minutes, window_requests, tolerance, level, warmup, cooldown, max_replicas
+                window_minutes and window_requests (if the log has such windows), tolerance, level, warmup, cooldown,
+                max_replicas
     workload    settings that all runs share
     replicates  {kind: "seeds" | "windows", count}
     rows        [{label, axes, gpu, gpus, replicas, usd_per_hour, usd_per_hour_low, usd_per_hour_high: interval of
@@ -69,7 +70,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servesim.contracts.warn import split_notes
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant, load_grid, product
-from servesim.experiments.capacity_answer import Answer, notes, sentence
+from servesim.experiments.capacity_answer import REPLICATES, Answer, notes, sentence
 from servesim.experiments.capacity_error import CapacityError
 from servesim.experiments.capacity_scaled import check_scalers
 from servesim.experiments.capacity_study import REPORTED, Study
@@ -84,6 +85,7 @@ from servesim.experiments.replicates import MARGIN, check_count, replicates_of
 from servesim.experiments.run_lengths import RunLengths
 from servesim.experiments.run_metrics import check_window
 from servesim.experiments.runner import OnProgress, Runner, open_runner
+from servesim.experiments.smallest_tp import with_smallest_tp
 from servesim.experiments.splits import split
 from servesim.experiments.statistics import LEVEL
 from servesim.experiments.variants import shared_settings
@@ -96,7 +98,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "servesim.capacity/1"
 CAPACITY, POINTS = "capacity.json", "capacity.parquet"
-REPLICATES = 5
 
 
 class Terms(NamedTuple):
@@ -165,14 +166,20 @@ def capacity(scenario: str | Path | Mapping[str, Any] | None = None, **asked: An
     that each one needs and the cheapest variant.
 
     Keywords are the fields of `Terms` and settings of the scenario. Each setting may be a list; every combination is a
-    variant. `pd=4` stands for every split of 4 GPUs between prefill and decode, and for 4 GPUs without a split. `trust`
-    allows code that is named only in the scenario's file to run. The document is in `.attrs["document"]`. Raises
-    UserError for GPUs without kernel tables unless `by_formula` is set, or if the question is invalid.
+    variant. Without a `tp`, a model too large for one GPU gets the smallest that fits. `pd=4` stands for every split of
+    4 GPUs between prefill and decode, and for 4 GPUs without a split. `trust` allows code that is named only in the
+    scenario's file to run. The document is in `.attrs["document"]`. Raises UserError for GPUs without kernel tables
+    unless `by_formula` is set, or if the question is invalid.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
-    return answer(split(product(settings, lists)), objects, terms)
+    variants, chosen = with_smallest_tp(split(product(settings, lists)))
+
+    def finish(found: Found) -> None:
+        found.document["warnings"] = [*chosen, *found.document["warnings"]]
+
+    return answer(variants, objects, terms, finish)
 
 
 class Found(NamedTuple):
@@ -200,13 +207,13 @@ def answer(
         out, CAPACITY, terms.executor, terms.jobs, terms.on_progress, objects, shared, terms.overwrite
     ) as runner:
         study, rows, rate = _studied(runner, variants, objects, terms, goals)
-        measuring, repeats = study.measuring, study.measuring.repeats
+        repeats = study.measuring.repeats
         error = CapacityError(study, rows, terms.max_replicas, rate is not None) if terms.intervals else None
         document = {
             "schema": SCHEMA,
             "question": "highest rate" if rate is None else "cheapest deployment",
             "answer": sentence(rows, rate is not None, goals, rate),
-            "settings": _settings(known, terms, measuring),
+            "settings": _settings(known, terms, study),
             "workload": shared_settings([v.settings for v in study.variants]),
             "replicates": {"kind": repeats.kind, "count": len(repeats)},
             "rows": rows,
@@ -250,14 +257,15 @@ def _studied(
         near = {row["label"]: row["rate"] for row in rows if row["verdict"] == "carries"}
 
 
-def _settings(known: Scenario, terms: Terms, measuring: Measuring) -> dict[str, Any]:
+def _settings(known: Scenario, terms: Terms, study: Study) -> dict[str, Any]:
+    measuring, outcomes = study.measuring, [*study.idle.values(), *(o for row in study.outcomes.values() for o in row)]
     windows = {"window_minutes": terms.window_minutes, "window_requests": terms.window_requests}
     return {
         "slo": known.slo,
         **({"slo_classes": known.slo_classes} if known.slo_classes else {}),
         "goals": [{"limits": g.limits, "share": g.share, "of": g.of, "text": g.text} for g in measuring.goals],
         "attainment": terms.attainment,
-        **(windows if measuring.repeats.recorded else {}),
+        **(windows if any(any(outcome.worst) for outcome in outcomes) else {}),
         "tolerance": terms.tolerance,
         "level": LEVEL,
         "warmup": measuring.ends[0],
@@ -278,18 +286,20 @@ def _frame(document: Mapping[str, Any], out: str | Path | None) -> pd.DataFrame:
 
 def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
     if not (known.slo or known.slo_classes):
-        raise UserError("capacity: give an SLO to meet, such as --slo ttft:500,tpot:50")
+        raise UserError("capacity: specify an SLO, such as --slo ttft:500,tpot:50")
     if any(key.partition(".")[0] in ("slo", "slo_classes") for v in variants for key in v.axes):
-        raise UserError("capacity: give one SLO; run the command once for each")
+        raise UserError("capacity: specify only one SLO, and run the command once per SLO")
     if "rate" in {key for v in variants for key in v.axes}:
-        raise UserError("capacity: give one rate to find the cheapest deployment, or none to find the highest rate")
+        raise UserError(
+            "capacity: specify one rate to find the cheapest deployment, or no rate to find the highest rate"
+        )
     if known.rate == math.inf:
         raise UserError(
-            "capacity: no deployment can carry an infinite rate; give --rate in requests/s, or leave it out"
+            "capacity: no deployment can sustain an infinite rate; specify --rate in requests/s, or omit it"
         )
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError(
-            "capacity: --replicas cannot be given with --rate, because capacity searches for the number of replicas"
+            "capacity: --replicas cannot be combined with --rate, because capacity searches for the number of replicas"
         )
     if known.rate is not None:
         check_scalers(variants)
@@ -303,6 +313,6 @@ def _check_measured(variants: Sequence[Variant]) -> None:
     for name in sorted({name.lower() for name in names if isinstance(name, str)} - set(measured)):
         if name in gpu_names():
             raise UserError(
-                f"capacity: {name} has no kernel tables, so all its steps would be priced by formula; add --by-formula "
-                f"to accept that, or give --kernel-tables (tables exist for {', '.join(measured)})"
+                f"capacity: {name} has no kernel tables, so a formula would price all its steps. Add --by-formula to "
+                f"accept that, or specify --kernel-tables (tables exist for {', '.join(measured)})"
             )

@@ -26,7 +26,8 @@ from servesim.run.sections import price_of
 MANY = ("gpu", "gpus", "replicas", "usd_per_hour", "rate", "rate_low", "rate_high", *SCALED)
 SHARES = ("attainment", "attainment_low", "attainment_high", "best_attainment", "best_at")
 WORDS = ("goal", "window", "minute", "binds", "reason", "by", "enough_requests", "checked_requests", "low_end_needs")
-
+REPLICATES = 5
+"""Default number of replicates."""
 QUEUE = "a queue that keeps growing"
 """Limiting factor of a deployment whose queue grows at the next load tried."""
 
@@ -204,7 +205,7 @@ def sentence(rows: Sequence[Mapping[str, Any]], by_price: bool, goals: Sequence[
         said = f"Take {_deployment(best)}: {hour}"
         said += _saving(price_of_row(best), price_of_row(ranked[1]), "less than the next") if len(ranked) > 1 else ""
     else:
-        said = f"{_deployment(best)} carries {best['rate']:.4g} requests/s at {hour}"
+        said = f"{_deployment(best)} sustains {best['rate']:.4g} requests/s at {hour}"
         said += (
             _saving(price_of_row(best), price_of_row(ranked[1]), "cheaper per request than the next")
             if len(ranked) > 1
@@ -240,11 +241,14 @@ def _nothing(rows: Sequence[Mapping[str, Any]], goals: Sequence[Goal], rate: flo
         return "No limit was found: the trace ends before a deployment is full"
     what = f"{rate:.4g} requests/s" if rate is not None else "any rate"
     if not known:
-        return f"Nothing carries {what}"
+        return f"No deployment sustains {what}"
     best = max(known, key=lambda row: row["best_attainment"] - goals[row["goal"]].share)
     reason = f": {best['reason']}" if best["reason"] else ""
     name = best["label"] or "the deployment"
-    return f"Nothing carries {what}; {name} comes closest, with {100 * best['best_attainment']:.4g} % at best{reason}"
+    return (
+        f"No deployment sustains {what}; {name} comes closest, with at most {100 * best['best_attainment']:.4g} "
+        f"%{reason}"
+    )
 
 
 def never_text(row: Mapping[str, Any]) -> str:
@@ -279,8 +283,9 @@ def notes(
     if missing:
         found.append(
             Warn(
-                f"no price is given for {', '.join(missing)}, only for {', '.join(prices)}, so data-sheet prices are "
-                "used; add them to --price"
+                f"no price is specified for {', '.join(missing)} (only for {', '.join(prices)}), so data-sheet "
+                "prices are "
+                "used; add them with --price"
             )
         )
     short = [row for row in rows if row["enough_requests"]]
@@ -289,7 +294,7 @@ def notes(
         enough = max(row["enough_requests"] for row in short)
         longer = f"a log of about {enough:,} requests (or this one with --shape repeat:times=N)"
         would = longer if repeats.recorded else f"--requests {enough}"
-        said = f"the runs are too short to tell whether the queue stays bounded at the rate carried{where}"
+        said = f"the runs are too short to tell whether the queue stays bounded at the highest sustained rate{where}"
         found.append(Warn(f"{said}; {would} would be enough"))
     bursts = [row for row in rows if row["low_end_needs"]]
     if bursts:
@@ -298,12 +303,12 @@ def notes(
         said = f"requests miss the SLO in bursts, and the runs are too short for the low end of the interval{where}"
         found.append(Warn(f"{said}; --requests {enough} would be enough"))
     if any(row["verdict"] == "no limit" for row in rows):
-        found.append(Warn("no limit was found: the trace ends before the deployment is full; give more --requests"))
+        found.append(Warn("no limit was found: the trace ends before the deployment is full; increase --requests"))
     if len(repeats) == 1:
-        found.append(
-            Warn(
-                "one replicate: the interval is the resolution of the bisection and does not include variation between "
-                f"traces; {'use a longer log' if repeats.recorded else 'add --replicates 5'}"
-            )
-        )
+        what = "the interval is the resolution of the bisection and does not include variation between traces"
+        if any(row["by"] == "replicas" for row in rows):
+            what = "how the answer varies between traces is not known"
+        short_log = repeats.recorded and repeats.changes[0]["requests"] < REPLICATES
+        instead = "a longer log" if short_log else f"--replicates {REPLICATES}"
+        found.append(Warn(f"one replicate: {what}. Use {instead}."))
     return found

@@ -222,7 +222,11 @@ class CapacityError:
         price = math.inf if times is None else price_of_row(best) * times
         slower = f"it is {100 * (what.factor - 1):.0f} % slower than simulated relative to the other"
         paired = f"as in one of ten measured pairs of {WORDS[what.kind]}"
-        cost = "it carries no load that was tried" if times is None else f"it costs {_more(price, other)} per request"
+        cost = (
+            "it sustains none of the rates that were tried"
+            if times is None
+            else f"it costs {_more(price, other)} per request"
+        )
         if price <= other:
             said = f"{best['label']} stays cheaper than {row['label']} even if {slower}, {paired}: {cost} then"
         else:

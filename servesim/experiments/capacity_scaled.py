@@ -40,7 +40,7 @@ def check_scalers(variants: Sequence[Variant]) -> None:
     for v in variants:
         if v.settings.get("scaler") is not None and "max" in policy_settings(v.settings["scaler"]):
             raise UserError(
-                "capacity: the autoscaler's max cannot be given with --rate, because capacity searches for it"
+                "capacity: the autoscaler's max cannot be combined with --rate, because capacity searches for it"
             )
 
 

@@ -18,9 +18,7 @@ def gpu_bars(row: Row) -> str:
     if bars is None or bars["says"] != SAYS or row["by"] != "replicas":
         return ""
     low, high = bars["low"], bars["high"]
-    if low == high:
-        return f" ({low})" if low is not None else ""
-    return f" ({'?' if low is None else low}-{'?' if high is None else high})"
+    return f" ({low})" if low == high and low is not None else f" ({_span(low, high, 'fewer')})"
 
 
 def rate_bars(row: Row) -> str:
@@ -28,8 +26,15 @@ def rate_bars(row: Row) -> str:
     bars = row.get("model_error")
     if bars is None or bars["says"] != SAYS or row["by"] == "replicas":
         return ""
-    low, high = (f"{bars[end]:.2g}" if bars[end] is not None else "?" for end in ("low", "high"))
-    return f" ({low}-{high})"
+    low, high = (f"{bars[end]:.2g}" if bars[end] is not None else None for end in ("low", "high"))
+    return f" ({_span(low, high, 'less')})"
+
+
+def _span(low: object, high: object, under: str) -> str:
+    """Return an interval in words; an end that is None was not found."""
+    if low is None:
+        return "not known" if high is None else f"{high} or {under}"
+    return f"{low} or more" if high is None else f"{low}-{high}"
 
 
 def bracket_words(document: Mapping[str, Any]) -> str:
@@ -62,8 +67,8 @@ def error_sentences(document: Mapping[str, Any]) -> list[str]:
     later = sum(why.startswith("not computed") for why in says.values())
     if later:
         found.append(
-            f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other {later} do not; the Pareto "
-            "front ignores the model's error"
+            f"only the {SOUGHT} cheapest deployments have intervals in brackets, and the other {later} do not. The "
+            "Pareto front ignores the model's error"
         )
     if says:
         found.append("TTFT p99 and $/M tokens are simulated at the rate shown and change with it")

@@ -165,8 +165,8 @@ def compare(
             successive = repeats.kind == "windows" and len(repeats) > 1
             if successive and interval != "auto":
                 raise UserError(
-                    f"interval={interval} is for independent replicates; windows of one run depend on each other, so "
-                    "their interval is computed in one way only (auto)"
+                    f"interval={interval} requires independent replicates. Windows of one run depend on each other, "
+                    "so use interval=auto."
                 )
             settings = settings._replace(warmup=warmup, cooldown=cooldown, successive=successive)
             document = _simulated(runner, variants, repeats, baseline, metrics, settings, intervals)
@@ -205,7 +205,9 @@ def _simulated(
         found, cells, variants = put_first(found, best), put_first(cells, best), put_first(variants, best)
     judged = judged_document(runner, variants, cells, found, repeats, wanted, settings, intervals)
     if baseline is None and best:
-        judged["notes"].insert(0, f"{variants[0].label} is the baseline: the first that runs and is stable")
+        judged["notes"].insert(
+            0, f"{variants[0].label} is the baseline because it is the first variant that runs and is stable"
+        )
     return whole_document(judged, repeats, wanted, settings)
 
 
@@ -219,7 +221,7 @@ def _measured(
 ) -> tuple[RecordedRun, list[Variant]]:
     """Return the measured run and the variants compared with it."""
     if len(recordings) > 1 or len(scenarios) > 1:
-        raise UserError("compare: give one measured run and at most one scenario")
+        raise UserError("compare: specify one measured run and at most one scenario")
     recording = read_recording(recordings[0])
     given, lists = load_grid(scenarios[0] if scenarios else None, axes)
     return recording, measured_variants(recording, objects, given, lists)

@@ -238,7 +238,7 @@ def _answer(
     """Return a sentence that names the policy ranked first, or says that none can be distinguished or ranked."""
     if order["order"] and baseline not in order["order"] and baseline in order["unstable"]:
         stable = ", ".join(order["order"])
-        return f"The queue of {baseline}, the baseline, grows without bound; that of {stable} does not."
+        return f"The queue of the baseline, {baseline}, grows without bound, but the queue of {stable} does not."
     if not order["order"]:
         return f"No policy can be ranked: {'every queue grows without bound' if order['unstable'] else 'all failed'}."
     if len(compared) == 1:
@@ -276,8 +276,8 @@ def _at_the_rate(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not any(row["verdict"] == AT_THE_RATE for row in rows):
         return []
     return [
-        "price per token cannot differ: at a fixed rate the same GPUs serve the same tokens in the same time; servesim "
-        "capacity finds how many requests each can carry"
+        "price per token cannot differ, because at a fixed rate the same GPUs serve the same tokens in the same "
+        "time. servesim capacity finds the highest rate that each variant can sustain."
     ]
 
 
@@ -307,14 +307,17 @@ def _notes(variants: Sequence[Mapping[str, Any]], repeats: Replicates) -> list[s
             found.setdefault(f"{said}: {so if is_unstable(v) else 'near the limit'}", []).append(v["label"])
     notes += [Warn(f"{several(labels)}: {said}; try a lower --rate") for said, labels in found.items()]
     if len(repeats) == 1:
-        said = "one run of each: intervals come from successive parts of the run and ignore variation between traces"
+        said = (
+            "each variant ran once, so intervals come from successive parts of the run and ignore variation "
+            "between traces"
+        )
         notes.append(said if one_run else Warn(f"{said}; add --replicates 10"))
     elif len(repeats) < 6 and not one_run:
         said = f"{len(repeats)} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6"
         notes.append(Warn(f"{said}; add --replicates 6"))
     if repeats.kind == "windows" and len(repeats) > 1:
         notes.append(
-            "values are for the whole recorded trace; changes are means over its successive windows of "
+            "values are for the whole recorded trace. Changes are means over successive windows of "
             f"{repeats.changes[0]['requests']:,} requests in one run"
         )
     if not any(v["oracle"] for v in variants):

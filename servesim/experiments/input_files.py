@@ -54,7 +54,7 @@ def digest_of(path: Path) -> str:
     """Return the sha256 (hex) of a file's bytes."""
     status = path.stat()
     if stat.S_ISFIFO(status.st_mode):
-        raise UserError(f"{path}: is a pipe, which cannot be read more than once: copy it to a file")
+        raise UserError(f"{path}: is a pipe, which can be read only once; copy it to a file")
     if status.st_size < LARGE:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     return _digest(path, status.st_mtime_ns, status.st_size)

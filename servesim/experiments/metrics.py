@@ -150,7 +150,7 @@ def metrics_of(names: Sequence[Any] | str | None, slo: Mapping[str, Any], featur
     names = [_known(name) if is_custom(name) else name for name in names]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"metrics: {twice} is given twice")
+        raise UserError(f"metrics: {twice} is specified twice")
     for name in names:
         if name not in METRICS:
             raise UserError(f"unknown metric {name!r}{suggest(name, METRICS)}")
@@ -163,7 +163,7 @@ def _known(metric: Any) -> str:
     """Add a user-defined metric to METRICS and return its name. Raise UserError if the name is taken."""
     name, function = load_metric(metric)
     if name in METRICS and name not in _OWN:
-        raise UserError(f"metric {name}: this name is taken by a built-in metric; rename the function")
+        raise UserError(f"metric {name}: a built-in metric has this name. Rename the function.")
     better = getattr(function, "better", "lower")
     if better not in ("lower", "higher"):
         raise UserError(f'metric {name}: better is {better!r} but must be "lower" or "higher"')

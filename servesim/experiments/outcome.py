@@ -243,8 +243,8 @@ def busy_notes(name: str, run: Run, scenario: Scenario, repeats: Replicates, end
     found = [] if judged.carried or judged.window is None else [(judged.window, needed[judged.binding])]
     short = [
         Warn(
-            f"{window_note(name, window._asdict(), share)}; use servesim capacity to find a "
-            "deployment that meets the SLO in such a window"
+            f"{window_note(name, window._asdict(), share)}. Use servesim capacity to find a deployment that meets "
+            "the SLO in this window."
         )
         for window, share in found
     ]

@@ -150,7 +150,7 @@ def _chunk_times(text: str, path: Path, root: Path) -> RecordedRun:
         ttft_ms=(first - send)[ok] / 1e3,
         e2el_ms=(last - send)[ok] / 1e3,
         concurrency=_clients(columns, path),
-        notes=() if ok.all() else (f"{int((~ok).sum())} of {len(ok)} requests failed and were left out",),
+        notes=() if ok.all() else (f"{int((~ok).sum())} of {len(ok)} requests failed and were skipped",),
     )
 
 

@@ -39,9 +39,9 @@ def tell_loop(run: RecordedRun) -> RecordedRun:
     if not 0 <= turn <= MOST_TURN_NS:
         return run
     note = (
-        f"a closed loop: {cap} requests in flight from the {reached + 1}th on, each sent {turn / 1e6:.2g} ms (median) "
-        f"after an answer; replayed with --max-concurrency {cap}, because requests sent at recorded times would pile "
-        "up if the simulated server is slower"
+        f"a closed loop: {cap} requests are in flight from request {reached + 1} on, and each is sent "
+        f"{turn / 1e6:.2g} ms (median) after an answer. The replay uses --max-concurrency {cap}, because requests "
+        "sent at recorded times would pile up on a slower simulated server"
     )
     return replace(run, concurrency=cap, notes=(*run.notes, note))
 

@@ -100,9 +100,9 @@ def _speculation(run: RecordedRun) -> Speculation | None:
 def _engine(run: RecordedRun, speculation: Speculation | None) -> tuple[EngineCore, Limits]:
     server = run.server
     if server.model is None:
-        raise UserError(f"{run.path}: its model is not recorded; give --model")
+        raise UserError(f"{run.path}: its model is not recorded; specify --model")
     if server.gpu is None:
-        raise UserError(f"{run.path}: its GPU is not recorded; give --gpu")
+        raise UserError(f"{run.path}: its GPU is not recorded; specify --gpu")
     model, gpu = ModelSpec.load(server.model), Gpu.load(server.gpu)
     defaults = vllm_defaults(gpu)
     tokens = server.max_num_batched_tokens or defaults.max_num_batched_tokens

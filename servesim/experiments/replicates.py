@@ -105,7 +105,7 @@ def replicates_of(
     if scenario.trace.startswith(DRAWN):
         if window is not None:
             raise UserError(
-                "window applies only to recorded traces; a trace drawn from seeds is drawn again for each replicate"
+                "window applies only to recorded traces. A trace drawn from seeds is drawn again for each replicate."
             )
         mean = mean_rate(_as_it_is(scenario, objects)) if isinstance(scenario.rate, str) else None
         return Replicates("seeds", tuple({"seed": scenario.seed + i} for i in range(wanted)), mean_rate=mean)

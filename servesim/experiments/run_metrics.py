@@ -23,7 +23,7 @@ from servesim.run.result_files import REQUESTS, SUMMARY, reading
 from servesim.untrusted import read_json
 
 MS, SECOND = 1e6, 1e9
-NONE_ARRIVES = "no request arrives in the steady window; give more --requests"
+NONE_ARRIVES = "no request arrives in the steady window; increase --requests"
 """Error of a run whose window between warmup and cooldown is empty."""
 
 Columns = dict[str, NDArray[np.float64]]

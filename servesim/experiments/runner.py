@@ -124,8 +124,8 @@ def check_same(document: Path, workload: Mapping[str, Any]) -> None:
     differing = sorted(key for key in now.keys() & earlier.keys() if now[key] != earlier[key])
     if differing:
         raise UserError(
-            f"--out {document.parent}: holds another experiment ({differing[0]} is {shown(earlier[differing[0]])} in "
-            "it; --overwrite replaces it)"
+            f"--out {document.parent}: contains a different experiment ({differing[0]} is "
+            f"{shown(earlier[differing[0]])} there; --overwrite replaces it)"
         )
 
 

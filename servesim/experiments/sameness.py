@@ -109,15 +109,16 @@ def warnings_of(described: Sequence[Mapping[str, Any]], late: Sequence[str]) -> 
         said = several([f"{label} {budget:,}" for label, budget in budgets.items()], ", ")
         found.append(
             Warn(
-                f"token budgets per step differ ({said}), so part of the difference in results comes from the budget; "
-                "set --scheduler.max-num-batched-tokens for all"
+                f"token budgets per step differ ({said}), so part of the difference in results comes from the "
+                "budget. Set --scheduler.max-num-batched-tokens to the same value for all variants."
             )
         )
     if late and not any("async_scheduling" in axis for axis in axes):
         found.append(
             Warn(
                 f"{several(late, ', ')} {'schedules' if len(late) == 1 else 'schedule'} synchronously while the others "
-                "schedule one step ahead; set --engine.async-scheduling false to schedule synchronously in all"
+                "schedule one step ahead. Set --engine.async-scheduling false to schedule synchronously in all "
+                "variants."
             )
         )
     return found

@@ -87,7 +87,7 @@ def compute(cell: Cell, folder: Path) -> str | None:
     try:
         if address_of(cell.settings) != cell.address:
             return (
-                "this machine's code or files differ from those of the machine that started the run: install the "
+                "the code or files of this machine differ from the machine that started the run: install the "
                 "same version and inputs"
             )
         simulate(cell.settings, trace=kept_trace(cell.settings, folder.parents[1]), out=folder)
@@ -119,7 +119,7 @@ class Store:
             return None
         found = read_json(self.folder(address) / SUMMARY)
         if not isinstance(found, dict):
-            raise UserError(f"{self.folder(address) / SUMMARY}: damaged: must hold a JSON object")
+            raise UserError(f"{self.folder(address) / SUMMARY}: damaged: it must contain a JSON object")
         return found
 
     def damage(self, address: str) -> str | None:
@@ -173,7 +173,7 @@ class Store:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
-            raise UserError(f"--out {self.root}: another experiment is writing there") from None
+            raise UserError(f"--out {self.root}: another experiment is writing to this directory") from None
         try:
             for left in (*self.cells.glob("*.partial"), *self.cells.glob("*.replaced")):
                 shutil.rmtree(left, ignore_errors=True)
@@ -193,7 +193,7 @@ class Store:
             for name in sorted(path.name for path in self.root.iterdir()):
                 if name in DOCUMENTS and self._document not in ("", name):
                     raise UserError(
-                        f"--out {self.root}: holds another kind of experiment ({name}; --overwrite replaces it)"
+                        f"--out {self.root}: contains a different kind of experiment ({name}; --overwrite replaces it)"
                     )
                 if name not in (CELLS, TRACES, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
                     raise UserError(f"--out {self.root}: exists and is not a servesim experiment (it contains {name})")

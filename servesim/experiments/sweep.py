@@ -366,6 +366,6 @@ def _notes(variants: Sequence[Mapping[str, Any]]) -> list[str]:
     short = [v["label"] or "the run" for v in variants if v["stability"] == "undecided"]
     if short:
         notes.append(
-            Warn(f"too short to tell whether the queue grows without bound (give more --requests): {several(short)}")
+            Warn(f"too short to tell whether the queue grows without bound (increase --requests): {several(short)}")
         )
     return notes

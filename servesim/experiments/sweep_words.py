@@ -41,14 +41,14 @@ def _without_choice(variants: Sequence[Mapping[str, Any]]) -> str:
     if not any(v["stability"] != "unstable" for v in ran):
         return "No combination is stable, so none is the best."
     if rate_of(ran[0]) is None:
-        return "No combination has a value by which it could be the best."
+        return "No combination has a value for this metric, so none is the best."
     kinds = {
         "the queue is stable": [v for v in ran if v["stability"] == "stable"],
         "the SLO is met": [v for v in ran if v["stability"] != "unstable" and v["meets_slo"]],
     }
     highest = {said: max(found, key=lambda v: rate_of(v) or 0.0) for said, found in kinds.items() if found}
     said = " and ".join(f"{said} up to {rate_words(v['axes']['rate'])}{_with(v)}" for said, v in highest.items())
-    return f"{said[0].upper()}{said[1:]}." if said else "The runs are too short to tell which rates are carried."
+    return f"{said[0].upper()}{said[1:]}." if said else "The runs are too short to tell which rates are sustainable."
 
 
 def _with(variant: Mapping[str, Any]) -> str:

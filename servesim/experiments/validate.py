@@ -128,8 +128,8 @@ def compare(run: RecordedRun, host: HostTerms | None = None, tables: str | None 
 def _hit_rates(run: RecordedRun, full: Replay) -> str:
     if run.hit_rate is None:
         return (
-            f"prefix cache: {full.hit_rate:.1%} of prompt tokens found in the simulated cache; the server's hit rate "
-            "is not recorded, so only TTFT shows whether it is right"
+            f"prefix cache: {full.hit_rate:.1%} of prompt tokens found in the simulated cache. The server's hit rate "
+            "is not recorded, so only TTFT shows whether the simulated rate is right"
         )
     off = f"{100 * (full.hit_rate - run.hit_rate):+.1f} points"
     return f"prefix cache: {run.hit_rate:.1%} of prompt tokens found, {full.hit_rate:.1%} in the simulation ({off})"

@@ -90,14 +90,16 @@ def synchronous_ones(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def same_workload(variants: Sequence[Variant]) -> None:
     if len(variants) < 2:
-        raise UserError("compare: give an axis with several values, such as --scheduler static,vllm, or two scenarios")
+        raise UserError(
+            "compare: specify several values for an option, such as --scheduler static,vllm, or two scenarios"
+        )
     for v in variants[1:]:
         for key in WORKLOAD:
             one, other = variants[0].settings.get(key), v.settings.get(key)
             if one != other:
                 raise UserError(
                     f"compare: {variants[0].label} and {v.label} replay different workloads ({key}: {one} and "
-                    f"{other}); paired runs need the same one (servesim sweep varies workloads)"
+                    f"{other}). Paired runs need the same workload, but servesim sweep can vary it."
                 )
 
 
@@ -105,7 +107,9 @@ def named(variants: Sequence[Variant], label: str) -> int:
     found = [i for i, v in enumerate(variants) if label in (v.label, *v.label.split(" / "))]
     exact = [i for i, v in enumerate(variants) if label == v.label]
     if len(exact or found) != 1:
-        raise UserError(f"baseline {label!r}: name one of {'; '.join(v.label for v in variants)}")
+        raise UserError(
+            f"baseline {label!r} is not one of the variants; choose from {'; '.join(v.label for v in variants)}"
+        )
     return (exact or found)[0]
 
 

@@ -87,8 +87,8 @@ def worth(
     base = product(*load_grid(objects.named(scenario), objects.named(axes)))
     if len(base) > 1:
         raise UserError(
-            f"worth: give one deployment, to be compared with and without the feature; {next(iter(base[0].axes))} "
-            "has several values"
+            "worth: specify only one deployment, because worth compares it with and without the feature; "
+            f"{next(iter(base[0].axes))} has several values"
         )
     settings = base[0].settings
     features = [feature(name, settings) for name in _names(of)]
@@ -114,9 +114,9 @@ def _names(of: str | Sequence[str]) -> list[str]:
             else:
                 names.append(part)
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"of: {twice[0]} is given twice")
+        raise UserError(f"of: {twice[0]} is specified twice")
     if not names:
-        raise UserError(f"of: name what to evaluate ({', '.join(NAMES)}, or a setting such as tp=4)")
+        raise UserError(f"of: specify the change to evaluate ({', '.join(NAMES)}, or a setting such as tp=4)")
     return names
 
 
@@ -135,17 +135,19 @@ def feature(name: str, settings: Settings) -> Feature:
         return Feature(name, () if shares else ("kv=prefix-hash",), ("kv=paged",))
     if name == "speculation":
         if known.speculation["name"] == "none":
-            raise UserError("of: the scenario has no speculation; add it, for example with --speculation eagle3")
+            raise UserError("of: the scenario has no speculation. Add it, for example with --speculation eagle3.")
         return Feature(name, (), ("speculation=none", "acceptance=null"))
     if name == "offload":
         if known.model_dump().get("offload") is None:
-            raise UserError("of: the scenario has no offload; add it, for example with --offload cpu=64GiB")
+            raise UserError("of: the scenario has no offload. Add it, for example with --offload cpu=64GiB.")
         return Feature(name, (), ("offload=none",))
     if name == "disaggregation":
         return Feature(name, (), _together(settings))
     if name == "tp":
         return Feature(name, () if known.tp > 1 else ("tp=2",), ("tp=1",))
-    raise UserError(f"of: {shown(name)} is unknown{suggest(name, NAMES)}; give a setting with its value, such as tp=4")
+    raise UserError(
+        f"of: {shown(name)} is unknown{suggest(name, NAMES)}; specify a setting with its value, such as tp=4"
+    )
 
 
 def _together(settings: Settings) -> tuple[str, ...]:
@@ -153,7 +155,7 @@ def _together(settings: Settings) -> tuple[str, ...]:
     decode. Raise UserError if there is no `pd`, or if the GPUs do not divide evenly."""
     if not settings.get("pd"):
         raise UserError(
-            "of: the scenario runs prefill and decode together; define separate pools, such as --pd 1x1:1x1"
+            "of: the scenario runs prefill and decode together. Define separate pools, for example with --pd 1x1:1x1."
         )
     sides = spelled_out(settings)["pools"]
     gpus, tp = sum(pool["replicas"] * pool["tp"] for pool in sides), int(settings.get("tp") or 1)
@@ -195,8 +197,9 @@ def _check_told(features: Sequence[Feature], variants: Sequence[Variant], object
     trace = open_scenario(known, objects.get(known.trace))
     if trace.content is None and trace.samples is None:
         raise UserError(
-            f"of: {asked[0]} cannot be evaluated: its value depends on what prompts share, and trace {trace.name} "
-            "does not record their content; use a trace that does, or define the sharing, for example with "
+            f"of: {asked[0]} cannot be evaluated: its value depends on the content that prompts share, which trace "
+            f"{trace.name} does not record. Use a trace that records content, or define shared prefixes, for example "
+            "with "
             "--shape share:tokens=500,groups=20"
         )
 
@@ -244,11 +247,11 @@ def _paired(study: Study, row: Mapping[str, Any], without: Mapping[str, Any], ra
     """Return the interval of a gain over replicates, or the reason there is none."""
     none: dict[str, Any] = {"low": None, "high": None}
     if ratio is None:
-        return none | {"says": "one of the two carries no load"}
+        return none | {"says": "one of the two deployments sustains no rate"}
     if row["by"] == "replicas":
         return none | {
             "says": (
-                "the number of replicas is a whole number, so the gain has no interval; it has one if no rate is given"
+                "the number of replicas is a whole number, so the gain has no interval. Give no rate to get an interval"
             )
         }
     ours, theirs = limits(study, row["label"]), limits(study, without["label"])

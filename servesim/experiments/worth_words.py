@@ -40,13 +40,13 @@ def _gain(one: Mapping[str, Any]) -> str:
     ours, theirs = one["verdicts"]
     if one["price_ratio"] is None:
         if ours == "carries":
-            return f"{one['of']}: without it no load is carried ({theirs})"
-        return f"{one['of']}: with it no load is carried ({ours})"
+            return f"{one['of']}: without it, no rate is sustained ({theirs})"
+        return f"{one['of']}: with it, no rate is sustained ({ours})"
     gain, why = one["gain"], doubt(one)
     begins = f"{one['of']}: undecided ({why}); as simulated it" if why else one["of"]
     saved = f"{begins} saves {100 * gain:.0f} %" if gain >= 0 else f"{begins} costs {-100 * gain:.0f} % more"
     if abs(gain) < 0.005:
-        saved = f"{begins} changes the price by less than half a percent"
+        saved = f"{begins} changes the price by less than 0.5 %"
     bars = f" [{100 * one['low']:.0f}, {100 * one['high']:.0f}]" if one["low"] is not None else ""
     rate, without = one["rate"]
     return saved if rate == without else f"{saved}{bars} per request"
@@ -55,18 +55,18 @@ def _gain(one: Mapping[str, Any]) -> str:
 def doubt(one: Mapping[str, Any]) -> str:
     """Return the reason why it is undecided whether a feature saves or costs anything, or an empty string."""
     if one["low"] is not None and one["low"] <= 0.0 <= one["high"]:
-        return f"over replicates the gain is {100 * one['low']:.0f} to {100 * one['high']:.0f} %"
+        return f"over the replicates, the gain is {100 * one['low']:.0f} to {100 * one['high']:.0f} %"
     bars = one["model_error"]
     if bars is None:
         return ""
     if None not in (bars["low"], bars["high"]):
         if bars["low"] <= 0.0 <= bars["high"]:
-            return f"with the model's error the gain is {100 * bars['low']:.0f} to {100 * bars['high']:.0f} %"
+            return f"given the model's error, the gain is {100 * bars['low']:.0f} to {100 * bars['high']:.0f} %"
         return ""
     ours, theirs = one["usd_range"]
     if ours is None or theirs is None or ours[0] > theirs[1] or theirs[0] > ours[1]:
         return ""
-    return "with the model's error either may be the cheaper one: their price intervals overlap"
+    return "given the model's error, either may be cheaper, because their price intervals overlap"
 
 
 def usd_range(row: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -85,9 +85,9 @@ def needs(known: Scenario, without: Scenario) -> Iterator[str]:
     """Yield sentences on what a deployment requires beyond another one and no simulation can show: quality to check,
     and parts to obtain."""
     if known.dtype != without.dtype:
-        yield f"Weights in {known.dtype} change the model's answers a little: check them on tasks of your own."
+        yield f"Weights in {known.dtype} change the model's answers a little: check them on your own tasks."
     if known.kv_dtype == "fp8" != without.kv_dtype:
-        yield "Keys and values in FP8 change the model's answers a little: check them on tasks of your own."
+        yield "Keys and values in FP8 change the model's answers a little: check them on your own tasks."
     name = known.speculation["name"]
     if name in _TRAINED and name != without.speculation["name"]:
         yield f"Speculation by {name} needs {_TRAINED[name]}."
@@ -107,8 +107,9 @@ def error_words(one: Mapping[str, Any]) -> str:
         return ""
     if bars["low"] is None and bars["high"] is None:
         return f"{one['of']}{UNKNOWN}{bars['says'].removeprefix('none: ')}"
-    low, high = ("?" if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
+    low, high = (None if bars[end] is None else f"{100 * bars[end]:.0f}" for end in ("low", "high"))
+    gain = f"at most {high}" if low is None else f"at least {low}" if high is None else f"{low} to {high}"
     return (
-        f"{one['of']}: the gain is {low} to {high} % ({100 * bars['level']:.0f} % interval {bars['says']}; propagated, "
+        f"{one['of']}: the gain is {gain} % ({100 * bars['level']:.0f} % interval {bars['says']}; propagated, "
         "not validated)"
     )

@@ -32,9 +32,9 @@ def check_blocks(model: ModelSpec, dtype: str, block: int, engine: str, *, tp: i
     if _broken(model, block, tp, dp, tp * dp) is None:
         ways.insert(0, "enable expert parallelism (engine.enable_expert_parallel)")
     raise UserError(
-        f"tp = {tp} leaves a GPU {width} columns of the {what} of {model.name}, whose FP8 weights have one scale per "
-        f"block of {block}, so {engine} does not start: {begins} = {width} is not divisible by weight quantization "
-        f"block_n = {block}; {' or '.join(ways)}"
+        f"tp = {tp} gives each GPU {width} columns of the {what} of {model.name}, whose FP8 weights have one scale "
+        f"per block of {block}. Therefore, {engine} does not start: {begins} = {width} is not divisible by weight "
+        f"quantization block_n = {block}; {' or '.join(ways)}"
     )
 
 

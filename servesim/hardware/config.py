@@ -15,8 +15,8 @@ _UNSUPPORTED = {
     "ssm_cfg": "a state-space model",
     "state_size": "a state-space model",
     "mamba_d_state": "a state-space model",
-    "vision_config": "a multi-modal model (give the config.json of its text model)",
-    "text_config": "a multi-modal model (give the config.json of its text model)",
+    "vision_config": "a multi-modal model (specify the config.json of its text model)",
+    "text_config": "a multi-modal model (specify the config.json of its text model)",
     "indexer_types": "sparse attention whose layers share an index (GLM-5.2)",
     "index_topk_freq": "sparse attention whose layers share an index",
     "moe_latent_size": "a model with experts that work in a latent space (Nemotron 3 Super and Ultra)",
@@ -25,7 +25,7 @@ _UNSUPPORTED = {
     "attention_chunk_size": "chunked attention",
     "altup_num_inputs": "a model with alternating updates (Gemma 3n)",
     "hidden_size_per_layer_input": "a model with embeddings in every layer (Gemma 3n, Gemma 4)",
-    "global_head_dim": "a model whose full-attention layers have heads of their own (Gemma 4)",
+    "global_head_dim": "a model whose full-attention layers have different heads (Gemma 4)",
 }
 KNOWN_TYPES = frozenset(
     (
@@ -234,7 +234,7 @@ def _windows(config: dict[str, Any], count: int, where: str) -> list[int]:
         if unknown:
             raise UserError(f"{where}: layers of type {shown(unknown[0])} are not supported")
         if len(types) != count:
-            raise UserError(f"{where}: layer_types names {len(types)} layers of {count}")
+            raise UserError(f"{where}: layer_types lists {len(types)} of {count} layers")
         slides = [_LAYER_TYPES[t] for t in types]
     elif config.get("sliding_window_pattern"):  # one full layer closes every such group
         slides = [(i + 1) % config["sliding_window_pattern"] != 0 for i in range(count)]
@@ -291,8 +291,8 @@ def _refuse_unknown(config: dict[str, Any], where: str) -> None:
     kind = config.get("model_type")
     if kind and kind not in KNOWN_TYPES:
         raise UserError(
-            f"{where}: model_type {shown(kind)} is unknown{suggest(str(kind), KNOWN_TYPES, 70)}; if its layers match a "
-            'known type, set that type in a copy of the file ("model_type": "llama" for a dense decoder)'
+            f"{where}: model_type {shown(kind)} is unknown{suggest(str(kind), KNOWN_TYPES, 70)}. If the layers match "
+            'a known type, set that type in a copy of the file ("model_type": "llama" for a dense decoder)'
             + (f"; nearest in size: {near}" if (near := nearest(config)) else "")
         )
 
@@ -307,7 +307,7 @@ def _refuse_unsupported(config: dict[str, Any], where: str) -> None:
             which = "" if key in ("vision_config", "text_config") else layers_of(config, key)
             found = f"{where}: {key} indicates {what}, which is not supported" + (f": {which}" if which else "")
             near = nearest(config)
-            raise UserError(found + (f"; of the supported models, {near} is nearest in size" if near else ""))
+            raise UserError(found + (f"; {near} is the supported model nearest in size" if near else ""))
     if config.get("is_encoder_decoder"):
         raise UserError(f"{where}: is_encoder_decoder is set; only decoders are supported")
     hidden = config.get("hidden_size")

@@ -14,10 +14,9 @@ from servesim.errors import UserError
 from servesim.hardware.gpu import Gpu
 from servesim.hardware.kv import kv_groups, state_block_size
 from servesim.hardware.layers import dtype_bytes
-from servesim.hardware.memory import GIB, MemoryBudget, memory_budget, vllm_defaults
+from servesim.hardware.memory import GIB, TP_DEGREES, MemoryBudget, memory_budget, vllm_defaults
 from servesim.hardware.model import ModelSpec, check_tp, read_config
 
-TP_DEGREES = (1, 2, 4, 8)
 FORMATS = ("fp32", "bf16", "fp8", "int8", "int4", "q4_k_m", "int3", "ternary")
 FORMATS_TRIED = ("bf16", "fp8", "int4")
 """The formats in which the model is sized on each GPU by default."""

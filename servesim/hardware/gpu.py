@@ -65,8 +65,8 @@ def _unknown(name: str) -> str:
     if same:
         return f'unknown GPU {shown(name)} (did you mean "{max(same, key=len)}"?)'
     return (
-        f"unknown GPU {shown(name)}: no data sheet is bundled for it (bundled: {', '.join(gpu_names())}); describe it "
-        "in a YAML file (docs/your-gpu.md) and give --gpu my-gpu.yaml"
+        f"unknown GPU {shown(name)}: no data sheet is bundled for it (bundled: {', '.join(gpu_names())}); describe "
+        "the GPU in a YAML file (docs/your-gpu.md) and use --gpu my-gpu.yaml"
     )
 
 
@@ -155,6 +155,6 @@ def _tables(name: Any, where: str) -> str | None:
     if name is None or name in bundled:
         return name  # type: ignore[no-any-return]
     raise UserError(
-        f"{where} is {shown(name)}: no kernel tables of that name are bundled (bundled: {', '.join(bundled)}); null "
-        "prices by formula, and --kernel-tables FOLDER gives your own"
+        f"{where} is {shown(name)}: no kernel tables with this name are bundled (bundled: {', '.join(bundled)}); use "
+        "null to price by formula, or --kernel-tables FOLDER for your own tables"
     )

@@ -27,6 +27,8 @@ Qwen3-0.6B and Qwen3-32B, the same remains within 0.01 GiB."""
 NCCL_BYTES = {1: 0, 2: 420 * 2**20, 4: 470 * 2**20, 8: 470 * 2**20}
 """NCCL and all-reduce buffers by number of GPUs: the value for two is fitted to Llama-3.3-70B TP 2 as above; more GPUs
 take 50 MiB more (aiconfigurator-core 0.12.0, system descriptions)."""
+TP_DEGREES = tuple(NCCL_BYTES)
+"""Tensor parallelism within a node."""
 STATES_PER_KV = 0.9
 """Bytes of the state pool per byte of the KV pool (SGLang's mamba_full_memory_ratio), if blocks are not laid out by
 groups of layers."""
@@ -82,6 +84,23 @@ class VllmDefaults:
     max_num_seqs: int
     block_size: int = 16
     gpu_memory_utilization: float = 0.92
+
+
+class NoRoom(UserError):
+    """Error for a GPU without room for KV blocks beside the model: the problem, and other settings to try."""
+
+    def __init__(self, problem: str, others: tuple[str, ...], tp: str = "a larger tp") -> None:
+        super().__init__(f"{problem} (try {', '.join((tp, *others))})")
+        self.problem, self.others = problem, others
+        self.tp: int | None = None
+        """The smallest tensor parallelism of one node that has room; None if it is unknown or there is none."""
+
+    def at(self, tp: int | None, pool: str | None) -> NoRoom:
+        """Return the error with that tensor parallelism, for a named pool or for all servers."""
+        flag = f"tp {tp} for pool {pool}" if pool else f"--tp {tp}"
+        found = NoRoom(self.problem, self.others, flag if tp else f"--pp, as no tp up to {TP_DEGREES[-1]} fits")
+        found.tp = tp
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,16 +307,15 @@ def _fit(budget: MemoryBudget, what: str, gpu: Gpu, dtype: str, num_blocks: int 
         room = gpu.memory_bytes - taken
         fitting = min(num_blocks, room // budget.block_bytes if budget.block_bytes else num_blocks)
     if fitting < max(2, num_blocks or 2):
-        hints = ["a larger tp", "--ignore-memory"]
-        if dtype_bytes(dtype) > 1 and "fp8" in gpu.flops:
-            hints.insert(1, "dtype fp8")
+        smaller = ("--dtype fp8",) if dtype_bytes(dtype) > 1 and "fp8" in gpu.flops else ()
         need = "no KV block fits"
         if num_blocks:
             need = f"{num_blocks} KV blocks need {num_blocks * budget.block_bytes / GIB:.1f} GiB more"
-        raise UserError(
+        raise NoRoom(
             f"{what} on {gpu.name}: weights {budget.weights / GIB:.1f} GiB + "
             f"activations {budget.activations / GIB:.1f} GiB + overhead "
             f"{(budget.non_torch + budget.cuda_graphs) / GIB:.1f} GiB per GPU of "
-            f"{budget.usable / GIB:.1f} GiB usable: {need} (try {', '.join(hints)})"
+            f"{budget.usable / GIB:.1f} GiB usable: {need}",
+            (*smaller, "--ignore-memory"),
         )
     return replace(budget, num_blocks=int(fitting))

@@ -257,7 +257,7 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
         config, name = read_config(name_or_path)
         return changed_config(config, name, changes), name
     if not name_or_path:
-        raise UserError("no model is given: name a bundled one such as llama-3.1-8b, or a config.json")
+        raise UserError("no model is specified: use a bundled model such as llama-3.1-8b, or a config.json")
     path = Path(name_or_path)
     if path.is_dir():
         path = path / "config.json"
@@ -268,7 +268,7 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str]:
     found = model_named(name_or_path)
     if found is None:
         near = suggest(name_or_path.rpartition("/")[2].lower(), bundled_models())
-        raise UserError(f"unknown model {name_or_path!r}{near}; for any other decoder, give its config.json")
+        raise UserError(f"unknown model {name_or_path!r}{near}; for any other decoder, specify its config.json")
     return bundled_config(found.model) | blocks_of(found.model) | found.changes, found.model
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from packaging.version import InvalidVersion, Version
+
 METRICS = ("ttft", "tpot", "e2e")
 """Metrics for which intervals are known, as means over requests; E2E is TTFT + (mean output length - 1) TPOT."""
 SHORT_TTFT_MS = 100.0
@@ -85,6 +87,16 @@ def model_key(name: str) -> str:
     tail = name.removesuffix("/config.json").rstrip("/").rpartition("/")[2]
     tail = tail.removesuffix(".json").removesuffix("_config").rpartition("--")[2]
     return _SUFFIX.sub("", tail.lower())
+
+
+def version_key(text: str) -> str:
+    """Return a version in the form shared by labels, however it is written: 0.12 and v0.12.0 are 0.12.0."""
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        return text
+    release = ".".join(str(part) for part in (*version.release, 0, 0)[: max(len(version.release), 3)])
+    return release + version.public.removeprefix(version.base_version)
 
 
 def features(case: Case) -> Iterator[tuple[str, str]]:

@@ -65,7 +65,7 @@ class Fitted:
         """Return how far a case is from the measured ones, or None and the reason if it is too far."""
         kind, why = kind_of(case, self.known)
         if kind is not None and kind.name not in self.document["kinds"]:
-            return None, f"{kind.says}, and too few such servers were measured to estimate the error"
+            return None, f"{kind.says}, and too few of these servers were measured to estimate the error"
         return kind, why
 
     def factors(self, case: Case, kind: Kind, metric: str) -> Factors:

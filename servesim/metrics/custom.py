@@ -81,5 +81,5 @@ def load_metrics(metrics: str | Function | Iterable[str | Function] | None) -> l
     names = [name for name, _ in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"metrics: {twice} is given twice")
+        raise UserError(f"metrics: {twice} is specified twice")
     return found

@@ -96,35 +96,36 @@ ENGINE = Group(
     "engine",
     "engine",
     (
-        Figure("steps", "steps of all replicas", lambda m: m.totals.steps, schema=COUNT),
+        Figure("steps", "number of steps on all replicas", lambda m: m.totals.steps, schema=COUNT),
         Figure("steps_by_kind",
                "number of steps that compute prompts (`prefill`), output tokens (`decode`), or both (`mixed`)",
                lambda m: m.totals.steps_by_kind, schema=BY_KIND),
-        Figure("time_by_kind_s", "time spent in steps of each kind",
+        Figure("time_by_kind_s", "time spent in each kind of step",
                lambda m: {kind: ns / SECOND for kind, ns in m.totals.ns_by_kind.items()}, "s", BY_KIND),
-        Figure("batch_size", "requests per step; the statistics are over steps, not over time",
+        Figure("batch_size", "requests per step. The statistics are over steps, not over time",
                lambda m: m.totals.batch_size(), schema=DISTRIBUTION),
         Figure("tokens_per_step",
-               "tokens computed per step, without padding; the statistics are over steps, not over time",
+               "tokens computed per step, without padding. The statistics are over steps, not over time",
                lambda m: m.totals.tokens_per_step(), schema=DISTRIBUTION),
-        Figure("padded_tokens", "padding tokens, computed and discarded (static batching only)",
+        Figure("padded_tokens", "padding tokens, which are computed and then discarded (static batching only)",
                lambda m: m.totals.sums["padded_tokens"], schema=COUNT),
         Figure("gpu_busy_share",
                "time during which the GPUs compute, divided by the uptime of their replicas", busy_share, "share"),
         Figure("mfu",
-               "FLOPs that the answers needed, divided by the FLOPs that the GPUs could do in the duration. "
-               "Recomputation and padding do not count. `null` for several pools, for models whose layers are not all "
-               "dense and alike, and for GPUs without a stated peak for the format", mfu, "share"),
+               "FLOPs that the answers needed, divided by the peak FLOPs of the GPUs over the duration. "
+               "Recomputation and padding do not count. `null` for several pools, for models whose layers are not "
+               "all dense and identical, and for GPUs without a stated peak for the format", mfu, "share"),
         Figure("mbu",
-               "bytes read in all steps (the weights once per step, and the KV of every attended context), divided by "
-               "the bytes that the GPUs could read in the duration. `null` for several pools, and for models whose "
-               "layers are not all dense and alike",
+               "bytes read in all steps, divided by the bytes that the GPUs could read in the duration. A step reads "
+               "the weights once and the KV of every attended context. `null` for several pools, and for models "
+               "whose layers are not all dense and identical",
                mbu, "share"),
         Figure("preemptions", "number of times a running request lost its KV memory",
                lambda m: m.total("preemptions"), schema=COUNT),
         Figure("recomputed_tokens", "tokens computed again after preemptions",
                lambda m: m.total("recomputed_tokens"), schema=COUNT),
-        Figure("replicas_used", "replicas that ran at least one step", lambda m: len(m.totals.replicas), schema=COUNT),
+        Figure("replicas_used", "number of replicas that ran at least one step", lambda m: len(m.totals.replicas),
+        schema=COUNT),
     ),
     rows=(
         ("steps", _steps),
@@ -164,16 +165,17 @@ KV = Group(
     "KV memory",
     (
         Figure("num_blocks",
-               "KV blocks per replica (in the first pool)", lambda m: m.pools[0].num_blocks, schema=COUNT),
-        Figure("block_size", "tokens per block (in the first pool)", lambda m: m.pools[0].block_size, "tokens", COUNT),
-        Figure("capacity_tokens", "maximum number of tokens in the KV memory of a replica (in the first pool)",
+               "number of KV blocks per replica (in the first pool)", lambda m: m.pools[0].num_blocks, schema=COUNT),
+        Figure("block_size", "number of tokens per block (in the first pool)", lambda m: m.pools[0].block_size,
+        "tokens", COUNT), Figure("capacity_tokens", "maximum number of tokens in the KV memory of a replica (in the "
+        "first pool)",
                lambda m: m.pools[0].capacity_tokens, "tokens", COUNT),
-        Figure("capacity_bytes_per_gpu", "bytes of the KV memory on each GPU",
+        Figure("capacity_bytes_per_gpu", "size of the KV memory on each GPU, in bytes",
                lambda m: m.pools[0].num_blocks * m.pools[0].block_bytes, "bytes", COUNT),
-        Figure("used_share", "mean share of the capacity held by tokens of running requests; shared tokens count once",
+        Figure("used_share", "mean share of the capacity that tokens of running requests use. Shared tokens count once",
                _used, "share"),
         Figure("internal_share",
-               "memory allocated but not filled: ends of blocks and reservations", _internal, "share"),
+               "memory that is allocated but not filled, such as ends of blocks and reservations", _internal, "share"),
         Figure("external_share", "free memory in pieces that are too small to use", _external, "share"),
         Figure("free_share", "free memory, including cached prefixes that may be evicted", _free, "share"),
         Figure("peak_share", "largest share of a replica's memory allocated at any time. `null` for several pools",
@@ -204,7 +206,7 @@ PREFIX_CACHE = Group(
     "prefix_cache",
     "prefix cache",
     (
-        Figure("queried_tokens", "prompt tokens looked up when requests were first admitted",
+        Figure("queried_tokens", "prompt tokens that were looked up in the cache when requests were first admitted",
                lambda m: m.total("queried_tokens"), schema=COUNT),
         Figure("hit_tokens",
                "queried prompt tokens that were found in the cache", lambda m: m.total("hit_tokens"), schema=COUNT),
@@ -248,12 +250,12 @@ SPECULATION = Group(
     "speculation",
     "speculation",
     (
-        Figure("num_drafts", "verifications of at least one draft token", attrgetter("drafts"), schema=COUNT),
+        Figure("num_drafts", "number of verifications of at least one draft token", attrgetter("drafts"), schema=COUNT),
         Figure("draft_tokens", "draft tokens verified", attrgetter("draft_tokens"), schema=COUNT),
         Figure("accepted_tokens", "draft tokens accepted", attrgetter("accepted"), schema=COUNT),
         Figure("unverified_tokens",
-               "draft tokens never verified, because their request ended or was preempted, or because they were "
-               "trimmed",
+               "draft tokens that were never verified, because their request ended or was preempted, or because they "
+               "were trimmed",
                lambda s: s.proposed - s.draft_tokens, schema=COUNT),
         Figure("acceptance_rate",
                "accepted draft tokens divided by verified draft tokens", lambda s: per(s.accepted, s.draft_tokens),
@@ -290,13 +292,14 @@ PRICE = Group(
     "price",
     (
         Figure("gpu_hours", "total uptime of all GPUs of the deployment", lambda m: m.gpu_hours, "h", NUMBER),
-        Figure("usd_per_gpu_hour", "price per GPU-hour; the mean price if there are several pools",
+        Figure("usd_per_gpu_hour", "price per GPU-hour, or the mean price if there are several pools",
                lambda m: m.alone.usd_per_gpu_hour if m.alone else per(m.usd, m.gpu_hours), "$"),
         Figure("usd", "price of the GPU-hours", lambda m: m.usd, "$", NUMBER),
-        _price("tokens", "total price divided by input and output tokens of the completed requests",
+        _price("tokens", "total price divided by the number of input and output tokens of the completed requests",
                lambda m: m.ended("input_tokens") + m.ended("output_tokens"), "price per M tokens"),
-        _price("input_tokens", "total price divided by input tokens alone", lambda m: m.ended("input_tokens")),
-        _price("output_tokens", "total price divided by output tokens alone", lambda m: m.ended("output_tokens"),
+        _price("input_tokens", "total price divided by the number of input tokens", lambda m: m.ended("input_tokens")),
+        _price("output_tokens", "total price divided by the number of output tokens",
+               lambda m: m.ended("output_tokens"),
                "price per M output tokens"),
     ),
     doc="The prices per million tokens divide the same total price by different token counts. Do not add them.",
@@ -327,10 +330,10 @@ COST_SHARES = Group(
     "cost_shares",
     "kernel costs",
     (
-        _origin("measured", "share of the GPU time priced by measured kernels"),
-        _origin("interpolated", "share of the GPU time priced by interpolation between measured points"),
-        _origin("extrapolated", "share of the GPU time priced by extrapolation beyond the measured points"),
-        _origin("roofline", "share of the GPU time priced by a formula from the figures in the data sheet"),
+        _origin("measured", "share of the GPU time that comes from measured kernels"),
+        _origin("interpolated", "share of the GPU time that comes from interpolation between measured points"),
+        _origin("extrapolated", "share of the GPU time that comes from extrapolation beyond the measured points"),
+        _origin("roofline", "share of the GPU time that comes from a formula and the figures in the data sheet"),
     ),
     rows=(("kernel costs", _costs),),
     source=lambda m: m.totals.cost_shares(),
@@ -340,8 +343,9 @@ UNCERTAINTY = Group(
     "uncertainty",
     (
         Figure("uncertainty",
-               "half-width of a 95 % interval of the GPU time, divided by the GPU time. Defined if the kernel tables "
-               "state the error of repeated measurements", lambda m: m.totals.uncertainty(m.relative_error), "share"),
+               "half-width of a 95 % interval of the GPU time, divided by the GPU time. This figure is defined if "
+               "the kernel tables contain the error of repeated measurements", lambda m:
+               m.totals.uncertainty(m.relative_error), "share"),
     ),
     rows=(),
 )  # fmt: skip

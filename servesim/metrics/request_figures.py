@@ -33,23 +33,26 @@ REQUESTS = Group(
     "requests",
     "requests",
     (
-        _total("arrived", "requests that arrived"),
-        _total("completed", "requests that got all their tokens"),
-        _total("rejected", "requests never admitted: too long for the model or the memory, the queue was full, or the "
-               "router refused them"),
-        _total("aborted", "requests that ended without all their tokens: the client gave up, or the replica or the KV "
-               "was lost"),
-        Figure("unsent", "requests never sent: the run ended first (closed loop), or an earlier turn failed",
+        _total("arrived", "number of requests that arrived"),
+        _total("completed", "number of requests that received all their tokens"),
+        _total("rejected", "number of requests that were never admitted, because they were too long for the model or "
+            "the memory, the "
+            "queue was full, or the router refused them"),
+        _total("aborted", "number of requests that ended before they received all their tokens, because the client "
+            "gave up, or the replica "
+            "or the KV was lost"),
+        Figure("unsent", "number of requests that were never sent, because the run ended first (closed loop) or an "
+            "earlier turn failed",
                lambda m: m.unsent, schema=COUNT),
-        Figure("retries", "attempts that follow a failed attempt", lambda m: m.retries, schema=COUNT),
+        Figure("retries", "number of attempts that follow a failed attempt", lambda m: m.retries, schema=COUNT),
         _total("input_tokens", "prompt tokens of the completed requests"),
         _total("output_tokens", "output tokens of the completed requests"),
-        _total("output_sequences", "output sequences of the completed requests"),
+        _total("output_sequences", "number of output sequences of the completed requests"),
         _why("finish_reasons", "number of completed requests by finish reason", State.FINISHED),
         _why("rejection_reasons", "number of rejected requests by reason", State.REJECTED),
         _why("abort_reasons", "number of aborted requests by reason", State.ABORTED),
         Figure("max_concurrency",
-               "maximum number of requests in the system at once, counting only those that completed",
+               "maximum number of completed requests that were in the system at the same time",
                lambda m: m.requests.max_concurrency(), schema=COUNT),
     ),
     rows=(
@@ -144,13 +147,14 @@ LATENCY = Group(
         _latency("ttft", "time to first token: from the arrival to the first output token, t_1 - t_s"),
         _latency(
             "tpot",
-            "time per output token after the first, for each request: (t_n - t_1) / (n - 1). Requests with one output "
-            "token are left out; limits treat their value as 0",
+            "time per output token after the first, for each request: (t_n - t_1) / (n - 1). Requests with one "
+            "output token are excluded. Limits treat their value as 0",
         ),
         Figure(
             "itl",
-            "gaps between successive tokens, pooled over all requests, so long answers weigh more. Tokens from one "
-            "verification of drafts arrive together: the first has the whole gap, and the others have a gap of 0",
+            "gaps between successive tokens, pooled over all requests, so long answers have more weight. Tokens from "
+            "one verification of drafts arrive together, so the first token has the whole gap and the others have a "
+            "gap of 0",
             lambda m: m.itl,
             "ms",
             DISTRIBUTION,
@@ -167,7 +171,8 @@ LATENCY = Group(
         "Only completed requests have latencies. Each has `count`, `mean`, `std`, `min`, `max` and the percentiles "
         "`p1` to `p99.9`, interpolated linearly as in `numpy.percentile`. With speculation, use `tpot`, because "
         "percentiles of `itl` then describe verifications, not tokens. With static batching, the time of a token is "
-        "when it is computed. The answer is returned when the batch ends (`finished_ns` in `requests.parquet`)."
+        "the time at which the token is computed. The answer is returned when the batch ends (`finished_ns` in "
+        "`requests.parquet`)."
     ),
     rows=(),
     tiles=(
@@ -204,9 +209,9 @@ GOODPUT = Group(
     "goodput",
     (
         Figure("slo_ms", "limits in ms, by metric", lambda g: dict(g.slo_ms), schema=a_map(NUMBER)),
-        Figure("slo_classes_ms", "limits in ms of classes with their own limits, by class and metric",
+        Figure("slo_classes_ms", "limits in ms of the classes that have their own limits, by class and metric",
                lambda g: g.slo_classes_ms, schema=a_map(a_map(NUMBER)), optional=True),
-        Figure("good_requests", "completed requests within every limit (value <= limit)",
+        Figure("good_requests", "completed requests that meet every limit (value <= limit)",
                lambda g: g.ended, schema=COUNT),
         Figure("request_goodput",
                "good requests divided by `duration_s`", lambda g: per(g.ended, g.seconds), "requests/s",
@@ -216,7 +221,7 @@ GOODPUT = Group(
                lambda g: per(g.arrived_good, g.arrived), "share", better="higher", scale="difference",
                label="SLO attainment", stretched="same"),
         Figure("attainment_by_metric",
-               "requests within each limit, regardless of other limits, divided by all requests that arrived",
+               "requests that meet each limit, regardless of other limits, divided by all requests that arrived",
                _attainment, "share",
                a_map(FIGURE)),
     ),

@@ -28,11 +28,13 @@ def parse_slo(text: str) -> dict[str, float]:
     for part in (part for several in listed("slo", text) for part in several.split()):
         found = _PART.fullmatch(part)
         if found is None:
-            raise UserError(f"slo: {part!r} is not metric:milliseconds, such as ttft:500, ttft<1s or ttft:p99<1s")
+            raise UserError(
+                f"slo: {part!r} must have the form metric:milliseconds, such as ttft:500, ttft<1s or ttft:p99<1s"
+            )
         name, percentile, value = found.groups()
         key = name if percentile is None else f"{name}:p{percentile}"
         if key in limits:
-            raise UserError(f"slo: {key} is given twice")
+            raise UserError(f"slo: {key} is specified twice")
         limits[key] = milliseconds(name, value)
     check_slo(split_slo(limits)[0])
     return limits
@@ -66,7 +68,7 @@ def split_slo(limits: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, floa
     for key, limit in limits.items():
         name, colon, text = str(key).partition(":")
         if name in plain:
-            raise UserError(f"slo: {name} is given twice")
+            raise UserError(f"slo: {name} is specified twice")
         plain[name] = limit
         if colon:
             percentiles[name] = _percentile(name, text)

@@ -153,12 +153,12 @@ STABILITY = Group(
         Figure("unstable", "whether the queue was still growing when arrivals ended", itemgetter("unstable"),
                schema=FLAG),
         Figure("decided",
-               "`false` if the trace is too short for a verdict: it spans fewer than 20 mean times in service, the "
+               "`false` if the trace is too short for a verdict: it spans fewer than 20 mean service times, the "
                "queue grows only a little more than chance explains, or the queue grows together with the arrival rate",
                itemgetter("decided"), schema=FLAG),
         Figure("enough_requests",
-               "number of requests of the same traffic that would probably suffice for a verdict. `null` if this run "
-               "suffices",
+               "number of requests with the same traffic that would probably be enough for a verdict. `null` if this "
+               "run is long enough",
                itemgetter("enough_requests"), schema=or_null(COUNT)),
         Figure("waiting_by_tenth", "mean number of waiting requests in each tenth of the arrival span",
                itemgetter("waiting_by_tenth"), schema=BY_TENTH),
@@ -168,9 +168,10 @@ STABILITY = Group(
     ),
     doc="Latencies of an unstable run depend on the trace's length. A run is unstable if the number of requests in the "
     "system still grows by more than arrivals and chance explain. The growth explained by arrivals assumes that "
-    "requests stay as long as early requests did. The verdict was tested on held-out simulated queues. Of 2,324 "
-    "queues below capacity, 0.4 % are called unstable and 2.3 % too short to tell. Of 97 queues with a load of at "
-    "least 1.1 over at least 500 times in service, 93 % are called unstable and 3 % stable "
+    "later requests stay in the system as long as early requests did. The verdict was tested on held-out simulated "
+    "queues. Of 2,324 queues below capacity, 0.4 % are called unstable, and 2.3 % are called too short to tell. Of "
+    "97 queues with a load of at least 1.1 for at least 500 service times, 93 % are called unstable, and 3 % are "
+    "called stable "
     "(`python -m tests.support.queues`).",
     rows=(("queue", _queue),),
     source=lambda m: stability(m.requests),

@@ -72,7 +72,7 @@ class StepTotals:
 
     @property
     def steps(self) -> int:
-        """Number of steps of all replicas."""
+        """Number of number of steps on all replicas."""
         return self.sums["k"]
 
     def batch_size(self) -> dict[str, float] | None:

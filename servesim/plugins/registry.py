@@ -98,9 +98,9 @@ class Registry(Generic[T]):
         if not path.is_file():
             raise UserError(f"{self.kind} file {path} does not exist")
         if not class_name:
-            raise UserError(f"name the class in {path}, as {path}:ClassName")
+            raise UserError(f"specify the class in {path} as {path}:ClassName")
         if "," in class_name:
-            raise UserError(f"{path}: name one class, and repeat the option for others")
+            raise UserError(f"{path}: specify one class, and repeat the option for others")
         module = load_file(self.kind, path, _FILE_MODULE)
         cls = getattr(module, class_name, None)
         if not isinstance(cls, type):

@@ -102,6 +102,6 @@ def check_import(path: Path) -> None:
 def _refused(where: str, code: list[Path]) -> UserError:
     it = "it" if len(code) == 1 else "them"
     return UserError(
-        f"{where} names code that would run with your full permissions: {', '.join(map(str, code))}: read {it}, then "
-        "add --trust (from Python: trust=True)"
+        f"{where} refers to code that would run with your full permissions: {', '.join(map(str, code))}. Read {it}, "
+        "then add --trust (in Python, trust=True)"
     )

@@ -15,7 +15,7 @@ class SpecStats:
     proposed: int = 0
     """Draft tokens proposed; drafts of requests that were preempted or ended in the meantime are never verified."""
     drafts: int = 0
-    """Number of verifications of at least one draft token."""
+    """Number of number of verifications of at least one draft token."""
     draft_tokens: int = 0
     accepted: int = 0
     per_pos: list[int] = field(default_factory=list)

@@ -63,11 +63,11 @@ def difference(run: Outcome, plain: Outcome, elsewhere: str = "in reference mode
     told = [*_requests(run, plain, elsewhere), *_steps(run.steps, plain.steps, elsewhere)]
     if not told:
         if not np.array_equal(run.deliveries, plain.deliveries):
-            told = [f"deliveries differ from those {elsewhere}"]
+            told = [f"deliveries differ from the deliveries {elsewhere}"]
         elif not all(map(np.array_equal, run.gaps, plain.gaps)):
-            told = [f"gaps between tokens differ from those {elsewhere}"]
+            told = [f"gaps between tokens differ from the gaps {elsewhere}"]
         elif run.drafts != plain.drafts:
-            told = [f"counts of drafts differ from those {elsewhere}"]
+            told = [f"counts of drafts differ from the counts {elsewhere}"]
     return "; ".join(told)
 
 

@@ -31,10 +31,10 @@ def on_changes(
             "the data sheet has the same value" if old == new else _idle(scenario, gpu, model, key, fitting_blocks)
         )
         if because:
-            yield Warn(f"gpu.{key}={_number(new)} has no effect: {because}; leave it out")
+            yield Warn(f"gpu.{key}={_number(new)} has no effect: {because}. Remove this setting.")
             continue
         scaled = cost.tables is not None and (dtype or part.endswith("bandwidth"))
-        how = f"; times measured on {sheet.name} are scaled by the ratio of rates, as for another GPU" if scaled else ""
+        how = f"; times measured on {sheet.name} are scaled by the ratio of rates, as for a new GPU" if scaled else ""
         yield f"gpu.{key}={_number(new)} instead of the data sheet's {_number(old)}{how}"
     yield from _model(scenario.model)
 
@@ -43,16 +43,16 @@ def _idle(scenario: Scenario, gpu: Gpu, model: ModelSpec, key: str, fitting_bloc
     """Return the reason why a changed part of the data sheet has no effect, or None if it does have one."""
     alone, engine = scenario.tp * scenario.pp == 1, scenario.engine
     if key == "usd_per_hour" and scenario.usd_per_gpu_hour != gpu.usd_per_hour:
-        return f"usd_per_gpu_hour={scenario.usd_per_gpu_hour:g} is given"
+        return f"usd_per_gpu_hour={scenario.usd_per_gpu_hour:g} is specified"
     if key == "memory_bytes" and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
-        return "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
+        return "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is specified"
     if key == "nvlink_bandwidth" and alone:
         return "each replica has one GPU, so nothing is communicated"
     if key == "pcie_bandwidth" and (alone or gpu.nvlink_bandwidth):
         swaps = "swap" in schedulers.resolve(scenario.scheduler["name"])[0].supports
         return None if swaps else "this run transfers nothing over PCIe"
     if key == "tables" and scenario.kernel_tables is not None:
-        return f"kernel_tables={scenario.kernel_tables} is given"
+        return f"kernel_tables={scenario.kernel_tables} is specified"
     used = arithmetic(model, scenario.dtype, scenario.kv_dtype)
     if key.startswith("flops.") and key.removeprefix("flops.") not in used:
         return f"no operation runs in {key.removeprefix('flops.')}"
@@ -72,7 +72,7 @@ def _model(text: str) -> Iterator[str]:
         said = f"model.{key}={changed[key]}"
         if _same(fields, without, label):
             why = "the config has the same value" if key in config else "no shape depends on it"
-            yield Warn(f"{said} has no effect: {why}; leave it out")
+            yield Warn(f"{said} has no effect: {why}. Remove this setting.")
         else:
             yield f"{said} instead of {f'{config[key]} in the config' if key in config else 'none in the config'}"
 

@@ -75,7 +75,7 @@ def _in_container(words: Sequence[str]) -> list[str]:
         if name in ("-e", "--env") and "=" in value:
             variables.append(value)
     if not rest:
-        raise UserError(f"--serve: {words[0]} run: no image found; give the command that the container runs instead")
+        raise UserError(f"--serve: {words[0]} run: no image found; specify the command that the container runs")
     image, *command = rest
     if entry or (command and not command[0].startswith("-") and "/" not in command[0]):
         return [*variables, *entry, *command]
@@ -84,6 +84,6 @@ def _in_container(words: Sequence[str]) -> list[str]:
             return [*variables, *start, *command]
     if not command:
         raise UserError(
-            f"--serve: image {shown(image)[:80]} has no command after it; give the command that its container runs"
+            f"--serve: image {shown(image)[:80]} has no command after it; specify the command that its container runs"
         )
     return [*variables, *command]

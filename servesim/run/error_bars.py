@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from servesim.cost.host import is_shipped
-from servesim.intervals.case import METRICS, Case, model_key
+from servesim.intervals.case import METRICS, Case, model_key, version_key
 from servesim.intervals.fitted import LEVEL, Fitted, shipped
 from servesim.run.presets import preset_settings
 
@@ -35,7 +35,7 @@ def case_of(summary: Mapping[str, Any]) -> Case | None:
     shares = summary["cost_shares"]
     return Case(
         engine=scenario["preset"] or "vllm",
-        version=scenario["engine"]["version"] or "",
+        version=version_key(scenario["engine"]["version"] or ""),
         model=model_key(scenario["model"]),
         gpu=scenario["gpu"],
         precision=scenario["dtype"],

@@ -30,8 +30,9 @@ def before_run(
     if len(trace.models) > 1 and not scenario.pools:
         each = ", ".join(f"{count:,} for {name}" for name, count in trace.models.items())
         yield Warn(
-            f"the trace requests {len(trace.models)} models ({each}), but {scenario.model} serves all of them: give "
-            f"each model a pool, or keep one model's requests (--shape where:model={next(iter(trace.models))})"
+            f"the trace requests {len(trace.models)} models ({each}), but {scenario.model} serves all of them: "
+            "define a pool for each model, or keep only one model's requests (--shape "
+            f"where:model={next(iter(trace.models))})"
         )
     yield from _name(scenario)
     yield from _oracles(scheduler, kv)
@@ -48,11 +49,11 @@ def before_run(
         scenario.replicas * scenario.dp == 1
         and scenario.router["name"] != Scenario.model_fields["router"].default["name"]
     ):
-        yield Warn(f"router {scenario.router['name']} has no effect with one replica; add --replicas")
+        yield Warn(f"router {scenario.router['name']} has no effect with one replica. Add --replicas.")
     if scenario.scheduler.get("policy") == "priority" and trace.one_priority:
         yield Warn(
-            "scheduler policy=priority has little effect: all requests have the same priority, so only ties in "
-            "arrival time are broken by request id; give the trace priorities"
+            "scheduler policy=priority has little effect: all requests have the same priority, so request ids only "
+            "break ties in arrival time. Add priorities to the trace."
         )
     threshold = scenario.scheduler.get("long_prefill_token_threshold", 0)
     if isinstance(threshold, int) and threshold >= trace.longest_prompt:
@@ -61,23 +62,26 @@ def before_run(
     for key in () if drafts else ("num_speculative_tokens", "draft_slots_per_request", "num_lookahead_tokens"):
         if scenario.scheduler.get(key):
             yield Warn(
-                f"scheduler {key}={scenario.scheduler[key]}: no speculation is configured, so it only reserves slots; "
-                "add --speculation or leave it out"
+                f"scheduler {key}={scenario.scheduler[key]}: no speculation is configured, so this setting only "
+                "reserves slots. Add --speculation or remove this setting."
             )
     for name in scenario.slo_classes:
         if name not in trace.classes:
-            yield Warn(f"slo_classes.{name} has no effect: no request of the trace is in that class; check its name")
+            yield Warn(
+                f"slo_classes.{name} has no effect: no request in the trace has this class. Check the name of the "
+                "class."
+            )
     if "tpot" in scenario.slo and trace.longest_output == 1:
-        yield Warn("slo tpot has no effect: every request has one output token; check the trace's output lengths")
+        yield Warn("slo tpot has no effect: every request has one output token. Check the output lengths in the trace.")
     swap_space = type(scenario.engine).model_fields["swap_space_gib"].default
     if scenario.engine.swap_space_gib != swap_space and "swap" not in scheduler.supports:
-        yield Warn(f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap; leave it out")
+        yield Warn(f"swap_space_gib has no effect: scheduler {scheduler.name} does not swap. Remove this setting.")
     yield from _memory_settings(scenario, fitting_blocks)
     if kv.shares and not trace.has_content and not trace.samples:
         usual = preset_settings(scenario.preset or "vllm")["kv"]["name"] == scenario.kv["name"]
         yield (str if usual else Warn)(  # asked for, it contradicts the trace; as the default it is an assumption
-            f"kv {kv.name}: the trace does not record the content of prompts, so prefix caching has no effect; if your "
-            "prompts share prefixes, add them with --shape share:tokens=N,groups=N"
+            f"kv {kv.name}: the trace does not record the content of prompts, so prefix caching has no effect. If "
+            "your prompts share prefixes, add them with --shape share:tokens=N,groups=N."
         )
 
 
@@ -90,7 +94,7 @@ def _name(scenario: Scenario) -> Iterator[str]:
     if found.dtype in (None, scenario.dtype):
         yield said
     else:
-        yield Warn(f"{said}, although the name says {found.dtype}: set --dtype {found.dtype} if the name is right")
+        yield Warn(f"{said}, although the name indicates {found.dtype}: set --dtype {found.dtype} if the name is right")
 
 
 def unpriced(scenario: Scenario) -> Warn | None:
@@ -98,12 +102,13 @@ def unpriced(scenario: Scenario) -> Warn | None:
     gpu, names, usd = Gpu.load(scenario.gpu).name, ", ".join(scenario.price), scenario.usd_per_gpu_hour
     if gpu not in scenario.price:
         return Warn(
-            f"no price is given for {gpu}, only for {names}, so its data-sheet price of ${usd or 0:g} per "
-            "GPU-hour is used; add it to --price"
+            f"no price is specified for {gpu} (only for {names}), so its data-sheet price of ${usd or 0:g} per "
+            "GPU-hour "
+            "is used. Add the price to --price."
         )
     if usd == scenario.price[gpu]:
         return None
-    return Warn(f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is given; leave one of them out")
+    return Warn(f"price of {gpu} has no effect: usd_per_gpu_hour={usd:g} is specified. Remove one of them.")
 
 
 DRAWN = ("preset:", "synth:")
@@ -150,12 +155,13 @@ def after_run(
     speculation = summary.get("speculation")
     if scenario.speculation["name"] != "none" and (speculation is None or not speculation["num_drafts"]):
         yield Warn(
-            f"speculation {scenario.speculation['name']} only added cost: no draft was ever verified; leave it out"
+            f"speculation {scenario.speculation['name']} only added cost: no draft was ever verified. Remove this "
+            "setting."
         )
     used = summary["engine"]["replicas_used"]
     if 0 < used < scenario.replicas * scenario.dp:
         what = f"replicas={scenario.replicas}" + (f" of dp={scenario.dp}" if scenario.dp > 1 else "")
-        yield Warn(f"{what}: only {used} of them served a request; try fewer")
+        yield Warn(f"{what}: only {used} of them served a request. Try fewer replicas.")
     beyond = summary["cost_shares"]["extrapolated"]
     if beyond is not None and beyond > 0.3:
         yield Warn(
@@ -165,15 +171,15 @@ def after_run(
     hits = (summary["prefix_cache"] or {}).get("hit_rate")
     if hits is not None and hits >= HITS:
         yield (
-            f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on that share; hit "
-            "rates were validated on only one recorded server, for coding agents (within 1 point), and on none that "
-            "ran short of memory"
+            f"prefix cache: {hits:.1%} of queried tokens were found, and latencies depend on this hit rate. Hit "
+            "rates were validated on only one recorded server, which served coding agents (within 1 point), and "
+            "never on a server that ran short of memory"
         )
     yield from _front_end(front, summary)
     cost = summary["cost_shares"]["roofline"]
     if cost is not None and cost >= 0.999:
         yield Warn(
-            "all costs are roofline estimates: no kernel measurement was used; compare with a recording of your server "
+            "all costs are roofline estimates: no kernel measurement was used. Compare with a recording of your server "
             "(servesim validate)"
         )
     yield from trace.notes
@@ -188,8 +194,8 @@ def _front_end(front: FrontTerms, summary: dict[str, Any]) -> Iterator[str]:
     busy = max(per_s[0] * front.request_ns, per_s[1] * front.token_ns) / 1e9 / front.processes  # they work side by side
     if busy >= BUSY:
         yield Warn(
-            f"front end: according to the host terms, {front.processes} API server(s) are busy {busy:.0%} of the time "
-            "with prompts, which wait there before they reach the queue: raise engine.api_server_count"
+            f"front end: according to the host terms, {front.processes} API server(s) are busy {busy:.0%} of the "
+            "time with prompts, so prompts wait there before they reach the queue. Increase engine.api_server_count."
         )
 
 
@@ -203,7 +209,9 @@ def on_costs(cost: TableCostModel, decode_reach: Mapping[int, int]) -> Iterator[
         yield type(line)(f"kernel tables: {line}")
     if cost.tables is not None and cost.tables.without_error:
         which = ", ".join(cost.tables.without_error) if cost.tables.relative_error is not None else "the kernel tables"
-        yield f"uncertainty: {which} have no error from repeated measurements, so no interval covers their times"
+        yield (
+            f"uncertainty: {which} do not include the error of repeated measurements, so no interval covers their times"
+        )
 
 
 def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None) -> Iterator[str]:
@@ -211,11 +219,11 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
     named = f"{engine.engine} {engine.version}" if scenario.preset in (None, engine.engine) else str(scenario.preset)
     if engine.beyond:
         yield (
-            f"engine.version={engine.version} is newer than any version examined: settings of the newest known "
+            f"engine.version={engine.version} is newer than any version examined: the settings of the newest known "
             "version are used"
         )
     if terms is not None and terms.engine not in ("", named):
-        yield f"no host terms were measured for {named}: those of {terms.engine} are used"
+        yield f"no host terms were measured for {named}, so the host terms of {terms.engine} are used"
     if terms is not None and "note" in terms.provenance and not scenario.engine.async_scheduling:
         yield f"host terms {terms.name}: {terms.provenance['note']}"
 
@@ -234,7 +242,8 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
     if not windows:
         if disabled and not by_preset:
             yield Warn(
-                f"disable_hybrid_kv_cache_manager has no effect: {model.name} has no sliding windows; leave it out"
+                f"disable_hybrid_kv_cache_manager has no effect: {model.name} has no sliding windows. Remove this "
+                "setting."
             )
     elif not kv.grouped:
         why = ""
@@ -244,7 +253,7 @@ def on_windows(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterato
             why = " (groups of layers across pipeline stages are not modeled)"
         yield f"kv {kv.name}: all {windows} window layers (of {len(layers)} layers) keep every token{why}"
     elif disabled and not by_preset:
-        yield Warn(f"disable_hybrid_kv_cache_manager has no effect: kv {kv.name} is set; leave it out")
+        yield Warn(f"disable_hybrid_kv_cache_manager has no effect: kv {kv.name} is set. Remove this setting.")
 
 
 def _on_states(scenario: Scenario, model: ModelSpec, kv: KVAllocator) -> Iterator[str]:
@@ -266,13 +275,13 @@ def _oracles(scheduler: Scheduler, kv: KVAllocator) -> Iterator[str]:
     for kind, policy in (("scheduler", scheduler), ("kv", kv)):
         if "output_len" in policy.needs:
             yield Warn(
-                f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows; treat "
-                "its figures as a bound"
+                f"{kind} {policy.name} is an oracle: it uses true output lengths, which no real engine knows. Treat "
+                "its results as a bound."
             )
         if "future" in policy.needs:
             yield Warn(
-                f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows; treat "
-                "its figures as a bound"
+                f"{kind} {policy.name} is an oracle: it uses future requests, which no real engine knows. Treat its "
+                "results as a bound."
             )
 
 
@@ -289,9 +298,11 @@ def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     else:
         for name in ("batch", "turn_ms", "ramp_up_s"):
             if getattr(clients, name) and not (name == "turn_ms" and clients.tool is not None):
-                yield Warn(f"clients.{name} has no effect without clients.max_concurrency; add it")
+                yield Warn(
+                    f"clients.{name} has no effect without clients.max_concurrency. Add clients.max_concurrency."
+                )
     if clients.burstiness is not None and scenario.rate in (None, float("inf")):
-        yield Warn(f"clients.burstiness={clients.burstiness:g} has no effect without a rate; add --rate")
+        yield Warn(f"clients.burstiness={clients.burstiness:g} has no effect without a rate. Add --rate.")
     if clients.tool is not None:
         yield (
             f"clients.tool {clients.tool}: its warm-up requests end before the first measured request is sent, so they "
@@ -301,8 +312,8 @@ def _clients(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
         clients.timeout_s or clients.ttft_timeout_s or scenario.engine.max_queued_requests is not None
     ):
         yield Warn(
-            f"clients.retries={clients.retries}: without a timeout or a queue limit, only requests that are too "
-            "long are retried; add --clients.timeout-s"
+            f"clients.retries={clients.retries}: without a timeout or a queue limit, only requests that are too long "
+            "are retried. Add --clients.timeout-s."
         )
 
 
@@ -310,40 +321,40 @@ def _predictor(scenario: Scenario, trace: TraceFacts, scheduler: Scheduler) -> I
     if PREDICTED not in scheduler.needs:
         if scenario.predictor != Scenario.model_fields["predictor"].default:
             yield Warn(
-                f"predictor={scenario.predictor} has no effect: scheduler {scheduler.name} uses no prediction; leave "
-                "it out"
+                f"predictor={scenario.predictor} has no effect: scheduler {scheduler.name} uses no predictions. "
+                "Remove this setting."
             )
     elif scenario.predictor == "exact":
         yield Warn(
-            f"predictor exact: scheduler {scheduler.name} uses true output lengths; try --predictor random:error=0.3"
+            f"predictor exact: scheduler {scheduler.name} uses true output lengths. Try --predictor random:error=0.3."
         )
     elif scenario.predictor == "max_tokens" and trace.at_caps:
         yield Warn(
-            "predictor max_tokens: every request ends at its cap, so predictions are exact; try --predictor "
-            "random:error=0.3"
+            "predictor max_tokens: every request ends at its cap, so predictions are exact. Try --predictor "
+            "random:error=0.3."
         )
 
 
 def _trace_settings(scenario: Scenario, trace: TraceFacts) -> Iterator[str]:
     if scenario.requests is not None and len(trace) < scenario.requests:
         yield Warn(
-            f"requests={scenario.requests}: the trace has only {len(trace)}; use a longer one, or --shape "
-            "repeat:times=N"
+            f"requests={scenario.requests}: the trace has only {len(trace)}. Use a longer trace, or --shape "
+            "repeat:times=N."
         )
     drawn = scenario.trace.startswith(DRAWN)
     draws = scenario.clients.turn_ms or scenario.clients.burstiness
     if scenario.seed != 0 and not drawn and not draws and not scenario.predictor.startswith("random"):
         yield Warn(
-            f"seed={scenario.seed} has no effect: a recorded trace is replayed and nothing is random; compare parts of "
-            "it instead (--skip)"
+            f"seed={scenario.seed} has no effect: a recorded trace is replayed and nothing is random. Compare parts "
+            "of the trace instead (--skip)."
         )
     for name in ("sort", "spread_ticks"):
         value = getattr(scenario, name)
         if drawn and value != Scenario.model_fields[name].default:
-            yield Warn(f"{name}={value} has no effect: it applies only to trace files; leave it out")
+            yield Warn(f"{name}={value} has no effect: it applies only to trace files. Remove this setting.")
     if len(trace) > 1 and trace.first_ns == trace.last_ns and scenario.clients.max_concurrency is None:
-        said = "all requests arrive at once: latencies are those of a batch job"
-        yield said if scenario.rate == float("inf") else Warn(f"{said}; spread them with --rate")
+        said = "all requests arrive at once: latencies are like those of a batch job"
+        yield said if scenario.rate == float("inf") else Warn(f"{said}. Spread them with --rate.")
 
 
 def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator[str]:
@@ -352,7 +363,5 @@ def _memory_settings(scenario: Scenario, fitting_blocks: int | None) -> Iterator
     if engine.ignore_memory:
         yield f"ignore_memory: {engine.num_gpu_blocks} KV blocks per replica, regardless of the GPU's memory"
     if engine.gpu_memory_utilization != default and (engine.ignore_memory or engine.num_gpu_blocks != fitting_blocks):
-        by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is given"
-        yield Warn(
-            f"gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect: {by}; leave one of them out"
-        )
+        by = "ignore_memory is on" if engine.ignore_memory else f"num_gpu_blocks={engine.num_gpu_blocks} is specified"
+        yield Warn(f"gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect: {by}. Remove one of them.")

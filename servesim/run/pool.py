@@ -22,6 +22,7 @@ from servesim.metrics.measured import Deployment
 from servesim.run.changes import on_changes
 from servesim.run.formats import on_format
 from servesim.run.notes import before_run, on_version, on_windows
+from servesim.run.pools import ONLY
 from servesim.run.scenario import Scenario, features_of
 from servesim.run.sections import price_of
 from servesim.run.server import Policies, Server, on_ranks
@@ -64,6 +65,7 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
         max_num_batched_tokens=policies.max_num_batched_tokens,
         max_num_seqs=policies.max_num_seqs,
         draft=speculation.make().model() if speculation is not None else None,
+        pool=name if name != ONLY else None,
     )
     asynchronous = scenario.engine.async_scheduling and "async" in policies.scheduler.supports and scenario.pp == 1
     if speculation is not None:
@@ -118,7 +120,7 @@ def _check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> Non
     if max_num_batched_tokens < max_model_len:
         raise UserError(
             f"scheduler max_num_batched_tokens={max_num_batched_tokens} is less than max_model_len="
-            f"{max_model_len}, so without chunked prefill the longest prompt would never run (raise it, or set "
+            f"{max_model_len}, so without chunked prefill the longest prompt would never run (increase it, or set "
             "engine.max_model_len)"
         )
 

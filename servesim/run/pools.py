@@ -23,6 +23,8 @@ FIELDS = (
 )  # fmt: skip
 """Settings that pools may override."""
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+ONLY = "default"
+"""Name of the pool of a scenario without pools."""
 MOST_NAME = 100
 """Maximum length of a pool's name, which tables and notes repeat."""
 Settings = dict[str, Any]
@@ -48,7 +50,7 @@ def with_pools(
     for pool in map(_mapping, given):
         name, role = str(pool.pop("name", "")), pool.pop("role", "both")
         if not name or any(name == other["name"] for other in pools):
-            raise UserError(f"pools: {shown(name) + ' is given twice' if name else 'a pool has no name'}")
+            raise UserError(f"pools: {shown(name) + ' is specified twice' if name else 'a pool has no name'}")
         if role not in ROLES:
             raise UserError(f"pools: role of {name} is {shown(role)} but must be {', '.join(ROLES)}")
         try:
@@ -63,7 +65,7 @@ def with_pools(
 def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
     """Return the scenario of each pool, or the scenario itself if there are no pools."""
     if not scenario.pools:
-        return [PoolScenario("default", "both", scenario)]
+        return [PoolScenario(ONLY, "both", scenario)]
     base = scenario.model_dump(exclude={"pools", "router"})  # all pools share one router
     return [
         PoolScenario(

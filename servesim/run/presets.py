@@ -69,7 +69,7 @@ def facts_of(preset: str | None, version: Any = None, gpu: str = "") -> EngineFa
     if preset is not None and preset not in engines():
         if version is not None:
             raise UserError(
-                f"engine.version: no versions of {preset} are known; versions are known for {', '.join(engines())}"
+                f"engine.version: no versions of {preset} are known, only versions of {', '.join(engines())}"
             )
         return engine_facts("vllm", None, gpu)
     if version is not None and not isinstance(version, str):

@@ -4,10 +4,13 @@ in unchanged files is a bug, not damage."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 from servesim.contracts import REGISTRIES
 from servesim.cost import KernelTables, TableCostModel
@@ -86,6 +89,19 @@ def as_written(folder: Path, timing: str) -> bool:
         if isinstance(kept, Mapping) and kept:
             return all(_digest(folder / str(name)) == digest for name, digest in kept.items())
     return False
+
+
+def refuse_older(folder: Path, missing: Collection[str]) -> None:
+    """Raise UserError if parts are missing from a run or an experiment that an older version of servesim stored."""
+    for path in (folder / "summary.json", *sorted(folder.glob("cells/*/summary.json"))[:1]) if missing else ():
+        with suppress(OSError, KeyError, TypeError, InvalidVersion):
+            document: Any = read_json(path) if path.is_file() else {}
+            stored = str(document["provenance"]["versions"]["servesim"])
+            if Version(stored) < Version(version("servesim")):
+                names = ", ".join(sorted(missing))
+                raise UserError(
+                    f"{folder}: stored by an older version, servesim {stored}, without {names}; run it again"
+                )
 
 
 def _digest(path: Path) -> str:

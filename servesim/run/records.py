@@ -141,8 +141,8 @@ class StreamedRecords(Records):
 
     workload: StreamedWorkload
     notes = (
-        f"streamed: percentiles of latencies are within {100 * RELATIVE_ERROR:g} %, and edges of tenths of the arrival "
-        "span within 1/4096 of the time of the last arrival; everything else is exact",
+        f"streamed: percentiles of latencies are accurate to {100 * RELATIVE_ERROR:g} %, and the tenths of the "
+        "arrival span are accurate to 1/4096 of the time of the last arrival. Everything else is exact",
     )
 
     def __init__(self, setup: Setup, writer: ResultWriter | None) -> None:

@@ -13,7 +13,7 @@ from servesim.errors import UserError, shown
 from servesim.metrics.requests import RequestColumns
 from servesim.plugins.trust import check_code, trusting
 from servesim.records.columns import Rows
-from servesim.run.provenance import DIGESTS
+from servesim.run.provenance import DIGESTS, refuse_older
 from servesim.run.result_files import (
     DELIVERIES,
     REQUESTS,
@@ -52,7 +52,7 @@ _RUN_AGAIN = ("features", "speculation", "acceptance", "pools")
 _SUMMARY_KINDS: dict[str, Any] = {"duration_s": (int, float), "notes": list, "warnings": list}
 """Types of those parts of a summary that are not mappings."""
 
-NOT_KEPT = "a streamed run keeps records only in a result directory: give one (out=...)"
+NOT_KEPT = "a streamed run stores records only in a result directory: specify one (out=...)"
 
 
 class Result:
@@ -129,12 +129,12 @@ class Result:
         """Steps that did not deliver exactly one token to each request; see servesim.records.recorder."""
         return self._frame(DELIVERIES)
 
-    def figure(self, name: str, window_s: tuple[float, float] | None = None) -> Drawing:
+    def figure(self, name: str, window_s: tuple[float, float] | None = None, panel: str | None = None) -> Drawing:
         """Draw one figure of the report, such as "latency_cdf" (see servesim.figure; servesim.figures(result) lists all
         names)."""
         import servesim
 
-        drawn: Drawing = servesim.figure(self, name, window_s=window_s)
+        drawn: Drawing = servesim.figure(self, name, window_s=window_s, panel=panel)
         return drawn
 
     def save(self, out: str | Path) -> Path:
@@ -163,6 +163,7 @@ class Result:
                 _complete(columns, pq.read_schema(folder / file).names)
         with reading(folder / SUMMARY):
             summary = read_json(folder / SUMMARY)
+            refuse_older(folder, {*SUMMARY_KEYS} - {*summary})
             _complete(SUMMARY_KEYS, summary)
             _whole(summary)
         with reading(folder):
@@ -222,7 +223,7 @@ class Result:
 def _complete(wanted: Iterable[str], found: Iterable[str]) -> None:
     """Raise ValueError if a part of a file is missing."""
     if missing := sorted(set(wanted) - set(found)):
-        raise ValueError(f"it has no {', '.join(missing)} (written by another version?)")
+        raise ValueError(f"it has no {', '.join(missing)} (written by a different version?)")
 
 
 def _whole(summary: Mapping[str, Any]) -> None:

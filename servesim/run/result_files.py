@@ -83,7 +83,7 @@ class ResultWriter:
         except (OSError, ValueError):
             return  # damaged, so nothing is lost
         if stands != scenario_yaml:
-            raise UserError(f"--out {self.out}: holds the result of another scenario (--overwrite replaces it)")
+            raise UserError(f"--out {self.out}: contains the result of a different scenario (--overwrite replaces it)")
 
     def add(self, file: str, rows: Rows) -> None:
         """Append a chunk to one of the STREAMED tables."""
@@ -135,7 +135,7 @@ class ResultWriter:
             except Interrupted:
                 self._put_in_place()
                 raise Interrupted(
-                    f"{self.out} is complete except for its report; write it with servesim report {self.out}"
+                    f"{self.out} is complete except for its report. To write the report, run servesim report {self.out}"
                 ) from None
             self._put_in_place()
 
@@ -292,7 +292,7 @@ def _refuse_foreign(out: Path) -> None:
     if not out.name:
         raise UserError(f'--out "{out}": is not the name of a directory')
     if out.is_symlink():
-        raise UserError(f"--out {out}: is a symbolic link; name the directory itself")
+        raise UserError(f"--out {out}: is a symbolic link; give the path of the directory itself")
     try:
         found = list(out.iterdir())
     except FileNotFoundError:  # another writer may have just moved it away

@@ -73,7 +73,7 @@ class _Scenario(Section):
     Keys of the config may be changed: `model.num_hidden_layers`, or `NAME:num_hidden_layers=4`."""
     gpu: Annotated[str, COMMON]
     """GPU: a name or a YAML data sheet. Kernels are measured for h100, h200, a100, a100-40g, l40s and rtx-pro-6000.
-    They are priced by formula for rtx-4090, rtx-5090 and m2-ultra. Parts of the sheet may be changed, such as
+    For rtx-4090, rtx-5090 and m2-ultra, kernel times come from formulas. Parts of the sheet may be changed, such as
     `gpu.memory_bytes` and `gpu.flops.bf16`."""
     requests: Annotated[int | None, COMMON] = Field(default=None, ge=1, le=100_000_000)
     """Number of requests to replay. None means the whole trace, or the default number of a preset or synthetic
@@ -98,7 +98,8 @@ class _Scenario(Section):
     unit=us sets the time unit. decimal=comma and dates=mdy set the format of numbers and dates. prompt=2000 sets a
     constant instead of a column."""
     spread_ticks: Literal["none", "uniform"] = "none"
-    """Spread requests with the same clock tick over its duration. Mooncake's published traces tick every 3 s."""
+    """Spread requests that have the same timestamp over one clock tick. The clock of Mooncake's published traces ticks
+    every 3 s."""
     seed: int = 0
     """Seed of all random draws: synthetic traces, presets, predictors."""
     predictor: str = "max_tokens"
@@ -108,21 +109,21 @@ class _Scenario(Section):
     """Format of linear weights: fp32, bf16, fp16, fp8 or int8. Weight-only formats: int8_wo, int4, nf4, int3,
     ternary."""
     kv_dtype: str = "bf16"
-    """Format of the KV cache: bf16, fp16, fp8 or fp32. If this is not set, an engine that selects fp8 for
-    the format of the weights (servesim/versions) uses fp8."""
+    """Format of the KV cache: bf16, fp16, fp8 or fp32. If this is not set, engines that default to fp8 for the
+    given weight format (servesim/versions) use fp8."""
     tp: Annotated[int, COMMON] = Field(default=1, ge=1, le=1024)
     """Tensor parallelism: GPUs per pipeline stage."""
     dp: int = Field(default=1, ge=1, le=1024, json_schema_extra=FOR_FEATURE)
-    """Data-parallel ranks of a replica. Each rank has its own scheduler and KV memory on tp GPUs. Experts are spread
-    over the GPUs of all ranks, so every step lasts as long as that of the slowest rank."""
+    """Number of data-parallel ranks per replica. Each rank has its own scheduler and KV memory on tp GPUs. Experts
+    are spread over the GPUs of all ranks, so every step takes as long as the step of the slowest rank."""
     ep: int | None = Field(default=None, ge=1, le=4096)
-    """Number of the tp x dp GPUs over which whole experts are distributed. Experts are split by width over the rest.
-    None means all GPUs with engine.enable_expert_parallel, else 1."""
+    """Number of GPUs, out of tp x dp, over which whole experts are distributed. Each expert is split by width over
+    tp x dp / ep GPUs. None means all GPUs with engine.enable_expert_parallel, and 1 otherwise."""
     pp: int = Field(default=1, ge=1, le=1024)
-    """Pipeline parallelism: stages of a replica. One step per stage is in flight, and steps are planned
+    """Pipeline parallelism: number of stages per replica. One step per stage is in flight, and steps are planned
     synchronously."""
     replicas: int = Field(default=1, ge=1, le=4096)
-    """Number of replicas behind the router."""
+    """Number of replicas behind the router (replicas are servers; replicates are runs)."""
     preset: Annotated[str | None, COMMON] = None
     """Serving system that sets the defaults of policies and settings. One of vllm, vllm-v0, sglang, orca,
     fastertransformer, tgi, tensorrt-llm, llama.cpp, exllamav2, mlx, hf-generate."""
@@ -130,7 +131,7 @@ class _Scenario(Section):
     """Scheduler: `name`, `name:key=value,...` or `file.py:Class`."""
     kv: Settings = Field(default={"name": "prefix-hash"})
     """KV allocator, in the same syntax as the scheduler. The default has prefix caching, as in vLLM; `paged` is the
-    same allocator without it. For a model with sliding windows, these two become `hybrid` and `hybrid-paged`, as in
+    same allocator without it. For models with sliding windows, `hybrid` and `hybrid-paged` replace these two, as in
     vLLM."""
     router: Settings = Field(default={"name": "round-robin"})
     """Router, in the same syntax as the scheduler."""
@@ -142,24 +143,24 @@ class _Scenario(Section):
     speculation: Settings = Field(default={"name": "none"})
     """Speculative decoding method, such as `eagle3:k=3`, `ngram` or `draft-model:model=...`."""
     acceptance: Settings | None = None
-    """Acceptance of draft tokens, such as `positions:marginal=0.73/0.52/0.36`. It is part of the workload. None means
-    the assumption of the method, with a note."""
+    """Acceptance of draft tokens, such as `positions:marginal=0.73/0.52/0.36`. Acceptance is part of the workload. None
+    uses the rates that the method assumes, and a note lists them."""
     engine: EngineSettings = EngineSettings()
     slo: Annotated[dict[str, float], COMMON] = Field(default={})
-    """Latency limits in ms or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`. A request is good if it meets all
-    of them. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies independently of the others."""
+    """Latency limits in ms or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`. A request is good if it meets
+    all limits. With percentiles (`ttft:p99<1s,tpot:p99<50ms`), each limit applies independently of the others."""
     slo_percentiles: dict[str, float] = Field(default={})
     """Percentiles of the limits in `slo`, as set by `ttft:p99<1s`. Each applies independently of the others."""
     slo_classes: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
-    """Limits for single classes (the `class` labels of the trace), such as `gold: ttft:300` in YAML. Other classes use
-    the limits of `slo`. With a percentile (`gold: ttft:p99<300ms`), each limit applies to the requests of the class
-    independently of the others."""
+    """Limits for individual classes (the `class` labels of the trace), such as `gold: ttft:300` in YAML. Other
+    classes use the limits of `slo`. With a percentile (`gold: ttft:p99<300ms`), each limit applies to the requests
+    of the class independently of the others."""
     slo_class_percentiles: dict[str, dict[str, float]] = Field(default={}, json_schema_extra=FOR_FEATURE)
     """Percentiles of the limits in `slo_classes`, as set by `gold: ttft:p99<300ms`. Each applies independently of the
     others."""
     mode: Literal["fast", "reference"] = "fast"
-    """Simulation mode. `reference` simulates every step individually. It is slow and gives the same result as `fast`,
-    to the nanosecond."""
+    """Simulation mode. `reference` simulates every step individually. This mode is slow and gives the same result as
+    `fast`, to the nanosecond."""
     stream: bool = False
     """Process the trace in chunks, for traces larger than memory. Request records go only to the result directory,
     there is no report, and latency percentiles are accurate to 0.1 %."""
@@ -172,8 +173,8 @@ class _Scenario(Section):
     kernel_tables: str | None = None
     """Kernel tables to use instead of the default ones: a folder of tables measured on this GPU, or the name of other
     shipped tables (`h100-trtllm`: GEMMs and attention of TensorRT-LLM). `roofline` uses only formulas and no
-    tables. `ideal` uses formulas at the full rates of the data sheet, without launches and activations, as in hand
-    calculations."""
+    tables. `ideal` uses formulas at the full rates of the data sheet, and ignores kernel launches and activations,
+    as in hand calculations."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
     """Price per GPU-hour, for any GPU. None means the price in `price`, or the assumed price in the data sheet of the
     GPU."""
@@ -295,7 +296,7 @@ def own_features(value: Any) -> tuple[str, ...]:
         raise UserError(f"features is {shown(value)} but must be a list of path/to/file.py:Class")
     for name in given:
         if ".py:" not in name:
-            raise UserError(f"features: {shown(name)} is not path/to/file.py:Class{_installed(name)}")
+            raise UserError(f"features: {shown(name)} must have the form path/to/file.py:Class{_installed(name)}")
         if sum(name.rpartition(":")[2] == other.rpartition(":")[2] for other in given) > 1:
             raise UserError(f"features: {name.rpartition(':')[2]} appears twice")
     return tuple(given)

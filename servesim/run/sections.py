@@ -28,12 +28,12 @@ class EngineSettings(Section):
     """The engine around the policies, with vLLM's names and defaults."""
 
     version: str | None = None
-    """Version of the preset's engine, such as 0.23.0 (vllm, sglang or tensorrt-llm; vllm without a preset). It
+    """Version of the preset's engine (vllm, sglang or tensorrt-llm; vllm if no preset is set), such as 0.23.0. It
     determines kernels, host terms and the defaults below, as listed in servesim/versions. None means the newest known
     version."""
     async_scheduling: bool = True
-    """Plan a step while the previous one runs, so that two are in flight. Schedulers that do not support this plan
-    synchronously, with a note."""
+    """Plan a step while the previous step runs, so that two steps are in flight. Schedulers without this feature
+    plan synchronously, and the run prints a note."""
     max_model_len: int | Literal["auto"] = "auto"
     """Maximum length of prompt + output in tokens. `auto` is the model's own maximum, or less if the KV memory is
     smaller."""
@@ -42,19 +42,19 @@ class EngineSettings(Section):
     gpu_memory_utilization: float = Field(default=0.92, gt=0, le=1)
     """Fraction of the GPU's memory that the engine may use."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
-    """Number of KV blocks of a replica. None means all that fit."""
+    """Number of KV blocks of a replica. None uses as many blocks as fit in memory."""
     disable_hybrid_kv_cache_manager: bool = False
     """Keep the full KV of layers with sliding windows, as engines without a hybrid KV cache manager do (and vLLM with
     some KV connectors). Otherwise, these layers free the tokens that have left their windows."""
     swap_space_gib: float = Field(default=4.0, ge=0, le=1e6)
-    """Host memory per GPU for swapped-out KV (GiB). Only schedulers that swap use it. The default is that of vLLM
-    V0."""
+    """Host memory per GPU for swapped-out KV (GiB). Only schedulers that swap use it. The default is the same as in
+    vLLM V0."""
     moe_backend: Literal["auto", "triton", "marlin"] = "auto"
     """Kernel of mixture-of-experts layers with 4-bit weights. `auto` is the kernel that the engine is known to
-    use (servesim/versions), else the fastest measured kernel."""
+    use (servesim/versions), or otherwise the fastest measured kernel."""
     attention_backend: Literal["auto", "eager"] = "auto"
-    """Attention implementation. `eager` is unfused: scores and probabilities go through memory. It is priced by
-    formula, and the memory it takes is not counted."""
+    """Attention implementation. `eager` is not fused, so scores and probabilities are written to memory. Its time is
+    computed by formula, and its memory use is not counted."""
     float32_matmul_precision: Literal["highest", "high"] = "highest"
     """Precision of float32 matrix products (vLLM's VLLM_FLOAT32_MATMUL_PRECISION). `high` is TF32 on tensor cores. It
     affects models whose routers the engine keeps in float32."""
@@ -67,26 +67,27 @@ class EngineSettings(Section):
     all2all_backend: Literal[
         "auto", "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
     ] = "auto"
-    """Communication method between tokens and the experts of other data-parallel ranks. `auto` is the default of the
-    engine. `deepep_auto` is low latency if all ranks decode, else high throughput."""
+    """Communication method for sending tokens to experts on other data-parallel ranks. `auto` is the default of the
+    engine. `deepep_auto` uses the low-latency mode if all ranks decode, and the high-throughput mode otherwise."""
     expert_skew: float | None = Field(default=None, ge=0, le=3)
     """Exponent of the power law of expert loads. 0 means equal loads. The most loaded GPU determines the time. None
-    means 1.2, as in the kernel measurements (over more than 8 GPUs, by this law alone)."""
+    means 1.2, as in the kernel measurements. For more than 8 GPUs, only the power law applies."""
     enable_eplb: bool = False
     """Balance experts over GPUs by their loads (EPLB). Each redundant expert is a second copy of the most loaded
-    one."""
+    expert."""
     num_redundant_experts: int = Field(default=0, ge=0, le=4096)
-    """Number of additional expert copies under EPLB. They take memory."""
+    """Number of additional expert copies under EPLB. These copies use GPU memory."""
     api_server_count: int = Field(default=1, ge=0, le=1024)
-    """Number of API server processes of a replica (vLLM's --api-server-count). They tokenize prompts and stream
-    answers. 0 means none, as when a program calls the engine itself (vLLM's LLM class)."""
+    """Number of API server processes of a replica (vLLM's --api-server-count). API servers tokenize prompts and
+    stream answers. 0 means no API server, as when a program calls the engine directly (vLLM's LLM class)."""
     stream_interval: int = Field(default=1, ge=1, le=1 << 20)
     """Tokens per streamed chunk (vLLM's --stream-interval). Fewer chunks mean less work for the API servers."""
     max_queued_requests: int | None = Field(default=None, ge=0)
     """Maximum number of requests waiting on a replica. Further requests are rejected. None means no limit, as in
     vLLM."""
     ignore_memory: bool = False
-    """Ignore memory limits. There is room for everything the trace can request, unless num_gpu_blocks is lower."""
+    """Ignore memory limits. The KV memory has room for everything the trace can request, unless num_gpu_blocks is
+    lower."""
 
 
 class ClientSettings(Section):
@@ -96,20 +97,22 @@ class ClientSettings(Section):
     """Benchmark client whose sending behavior sets the defaults: rate (inf unless given), gaps, turnaround and number
     of requests. Its warm-up requests are not replayed."""
     max_concurrency: int | None = Field(default=None, ge=1)
-    """Closed loop: maximum number of outstanding requests. The others wait outside the server. None means no limit."""
+    """Closed loop: maximum number of outstanding requests. Other requests wait outside the server. None means no
+    limit."""
     turn_ms: float | None = Field(default=None, ge=0, le=1e7)
-    """Mean delay from an answer to the next request of a closed loop, in ms. Delays are drawn from an exponential
-    distribution. None means no delay, so if requests end together, the next ones are sent at the same instant."""
+    """Mean delay between an answer and the next request in a closed loop, in ms. Delays are drawn from an exponential
+    distribution. With None, there is no delay, so clients whose requests end together send their next requests at
+    the same instant."""
     ramp_up_s: float = Field(default=0.0, ge=0, le=1e7)
-    """Seconds over which the clients of a closed loop start, evenly spread."""
+    """Seconds over which the clients of a closed loop start, at equal intervals."""
     burstiness: float | None = Field(default=None, gt=0, le=1e4)
     """Draw arrival times at `rate`, with gaps from a gamma distribution of this shape, like vLLM's --burstiness. 1 is
     Poisson, and smaller values are burstier. None keeps the recorded gaps."""
     batch: bool = False
-    """Send max_concurrency requests together, and the next ones after all have ended. This gives the latency of a
-    single batch."""
+    """Send max_concurrency requests together, and send the next batch after all of them have ended. This gives the
+    latency of a single batch."""
     max_sessions: int | None = Field(default=None, ge=1)
-    """Maximum number of conversations in progress. The next one begins when one ends. None means no limit."""
+    """Maximum number of conversations in progress. The next conversation begins when one ends. None means no limit."""
     timeout_s: float | None = Field(default=None, gt=0, le=1e7)
     """Seconds after which a client gives up if it has not received its last token. None means never."""
     ttft_timeout_s: float | None = Field(default=None, gt=0, le=1e7)
@@ -136,7 +139,7 @@ def parse_rate(value: float | str) -> Rate:
     if not text.endswith("x"):
         return number
     if number == math.inf:
-        raise ValueError("for all at once write inf, without an x")
+        raise ValueError("to send all requests at once, write inf without an x")
     return f"{number!r}x".replace(".0x", "x")
 
 
@@ -168,7 +171,7 @@ def prices_of(given: Any) -> dict[str, float]:
             given = pairs("price", given)
     if not isinstance(given, Mapping):
         raise UserError(
-            f"price {shown(given)} is not valid: write h100=2.2,h200=3.1, or give a YAML or CSV file of prices"
+            f"price {shown(given)} is not valid: write h100=2.2,h200=3.1, or use a YAML or CSV file of prices"
         )
     return {str(name): _usd(str(name), value) for name, value in given.items()}
 

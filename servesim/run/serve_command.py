@@ -11,16 +11,16 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from servesim.contracts.section import Settings
+from servesim.contracts.warn import Warn
 from servesim.errors import UserError, shown
 from servesim.hardware import ModelSpec, model_named
 from servesim.run.container_command import unwrapped
+from servesim.run.flag_meanings import FILES, SIZES, is_switch, resembled, serve_flags, settings_of
 from servesim.run.setting_names import override
 from servesim.untrusted import json_value, read_text, read_yaml
 
@@ -32,25 +32,21 @@ ENGINES = {
     "sglang": "sglang",
 }
 PRESETS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
-SIZES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp"}
-"""Flags for the number of GPUs in each parallel dimension; in tp and ep, SGLang and TensorRT-LLM count the GPUs of all
-ranks."""
-FILES = ("config", "extra-llm-api-options")
 DRAFTS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram", "medusa": "medusa",
           "deepseek_mtp": "mtp"}  # fmt: skip
 """Speculators by vLLM's `method`."""
 _EAGER = (
-    "steps are priced as CUDA graphs; host=pytorch-eager prices the launches of PyTorch's eager mode instead (set from "
-    "one model on one H100, elsewhere good only to an order of magnitude)"
+    "steps are priced as CUDA graphs. host=pytorch-eager prices the launches of PyTorch's eager mode instead. It was "
+    "derived from one model on one H100, and elsewhere it is accurate only to an order of magnitude"
 )
-_KERNELS = "attention is priced by the kernels measured for this engine and GPU, whatever the backend"
+_KERNELS = "attention is priced by the kernels measured for this engine and GPU, regardless of the backend"
 HINTS = {
     "attention-backend": _KERNELS,
     "prefill-attention-backend": _KERNELS,
     "decode-attention-backend": _KERNELS,
     "cuda-graph-max-bs": "decode steps are priced as CUDA graphs at every batch size",
     "enable-torch-compile": (
-        "priced by the kernels measured without it; SGLang compiles only batches of up to torch_compile_max_bs (32)"
+        "priced by the kernels measured without it. SGLang compiles only batches of up to torch_compile_max_bs (32)"
     ),
     "enforce-eager": _EAGER,
     "disable-cuda-graph": _EAGER,
@@ -76,20 +72,11 @@ class Served:
     """Hints on flags that are modeled in part or not at all."""
 
     def notes(self) -> list[str]:
-        """Return notes on the flags that have no effect, are not modeled, or are modeled only in part."""
-        said = (("flags that have no effect here", self.nothing), ("flags that are NOT MODELED", self.unknown))
-        notes = [f"--serve: {what}: {' '.join(flags)}" for what, flags in said if flags]
+        """Return notes on the flags that are not modeled, have no effect, or are modeled only in part."""
+        unknown = f"--serve: flags that are NOT MODELED and have no effect: {', '.join(self.unknown)}"
+        nothing = f"--serve: flags that have no effect here: {', '.join(self.nothing)}"
+        notes = [*([Warn(unknown)] if self.unknown else ()), *([nothing] if self.nothing else ())]
         return notes + [f"--serve: {hint}" for hint in self.hints]
-
-
-@cache
-def serve_flags() -> dict[str, dict[str, Any]]:
-    """Return the settings that flags correspond to, by engine; see serve_flags.yaml."""
-    import yaml
-
-    text = resources.files("servesim.run").joinpath("serve_flags.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return loaded
 
 
 def parsed(command: str) -> tuple[str, str, Flags]:
@@ -98,7 +85,7 @@ def parsed(command: str) -> tuple[str, str, Flags]:
     words = _words(command)
     words = words[len(environment(command)) :]
     engine = ENGINES.get(words[0], words[0]) if words else ""
-    switches = {name for name, meaning in serve_flags().get(engine, {}).items() if _is_switch(meaning)}
+    switches = {name for name, meaning in serve_flags().get(engine, {}).items() if is_switch(meaning)}
     model, flags, rest = "", {}, words[1:]
     while rest:
         word = rest.pop(0)
@@ -133,23 +120,6 @@ def _is_flag(word: str) -> bool:
 
 def _is_boolean(word: str) -> bool:
     return word.lower() in ("true", "false")
-
-
-def _is_switch(meaning: Any) -> bool:
-    return isinstance(meaning, Mapping) and not isinstance(next(iter(meaning.values())), Mapping)
-
-
-def settings_of_flag(meaning: Any, value: str) -> dict[str, Any] | None:
-    """Return the settings, by dotted key, of a flag with this value: empty for a flag without effect, None for a value
-    that is not modeled. `meaning`: see serve_flags.yaml."""
-    if meaning is None:
-        return {}
-    if isinstance(meaning, str):
-        return {meaning: value or "true"}
-    ((key, to),) = meaning.items()
-    if isinstance(to, Mapping):
-        return ({key: to[value]} if to[value] is not None else {}) if value in to else None
-    return {key: to} if value.lower() != "false" else {}
 
 
 def served(command: str) -> Served:
@@ -233,8 +203,9 @@ def _settings(engine: str, name: str, value: str, found: Served) -> dict[str, An
 
 def _known(table: str, name: str, value: str, written: str, found: Served) -> dict[str, Any]:
     """Return the settings of an entry of serve_flags.yaml, and record it as `written` if it has none."""
-    meanings = serve_flags()[table]
-    settings = settings_of_flag(meanings[name], value) if name in meanings else None
+    settings = settings_of(table, name, value)
+    if settings is None and name not in serve_flags()[table] and (close := resembled(table, name)):
+        written += f" (did you mean {'--' if written.startswith('--') else ''}{close}?)"
     if settings is None:
         found.unknown.append(written)
     elif not settings:

@@ -174,8 +174,8 @@ def check_version(scenario: Scenario, engine: EngineFacts) -> None:
     """Raise UserError for vLLM's V1 scheduler in a version whose engine is V0."""
     if scenario.scheduler["name"] == "vllm" and engine.get("v1_engine") is False:
         raise UserError(
-            f"engine.version={engine.version} is vLLM's V0 engine (V1 is the default since 0.8.0), which has another "
-            "scheduler: set scheduler=continuous and kv=paged too, or use preset=vllm-v0 without a version"
+            f"engine.version={engine.version} is vLLM's V0 engine (V1 is the default since 0.8.0), which has a "
+            "different scheduler: set scheduler=continuous and kv=paged too, or use preset=vllm-v0 without a version"
         )
 
 
@@ -192,9 +192,9 @@ def on_ranks(scenario: Scenario, model: ModelSpec) -> Iterator[str]:
         yield f"experts over {experts_over(scenario)} GPUs: the most loaded one has {load:.2f} times the mean load"
     if scenario.dp > 1:
         yield (
-            f"dp={scenario.dp}: `replica` in records is a rank, and KV capacities are for one rank; steps run one at a "
-            "time, because each lasts as long as its slowest rank"
+            f"dp={scenario.dp}: `replica` in records is a rank, and KV capacities are for one rank. Steps run one at "
+            "a time, because each step lasts as long as its slowest rank"
         )
     if scenario.engine.all2all_backend != "auto" and scenario.dp == 1:
         backend = scenario.engine.all2all_backend
-        yield Warn(f"engine.all2all_backend={backend} has no effect with one data-parallel rank; leave it out")
+        yield Warn(f"engine.all2all_backend={backend} has no effect with one data-parallel rank. Remove this setting.")

@@ -238,14 +238,14 @@ def _check_models(pools: list[PoolSetup], trace: Trace) -> None:
     known = {name for pool in pools for name in pool.asked_as}
     for model in sorted({*trace.labels.get("model", ())} - {"", *known}):
         raise UserError(
-            f"trace {trace.name}: a request names model {shown(model)}, which no pool serves{suggest(model, known)}"
+            f"trace {trace.name}: a request asks for model {shown(model)}, which no pool serves{suggest(model, known)}"
         )
     asked = trace.labels.get("model", ())
     if nameless := (len(trace) - len(asked)) + sum(not model for model in asked):
         raise UserError(
-            f"trace {trace.name}: {nameless:,} of {len(trace):,} requests name no model, and pools serve "
-            f"{' and '.join(sorted({pool.deployment.model.name for pool in pools}))}: label every request with "
-            "its model (a column of the trace), because the choice would otherwise be arbitrary"
+            f"trace {trace.name}: {nameless:,} of {len(trace):,} requests do not specify a model, but pools serve "
+            f"{' and '.join(sorted({pool.deployment.model.name for pool in pools}))}. Label every request with its "
+            "model (a column of the trace); otherwise, the choice of the pool would be arbitrary."
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from servesim.contracts.figures import Group, Rows
 from servesim.errors import UserError
 from servesim.metrics.figures import GROUPS, rows_of, unknown_fields
-from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN, limits_of
+from servesim.metrics.request_figures import LATENCY_LABELS, SHOWN, limits_of, limits_text
 from servesim.metrics.slo import SLO_METRICS
 from servesim.metrics.stability import GROWING
 from servesim.metrics.words import amount, number, percent
@@ -38,9 +38,11 @@ def answer(summary: Mapping[str, Any]) -> str:
     if not requests["completed"]:
         return f"None of {requests['arrived']:,} requests was served."
     if stable["unstable"]:
-        return f"UNSTABLE: {GROWING}, so add servers: servesim capacity finds the rate that this deployment carries."
+        return f"UNSTABLE: {GROWING}, so add servers: servesim capacity finds the rate that this deployment sustains."
     goodput, flow = summary["goodput"], summary["throughput"]["request_throughput"]
-    if goodput:
+    if goodput and (asked := summary["scenario"].get("slo_percentiles")) and "slo_classes_ms" not in goodput:
+        said = _each_limit(goodput, asked)
+    elif goodput:
         share = percent(goodput["slo_attainment"])
         said = f"This deployment meets the SLO for {share} of requests ({limits_of(goodput)})"
     else:
@@ -51,6 +53,19 @@ def answer(summary: Mapping[str, Any]) -> str:
     cost = f" and ${price:.3g} per million tokens" if price is not None else ""
     queue = "the queue is stable" if stable["decided"] else "the run is too short to tell whether the queue is stable"
     return f"{said} at {number(flow)} completed requests/s{cost}; {queue}."
+
+
+def _each_limit(goodput: Mapping[str, Any], asked: Mapping[str, float]) -> str:
+    """Return the share of requests within each limit, and whether those with a percentile are met."""
+    shares, limits = goodput["attainment_by_metric"], goodput["slo_ms"]
+    met = all(shares[name] >= percentile / 100 for name, percentile in asked.items())
+    said = [
+        f"{percent(shares[name])} within {limits_text({name: limits[name]})}"
+        + (f" ({asked[name]:g} % asked)" if name in asked else "")
+        for name in SLO_METRICS
+        if name in limits
+    ]
+    return f"This deployment {'meets' if met else 'misses'} the SLO: of all requests, {', '.join(said)},"
 
 
 def as_text(summary: Mapping[str, Any]) -> str:
@@ -98,7 +113,7 @@ def groups_of(features: Sequence[str] = ()) -> tuple[Group, ...]:
         for group in feature.groups():
             if group.section in taken:
                 raise UserError(
-                    f"feature {feature.name}: figures {group.section!r}: the summary already has this section"
+                    f"feature {feature.name}: figures {group.section!r}: the summary already contains this section"
                 )
             taken.add(group.section)
             found.append(group)

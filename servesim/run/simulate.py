@@ -82,11 +82,12 @@ def simulate(
     with ResultWriter.of(out) as writer:
         setup = set_up(asked, given, options)
         if own and setup.stream is not None:
-            raise UserError("metrics: not available in a streamed run, which keeps no requests")
+            raise UserError("metrics: not available in a streamed run, which does not store requests")
         for part in setup.parts if setup.stream is not None else ():
             if is_own(type(part)) and part.wants("columns"):
                 raise UserError(
-                    f"stream: {type(part).__name__} adds columns to requests, but a streamed run keeps no requests"
+                    f"stream: {type(part).__name__} adds columns to requests, but a streamed run does not store "
+                    "requests"
                 )
         if writer is not None and not overwrite:
             writer.check_same(setup.scenario.to_yaml())

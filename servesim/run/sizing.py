@@ -7,6 +7,7 @@ from servesim.errors import UserError
 from servesim.hardware import Gpu, KvGroup, MemoryBudget, ModelSpec, kv_groups, memory_budget
 from servesim.hardware.draft import DraftModel
 from servesim.hardware.kv import state_block_size
+from servesim.hardware.memory import TP_DEGREES, NoRoom
 from servesim.run.presets import facts_of
 from servesim.run.scenario import Scenario
 from servesim.workload.trace_stream import TraceFacts
@@ -22,16 +23,18 @@ def kv_budget(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     draft: DraftModel | None,
+    pool: str | None,
 ) -> tuple[MemoryBudget, int | None]:
     """Return the memory budget of the run, and the number of blocks that fit under gpu_memory_utilization (None if no
-    block fits, or if memory limits are ignored)."""
+    block fits, or if memory limits are ignored). Raise NoRoom, which names the smallest tp that has room, if none
+    fits."""
     engine, facts = scenario.engine, facts_of(scenario.preset, scenario.engine.version, gpu.name)
 
-    def budget(num_blocks: int | None, ignore: bool) -> MemoryBudget:
+    def budget(num_blocks: int | None, ignore: bool, tp: int = scenario.tp) -> MemoryBudget:
         return memory_budget(
             model,
             gpu,
-            scenario.tp,
+            tp,
             pp=scenario.pp,
             dp=scenario.dp,
             redundant_experts=scenario.engine.num_redundant_experts if scenario.engine.enable_eplb else 0,
@@ -52,8 +55,19 @@ def kv_budget(
     if engine.ignore_memory:
         everything = trace.blocks * len(layer_groups(scenario, model, allocator))
         return budget(engine.num_gpu_blocks or everything + 2, True), None
+
+    def has_room(tp: int) -> bool:
+        try:
+            return bool(budget(None, False, tp))
+        except UserError:
+            return False
+
     if engine.num_gpu_blocks is None:
-        fits = budget(None, False)
+        try:
+            fits = budget(None, False)
+        except NoRoom as error:
+            larger = next((tp for tp in TP_DEGREES if tp > scenario.tp and has_room(tp)), None)
+            raise error.at(larger, pool) from None
         return fits, fits.num_blocks
     try:
         fitting = budget(None, False).num_blocks
@@ -122,6 +136,7 @@ def longest_request(scenario: Scenario, model: ModelSpec, room: int) -> int:
         )
     if asked > room:
         raise UserError(
-            f"engine.max_model_len is {asked}, but KV memory holds only {room} tokens (lower it, or give auto)"
+            f"engine.max_model_len is {asked}, but KV memory has room for only {room} tokens (use a lower value, or "
+            "auto)"
         )
     return asked

@@ -44,7 +44,7 @@ class Speculation:
         if scenario.speculation["name"] != "none":
             return cls.resolve(scenario.speculation, scenario.acceptance, scenario.seed, target)
         if scenario.acceptance is not None:
-            raise UserError("acceptance has no effect without speculation (give --speculation, such as eagle3)")
+            raise UserError("acceptance has no effect without speculation (add --speculation, such as eagle3)")
         return None
 
     @classmethod
@@ -72,7 +72,9 @@ class Speculation:
     def check(self, scheduler: type[Scheduler]) -> None:
         """Raise UserError if a scheduler cannot run drafts."""
         if "speculation" not in scheduler.supports:
-            raise UserError(f"scheduler {scheduler.name} cannot verify drafts (choose one that can, such as vllm)")
+            raise UserError(
+                f"scheduler {scheduler.name} cannot verify drafts (choose a scheduler that can, such as vllm)"
+            )
 
     def tune(self, params: Any) -> Any:
         """Return the parameters of a scheduler or an allocator, with room for drafts if the user did not set it."""
@@ -107,9 +109,11 @@ class Speculation:
             rates = "/".join(f"{rate:.2f}" for rate in self.acceptance.rates(self.make().max_drafts))
             yield Warn(
                 f"speculation {self.method}: acceptance rates are assumed ({rates} by position, measured on other "
-                "workloads); set your own with --acceptance"
+                "workloads). Set your own rates with --acceptance."
             )
         if trace.longest_output == 1:
-            yield Warn(f"speculation {self.method} only adds cost: every request has one output token; leave it out")
+            yield Warn(
+                f"speculation {self.method} only adds cost: every request has one output token. Remove this setting."
+            )
         if self.acceptance.rates(1)[0] == 0.0:
-            yield Warn(f"speculation {self.method}: no draft is ever accepted; leave it out")
+            yield Warn(f"speculation {self.method}: no draft is ever accepted. Remove this setting.")

@@ -31,9 +31,9 @@ CHUNK = 1 << 18
 def check_step_requests(scenario: Scenario, writer: ResultWriter | None, jobs: int) -> None:
     """Raise UserError if a run cannot record the requests of its steps."""
     if writer is None:
-        raise UserError("step_requests: written only to a result directory: give one (--out, out=...)")
+        raise UserError("step_requests: written only to a result directory: specify one (--out, out=...)")
     if scenario.stream:
-        raise UserError("step_requests: not available in a streamed run, which keeps no records of steps")
+        raise UserError("step_requests: not available in a streamed run, which does not store steps")
     if jobs > 1:
         raise UserError("step_requests: not available with --jobs: one process must record all steps")
     if scenario.mode != "reference":
@@ -80,7 +80,7 @@ class StepRequests(Part):
             return []
         return [
             Warn(
-                f"step_requests: the limit of {self._rows:,} rows is reached; the last {self.left_out:,} steps are "
-                "missing, so replay fewer requests"
+                f"step_requests: the limit of {self._rows:,} rows is reached, and the last {self.left_out:,} steps "
+                "are missing. Replay fewer requests."
             )
         ]

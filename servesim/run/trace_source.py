@@ -90,7 +90,7 @@ def _redrawn(trace: Trace, scenario: Scenario) -> Trace:
         raise UserError("clients.burstiness cannot be used with conversations: their turns wait for answers")
     gaps = gamma(scenario.seed, "client arrivals", np.arange(len(trace)), cv=burstiness**-0.5)
     arrival = np.rint(np.cumsum(gaps) * MEAN_GAP_NS).astype(np.int64)
-    note = f"arrivals drawn with gaps from a gamma distribution of shape {burstiness:g}"
+    note = f"gaps between arrivals drawn from a gamma distribution with shape {burstiness:g}"
     return replace(trace, arrival_ns=arrival - arrival[0], notes=(*trace.notes, note))
 
 

@@ -51,7 +51,7 @@ def _of(tool: Any, rate: Any, concurrency: Any) -> tuple[dict[str, Any], dict[st
     own: dict[str, Any] = {"turn_ms": TURN_MS}
     if tool == "inferencex":
         if concurrency is None:
-            raise UserError("clients.tool inferencex sends at a fixed concurrency: give clients.max_concurrency")
+            raise UserError("clients.tool inferencex sends at a fixed concurrency: specify clients.max_concurrency")
         return {"rate": "inf", "requests": INFERENCEX_PROMPTS * int(concurrency)}, own
     if tool == "aiperf" and rate is None:
         return {"rate": "inf"}, {**own, "max_concurrency": 1}

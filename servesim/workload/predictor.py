@@ -53,7 +53,7 @@ def parse_predictor(spec: str) -> tuple[str, float]:
     try:
         error = float(params["error"])
     except KeyError:
-        raise UserError("predictor random: give its mean relative error, such as random:error=0.3") from None
+        raise UserError("predictor random: specify the mean relative error, such as random:error=0.3") from None
     except ValueError:
         error = math.nan
     if not 0 <= error <= MOST_ERROR:

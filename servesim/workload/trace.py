@@ -183,8 +183,8 @@ class Trace:
         for name, values in self.labels.items():
             if name not in LABELS or len(values) != n:
                 raise UserError(
-                    f"trace {self.name}: {len(values)} labels {name!r}; there must be {n}, of one of the kinds "
-                    f"{', '.join(LABELS)}"
+                    f"trace {self.name}: there are {len(values)} labels {name!r}, but there must be {n}, of one of the "
+                    f"kinds {', '.join(LABELS)}"
                 )
         if self.after is not None:
             check_after(self.name, self.after, n)
@@ -367,4 +367,6 @@ def check_pauses(name: str, arrival_ns: Ints, after: After) -> None:
         edges = [(source, delay) for source, _, delay, _ in after.edges(row)]
         ready.append(max([arrival, *(delay + (ready[source] if source < row else 0) for source, delay in edges)]))
         if ready[-1] >= latest:
-            raise UserError(f"trace {name}: row {row} waits for over 140 years, longer than a run can be")
+            raise UserError(
+                f"trace {name}: row {row} waits for more than 140 years, which is longer than the longest run"
+            )

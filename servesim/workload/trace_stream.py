@@ -74,8 +74,8 @@ class TraceStream:
 def waits(name: str) -> UserError:
     """Return the error for a trace that cannot be split into chunks."""
     return UserError(
-        f"trace {name}: requests wait for others (conversations or agents), which a streamed run does not support; run "
-        "it without --stream"
+        f"trace {name}: requests wait for others (conversations or agents), which a streamed run does not support. "
+        "Run it without --stream."
     )
 
 
@@ -127,7 +127,7 @@ class TraceFacts:
             if chunk.samples is not None and isinstance(trace, TraceStream):
                 raise UserError(
                     f"trace {trace.name}: requests ask for several samples (n > 1), which a streamed run does not "
-                    "support; run it without --stream"
+                    "support. Run it without --stream."
                 )
             samples = samples or chunk.samples is not None
             digest.add(chunk)

@@ -90,7 +90,7 @@ def drawing(curves: list[Curve]) -> Drawing:
 def alt(curves: list[Curve]) -> str:
     """Return the figure in words."""
     carried = "; ".join(
-        f"{curve.label} carries {curve.carries:.1f} requests/s (95 % interval {curve.low:.1f} to {curve.high:.1f})"
+        f"{curve.label} sustains {curve.carries:.1f} requests/s (95 % interval {curve.low:.1f} to {curve.high:.1f})"
         for curve in curves
     )
     return (

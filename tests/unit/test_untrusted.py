@@ -85,10 +85,10 @@ def test_a_limit_is_raised_by_the_setting_and_a_wrong_setting_is_told(
     assert untrusted.read_json(path)
     for wrong in ("ratio=1.5", "depth=200.1", "rows=nan", "rows=1e30", "rows"):
         monkeypatch.setenv(limits.SETTING, wrong)
-        with pytest.raises(UserError, match="is not NAME=WHOLE NUMBER"):
+        with pytest.raises(UserError, match="must have the form NAME=WHOLE NUMBER"):
             limits.limits()
     monkeypatch.setenv(limits.SETTING, "dept=200")
-    with pytest.raises(UserError, match="is not NAME=WHOLE NUMBER"):
+    with pytest.raises(UserError, match="must have the form NAME=WHOLE NUMBER"):
         limits.limits()
 
 
@@ -155,7 +155,7 @@ def test_content_that_quotes_more_than_there_is_is_refused(tmp_path: Path) -> No
     rows = [{"arrival_ns": 0, "prompt_len": 3, "output_len": 2, "content": [[0, 3]]}]
     rows.append({"arrival_ns": 1, "prompt_len": 6, "output_len": 2, "content": [[0, 3], [-1, 3]]})
     path.write_text(HEAD + "".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="line 3: content quotes 3 tokens of the output of row 0, which has 2"):
+    with pytest.raises(UserError, match="line 3: content quotes 3 tokens of the output of row 0, which has only 2"):
         load_trace(path)
 
 
@@ -336,7 +336,7 @@ def test_standard_input_is_bounded_and_leaves_nothing_behind(tmp_path: Path, mon
     spooled.cache_clear()
     with Path("/dev/zero").open() as endless:
         monkeypatch.setattr("sys.stdin", endless)
-        with pytest.raises(UserError, match=r"bytes of a pipe are more than 5,000,000 .* or name a file"):
+        with pytest.raises(UserError, match=r"bytes of a pipe are more than 5,000,000 .* or specify a file"):
             load_trace("-")
     assert not list(tmp_path.iterdir())
     assert limits.Limits().stdin <= 1 << 30

@@ -70,7 +70,7 @@ def test_what_is_not_answered_is_not_known_to_have_run_so() -> None:
     assert reasons == {
         "GPU 910b": 12,
         "the run's heading and its command name different models or flags": 5,
-        "far fewer requests in flight than clients": 4,
+        "far fewer requests were in flight": 4,
         "glm-4.5-air (bf16, tp 2) on h100": 2,
         "gpt-oss-120b (bf16, tp 1) on a100": 1,
     }

@@ -124,7 +124,8 @@ def _text(table: str) -> str:
     shipped = {p.name.removesuffix(".yaml"): p for p in folder.iterdir() if p.name.endswith(".yaml")}
     if table not in shipped:
         raise UserError(
-            f"acceptance measured: no table {table!r}{suggest(table, shipped)}; the name of a table file must end in "
+            f"acceptance measured: there is no table {table!r}{suggest(table, shipped)}; the name of a table file "
+            "must end in "
             ".yaml"
         )
     return shipped[table].read_text()

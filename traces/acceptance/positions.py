@@ -37,7 +37,7 @@ class PositionsParams:
         if not 0.0 <= self.spread < 1.0:
             raise ValueError(f"spread is {self.spread} but must be at least 0 and below 1")
         if bool(self.marginal) == bool(self.conditional):
-            raise ValueError("give marginal=0.73/0.52/... or conditional=0.73/0.71/...")
+            raise ValueError("specify marginal=0.73/0.52/... or conditional=0.73/0.71/...")
         chances = conditional(self)
         if self.spread:
             spread_out(tuple(chances), self.spread)

@@ -52,7 +52,7 @@ class Recorded(AcceptanceModel):
 
 def _read(path: Path) -> list[list[bool]]:
     if not str(path) or not path.is_file():
-        raise UserError(f"acceptance recorded: no file {str(path)!r} (recorded:path=FILE.jsonl)")
+        raise UserError(f"acceptance recorded: file {str(path)!r} does not exist (recorded:path=FILE.jsonl)")
     rows: dict[int, list[bool]] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         try:

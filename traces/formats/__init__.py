@@ -85,7 +85,7 @@ def detect_format(path: Path) -> str:
     kind = "binary data" if b"\x00" in head else f"beginning {_excerpt(head)}"
     raise UserError(
         f"{path}: unknown trace format ({kind}); each row needs a time, prompt tokens and output tokens, such as CSV "
-        "with timestamp,prompt_tokens,completion_tokens (servesim trace list names all formats)"
+        "with timestamp,prompt_tokens,completion_tokens (servesim trace list shows all formats)"
     )
 
 

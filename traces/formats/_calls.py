@@ -47,7 +47,9 @@ def build(path: Path, calls: Sequence[Call], notes: tuple[str, ...] = ()) -> Tra
     lines = [call.line for call in calls]
     unknown = [call.line for call in calls if call.runs is None]
     if 0 < len(unknown) < len(calls):
-        raise UserError(f"{path}: line {unknown[0]}: content is missing; either all requests must have it or none")
+        raise UserError(
+            f"{path}: line {unknown[0]}: content is missing; all requests must have content, or none of them"
+        )
     present = [name for name in LABELS if any(call.labels.get(name) for call in calls)]
     arrival = np.array([call.at_ns for call in calls], dtype=np.int64)
     start = int(arrival.min()) if arrival.min() > _text.YEAR_NS else 0

@@ -163,11 +163,12 @@ def _unit(values: Sequence[float | int], named: str | None) -> tuple[str, str]:
         # implausible times: centuries, or weeks from the start of a log.
         beyond = epoch is not None and epoch != named and (UNITS[named] > UNITS[epoch] or least * UNITS[named] > 1e15)
         if epoch and (beyond or _hurried(values, named)) and not _hurried(values, epoch):
-            return epoch, f"by their size, although the name says {named}"
+            return epoch, f"by their size, although the name indicates {named}"
         if epoch != named and _hurried(values, named):
             rate = (len(values) - 1) / (most - least) * 1e9 / UNITS[named]
             raise ValueError(
-                f"in {UNIT_NAMES[named]}, as its name says, it gives {rate:,.0f} requests/s; choose with --columns "
+                f"in {UNIT_NAMES[named]}, as its name indicates, it gives {rate:,.0f} requests/s. Choose with "
+                "--columns "
                 f"unit=..., such as unit={_slower(values, named)}"
             )
         return named, "by its name"
@@ -216,8 +217,8 @@ def declared_ns(arrival_ns: Ints) -> tuple[str, str | None, str | None]:
     return (
         "ns",
         None,
-        f"arrival_ns gives {rate:,.0f} requests/s; if it is in microseconds, the rate is {rate / 1000.0:,.3g}/s: "
-        "choose with --columns unit=us or unit=ns",
+        f"arrival_ns gives {rate:,.0f} requests/s. If it is in microseconds, the rate is {rate / 1000.0:,.3g}/s. "
+        "Choose with --columns unit=us or unit=ns",
     )
 
 

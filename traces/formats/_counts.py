@@ -74,8 +74,8 @@ def _hits(table: Table, included: Sequence[str], prompt: Floats) -> list[str]:
         return []
     return [
         f"the server found {found / total:.1%} of prompt tokens in its cache ({shown(hits[0])}), but the log "
-        "does not record the content of prompts, so this run has no prefix hits: define shared tokens with "
-        "--shape share:tokens=N"
+        "does not record the content of prompts, so this run has no prefix hits. Define shared tokens with --shape "
+        "share:tokens=N."
     ]
 
 

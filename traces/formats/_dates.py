@@ -43,8 +43,8 @@ def date_order(path: Path, columns: Mapping[str, Sequence[Any]], lines: Sequence
         return "mdy"  # either order gives the same gaps between requests
     name, row, date = found[0]
     raise UserError(
-        f"{path}: line {lines[row]}: {name} is {shown(date[0])}, which may be month/day or day/month; choose with "
-        "--columns dates=mdy or dates=dmy"
+        f"{path}: line {lines[row]}: {name} is {shown(date[0])}, which may be month/day or day/month. Choose with "
+        "--columns dates=mdy or dates=dmy."
     )
 
 

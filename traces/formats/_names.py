@@ -87,7 +87,9 @@ def _pairs(text: str) -> dict[str, str]:
     for part in re.findall(r"""(?:[^,'"]|'[^']*'|"[^"]*")+""", text):
         role, equals, column = part.partition("=")
         if not equals:
-            raise UserError(f"columns: {shown(part)} is not MEANING=COLUMN, such as arrival='Request Time',prompt=in")
+            raise UserError(
+                f"columns: {shown(part)} must have the form MEANING=COLUMN, such as arrival='Request Time',prompt=in"
+            )
         found[role.strip()] = column.strip().strip("'\"")
     return found
 

@@ -202,7 +202,7 @@ def check_quotes(path: Path, columns: dict[str, Any], lines: Sequence[int], firs
         where = int(np.flatnonzero(known)[long[0]])
         raise UserError(
             f"{path}: line {lines[row[where]]}: content quotes {content.lengths[at[where]]} tokens of the output of "
-            f"row {quoted[where]}, which has {columns['output_len'][quoted[where] - first]}"
+            f"row {quoted[where]}, which has only {columns['output_len'][quoted[where] - first]}"
         )
 
 
@@ -226,7 +226,7 @@ def _lengths(path: Path, cell: Any, line: int) -> list[int]:
         return [_text.whole_number(tokens, 1, _text.MAX_TOKENS) for tokens in lengths]
     except (ValueError, TypeError):
         raise UserError(
-            f"{path}: line {line}: samples is {shown(cell)} but must be [output tokens, ...] (in all rows or none)"
+            f"{path}: line {line}: samples is {shown(cell)} but must be [output tokens, ...] (in all rows or in none)"
         ) from None
 
 
@@ -255,7 +255,9 @@ def _edges(path: Path, cell: Any, line: int) -> list[tuple[int, int, int, int]]:
 def _full(path: Path, name: str, cells: dict[str, list[Any]], lines: list[int]) -> list[Any]:
     for cell, line in zip(cells[name], lines, strict=True):
         if cell is None:
-            raise UserError(f"{path}: line {line}: no {shown(name)}; either all requests must have it or none")
+            raise UserError(
+                f"{path}: line {line}: {shown(name)} is missing; all requests must have it, or none of them"
+            )
     return cells[name]
 
 
@@ -290,7 +292,7 @@ def _runs(path: Path, prompt_len: Ints, cells: list[Any], lines: list[int]) -> C
             row = [(whole(i, -MOST, MOST), whole(n, 1, MOST)) for i, n in runs]
         except (TypeError, ValueError):
             raise UserError(
-                f"{path}: line {line}: content must be [[content id, tokens], ...] (in all rows or none)"
+                f"{path}: line {line}: content must be [[content id, tokens], ...] (in all rows or in none)"
             ) from None
         if sum(n for _, n in row) != prompt or any(n < 1 for _, n in row):
             raise UserError(f"{path}: line {line}: content must add up to prompt_len {prompt}")

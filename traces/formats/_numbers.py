@@ -71,7 +71,7 @@ def _group(table: Table, columns: Sequence[str], whole: Sequence[str]) -> str:
         (comma, i), (point, k) = seen.shows["."], seen.shows[","]
         raise UserError(
             f"{table.path}: numbers have both decimal commas ({comma}, line {table.lines[i]}) and decimal points "
-            f"({point}, line {table.lines[k]}); use one of the two, or choose with --columns decimal=comma or "
+            f"({point}, line {table.lines[k]}); use only one of them, or choose with --columns decimal=comma or "
             "decimal=point"
         )
     if seen.shows:

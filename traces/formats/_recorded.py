@@ -90,7 +90,7 @@ def need(path: Path, number: int, row: Any, *keys: str) -> Any:
         if value is not None:
             return value
     raise UserError(
-        f"{path}: request {number}: no {' or '.join(keys)}; the file may be from another version of the tool"
+        f"{path}: request {number}: no {' or '.join(keys)}; the file may be from a different version of the tool"
     )
 
 

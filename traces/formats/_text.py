@@ -245,8 +245,8 @@ def in_order(
         row = int(backwards[0]) + 1
         if not sort:
             raise UserError(
-                f"{path}: line {lines[row]}: arrives before the request above it; sort the file by time, or use --sort "
-                "(sort=True in Python)"
+                f"{path}: line {lines[row]}: arrives before the request above it. Sort the file by time, or use "
+                "--sort (sort=True in Python)."
             )
         order = np.argsort(arrival, kind="stable")
         notes_so_far = trace_columns.pop("notes", ())

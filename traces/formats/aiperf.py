@@ -55,7 +55,7 @@ def recorded(path: Path) -> Recorded:
             **({"session": session} if several else {}),
         }
 
-    notes = (f"{left:,} warm-up, failed or canceled requests left out",) if left else ()
+    notes = (f"skipped {left:,} warm-up, failed or canceled requests",) if left else ()
     return recorded_of(path, rows, take, notes=notes)
 
 

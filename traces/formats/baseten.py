@@ -74,7 +74,7 @@ def recorded(path: Path) -> Recorded:
         latency("duration_e2e_ms"),
         session=tuple(["" if s is None else str(s) for s in cells(session)]) if session else (),
         runs=_contents(path, lines, prompt.tolist(), cells("total_hashes"), cells("block_size")) if hashed else [],
-        notes=(f"{left:,} requests without output tokens left out",) if left else (),
+        notes=(f"skipped {left:,} requests without output tokens",) if left else (),
     )
 
 

@@ -130,5 +130,5 @@ def _follow(later: _Recorded, earlier: _Recorded, relation: int, timing: str) ->
 def _object(path: Path, line: int, row: dict[str, Any], key: str) -> dict[str, Any]:
     value = row.get(key)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: line {line}: no {key!r} object")
+        raise UserError(f"{path}: line {line}: there is no {key!r} object")
     return value

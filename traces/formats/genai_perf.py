@@ -70,13 +70,13 @@ def recorded(path: Path, columns: str | Mapping[str, Any] | None = None) -> Reco
     notes = [f"output tokens counted as one per response: mean {log.output.mean():.0f}"]
     if told.constant("prompt", ()) is None:
         notes.append(
-            f"{silent:,} of {len(done):,} prompts have no text in the file and are counted as 1 token each; set "
-            "--columns prompt=N"
+            f"{silent:,} of {len(done):,} prompts have no text in the file and are counted as 1 token each. Set "
+            "--columns prompt=N."
             if silent
             else f"prompts counted at {CHARACTERS} characters per token: mean {log.prompt.mean():.0f}"
         )
     if len(rows) > len(done):
-        notes.append(f"{len(rows) - len(done):,} requests without a response left out")
+        notes.append(f"skipped {len(rows) - len(done):,} requests without a response")
     level = optional(experiments[0], "experiment.value") if len(experiments) == 1 else None
     closed = optional(experiments[0], "experiment.mode") == "concurrency" and type(level) is int and level > 0
     return Recorded(**{**vars(log), "notes": tuple(notes), "concurrency": level if closed else None})

@@ -59,7 +59,7 @@ def recorded(path: Path) -> Recorded:
             "e2el_ms": (end - start) / 1e6 if end >= start else None,
         }
 
-    notes = [f"{left:,} errored or incomplete requests left out"] if left else []
+    notes = [f"skipped {left:,} errored or incomplete requests"] if left else []
     if len(runs) > 1:
         notes.append(f"{len(runs)} benchmarks, which ran one after another, at their recorded times")
     return recorded_of(path, rows, take, notes=tuple(notes))

@@ -57,4 +57,4 @@ def recorded(path: Path) -> Recorded:
         }
 
     left = len(document) - len(rows)
-    return recorded_of(path, rows, take, notes=(f"{left:,} failed requests left out",) if left else ())
+    return recorded_of(path, rows, take, notes=(f"skipped {left:,} failed requests",) if left else ())

@@ -21,17 +21,16 @@ from servesim.workload.trace import Ints, Trace
 from ._clock import clock_kind, clock_ns, number
 from ._counts import MISSING, beside_of, counts, is_text, numeric, proposed, tokens
 from ._dates import date_order
-from ._names import UNITS, Columns, of_several, roles, unit_of, words
+from ._names import UNITS, Columns, of_several, roles, unit_of
 from ._numbers import plain_numbers
 from ._recorded import Floats, Recorded, trace_of
+from ._status import is_failed, on_unknown_status
 from ._table import Table, is_table, read_table
 
 NAME = "log"
 ABOUT = "CSV, JSONL, JSON or Parquet with columns of its own names: a time, prompt tokens, output tokens"
 LOOSE = True
 EXAMPLE = "--columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
-FAILED = {"error", "failed", "failure", "timeout", "cancelled", "canceled", "aborted", "false", "incomplete"}
-FINE = {"", "none", "null", "false", "0", "nan", "{}"}
 MOST_NAMED = 6
 """Maximum number of columns listed in a note."""
 MOST_LISTED = 20
@@ -121,8 +120,8 @@ def _check_complete(table: Table, role: dict[str, str], columns: Columns) -> Non
         names = ", ".join(shown(name)[:40] for name in table.names[:MOST_LISTED])
         more = f" and {len(table.names) - MOST_LISTED} more" if len(table.names) > MOST_LISTED else ""
         raise UserError(
-            f"{table.path}: no column for {' or '.join(lacking.values())} found among {names}{more}; name it, such as "
-            f"{proposed(table, role, tuple(lacking))}"
+            f"{table.path}: no column for {' or '.join(lacking.values())} found among {names}{more}; specify it, "
+            f"such as {proposed(table, role, tuple(lacking))}"
         )
 
 
@@ -139,45 +138,35 @@ def _check_single(table: Table, role: dict[str, str]) -> None:
             if several:
                 raise UserError(
                     f"{table.path}: line {line}: {name} is {shown(cell)[:80]}, so each row is the sum of several "
-                    "requests; the log must have one request per row"
+                    "requests. The log must have one request per row."
                 )
 
 
 def _kept(table: Table, role: dict[str, str], prompt: Floats, output: Floats) -> tuple[Ints, list[str]]:
     """Return the rows with an answer, and notes on the other rows."""
     without = np.isnan(prompt) | np.isnan(output) | (output == 0)
-    failed = np.zeros(len(prompt), dtype=np.bool_)
-    for name, test in (("status", _is_failure), ("error", _is_error)):
-        if name in role:
-            success = words(role[name]) == ["success"]
-            failed |= np.array([test(cell) != success for cell in table.column(role[name])], dtype=np.bool_)
+    failed = is_failed(table, role)
     kept = np.flatnonzero(~without & ~failed)
     if not len(kept):
         raise UserError(
             f"{table.path}: none of the {len(prompt)} rows is a completed request with prompt and output tokens "
-            f"({', '.join(shown(role[n]) for n in ('prompt', 'output', 'status') if n in role)}); name the columns: "
-            f"{EXAMPLE}"
+            f"({', '.join(shown(role[n]) for n in ('prompt', 'output', 'status') if n in role)}); specify the "
+            f"columns: {EXAMPLE}"
         )
     if len(bad := np.flatnonzero(prompt[kept] < 1)):
         raise UserError(f"{table.path}: line {table.lines[kept[bad[0]]]}: {role['prompt']} is 0 but must be at least 1")
     notes = []
     if failed.any():
         count, column = int(failed.sum()), shown(role.get("status") or role["error"])
-        said = f"{count:,} failed requests of {len(prompt):,} left out ({column})"
-        many = Warn(f"{said}, so the rate is that of the others; raise it with --rate if the server refused them")
+        said = f"skipped {count:,} of {len(prompt):,} requests because they failed ({column})"
+        many = Warn(
+            f"{said}, so the rate covers only the other requests. Raise it with --rate if the server refused "
+            "the failed requests."
+        )
         notes.append(many if count > MOST_FAILED * len(prompt) else said)
     if rest := int((without & ~failed).sum()):
-        notes.append(f"{rest:,} requests of {len(prompt):,} without prompt or output tokens left out")
-    return kept, notes
-
-
-def _is_failure(cell: Any) -> bool:
-    text = str(cell).strip().lower()
-    return int(text) >= 400 if text.isdecimal() and len(text) == 3 else text in FAILED
-
-
-def _is_error(cell: Any) -> bool:
-    return cell is not None and str(cell).strip().lower() not in FINE
+        notes.append(f"skipped {rest:,} of {len(prompt):,} requests because they have no prompt or output tokens")
+    return kept, notes + on_unknown_status(table, role, kept)
 
 
 def _times(

@@ -149,7 +149,7 @@ def _content(path: Path, prompt_len: Ints, hashes: list[Any], lines: list[int], 
     blocks = -(-prompt_len // size)
     for ids, line, count, length in zip(hashes, lines, blocks.tolist(), prompt_len.tolist(), strict=True):
         if not isinstance(ids, list):
-            raise UserError(f"{path}: line {line}: hash_ids is {shown(ids)} but must be a list in all rows or none")
+            raise UserError(f"{path}: line {line}: hash_ids is {shown(ids)} but must be a list in all rows or in none")
         if len(ids) != count:
             raise UserError(
                 f"{path}: line {line}: {len(ids)} hash_ids for input_length {length} instead of {count} (one per "

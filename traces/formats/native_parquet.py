@@ -238,7 +238,7 @@ def _lists(path: Path, table: Any, names: list[str]) -> tuple[Any, list[Any]]:
     lists = [pa.concat_arrays(table[name].cast(pa.large_list(pa.int64())).chunks) for name in names]
     offsets = np.asarray(lists[0].offsets, dtype=np.int64)
     if not all(np.array_equal(offsets, np.asarray(other.offsets)) for other in lists):
-        raise UserError(f"{path}: lists of {' and '.join(names)} differ in length")
+        raise UserError(f"{path}: lists of {' and '.join(names)} have different lengths")
     values = [column.flatten() for column in lists]
     for name, column in zip(names, values, strict=True):
         if column.null_count:

@@ -61,7 +61,7 @@ def read(path: Path) -> Trace:
     notes = [
         f"drawn independently from histograms of {counted:,} requests: prompts mean {lengths[0].mean():,.0f}, outputs "
         f"mean {lengths[1].mean():,.0f} tokens",
-        "histograms have no rate: requests arrive at random, one per second on average; set a rate with --rate",
+        "histograms have no rate: requests arrive at random, one per second on average. Set a rate with --rate.",
     ]
     return Trace.from_lengths(path.name.split(".")[0], arrival - arrival[0], *mixed, notes=tuple(notes))
 

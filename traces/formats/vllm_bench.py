@@ -60,7 +60,7 @@ def _detailed(path: Path, result: dict[str, Any], notes: list[str]) -> tuple[Int
         )
     kept = [i for i, tokens in enumerate(outs) if tokens != 0]
     if len(kept) < len(outs):
-        notes.append(f"{len(outs) - len(kept)} failed requests without output left out")
+        notes.append(f"skipped {len(outs) - len(kept)} failed requests without output")
     lines = [1] * len(kept)
     prompt, output = (_text.token_counts(path, name, [result[name][i] for i in kept], lines) for name in
                       ("input_lens", "output_lens"))  # fmt: skip

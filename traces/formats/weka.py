@@ -64,7 +64,7 @@ def read(path: Path, *, timing: str = "think", content: str = "outputs", duplica
     if silent:
         notes.append(f"{silent} calls without output counted as having one output token")
     if dropped:
-        notes.append(f"{dropped} duplicate sessions left out")
+        notes.append(f"skipped {dropped} duplicate sessions")
     return _calls.build(path, calls, tuple(notes))
 
 

@@ -91,7 +91,7 @@ def load_preset(spec: str, requests: int | None = None, seed: int = 0) -> Trace:
     if isinstance(fit, ServeGenFit):
         return fit.draw(requests, seed, **_numbers(name, rest))
     if rest:
-        raise UserError(f"preset {name} has no parameters, but {rest.split('=')[0]!r} was given")
+        raise UserError(f"preset {name} has no parameters, but {rest.split('=')[0]!r} was specified")
     return fit.draw(requests, seed)
 
 

@@ -29,7 +29,9 @@ MIN_REQUESTS = 200
 def fit_trace(trace: Trace, block_size: int = 512) -> dict[str, Any]:
     """Return the fitted statistics of a trace as plain JSON values. Content is fitted as a conversation tree."""
     if len(trace) < MIN_REQUESTS or trace.arrival_ns[-1] - trace.arrival_ns[0] < 180 * 10**9:
-        raise UserError(f"trace {trace.name}: a fit needs at least {MIN_REQUESTS} requests over 3 minutes")
+        raise UserError(
+            f"trace {trace.name}: a fit needs at least {MIN_REQUESTS} requests that span at least 3 minutes"
+        )
     fitted: dict[str, Any] = {"arrivals": fit_arrivals(trace.arrival_ns).to_json()}
     if trace.content is None:
         lengths = JointTable.fit(trace.prompt_len, PROMPT_BINS, output=trace.output_len)

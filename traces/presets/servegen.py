@@ -88,7 +88,9 @@ class ServeGenFit:
                 break
         drawn = Arrivals(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         if len(drawn.at) < (1 if requests is None else max(requests, 1)):
-            raise UserError(f"preset {self.name}: there are only {len(drawn.at)} requests in this period (raise scale)")
+            raise UserError(
+                f"preset {self.name}: there are only {len(drawn.at)} requests in this period (increase scale)"
+            )
         drawn = drawn.take(slice(requests))
         note = f"fitted twin of {self.original['file']} ({self.original['citation']}), seed {seed}"
         return Trace.from_lengths(

@@ -106,7 +106,7 @@ def _parse(spec: str, requests: int | None) -> tuple[int, dict[str, Call]]:
         if key not in DEFAULTS:
             raise UserError(f"synth: unknown key {key!r}{suggest(key, DEFAULTS)}")
     if "lengths" in given and ("prompt" in given or "output" in given):
-        raise UserError("synth: lengths=PRESET sets both prompt and output; leave those out")
+        raise UserError("synth: lengths=PRESET sets both prompt and output, so remove these keys")
     calls = {key: Call.parse(key, given.get(key, default)) for key, default in DEFAULTS.items()}
     return n, {key: call for key, call in calls.items() if call.name}
 

@@ -71,7 +71,7 @@ def mmpp(call: Call, rows: Ints, rate: float, seed: int) -> Floats:
     points = np.cumsum(draws.exponential(seed, "arrivals", rows))
     if points[-1] * 1.5 > MOST_CYCLES * rate * (on + off):
         raise UserError(
-            f"synth: arrivals=mmpp: 'on' and 'off' are too short: there would be over {MOST_CYCLES:,} of each"
+            f"synth: arrivals=mmpp: 'on' and 'off' are too short: there would be more than {MOST_CYCLES:,} of each"
         )
     cycles = int(points[-1] / (rate * (on + off)) * 1.5) + 20
     while True:

@@ -55,7 +55,7 @@ def empirical(call: Call, u: Floats) -> Floats:
     """Draw by linear interpolation between equally spaced quantiles, from the minimum to the maximum:
     empirical(10|50|400)."""
     if list(call.args) != ["0"]:
-        raise UserError(f"synth: {call.key}=empirical: write empirical(MIN|...|MAX), quantiles at equal steps")
+        raise UserError(f"synth: {call.key}=empirical: write empirical(MIN|...|MAX), with equally spaced quantiles")
     table = [to_float(f"synth: {call.key}=empirical", v) for v in call.args["0"].split("|")]
     if table != sorted(table):
         raise UserError(f"synth: {call.key}=empirical: quantiles must not decrease")

@@ -114,8 +114,8 @@ def sample_file() -> Path:
     folder = package_folder()
     if folder is None or not (folder / SAMPLE).is_file():
         raise UserError(
-            "no measured cells: aiconfigurator-core 0.12.0 is not installed and no files are given; pip install "
-            '"servesim[silicon]", or name your own table or recordings'
+            "no measured cells: aiconfigurator-core 0.12.0 is not installed and no files are specified; run "
+            'pip install "servesim[silicon]", or specify your own table or recordings'
         )
     return folder / SAMPLE
 

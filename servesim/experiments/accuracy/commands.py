@@ -13,7 +13,8 @@ from typing import Any
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.recording import known_gpu
-from servesim.run.serve_command import SIZES, parsed, serve_flags, settings_of_flag
+from servesim.run.flag_meanings import SIZES, serve_flags, settings_of_flag
+from servesim.run.serve_command import parsed
 
 SERVE, REQUESTS, PROMPTS, ANSWERS = (
     "serve_command",
@@ -108,4 +109,6 @@ def check_loop(cell: Cell) -> None:
         return
     seconds = (cell.e2e_ms or cell.ttft_ms + (cell.osl - 1) * cell.tpot_ms) / 1e3
     if cell.output_rate / cell.osl * seconds < CLOSED * cell.concurrency:
-        raise UserError("far fewer requests in flight than clients: they were sent at a rate that is not stated")
+        raise UserError(
+            "far fewer requests were in flight than there were clients, so they were sent at an unstated rate"
+        )

@@ -29,7 +29,7 @@ RULES = {
         "duplicates: every label (the version may be missing) and both times equal those of another cell, which is kept"
     ),
     "two labels": "both times equal those of a cell with different labels to the last digit: one label is wrong",
-    "more GPUs than a box": "one engine, or its experts, spans more GPUs than a box of that GPU has",
+    "more GPUs than a box": "one engine, or its experts, spans more GPUs than one server of that type has",
     "drafts of unknown acceptance": "the label names speculation but no acceptance rate",
     "two measurements": f"TPOTs of cells with the same labels, lengths and concurrency are more than {APART:.0%} "
     "apart: some ran with unstated settings, such as multi-token prediction",

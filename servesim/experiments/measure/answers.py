@@ -108,7 +108,7 @@ class _Stream:
         if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
             return False
         if not line.startswith(b"data:"):
-            raise UserError(f"{self._where}: {excerpt(line.decode('utf-8', 'replace'))} is not an event of a stream")
+            raise UserError(f"{self._where}: {excerpt(line.decode('utf-8', 'replace'))} is not a stream event")
         data = line[5:].strip()
         if data == b"[DONE]":
             return True

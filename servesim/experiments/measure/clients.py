@@ -61,7 +61,7 @@ class Client:
             raise UserError(f"--client {name}: {PROGRAMS[name]} is not on PATH (--client own needs no installation)")
         if key is not None and name == "aiperf":
             raise UserError(
-                "--client aiperf would put the key on a command line that others can read; use --client own"
+                "--client aiperf would put the key on a command line that others can read. Use --client own."
             )
         return cls(name, program, tokenizer, key)
 

@@ -38,7 +38,7 @@ FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "int4": "awq"}
 def refuse(out: Path) -> None:
     """Raise UserError, before the measurement, if its files cannot be written."""
     if not out.name:
-        raise UserError(f'--out "{out}": not the name of a folder')
+        raise UserError(f'--out "{out}": is not a valid folder name')
     if out.exists() or out.is_symlink():
         raise UserError(f"--out {out}: already exists; a measurement must be written to a new folder")
     with writable(out):

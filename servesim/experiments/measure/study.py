@@ -65,14 +65,14 @@ class Plan:
         fits = [p for p in points if max_model_len is None or p.prompt + p.output <= max_model_len]
         notes = [
             (
-                f"{p.name}: left out, because {p.prompt} + {p.output} tokens exceed the server's max_model_len of "
+                f"{p.name}: excluded because {p.prompt} + {p.output} tokens exceed the server's max_model_len of "
                 f"{max_model_len}"
             )
             for p in points
             if p not in fits
         ]
         if not fits:
-            raise UserError(f"no point fits the server's max_model_len of {max_model_len}: give shorter lengths")
+            raise UserError(f"no point fits the server's max_model_len of {max_model_len}: specify shorter lengths")
         return fits, notes
 
 
@@ -142,7 +142,7 @@ async def measure(
                     on_run(runs[-1], total)
     except TimeoutError:
         raise UserError(
-            f"{address}: the measurement did not finish within {plan.minutes:g} minutes (raise --minutes)"
+            f"{address}: the measurement did not finish within {plan.minutes:g} minutes (increase --minutes)"
         ) from None
     return Measurement(runs, facts, [*notes, *_notes(runs)])
 
@@ -177,8 +177,8 @@ def _notes(runs: Sequence[Measured]) -> list[str]:
     short = sum(answer.output_tokens < answer.asked for answer in answers)
     if short:
         notes.append(
-            f"{short} of {len(answers)} answers were shorter than requested (the server ignores ignore_eos); their "
-            "actual lengths are recorded"
+            f"{short} of {len(answers)} answers were shorter than requested, because the server ignores ignore_eos. "
+            "The actual lengths are recorded"
         )
     each = sum(a.output_tokens for a in answers) / sum(a.chunks for a in answers)
     if each > BUNCHED:

@@ -127,7 +127,7 @@ async def connected(
             reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context, limit=MOST_HEAD)
             yield reader, writer, where
     except TimeoutError:
-        raise UserError(f"{where}: did not finish within {timeout_s:g} s (raise --timeout)") from None
+        raise UserError(f"{where}: did not finish within {timeout_s:g} s (increase --timeout)") from None
     except asyncio.IncompleteReadError:
         raise UserError(f"{where}: the response was cut off") from None
     except ConnectionRefusedError:

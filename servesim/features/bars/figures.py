@@ -55,9 +55,9 @@ BAR = or_null(an_object(mean=NUMBER, low=NUMBER, high=NUMBER, coverage=or_null(a
 
 def _bar(metric: str) -> Figure:
     doc = (
-        f"the simulated `mean` of `{metric}` in ms; `low` and `high`, the range that contains a share `level` of "
-        "measured servers like this one; and `coverage`, the `value` of that share on held-out cells with its 95 % "
-        "interval"
+        "`mean` is the simulated mean in ms. `low` and `high` are the ends of the range that contains the fraction "
+        "`level` of measured servers like this one. `coverage` contains the `value` of this share on held-out cells "
+        "and its 95 % interval"
     )
     return Figure(metric, doc, itemgetter(metric), "ms", BAR)
 
@@ -68,24 +68,27 @@ INTERVALS = Group(
     (
         *map(_bar, ("ttft", "tpot", "e2el")),
         Figure("level", "share of measured servers within the error bars", itemgetter("level"), "share", SHARE),
-        Figure("kind", "aspects of the run not covered by measurements; `null` if there are no error bars",
+        Figure("kind", "aspects of the run that the measurements do not cover. `null` if there are no error bars",
                itemgetter("kind"), schema=TEXT_OR_NULL),
         Figure("laboratory",
-               "`own` if the host terms were fitted to this server (`servesim calibrate host`), else `unseen`; `null` "
-               "if there are no error bars", itemgetter("laboratory"), schema=TEXT_OR_NULL),
+               "`own` if the host terms were fitted to this server (`servesim calibrate host`), and `unseen` "
+               "otherwise. "
+               "`null` if there are no error bars", itemgetter("laboratory"), schema=TEXT_OR_NULL),
         Figure("says", "the same aspects in words, or the reason why there are no error bars", itemgetter("says"),
                schema=TEXT),
         Figure("farthest",
-               "the largest error for a laboratory that was left out of the fit, in words; empty if there is none",
+               "description of the largest error for a laboratory that was excluded from the fit. Empty if there is "
+               "none",
                itemgetter("farthest"), schema=TEXT),
-        Figure("fitted", "`date` of the fit, and the numbers of measured `cells` and `deployments` in it",
+        Figure("fitted", "`date` of the fit, and the numbers of measured `cells` and `deployments` that it used",
                itemgetter("fitted"), schema=an_object(date=TEXT, cells=COUNT, deployments=COUNT)),
         Figure("propagated",
-               "`value`, `low` and `high` of p99, goodput, throughput and price, from `runs` additional "
-               "runs (`--propagate`); `says` states that these intervals are not validated, or why there are none",
+               "`value`, `low` and `high` for p99, goodput, throughput and price, computed from `runs` additional "
+               "runs (`--propagate`). `says` states that these intervals are not validated, or explains why there "
+               "are none",
                lambda bars: bars.get("propagated"), schema=an_object(says=TEXT, runs=COUNT), optional=True),
     ),
-    doc="Error bars of means ([intervals.md](intervals.md)).",
+    doc="Error bars for means ([intervals.md](intervals.md)).",
     rows=_rows,
     after=("goodput", "throughput"),
 )  # fmt: skip

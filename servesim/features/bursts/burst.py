@@ -63,7 +63,7 @@ def burst_text(found: Mapping[str, Any]) -> str:
 def _what_came_of_it(found: Mapping[str, Any]) -> str:
     begun = f"burst at {found['at_s']:g} s, {found['for_s']:g} s long: {found['requests']:,} requests arrived"
     if not found["waited"]:
-        return f"{begun}, and none waited longer than earlier ones"
+        return f"{begun}, and none of them waited longer than earlier requests"
     first, last = found["rows"]
     recovery = found["recovery_s"]
     over = (

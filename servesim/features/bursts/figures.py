@@ -21,26 +21,28 @@ BURSTS = Group(
         _of("at_s", "time at which the burst begins", "s", NUMBER),
         _of("for_s", "duration of the burst", "s", NUMBER),
         _of("times", "rate during the burst as a multiple of the usual rate", schema=NUMBER),
-        _of("requests", "requests that arrived during the burst"),
-        _of("most_waiting", "largest number of requests waiting at once after the burst began"),
-        _of("most_waiting_before", "largest number of requests waiting at once before the burst"),
+        _of("requests", "number of requests that arrived during the burst"),
+        _of("most_waiting", "largest number of requests that waited at the same time after the burst began"),
+        _of("most_waiting_before", "largest number of requests that waited at the same time before the burst"),
         _of("recovery_s", (
-            "time from the end of the burst until the queue is no longer than its maximum before the burst: 0 if "
-            "immediately, `null` if not within the run"
+            "time from the end of the burst until the queue is no longer than its maximum before the burst. 0 if the "
+            "queue recovers immediately, `null` if it does not recover within the run"
         ), "s", FIGURE),
         _of("waited", (
-            "requests that arrived between the start of the burst and the recovery and waited longer than any request "
-            "before the burst"
+            "number of requests that arrived between the start of the burst and the recovery, and that waited longer "
+            "than any "
+            "request before the burst"
         )),
-        _of("rows", "first and last row of those requests", schema=or_null(a_list(COUNT))),
-        _of("longest_wait_ms", "longest wait of those requests; 0 if there are none", "ms", NUMBER),
-        _of("longest_wait_before_ms", "longest wait of a request before the burst", "ms", NUMBER),
+        _of("rows", "first and last row of these requests", schema=or_null(a_list(COUNT))),
+        _of("longest_wait_ms", "longest time that one of these requests waited, or 0 if there are none", "ms", NUMBER),
+        _of("longest_wait_before_ms", "longest time that a request waited before the burst", "ms", NUMBER),
         Figure("held",
                "result of `--burst-replicas`: the number of `replicas` that would have absorbed the burst (`null` if "
-               "even the maximum tried would not), the `share` of its requests that are then served well, and the "
-               "number of `runs` that the search took", lambda one: one.get("held"), schema=HELD, optional=True),
+               "even the maximum tried would not have), the `share` of the burst's requests that this number serves "
+               "well, and the number of `runs` that the search took", lambda one: one.get("held"), schema=HELD,
+               optional=True),
     ),
-    doc="Figures of each burst that `--shape burst:...` adds.",
+    doc="Figures for each burst that `--shape burst:...` adds.",
     rows=(),
     many=a_list,
 )  # fmt: skip

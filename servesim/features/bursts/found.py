@@ -30,8 +30,8 @@ def bursts_of(scenario: Scenario, table: Mapping[str, Any]) -> tuple[list[dict[s
             by = f"shape {moved[0]}" if moved else "rate" if scenario.rate is not None else "clients.max_concurrency"
             notes.append(
                 Warn(
-                    f"shape {text}: {by} moves requests in time, so the effect of the burst is not reported; leave one "
-                    "of them out"
+                    f"shape {text}: {by} moves requests in time, so the effect of the burst is not reported. Remove "
+                    "one of them"
                 )
             )
         else:

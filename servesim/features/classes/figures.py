@@ -18,7 +18,7 @@ from servesim.metrics.slo import SLO_METRICS
 from servesim.run.label_groups import MOST_APART, LabelSums, group_name
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, a_map, an_object
 
-TOGETHER = f". The {MOST_APART} with the most requests are listed, and all others are combined as `(N others)`"
+TOGETHER = f". Only the {MOST_APART} with the most requests are listed. All others are combined as `(N others)`"
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ OF_CLASS = Group(
     "classes",
     "class",
     (
-        _total("arrived", "number of its requests that arrived"),
-        _total("completed", "number of its requests that completed"),
-        Figure("output_throughput", "output tokens of its completed requests divided by `duration_s`",
+        _total("arrived", "number of requests that arrived"),
+        _total("completed", "number of requests that completed"),
+        Figure("output_throughput", "output tokens of completed requests divided by `duration_s`",
                lambda some: per(some.part.total("output_tokens"), some.seconds), "tokens/s"),
-        Figure("latency_ms", "latencies of its requests", _latencies, "ms",
+        Figure("latency_ms", "latencies of the requests", _latencies, "ms",
                an_object(**dict.fromkeys(SLO_METRICS, DISTRIBUTION))),
-        Figure("goodput", "goodput of its requests within their own limits; `null` without limits",
+        Figure("goodput", "goodput within the limits that apply to these requests. `null` without limits",
                lambda some: some.good, schema=GOODPUT.schema()),
     ),
 )  # fmt: skip
@@ -75,7 +75,7 @@ OF_TENANT = Group(
         *OF_CLASS.figures,
         Figure(
             "service",
-            "share of the requested tokens that were served; an output token counts as two tokens",
+            "share of the requested tokens that were served. An output token counts as two tokens",
             lambda some: per(some.service.given, some.service.given + some.service.refused),
             "share",
         ),
@@ -122,8 +122,8 @@ CLASSES = Group(
     "classes",
     (
         Figure("classes", f"figures of each class, by name{TOGETHER}", lambda c: c.each, inside=OF_CLASS),
-        Figure("good_requests", "completed requests within every limit of their class", lambda c: c.good, schema=COUNT),
-        Figure("request_goodput",
+        Figure("good_requests", "completed requests that meet every limit of their class", lambda c: c.good,
+        schema=COUNT), Figure("request_goodput",
                "good requests divided by `duration_s`", lambda c: per(c.good, c.seconds), "requests/s"),
         Figure("slo_attainment",
                "good requests divided by all requests that arrived",

@@ -40,8 +40,8 @@ class DataParallelFeature(Feature):
             return settings | {"router": {"name": name}}
         if "view_lag" not in features.names():
             raise UserError(
-                "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag; install it, or name a "
-                "router"
+                "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag. Install this feature, or "
+                "choose a router."
             )
         cluster = settings.get("cluster") or {}
         aged = {"report_every_s": COUNTS_EVERY_S} | dict(cluster) if isinstance(cluster, Mapping) else cluster

@@ -18,9 +18,9 @@ class FailureSettings(Section):
     """Failures, and the response to them."""
 
     failures: list[str] = Field(default=[])
-    """Failures, with times in seconds. `crash:replica=0,at=10,restart=60` stops a replica; its cache is cold after the
-    restart, and without `restart` it stays down. `slow:replica=1,at=5,until=60,factor=3` makes a straggler; its GPU
-    time is multiplied by the factor."""
+    """Failures, with times in seconds. `crash:replica=0,at=10,restart=60` stops a replica. Its cache is cold after
+    the restart. Without `restart`, the replica stays down. `slow:replica=1,at=5,until=60,factor=3` slows a replica
+    down: its GPU time is multiplied by the factor."""
     detection_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds until the router detects a crash. Requests that it sends to the replica in the meantime fail
     immediately."""

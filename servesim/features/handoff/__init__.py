@@ -18,11 +18,11 @@ class HandoffSettings(Section):
 
     pd: str | None = None
     """Prefill and decode on different replicas. `2x1:1x4` means 2 prefill replicas of 1 GPU and 1 decode replica of 4
-    GPUs, with otherwise equal settings. It is shorthand for two pools. In `capacity`, a number of GPUs means every
-    split of them, plus deployments of all of them without a split."""
+    GPUs, with otherwise equal settings. It is shorthand for two pools. In `capacity`, a number of GPUs stands for
+    every way to split these GPUs, and for deployments without a split."""
     handoff: PolicySettings | None = None
-    """KV transfer from prefill pools to decode pools, such as `vllm-nixl:link=rdma-400,http_ms=1`. None means the
-    default of the preset of the decode pool."""
+    """KV transfer from prefill pools to decode pools, such as `vllm-nixl:link=rdma-400,http_ms=1`. None uses the
+    default for the preset of the decode pool."""
 
 
 APART = "on different replicas"

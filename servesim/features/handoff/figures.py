@@ -127,16 +127,17 @@ DISAGGREGATION = Group(
     (
         Figure("protocol", "protocol that moves KV from prefill to decode", lambda p: p.handoff.name, schema=TEXT),
         Figure("stages_ms",
-               "time that completed requests spent in each stage: the prefill queue, prefill, the handover (the proxy, "
-               "and the wait for memory on the decode side), the wire, the first step on that side, and decode",
+               "time that completed requests spent in each stage: the prefill queue, prefill, the handover (the "
+               "proxy and the wait for memory on the decode side), the wire, the first step on the decode side, and "
+               "decode",
                lambda p: p.stages_ms, "ms", an_object(**dict.fromkeys(STAGES, DISTRIBUTION))),
         Figure("transfers", "number of requests whose KV was sent", lambda p: len(p.sent), schema=COUNT),
         Figure("gigabytes", "size of all KV sent, in GB", lambda p: float(p.sent.sum()) / 1e9, "GB", NUMBER),
-        Figure("gb_s", "GB of KV sent per second of the duration",
+        Figure("gb_s", "GB of KV sent, divided by the duration",
                lambda p: per(float(p.sent.sum()) / 1e9, p.duration_ns / SECOND), "GB/s"),
-        Figure("wire_busy_share", "share of the duration during which KV was on the wire", lambda p: p.busy_share,
+        Figure("wire_busy_share", "share of the duration in which KV was on the wire", lambda p: p.busy_share,
                "share"),
     ),
-    doc="Present if separate pools compute prompts and answers.",
+    doc="Present if separate pools run prefill and decode.",
     rows=_rows,
 )  # fmt: skip

@@ -57,7 +57,7 @@ def with_pd(settings: Mapping[str, Any]) -> Settings:
     if found is None:
         raise UserError(f"pd is {shown(text)} but must be REPLICASxTP:REPLICASxTP (prefill:decode), as in 2x1:1x4")
     if settings.get("pools"):
-        raise UserError("pd and pools are both given: remove one (pd is short for two pools)")
+        raise UserError("pd and pools are both specified: remove one (pd is short for two pools)")
     prefill, prefill_tp, decode, decode_tp = map(int, found.groups())
     pools = [
         {"name": "prefill", "role": "prefill", "replicas": prefill, "tp": prefill_tp},
@@ -74,7 +74,7 @@ def handoff_of(
     roles: set[Role] = {pool.pool.role for pool in pools}
     if roles == {"both"}:
         if settings:
-            raise UserError("handoff is given, but no pool has the role prefill or decode")
+            raise UserError("handoff is specified, but no pool has the role prefill or decode")
         return None
     for role in ("prefill", "decode"):
         if role not in roles:
@@ -105,7 +105,7 @@ def said_of(params: LinkParams) -> str:
     why = "as given" if params.gb_s is not None else kind.source
     return (
         f"KV goes from prefill to decode replicas at {gb_s:g} GB/s per GPU after {start_us:g} us ({params.link}: "
-        f"{why}); the time through the proxy (handoff.http_ms, or handshake_ms) is an assumption"
+        f"{why}). The time spent in the proxy (handoff.http_ms or handshake_ms) is an assumption"
     )
 
 

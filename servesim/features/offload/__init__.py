@@ -21,9 +21,9 @@ class OffloadSettings(Section):
     """Memory beyond the GPU."""
 
     offload: Settings | None = None
-    """Memory beyond the GPU in which each replica keeps KV. `vllm:cpu=64GiB` (or `cpu=64GiB`) is vLLM's offloading
+    """Memory outside the GPU in which each replica keeps KV. `vllm:cpu=64GiB` (or `cpu=64GiB`) is vLLM's offloading
     connector, with eviction_policy=lru or arc, block_size_factor and gb_s. `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` is
-    LMCache, also with remote and remote_gb_s. `hicache:ratio=2` is SGLang's. None, or `none`, means no such memory."""
+    LMCache, also with remote and remote_gb_s. `hicache:ratio=2` is SGLang's. None (or `none`) disables offloading."""
 
     @field_validator("offload", mode="before")
     @classmethod

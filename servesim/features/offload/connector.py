@@ -154,4 +154,4 @@ class Offload(Connector):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant is broken."""
-        assert len(self.memory) <= self.memory.num_blocks, "more blocks than host memory can hold"
+        assert len(self.memory) <= self.memory.num_blocks, "more blocks than fit in host memory"

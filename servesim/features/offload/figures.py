@@ -99,19 +99,20 @@ OFFLOAD = Group(
     (
         Figure("hit_rate", "prompt tokens of admitted requests found on the GPU and in each tier, divided by "
                "`queried_tokens`", _hit_rate, "share", a_map(FIGURE)),
-        Figure("loaded_tokens", "tokens loaded, including those for preempted requests",
+        Figure("loaded_tokens", "number of tokens loaded, including tokens for preempted requests",
                lambda m: sum(m.tiers.values()) + m.sum("again_tokens"), schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
-        Figure("capacity_tokens", "tokens that host memory can hold",
+        Figure("capacity_tokens", "number of tokens that fit in host memory",
                lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for _, one in m.found), schema=COUNT),
         Figure("peak_share", "largest share of a replica's host memory in use at any time",
                lambda m: max(host.most / host.memory.num_blocks for host in m.hosts), "share", SHARE),
-        Figure("dropped_blocks", "blocks dropped to make room", lambda m: m.sum("dropped_blocks"), schema=COUNT),
-        Figure("refused_stores", "stores refused for lack of room", lambda m: m.sum("refused"), schema=COUNT),
-        Figure("deferred", "number of times a request waited for blocks that were being loaded for another request",
+        Figure("dropped_blocks", "number of blocks dropped to make room", lambda m: m.sum("dropped_blocks"),
+        schema=COUNT), Figure("refused_stores", "number of stores refused because there was no room", lambda m:
+        m.sum("refused"), schema=COUNT), Figure("deferred", "number of times a request waited for blocks that were "
+            "being loaded for another request",
                lambda m: m.sum("deferred"), schema=COUNT),
         Figure("load_ms",
-               "time from the request for a load to its completion; for LMCache, the time that a load adds to a step",
+               "time from the request for a load to its completion. For LMCache, the time that a load adds to a step",
                lambda m: describe(np.array([ns for each in m.counts for ns in each.load_ns], dtype=np.int64), MS),
                "ms", DISTRIBUTION),
         Figure("load_busy_share", "share of the time during which the link to host memory was loading",
@@ -121,10 +122,10 @@ OFFLOAD = Group(
         Figure("stalled_s", "time that steps waited for copies of the KV of preempted requests, or for chunks that "
                "they load and store", lambda m: sum(core.stalled_ns for core, _ in m.found) / SECOND, "s", NUMBER,
                "lower", "difference"),
-        Figure("tiers", "for each disk or remote store: its peak usage, and the busy shares of the link to it", _slower,
+        Figure("tiers", "the peak usage of each disk or remote store, and the busy shares of its link", _slower,
                schema=a_map(TIER), optional=True),
     ),
-    doc="Present if KV is kept beyond the GPUs (`offload`, [offload.md](offload.md)). All figures cover all replicas.",
+    doc="Present if KV is kept outside the GPUs (`offload`, [offload.md](offload.md)). All figures cover all replicas.",
     rows=_rows,
     after=("prefix cache",),
 )  # fmt: skip

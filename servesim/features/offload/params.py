@@ -50,7 +50,7 @@ class HostParams:
         if self.gb_s == 0:
             raise ValueError("gb_s is 0 but must be above 0")
         if self.cpu == "" and self.needs_cpu:
-            raise ValueError("cpu is missing: give the amount of host memory, such as cpu=64GiB")
+            raise ValueError("cpu is missing: specify the amount of host memory, such as cpu=64GiB")
         self.bytes_of("cpu")
 
     def bytes_of(self, tier: str) -> int:
@@ -109,7 +109,7 @@ class LMCacheParams(HostParams):
         for tier in ("disk", "remote"):
             rate = getattr(self, f"{tier}_gb_s")
             if (self.bytes_of(tier) > 0) != (rate is not None):
-                raise ValueError(f"{tier} and {tier}_gb_s must be given together (size and bandwidth)")
+                raise ValueError(f"{tier} and {tier}_gb_s must be specified together (size and bandwidth)")
             if rate is not None and rate <= 0:
                 raise ValueError(f"{tier}_gb_s is {rate} but must be above 0")
 

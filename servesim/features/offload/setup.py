@@ -135,7 +135,7 @@ def check_policies(scheduler: type[Scheduler], kv: type[KVAllocator], params: Ho
     if kv.grouped:
         raise UserError(
             f"offload: kv {kv.name} keeps separate tables for sliding windows, whose offload is not modeled "
-            "(engine.disable_hybrid_kv_cache_manager=true keeps all KV of such layers)"
+            "(engine.disable_hybrid_kv_cache_manager=true keeps all KV of these layers)"
         )
     if not params.needs <= scheduler.supports:
         can = params.of_engine

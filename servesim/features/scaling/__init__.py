@@ -20,10 +20,10 @@ class ScalingSettings(Section):
     """The autoscaler of a pool, and the start-up time of its replicas."""
 
     scaler: PolicySettings | None = None
-    """Autoscaler of the replicas: hpa, keda, dynamo-planner, llm-d-wva or `file.py:Class`. It takes parameters like any
-    policy: `keda:target=4,min=1,max=8`. The initial number is `replicas`. None keeps that number fixed."""
+    """Autoscaler for the replicas: hpa, keda, dynamo-planner, llm-d-wva or `file.py:Class`. It takes parameters like
+    any policy: `keda:target=4,min=1,max=8`. `replicas` is the initial number. None keeps this number fixed."""
     start: dict[str, float] = Field(default={})
-    """Components of the start-up time of a replica: node_s, pull_s, weights_gb_s (GB/s), compile_s, graphs_s,
+    """Components of a replica's startup time: node_s, pull_s, weights_gb_s (GB/s), compile_s, graphs_s,
     warm_up_s."""
 
     @field_validator("start", mode="before")

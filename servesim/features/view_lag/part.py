@@ -39,7 +39,7 @@ class Reported:
 
     @property
     def pool(self) -> str:
-        """The name of its pool."""
+        """The name of the replica's pool."""
         return self._replica.pool
 
     @property

@@ -116,7 +116,7 @@ def test_an_interrupted_measurement_keeps_whole_answers_and_goes_on_from_there(t
     with pytest.raises(UserError, match="another max_tokens"):
         record(tmp_path / "out", prompts(tmp_path), 7, "stub", Stub, lambda *_: None)
     (tmp_path / "out" / SETTINGS).write_text("{")
-    with pytest.raises(UserError, match="give another --out"):
+    with pytest.raises(UserError, match="choose another --out"):
         record(*common, Stub, lambda *_: None)
 
 

@@ -100,7 +100,7 @@ def test_a_request_that_lost_tokens_is_no_log(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="request 0 only 2 of 3 tokens"):
         incomplete.check()
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(UserError, match="holds other files but no engine log"):
+    with pytest.raises(UserError, match="contains other files but no engine log"):
         log().write(tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_the_command_logs_fits_host_terms_on_a_profile_and_validate_takes_it(
     assert "llama-3.1-8b on 1 x h200, vllm 0.26.0" in " ".join(capfd.readouterr().out.split())
     monkeypatch.setattr("sys.argv", [*command.split(), "--kernel-tables", str(tmp_path), "--out", str(out)])
     assert cli._guarded() == 2  # before the engine starts
-    assert "holds no profile" in capfd.readouterr().err
+    assert "contains no profile" in capfd.readouterr().err
 
 
 def test_vllm_gets_the_arguments_of_an_offline_machine(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_folder_of_another_device_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "p" / "points.jsonl").read_text() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(UserError, match="holds other files but no profile"):
+    with pytest.raises(UserError, match="contains other files but no profile"):
         run(tmp_path / "mine")
 
 

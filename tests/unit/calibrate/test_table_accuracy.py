@@ -118,9 +118,9 @@ def test_tables_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
     linear(tmp_path, [1, 2])
     with pytest.raises(UserError, match=r"h10 is neither a folder nor the name of shipped tables \(did you mean"):
         open_tables("h10")
-    with pytest.raises(UserError, match="do not name the GPU that was measured: give --gpu"):
+    with pytest.raises(UserError, match="do not specify the measured GPU: add --gpu"):
         open_tables(str(tmp_path))
-    with pytest.raises(UserError, match="is a file: give its folder"):
+    with pytest.raises(UserError, match="is a file: specify its folder"):
         open_tables(str(tmp_path / "gemm.parquet"))
     with pytest.raises(UserError, match="unknown GPU 'h10'"):
         open_tables(str(tmp_path), "h10")

@@ -112,7 +112,7 @@ def test_the_page_of_shipped_tables_says_that_nothing_was_repeated() -> None:
 def test_tables_of_an_unknown_gpu_need_its_name(tmp_path: Path) -> None:
     gemm(tmp_path / "x", [10.0])
     write_table(tmp_path / "x" / "gemm.parquet", {"op": ["norm"], "dtype": ["bf16"], "time_us": [3.0], "m": [1]}, {})
-    with pytest.raises(UserError, match="give --gpu"):
+    with pytest.raises(UserError, match="add --gpu"):
         quality(tmp_path / "x")
-    with pytest.raises(UserError, match="holds no kernel tables"):
+    with pytest.raises(UserError, match="contains no kernel tables"):
         quality(tmp_path)

@@ -194,7 +194,7 @@ def test_one_right_passes(tmp_path: Path) -> None:
         (CONNECTOR, "    def __init__(self, size): pass", "settings: no test world fits Mine: Mine() needs argument"),
         (FEATURE, "    def build(self, setup): return 1 / 0", "contract: Mine: build raises ZeroDivisionError"),
         (FEATURE, "    def refuses(self, scenario): return {'failure': 'no'}", "settings: Mine: refuses() names an "),
-        (FEATURE, "    def groups(self): return ()", "settings: Mine: section 'mine' of the summary is in no group of"),
+        (FEATURE, "    def groups(self): return ()", "settings: Mine: no group of its figures declares section 'mine'"),
         (FEATURE, "    def rows(self, summary): return []", "settings: Mine: rows is never called: declare its f"),
         (FEATURE, "    def groups(self): return [1]", "contract: Mine: groups returns [1], not a tuple of Groups"),
         (FEATURE, "    def groups(self): return (Group('mine', 'mine', ()),)", "settings: Mine: figure mine.sent is"),
@@ -250,7 +250,7 @@ def test_a_feature_that_is_off_changes_nothing_and_is_noted(tmp_path: Path) -> N
     off = "\n    def build(self, setup): return None\n"
     report = report_of(tmp_path, FEATURE, off)
     assert not report.failures
-    assert report.notes == ["Mine is off in every test world: give it settings (:KEY=VALUE), or define in_world"]
+    assert report.notes == ["Mine is disabled in every test world: add settings (:KEY=VALUE), or define in_world"]
     changing = off + "    def complete(self, settings): return settings | {'seed': 7}\n"
     assert "contract: Mine is off and changes a run" in only(report_of(tmp_path, FEATURE, changing))
 

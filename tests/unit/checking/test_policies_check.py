@@ -114,11 +114,11 @@ SCHEDULERS = {
         ),
     ),
     "async is claimed, and steps wait for tokens": (
-        r'settings: Mine: supports says "async", but in \d+ worlds no step was planned while one was in flight',
+        r'settings: Mine: supports contains "async", but in \d+ worlds no step was planned while one was in flight',
         "    supports = {'async'}\n",
     ),
     "async is claimed, and fails": (
-        r'settings: supports says "async", but planned ahead: .*not known yet \(mine.py line ',
+        r'settings: supports contains "async", but planned ahead: .*not known yet \(mine.py line ',
         "    supports = {'async'}\n"
         + method(
             "plan(self, ctx)",

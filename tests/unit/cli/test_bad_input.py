@@ -61,7 +61,7 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*SHAPE, "window:start=-inf"], "start is -inf"),
         ([*COMPARE, "--margin", "nan"], "margin is nan"),
         ([*COMPARE, "--margin", "-1"], "margin is -1"),
-        (["capacity", *SWEEP[1:], "--slo", "ttft:500", "--rate", "inf"], "no deployment can carry an infinite rate"),
+        (["capacity", *SWEEP[1:], "--slo", "ttft:500", "--rate", "inf"], "no deployment can sustain an infinite rate"),
         ([*PROFILE, "--budget-s", "nan"], "--budget-s is nan"),
         ([*RUN, "--set", "gpu.flops.bf16=1e-300"], "gpu.flops.bf16 is '1e-300' but must be at least 1e+06 per second"),
         ([*RUN, "--set", "gpu.bandwidth=9"], "gpu.bandwidth is '9' but must be at least 1e+06 per second"),
@@ -70,33 +70,33 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*PROFILE, "--max-drift", "inf"], "--max-drift is inf"),
     ],
     "nothing stands twice": [
-        ([*RUN, "--scheduler", "vllm:max_num_seqs=4,max_num_seqs=8"], "max_num_seqs is given twice"),
-        ([*RUN, "--shape", "thin:keep=0.5,keep=0.4"], "keep is given twice"),
-        ([*SWEEP, "--rate", "2,2.0"], "is given twice"),
-        ([*SWEEP, "--metrics", "ttft_p99,ttft_p99"], "ttft_p99 is given twice"),
-        ([*INSPECT, "synth:prompt=lognormal(p50=5,p50=6,p95=9)"], "p50 is given twice"),
+        ([*RUN, "--scheduler", "vllm:max_num_seqs=4,max_num_seqs=8"], "max_num_seqs is specified twice"),
+        ([*RUN, "--shape", "thin:keep=0.5,keep=0.4"], "keep is specified twice"),
+        ([*SWEEP, "--rate", "2,2.0"], "is specified twice"),
+        ([*SWEEP, "--metrics", "ttft_p99,ttft_p99"], "ttft_p99 is specified twice"),
+        ([*INSPECT, "synth:prompt=lognormal(p50=5,p50=6,p95=9)"], "p50 is specified twice"),
         ([*INSPECT, "synth:prompt=lognormal(5,p50=6,p95=9)"], "given both by position and by name"),
-        ([*ROOFLINE, "--batch", "1,1"], "1 is given twice"),
-        (["size", "llama-3.1-8b", "--tp", "2,2"], "2 is given twice"),
+        ([*ROOFLINE, "--batch", "1,1"], "1 is specified twice"),
+        (["size", "llama-3.1-8b", "--tp", "2,2"], "2 is specified twice"),
     ],
     "no value is empty": [
         ([*SWEEP, "--rate", "2,,"], "rate: '2,,' has a comma with no value next to it"),
-        ([*SWEEP, "--rate", ","], "rate: give a value"),
+        ([*SWEEP, "--rate", ","], "rate: specify a value"),
         ([*SWEEP, "--scheduler", "vllm,"], "scheduler: 'vllm,' has a comma"),
         ([*SWEEP, "--metrics", "ttft_p99,"], "metrics: 'ttft_p99,' has a comma"),
-        ([*SWEEP, "--best-by", ""], "metrics: give a value"),
+        ([*SWEEP, "--best-by", ""], "metrics: specify a value"),
         ([*COMPARE, "--rank-by", ""], "unknown metric ''"),
         ([*RUN, "--scheduler", "vllm:max_num_seqs=4,"], "has a comma with no value next to it"),
         ([*RUN, "--slo", "ttft:500,,tpot:50"], "slo: 'ttft:500,,tpot:50' has a comma"),
         ([*RUN, "--slo", ""], "slo is '': must not be empty"),
         (["run", "--trace", "", *SMALL], "trace is '': must not be empty"),
         ([*RUN, "--kernel-tables", ""], "kernel_tables is '': must not be empty"),
-        ([*INSPECT, ""], "no trace is given"),
+        ([*INSPECT, ""], "no trace is specified"),
         ([*INSPECT, "synth:rate=2,"], "synth: 'rate=2,' has a comma"),
         ([*INSPECT, "synth:prompt=lognormal(512,,3)"], "has a comma"),
         ([*ROOFLINE, "--batch", "1,,2"], "--batch: '1,,2' has a comma"),
         (["size", "llama-3.1-8b", "--gpu", "h100,,h200"], "--gpu: 'h100,,h200' has a comma"),
-        (["size", ""], "no model is given"),
+        (["size", ""], "no model is specified"),
         (["policies", ""], "unknown policy ''"),
         (["reproduce", ""], "unknown experiment ''"),
     ],
@@ -109,7 +109,7 @@ CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*INSPECT, "synth:arrivals=gamma(cv=1e-300)"], "must be from 0.001 to 1000"),
         (
             [*INSPECT, "synth:arrivals=mmpp(ratio=2,on=1e-9,off=1e-9)"],
-            "'on' and 'off' are too short: there would be over 10,000,000 of each",
+            "'on' and 'off' are too short: there would be more than 10,000,000 of each",
         ),
         ([*INSPECT, "synth:prefix=shared(groups=1e30,length=3)"], "at most 10,000,000 groups"),
         ([*INSPECT, "synth:turns=chat(turns=5,think=1e300)"], "'think' must be from 0 to 10,000,000 s"),
@@ -185,7 +185,7 @@ def test_commas_in_brackets_belong_to_the_part() -> None:
 def test_pairs_are_split_at_the_first_equals_sign() -> None:
     assert pairs("x", "a=1, b = p=q,c=") == {"a": "1", "b": "p=q", "c": ""}
     assert pairs("x", "") == {}
-    for text, told in (("a", "'a' is not key=value"), ("a=1,a=2", "a is given twice")):
+    for text, told in (("a", "'a' must have the form key=value"), ("a=1,a=2", "a is specified twice")):
         with pytest.raises(UserError, match=told):
             pairs("x", text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 import servesim
 from servesim.cli.app import main
+from servesim.errors import UserError
 from servesim.reports import report as page
-from servesim.run.provenance import as_written
+from servesim.run.provenance import as_written, refuse_older
 
 SETTINGS = {"trace": "synth:rate=5,prompt=20,output=4", "requests": 3, "model": "llama-3.2-1b", "gpu": "h200"}
 
@@ -41,6 +43,29 @@ def test_a_figure_that_was_changed_is_one_line(
     assert ended(monkeypatch, "report", str(folder)) == 2
     told = capsys.readouterr().err.splitlines()
     assert (len(told), told[0].startswith(f"error: {folder}: damaged result: ")) == (1, True)
+
+
+def test_a_part_that_an_older_version_did_not_write_is_not_called_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["warnings"]
+    summary["provenance"]["versions"]["servesim"] = "0.0.9"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert ended(monkeypatch, "report", str(folder)) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"error: {folder}: stored by an older version, servesim 0.0.9, ")
+    assert "damaged" not in told
+
+
+@pytest.mark.parametrize(("stored", "older"), [("0.0.9", True), ("0.0.10", True), ("99.1", False), ("x", False)])
+def test_versions_are_compared_as_numbers(stored: str, older: bool, folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["provenance"]["versions"]["servesim"] = stored
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match="older version") if older else nullcontext():
+        refuse_older(folder, ["warnings"])
+    refuse_older(folder, [])
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, ValueError, ZeroDivisionError, RuntimeError])

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from servesim.cli import app as cli
+from servesim.cli.known import all_settings
+from servesim.cli.other_names import all_flags
 from servesim.cli.parts import all_parts, shapes, synth_keys
 from servesim.traces.shape import STEPS
 from servesim.traces.synth import DEFAULTS
@@ -109,7 +111,7 @@ def test_whole_words_are_listed_before_parts_of_words(call: Call) -> None:
         ("sarahti", 'error: no setting has sarahti (did you mean "sarathi"?)'),
         ("max_num_sequs", 'error: no setting has max_num_sequs (did you mean "max_num_seqs"?)'),
         ("scheduler sarahti", 'error: no setting has sarahti (did you mean "sarathi"?)'),
-        ("sarathi mooncake", "error: no setting has sarathi and mooncake together"),
+        ("sarathi mooncake", "error: no setting contains all of these words: sarathi, mooncake"),
         ("xylophone", "error: no setting has xylophone; `servesim settings` lists all"),
     ],
 )
@@ -123,3 +125,47 @@ def test_a_word_that_nothing_has_is_refused_and_no_word_lists_settings_alone(cal
     assert "no setting has xylophone" in errors
     parts = {one["key"] for one in all_parts()}
     assert not parts & {one["key"] for one in json.loads(call("settings --json")[1])["settings"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "option", "said"),
+    [
+        ("replicates", "option replicates", "--replicates of compare, sweep, capacity, worth", "seeds"),
+        ("attainment", "option attainment", "--attainment of capacity, worth", "every SLO"),
+        ("--best-by", "option best-by", "--best-by of sweep", "best"),
+        ("tensor-parallel-size", "flag tensor-parallel-size", "--tp", "vLLM and SGLang"),
+        ("tensor parallel size", "flag tensor-parallel-size", "--tp", "vLLM and SGLang"),
+        ("mem_fraction_static", "flag mem-fraction-static", "--engine.gpu-memory-utilization", "SGLang"),
+        ("--disable-radix-cache", "flag disable-radix-cache", "--kv paged", "SGLang"),
+        ("kv-cache-dtype", "flag kv-cache-dtype", "--kv-dtype", "fp8_e5m2 is fp8"),
+        ("speculative-config", "flag speculative-config", "--speculation", "vLLM"),
+        ("VLLM_USE_V1", "flag VLLM_USE_V1", "--engine", "0 is vllm-v0"),
+        ("enable-dp-attention", "flag enable-dp-attention", "--dp", "SGLang"),
+        ("ep-size", "flag ep-size", "--ep", "SGLang and TensorRT-LLM"),
+        ("enforce-eager", "flag enforce-eager", "no setting", "priced as CUDA graphs"),
+        ("served-model-name", "flag served-model-name", "no setting", "no effect in the simulation"),
+    ],
+)
+def test_options_of_experiments_and_flags_of_engines_are_found(
+    call: Call, words: str, key: str, option: str, said: str
+) -> None:
+    found = {one["key"]: one for one in json.loads(call(f"settings --json -- {words}")[1])["settings"]}
+    assert found[key]["option"] == option
+    assert said in found[key]["doc"]
+
+
+def test_a_flag_of_an_engine_does_not_repeat_the_setting_of_its_name(call: Call) -> None:
+    assert "flag " not in call("settings max-num-seqs")[1]
+    assert "flag " not in call("settings block size")[1]
+
+
+def test_every_flag_of_an_engine_is_explained() -> None:
+    settings = {one["option"] for one in all_settings()}
+    for one in all_flags():
+        assert one["option"] == "no setting" or one["option"].split(" ")[0] in settings, one["key"]
+        assert one["doc"]
+
+
+def test_replicas_and_replicates_name_each_other(call: Call) -> None:
+    assert "replicates are runs" in call("settings replicas")[1]
+    assert "replicas are servers" in call("settings replicates")[1]

@@ -74,7 +74,7 @@ def test_a_scenario_comes_through_a_pipe(call: Call, tmp_path: Path, command: st
 
 def test_a_pipe_that_runs_would_have_to_read_again_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="is a pipe, which cannot be read more than once"):
+    with pytest.raises(UserError, match="is a pipe, which can be read only once"):
         digest_of(tmp_path / "pipe")
 
 

@@ -145,7 +145,7 @@ def test_a_result_of_another_scenario_is_kept(call: Cli, tmp_path: Path) -> None
     before = (tmp_path / "r" / "summary.json").read_bytes()
     code, _, err = call(*RUN, "--rate", "3", *out)
     assert code == 2
-    assert "holds the result of another scenario (--overwrite replaces it)" in err
+    assert "contains the result of a different scenario (--overwrite replaces it)" in err
     assert (tmp_path / "r" / "summary.json").read_bytes() == before
     assert call(*RUN, "--rate", "3", *out, "--overwrite")[0] == 0
     assert (tmp_path / "r" / "summary.json").read_bytes() != before
@@ -164,11 +164,13 @@ def test_an_experiment_over_another_one_needs_a_word_and_a_resumed_one_none(tmp_
     servesim.sweep(**given, **sizes, dtype="fp8")
     servesim.sweep(**given, **{"engine.block_size": [16, 32, 64]}, dtype="fp8")
     servesim.sweep(**given, **sizes, dtype="fp8", seed=1)  # nothing that both say differs
-    with pytest.raises(UserError, match=r"holds another experiment \(dtype is 'fp8' in it; --overwrite replaces it\)"):
+    with pytest.raises(
+        UserError, match=r"contains a different experiment \(dtype is 'fp8' there; --overwrite replaces it\)"
+    ):
         servesim.sweep(**given, **sizes, dtype="bf16")
     servesim.sweep(**given, **sizes, dtype="bf16", overwrite=True)
     pair = {**given, "scheduler": ["vllm", "sarathi"], "replicates": 2}
-    with pytest.raises(UserError, match="holds another kind of experiment"):
+    with pytest.raises(UserError, match="contains a different kind of experiment"):
         servesim.compare(**pair)
     servesim.compare(**pair, overwrite=True)
     assert not (tmp_path / "s" / "sweep.json").exists()

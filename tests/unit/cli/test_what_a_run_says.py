@@ -78,7 +78,7 @@ def test_every_warning_and_note_of_a_run_is_on_its_page(several: Path, tmp_path:
 
 def test_a_setting_without_effect_is_a_warning_and_a_source_is_a_note(several: Path) -> None:
     summary = json.loads((several / "summary.json").read_text())
-    assert any("has no effect with one replica; add --replicas" in one for one in summary["warnings"])
+    assert any("has no effect with one replica. Add --replicas." in one for one in summary["warnings"])
     assert any(one.startswith("fitted twin of") for one in summary["notes"])
     assert not set(summary["warnings"]) & set(summary["notes"])
 
@@ -118,6 +118,27 @@ def test_the_answer_of_a_run_says_its_limits_price_and_queue(several: Path) -> N
     assert answer(summary) == (
         "This deployment meets the SLO for 90.0 % of requests (ttft <= 500 ms, tpot <= 50 ms) at 4.00 completed "
         "requests/s and $0.25 per million tokens; the queue is stable."
+    )
+
+
+def test_the_answer_holds_each_limit_with_a_percentile_against_its_own_share(several: Path) -> None:
+    """The joint share, which no such limit asks for, is not in it."""
+    summary = json.loads((several / "summary.json").read_text())
+    summary["goodput"] |= {"slo_attainment": 0.5, "attainment_by_metric": {"ttft": 0.995, "tpot": 0.6}}
+    summary["scenario"]["slo_percentiles"] = {"ttft": 99.0, "tpot": 50.0}
+    assert answer(summary).startswith(
+        "This deployment meets the SLO: of all requests, 99.5 % within ttft <= 500 ms (99 % asked), 60.0 % within tpot "
+        "<= 50 ms (50 % asked), at "
+    )
+    summary["goodput"]["attainment_by_metric"]["tpot"] = 0.49
+    assert answer(summary).startswith(
+        "This deployment misses the SLO: of all requests, 99.5 % within ttft <= 500 ms (99 % "
+    )
+    assert ", 49.0 % within tpot <= 50 ms (50 % asked), at " in answer(summary)
+    summary["scenario"]["slo_percentiles"] = {"ttft": 99.0}
+    assert (
+        "meets the SLO: of all requests, 99.5 % within ttft <= 500 ms (99 % asked), 49.0 % within tpot <= 50 ms, at "
+        in (answer(summary))
     )
 
 
@@ -168,10 +189,10 @@ def at(rate: float, stability: str, meets: bool | None = None, status: str = "ok
         ([at(5, "stable", True), at(20, "undecided", True), at(40, "unstable", False)],
          "The queue is stable up to 5 requests/s and the SLO is met up to 20 requests/s."),
         ([at(5, "stable"), at(20, "stable"), at(40, "unstable")], "The queue is stable up to 20 requests/s."),
-        ([at(5, "undecided")], "The runs are too short to tell which rates are carried."),
+        ([at(5, "undecided")], "The runs are too short to tell which rates are sustainable."),
         ([at(5, "unstable", True)], "No combination is stable, so none is the best."),
         ([at(5, "stable", status="failed")], "All combinations failed."),
-        ([at(5, "stable") | {"axes": {}}], "No combination has a value by which it could be the best."),
+        ([at(5, "stable") | {"axes": {}}], "No combination has a value for this metric, so none is the best."),
     ],
 )  # fmt: skip
 def test_a_sweep_of_rates_alone_says_which_are_carried(variants: list[dict[str, Any]], said: str) -> None:

@@ -14,7 +14,7 @@ from servesim.errors import UserError
 
 REGISTRIES = (schedulers, kv_allocators, routers, speculators, acceptance_models, scalers)
 BELOW_ZERO = {
-    ("sglang", "chunked_prefill_size"): "to leave prompts whole",
+    ("sglang", "chunked_prefill_size"): "to disable chunking",
     ("sglang", "priority_scheduling_preemption_threshold"): "a difference of priorities",
 }
 """Parameters for which -1 means something."""

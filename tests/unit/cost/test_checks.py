@@ -34,7 +34,7 @@ def gemms(path: Path, times: list[float], m: list[int] | None = None) -> KernelT
         ([10.0, -1.0, 10.0], r"gemm.parquet: row 2: time_us is -1 but must be a number above 0"),
         ([10.0, 10.0, float("nan")], r"row 3: time_us is nan"),
         ([0.0], r"row 1: time_us is 0"),
-        ([0.012, 0.010, 0.011], r"row 2: time_us is 0\.01: no kernel is that fast \(are the times milliseconds\?\)"),
+        ([0.012, 0.010, 0.011], r"row 2: time_us is 0\.01: no kernel is that fast \(are the times in milliseconds\?\)"),
     ],
 )
 def test_times_that_are_none_are_refused_with_file_and_row(times: list[float], what: str, tmp_path: Path) -> None:
@@ -43,9 +43,13 @@ def test_times_that_are_none_are_refused_with_file_and_row(times: list[float], w
 
 
 def test_times_wrong_by_a_thousand_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"row 1: 1e\+18 FLOP/s is beyond any GPU \(are the times milliseconds"):
+    with pytest.raises(
+        UserError,
+        match=r"row 1: 1e\+18 FLOP/s exceeds the peak of any GPU \(are the times in "
+        "milliseconds",
+    ):
         gemms(tmp_path, [0.88], [32_768]).rows("gemm", "bf16")
-    with pytest.raises(UserError, match="are the times nanoseconds"):
+    with pytest.raises(UserError, match="are the times in nanoseconds"):
         gemms(tmp_path, [880_000.0], [1]).rows("gemm", "bf16")
 
 

@@ -146,7 +146,10 @@ def test_tables_without_collectives_are_said_to_be_without(tmp_path: Path) -> No
             (tmp_path / path.name).write_bytes(path.read_bytes())
     model, gpu = ModelSpec.load("llama-3.1-8b"), Gpu.load("h100")
     lines = [build_cost_model(model, gpu, tp, tables=tmp_path).suspect for tp in (1, 2)]
-    assert lines == [[], ["no all_reduce of 2 GPUs was measured: priced by formula from the data sheet's link rate"]]
+    assert lines == [
+        [],
+        ["all_reduce over 2 GPUs was not measured, so it is priced by formula from the data sheet's link rate"],
+    ]
     assert build_cost_model(model, gpu, 2).suspect == []
 
 

@@ -102,6 +102,12 @@ def test_bad_terms_are_refused_in_one_line(text: str, message: str, tmp_path: Pa
         HostTerms.load(file)
 
 
+@pytest.mark.parametrize("version", ["0.12", "v0.12.0", "0.12.0.post1", "0.12.0+cu128"])
+def test_terms_do_not_depend_on_how_a_version_is_written(version: str) -> None:
+    assert host_terms(f"vllm {version}", "h100") == host_terms("vllm 0.12.0", "h100")
+    assert host_terms("vllm 0.9", "h100") == host_terms("vllm 0.10", "h100") != host_terms("vllm 0.23", "h100")
+
+
 def test_shipped_terms_are_found_by_engine_version() -> None:
     found = host_terms("vllm 0.23.0", "h100")
     assert found is not None

@@ -249,7 +249,7 @@ def test_leaving_the_tables_is_noted_once_with_the_range_and_never_raises() -> N
         model.price(Batch(1, [(1, context)]))
     found = model.extrapolated({4: 8_000_000})
     assert "up: up to 200,000 rows, measured up to 8,192" in found
-    assert "attention_decode: up to 4 sequences, a number not measured at all or not with these heads" in found
+    assert "attention_decode: up to 4 sequences, a batch size that was not measured with these heads" in found
     assert "attention_prefill: prefill of new tokens over cached ones, up to 2,000,001 tokens attended to" in found
     assert len({note.partition(":")[0] for note in found}) == len(found)
 

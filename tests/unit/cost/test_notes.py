@@ -54,20 +54,22 @@ def test_the_furthest_context_is_that_of_the_steps_taken(tmp_path: Path) -> None
 
 def test_an_all_reduce_no_server_can_be_so_slow_at_is_noted_where_it_is_used() -> None:
     notes = run(gpu="l40s", tp=8)["warnings"]
-    assert any("all_reduce of 8 GPUs runs at 1.8 GB/s at best, 10% of the link of l40s" in note for note in notes)
+    assert any(
+        "all_reduce over 8 GPUs reaches at most 1.8 GB/s, 10% of the link bandwidth of l40s" in note for note in notes
+    )
     assert not any("was probably faulty" in note for note in run(gpu="l40s", tp=2)["warnings"])
 
 
 def test_collectives_of_sound_servers_are_not_suspect() -> None:
     suspect = {gpu: slow_collectives(KernelTables.load(gpu), Gpu.load(gpu)) for gpu in SHIPPED}
     assert {gpu for gpu, lines in suspect.items() if lines} == {"l40s"}
-    assert [line.split(" runs")[0] for line in suspect["l40s"]] == [
-        "all_reduce of 4 GPUs",
-        "all_reduce of 8 GPUs",
-        "all_reduce_nccl of 4 GPUs",
-        "all_reduce_nccl of 8 GPUs",
-        "all_gather of 4 GPUs",
-        "all_gather of 8 GPUs",
+    assert [line.split(" reaches")[0] for line in suspect["l40s"]] == [
+        "all_reduce over 4 GPUs",
+        "all_reduce over 8 GPUs",
+        "all_reduce_nccl over 4 GPUs",
+        "all_reduce_nccl over 8 GPUs",
+        "all_gather over 4 GPUs",
+        "all_gather over 8 GPUs",
     ]
 
 
@@ -80,13 +82,13 @@ def test_the_interval_is_of_what_was_measured_and_says_which_files_state_none(tm
     thinned(tmp_path / "none", 10**6)
     (tmp_path / "none" / "gemm.parquet").replace(tmp_path / "gemm.parquet")
     notes = run(kernel_tables=str(tmp_path), host="none")["notes"]
-    assert any(note.startswith("uncertainty: gemm.parquet have no error from repeated") for note in notes)
+    assert any(note.startswith("uncertainty: gemm.parquet do not include the error of repeated") for note in notes)
 
 
 def test_shipped_tables_state_no_error_and_a_run_says_so_once() -> None:
     summary = run()
     assert summary["uncertainty"] is None
-    said = "uncertainty: the kernel tables have no error"
+    said = "uncertainty: the kernel tables do not include the error"
     assert len([note for note in summary["notes"] if note.startswith(said)]) == 1
     roofline = run(kernel_tables="roofline")
     assert not any(note.startswith(("uncertainty", "extrapolated")) for note in roofline["notes"])

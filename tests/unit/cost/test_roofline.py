@@ -189,11 +189,11 @@ def test_the_command_prints_steps_operators_and_what_does_not_fit() -> None:
     assert re.search(r"decode 1 x 1,024 +1\.0 +memory +41\.1", text)
     assert re.search(r"prefill 100 +99\.\d +memory +41\.\d", text)
     assert re.search(r"attention_decode +7\.\d", text)
-    assert "cannot hold the model" in text
+    assert "the model does not fit on" in text
     document = json.loads(
         shown("--model", "llama-3.1-8b", "--gpu", "l40s", "--batch", "512", "--context", "8192", "--json")
     )
-    assert re.match(r"decode 512 x 8,192: 1 x l40s can hold only \d+ such sequences", document["warnings"][0])
+    assert re.match(r"decode 512 x 8,192: only \d+ sequences of this length fit on 1 x l40s", document["warnings"][0])
     assert [step["label"] for step in document["steps"]] == ["decode 512 x 8,192", "prefill 1,024"]
 
 
@@ -221,15 +221,15 @@ def test_the_recorded_steps_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "give --model and --gpu, or a result directory"),
-        (["--model", "llama-3.1-8b"], "give --model and --gpu, or a result directory"),
+        ([], "specify --model and --gpu, or a result directory"),
+        (["--model", "llama-3.1-8b"], "specify --model and --gpu, or a result directory"),
         (["--model", "llama", "--gpu", "h100"], "unknown model"),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "1,x"], "--batch x: must be whole numbers"),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--prompt", "0"], "--prompt 0: must be whole numbers"),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--context", "-1"], "--context -1: must be whole numbers"),
         (
             ["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "", "--prompt", ""],
-            "no step to show: give --batch or --prompt",
+            "no step to show: specify --batch or --prompt",
         ),
         (["--model", "llama-3.1-8b", "--gpu", "h100", "--tp", "3"], "tp = 3 does not divide"),
         (["--model", "llama-3.1-8b", "--gpu", "m2-ultra", "--dtype", "fp8"], "no fp8 arithmetic"),

@@ -326,7 +326,7 @@ def test_an_unknown_system_or_package_is_named(package: Path, tmp_path: Path) ->
 
 
 def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no kernel tables"):
+    with pytest.raises(UserError, match="contains no kernel tables"):
         KernelTables.load(folder=tmp_path)
 
 

@@ -115,7 +115,7 @@ def test_kernels_of_another_engine_are_shipped_under_a_name() -> None:
     assert own.ns != theirs.ns
     assert own.ns == pytest.approx(theirs.ns, rel=0.2)
     assert sum(theirs.shares[:2]) > 0.8
-    with pytest.raises(UserError, match="h100-nothing holds no kernel tables"):
+    with pytest.raises(UserError, match="h100-nothing contains no kernel tables"):
         cost("llama-3.1-8b", tables="h100-nothing")
 
 

@@ -244,8 +244,8 @@ def test_a_group_gives_way_as_a_whole_and_comes_back_before_anyone_new() -> None
 @pytest.mark.parametrize(
     ("policies", "says"),
     [
-        ({"kv": "contiguous"}, "which kv contiguous does not support"),
-        ({"kv": "hybrid"}, "which kv hybrid does not support"),
+        ({"kv": "contiguous"}, "but kv contiguous does not support"),
+        ({"kv": "hybrid"}, "but kv hybrid does not support"),
     ],
 )
 def test_a_fork_needs_memory_that_can_be_shared(policies: dict[str, str], says: str) -> None:
@@ -267,7 +267,7 @@ def test_who_cannot_serve_several_samples_says_so_at_start_up(policies: dict[str
 
 
 def test_a_streamed_run_says_that_it_does_not_follow_several_samples() -> None:
-    with pytest.raises(UserError, match="run it without --stream"):
+    with pytest.raises(UserError, match="Run it without --stream"):
         simulate(trace="synth:n=2", requests=3, model="llama-3.1-8b", gpu="h200", stream=True)
 
 

@@ -49,7 +49,7 @@ def test_lists_of_python_and_yaml_are_axes_too() -> None:
     [
         ({"schedular": "a,b"}, 'did you mean "scheduler"'),
         ({"engine.blocksize": "1,2"}, 'did you mean "block_size"'),
-        ({"kv": "paged,paged"}, "kv: paged is given twice"),
+        ({"kv": "paged,paged"}, "kv: paged is specified twice"),
         ({"kv": []}, "no value"),
     ],
 )

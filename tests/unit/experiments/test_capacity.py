@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import servesim
 from servesim import UserError
+from servesim.experiments.axes import product
 from servesim.experiments.capacity import capacity
 from servesim.experiments.capacity_answer import never_text
 from servesim.experiments.goals import goals_of, header
@@ -21,6 +22,7 @@ from servesim.experiments.idle import Alone
 from servesim.experiments.limit_search import RateSearch
 from servesim.experiments.objects import Objects
 from servesim.experiments.run_metrics import Run
+from servesim.experiments.smallest_tp import with_smallest_tp
 from servesim.run.replica_search import ReplicaSearch
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import open_scenario
@@ -105,9 +107,34 @@ def test_the_cheapest_deployment_is_the_smallest_that_carries_the_rate_at_the_lo
 
 def test_deployments_that_cannot_be_are_named_and_the_rest_answered() -> None:
     asked = WORKLOAD | {"model": "llama-3.1-70b", "dtype": "fp8", "slo": "ttft:2000"}
-    frame = capacity(**asked, gpu="l40s,h200", replicates=1, tolerance=0.2)
+    frame = capacity(**asked, gpu="l40s,h200", tp=1, replicates=1, tolerance=0.2)
     assert list(frame["verdict"]) == ["failed", "carries"]
     assert "l40s failed" in frame.attrs["document"]["warnings"][0]
+
+
+def test_a_model_too_large_for_one_gpu_gets_the_smallest_tp_that_fits_and_one_line_says_so() -> None:
+    asked = WORKLOAD | {"model": "llama-3.1-70b", "slo": "ttft:2000"}
+    frame = capacity(**asked, gpu="h100", replicates=1, tolerance=0.2)
+    assert frame[["gpus", "verdict"]].to_numpy().tolist() == [[2, "carries"]]
+    assert frame.attrs["document"]["warnings"][0] == (
+        "one GPU has no room for the model, so the smallest tp that fits is used: --tp 2 for llama-3.1-70b on h100; "
+        "give --tp 2,4,8 to compare with more"
+    )
+    assert "(tp=2)" in frame.attrs["document"]["answer"]
+
+
+def test_each_gpu_gets_a_tp_of_its_own_and_a_model_that_fits_none() -> None:
+    named = product({"model": "llama-3.1-70b", "trace": "synth:rate=1"}, {"gpu": "l40s,h200", "dtype": "bf16,fp8"})
+    found, (said,) = with_smallest_tp(named)
+    assert [v.settings.get("tp") for v in found] == [4, 2, 2, None]
+    assert "--tp 4 for l40s / dtype=bf16, --tp 2 for l40s / dtype=fp8, --tp 2 for h200 / dtype=bf16; give " in said
+    assert with_smallest_tp(product({"model": "llama-3.1-405b", "gpu": "l40s"}, {}))[1] == []
+
+
+def test_a_given_tp_that_is_too_small_is_kept_and_the_error_names_the_flag_that_fits() -> None:
+    asked = WORKLOAD | {"model": "llama-3.1-70b", "gpu": "l40s", "replicates": 1}
+    error = capacity(**asked, tp=2)["error"].iloc[0]
+    assert "no KV block fits (try --tp 4, --dtype fp8, --ignore-memory)" in error
 
 
 @pytest.mark.medium
@@ -118,11 +145,11 @@ def test_a_limit_nothing_meets_and_a_trace_that_fills_nothing_are_said() -> None
     assert never.attrs["document"]["points"] == []  # no load is tried that cannot change the answer
     assert "wait longer than 1 ms for their first token on an idle server" in never["reason"].iloc[0]
     assert never.attrs["document"]["answer"].startswith(
-        "Nothing carries any rate; the deployment comes closest, with 0 % at best"
+        "No deployment sustains any rate; the deployment comes closest, with at most 0 %"
     )
     endless = capacity(**WORKLOAD | {"requests": 9, "slo": "ttft:60000"}, gpu="h200", replicates=1)
     assert list(endless["verdict"]) == ["no limit"]
-    assert any("more --requests" in note for note in endless.attrs["document"]["warnings"])
+    assert any("increase --requests" in note for note in endless.attrs["document"]["warnings"])
     nobody = capacity(**WORKLOAD | {"requests": 2}, gpu="h200", replicates=1)
     assert "no request arrives in the steady window" in nobody["error"].iloc[0]
 
@@ -136,10 +163,10 @@ def test_a_gpu_without_tables_is_answered_when_told(told: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"slo": {}}, "give an SLO"),
-        ({"slo.ttft": "40,50"}, "give one SLO"),
-        ({"rate": "1,2"}, "give one rate to find"),
-        ({"rate": 1, "replicas": "1,2"}, "--replicas cannot be given with --rate"),
+        ({"slo": {}}, "specify an SLO"),
+        ({"slo.ttft": "40,50"}, "specify only one SLO"),
+        ({"rate": "1,2"}, "specify one rate to find"),
+        ({"rate": 1, "replicas": "1,2"}, "--replicas cannot be combined with --rate"),
         ({"attainment": 1.5}, "attainment is 1.5"),
         ({"tolerance": 0}, "tolerance is 0"),
         ({"max_replicas": 0}, "max_replicas is 0"),

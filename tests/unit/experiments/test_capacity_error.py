@@ -117,6 +117,17 @@ def test_replicas_are_those_that_carry_the_rate_with_times_stretched(monkeypatch
     assert document["model_error"]["runs"] <= 2 * capacity_error.ROUNDS
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(3, None, "3 or more"), (None, 12, "12 or fewer"), (None, None, "not known"), (3, 12, "3-12"), (4, 4, "4")],
+)
+def test_an_end_that_was_not_found_is_written_in_words(low: int | None, high: int | None, said: str) -> None:
+    bars = {"low": low, "high": high, "says": SAYS}
+    assert gpu_bars({"model_error": bars, "by": "replicas"}) == f" ({said})"
+    if low != high or low is None:
+        assert rate_bars({"model_error": bars, "by": None}) == f" ({said.replace('fewer', 'less')})"
+
+
 def test_without_intervals_nothing_more_is_run() -> None:
     document = capacity(**WORKLOAD, intervals=False).attrs["document"]
     assert document["model_error"] is document["rows"][0]["model_error"] is None
@@ -180,8 +191,8 @@ def test_rows_that_were_not_looked_at_are_counted_and_those_without_bars_named()
     assert error_sentences({"model_error": error, "rows": rows, "worth": []}) == [
         "it holds",
         "r2: no error bars: no such GPU",
-        f"only the {SOUGHT} cheapest deployments have intervals in brackets, the other 2 do not; the Pareto front "
-        "ignores the model's error",
+        f"only the {SOUGHT} cheapest deployments have intervals in brackets, and the other 2 do not. The Pareto "
+        "front ignores the model's error",
         "TTFT p99 and $/M tokens are simulated at the rate shown and change with it",
     ]
     assert error_sentences({"rows": rows}) == []

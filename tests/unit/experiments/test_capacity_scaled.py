@@ -153,7 +153,7 @@ def test_capacity_answers_fixed_or_scaled_in_a_sentence() -> None:
 
 @pytest.mark.feature("scaling")
 def test_the_most_of_an_autoscaler_is_sought_and_not_given() -> None:
-    with pytest.raises(UserError, match="the autoscaler's max cannot be given with --rate"):
+    with pytest.raises(UserError, match="the autoscaler's max cannot be combined with --rate"):
         capacity(**CALM, scaler="hpa:max=3", rate=2)
 
 

@@ -225,7 +225,7 @@ def test_a_measured_run_is_replayed_and_compared_request_by_request(tmp_path: Pa
         ({"metrics": "ttft_p98"}, 'did you mean "ttft_p99"'),
         ({"metrics": "slo_attainment"}, "needs an SLO"),
         ({"warmup": 0.8, "cooldown": 0.4}, "shares of the arrivals"),
-        ({"baseline": "sglang"}, "name one of"),
+        ({"baseline": "sglang"}, "choose from"),
         ({"replicates": 0}, "from 1 to 10,000"),
         ({"interval": "wald"}, "interval is 'wald'"),
         ({"executor": "slurm"}, "local, ray"),
@@ -263,7 +263,7 @@ def test_fewer_than_six_replicates_are_said_to_prove_nothing(count: int, noted: 
     assert (
         f"{count} replicates: a sign-flip test cannot reach p = 0.05 with fewer than 6; add --replicates 6" in notes
     ) == noted
-    assert any(note.startswith("one run of each") for note in notes) == (count == 1)
+    assert any(note.startswith("each variant ran once") for note in notes) == (count == 1)
 
 
 def test_an_answer_names_the_metrics_that_say_the_opposite() -> None:
@@ -285,7 +285,7 @@ def test_an_answer_says_that_the_baseline_alone_is_unstable() -> None:
     rows = [{"variant": name, "metric": "ttft_p99", "verdict": "unstable"} for name in ("b", "c")]
     order = {"order": ["c", "b"], "unstable": ["a"]}
     assert _answer(order, rows, ["", ""], rows, "a", "TTFT p99") == (
-        "The queue of a, the baseline, grows without bound; that of c, b does not."
+        "The queue of the baseline, a, grows without bound, but the queue of c, b does not."
     )
 
 

@@ -24,7 +24,7 @@ def log(tmp_path: Path) -> dict[str, Any]:
 def test_a_comparison_warns_of_what_its_runs_warn_of(log: dict[str, Any]) -> None:
     warnings = servesim.compare(**log, scheduler=["vllm", "sarathi"], replicates=1).attrs["document"]["warnings"]
     assert [warning for warning in warnings if MODELS in warning] == [
-        f"{MODELS}: give each model a pool, or keep one model's requests (--shape where:model=a)"
+        f"{MODELS}: define a pool for each model, or keep only one model's requests (--shape where:model=a)"
     ]
 
 

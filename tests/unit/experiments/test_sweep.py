@@ -113,9 +113,9 @@ def test_a_variant_without_a_value_is_never_the_best_so_far(ends_only: dict[str,
         ({"gpu": "h200,h2000"}, "unknown GPU 'h2000'"),
         ({"trace": ["synth:rate=40,prompt=300,output=30", "missing.csv"]}, "missing.csv"),
         ({"host": "auto,nowhere"}, "no host terms 'nowhere'"),
-        ({"kernel_tables": "roofline,nowhere"}, "nowhere holds no kernel tables"),
+        ({"kernel_tables": "roofline,nowhere"}, "nowhere contains no kernel tables"),
         ({"speculation": "none,eagle33"}, "unknown speculation 'eagle33'"),
-        ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
+        ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "file 'nowhere.jsonl' does not exist"),
         ({"predictor": "max_tokens,oracle"}, "unknown predictor 'oracle'"),
         ({"tp": "1,0"}, "tp is 0"),
     ],
@@ -261,7 +261,7 @@ def test_of_an_experiment_that_fails_before_a_run_has_ended_nothing_is_left(tmp_
 
 
 def test_one_directory_belongs_to_one_experiment_at_a_time(tmp_path: Path) -> None:
-    with Store(tmp_path).open(), pytest.raises(UserError, match="another experiment is writing there"):
+    with Store(tmp_path).open(), pytest.raises(UserError, match="another experiment is writing to this directory"):
         sweep(**WORKLOAD, out=tmp_path)
 
 
@@ -287,7 +287,7 @@ def test_a_result_from_other_code_is_refused(tmp_path: Path) -> None:
     settings = {key: value for key, value in WORKLOAD.items() if key != "jobs"}
     said = compute(Cell("0" * 20, settings), tmp_path / "x")
     assert said is not None
-    assert "this machine's code or files differ" in said
+    assert "the code or files of this machine differ" in said
     assert not (tmp_path / "x").exists()
 
 
@@ -341,7 +341,9 @@ def test_an_interrupt_while_the_page_is_made_says_what_is_there(
         monkeypatch.setattr(sys, "argv", ["servesim", *command, "--out", str(out)])
         assert cli._guarded() == 130
         said = capsys.readouterr().err
-        assert said == f"interrupted: {out} is complete except for its report; write it with servesim report {out}\n"
+        assert said == (
+            f"interrupted: {out} is complete except for its report. To write the report, run servesim report {out}\n"
+        )
         assert (out / ("sweep.json" if command[0] == "sweep" else "summary.json")).is_file()
         out = tmp_path / "run"
 

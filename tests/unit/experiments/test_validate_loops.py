@@ -41,7 +41,7 @@ def closed(clients: int, turn_ms: float, count: int = 60) -> RecordedRun:
 def test_requests_that_each_follow_an_answer_at_a_cap_are_a_closed_loop() -> None:
     told = tell_loop(closed(4, 0.1))
     assert told.concurrency == 4
-    assert "a closed loop: 4 requests in flight from the 4th on, each sent 0.1 ms" in told.notes[0]
+    assert "a closed loop: 4 requests are in flight from request 4 on, and each is sent 0.1 ms" in told.notes[0]
     assert "--max-concurrency 4" in told.notes[0]
 
 

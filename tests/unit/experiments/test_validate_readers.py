@@ -60,7 +60,7 @@ def test_validate_reports_signed_errors_and_their_mean_size_per_request(tmp_path
 
 def test_a_folder_without_kernel_tables_is_refused(tmp_path: Path) -> None:
     chunk_run(tmp_path)
-    with pytest.raises(UserError, match="holds no kernel tables"):
+    with pytest.raises(UserError, match="contains no kernel tables"):
         validate(tmp_path, tables=tmp_path / "nowhere")
 
 

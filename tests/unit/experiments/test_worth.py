@@ -56,10 +56,10 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
     ("of", "more", "line"),
     [
         ("fp9", {}, "of: 'fp9' is unknown (did you mean \"fp8\"?)"),
-        ([], {}, "of: name what to evaluate (prefix-caching"),
-        (["tp", "tp"], {}, "of: tp is given twice"),
-        ("speculation", {}, "the scenario has no speculation; add it, for example with --speculation eagle3"),
-        ("disaggregation", {}, "define separate pools, such as --pd 1x1:1x1"),
+        ([], {}, "of: specify the change to evaluate (prefix-caching"),
+        (["tp", "tp"], {}, "of: tp is specified twice"),
+        ("speculation", {}, "the scenario has no speculation. Add it, for example with --speculation eagle3."),
+        ("disaggregation", {}, "Define separate pools, for example with --pd 1x1:1x1."),
         pytest.param(
             "disaggregation",
             {"pd": "1x1:1x2", "tp": 2},
@@ -70,10 +70,11 @@ def test_a_name_stands_for_settings_with_it_and_without(name: str, more: dict[st
         (
             "tp=2",
             {"kv": ["paged", "prefix-hash"]},
-            "worth: give one deployment, to be compared with and without the feature; kv has several values",
+            "worth: specify only one deployment, because worth compares it with and without the feature; kv has "
+            "several values",
         ),
         ("block_sise=2", {}, "unknown setting"),
-        ("fp8", {"slo": {}}, "capacity: give an SLO to meet"),
+        ("fp8", {"slo": {}}, "capacity: specify an SLO"),
         ("fp8", {"attainment": 2.0}, "attainment is 2 but must be above 0 and at most 1"),
     ],
 )
@@ -96,7 +97,8 @@ def test_what_cannot_be_asked_gets_one_line(of: Any, more: dict[str, Any], line:
 )
 def test_what_prompts_share_is_not_asked_of_a_trace_that_does_not_tell(of: Any, more: dict[str, Any]) -> None:
     with pytest.raises(
-        UserError, match=r"cannot be evaluated: its value depends on what prompts share, and trace .* --shape share:tok"
+        UserError,
+        match=r"cannot be evaluated: its value depends on the content that prompts share, which trace .* --shape",
     ):
         worth(**WORKLOAD | more, of=of, gpu="h100")
 
@@ -148,8 +150,8 @@ def test_with_a_rate_whole_replicas_are_compared() -> None:
 def test_what_carries_nothing_is_said_so() -> None:
     frame = worth(**WORKLOAD | {"slo": "tpot:0.5"}, gpu="h100", of="tp=2")
     [one] = frame.attrs["document"]["worth"]
-    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two carries no load")
-    assert one["says_worth"] == "tp=2: with it no load is carried (never)."
+    assert (one["gain"], one["low"], one["says"]) == (None, None, "one of the two deployments sustains no rate")
+    assert one["says_worth"] == "tp=2: with it, no rate is sustained (never)."
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,9 @@ def test_sentences_by_hand() -> None:
     assert sentence(one) == (
         "fp8 saves 20 % [10, 25] per request: 5 requests/s at $3.00/h with it, 4 at $3.00/h without it."
     )
-    assert error_words(one).startswith("fp8: the gain is -10 to ? % (80 % interval from pairs")
+    assert error_words(one).startswith("fp8: the gain is at least -10 % (80 % interval from pairs")
+    bars = {"low": None, "high": 0.3, "level": 0.8, "says": "from pairs"}
+    assert error_words(one | {"model_error": bars}).startswith("fp8: the gain is at most 30 % (80 %")
     assert error_words(one | {"model_error": None}) == ""
     unknown = {"low": None, "high": None, "level": 0.8, "says": "none: no pairs"}
     assert error_words(one | {"model_error": unknown}).endswith("is not known: no pairs")
@@ -202,8 +206,8 @@ def test_sentences_by_hand() -> None:
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"low": -0.03}, "over replicates the gain is -3 to 25 %"),
-        ({"model_error": {"low": -0.1, "high": 0.3}}, "with the model's error the gain is -10 to 30 %"),
+        ({"low": -0.03}, "over the replicates, the gain is -3 to 25 %"),
+        ({"model_error": {"low": -0.1, "high": 0.3}}, "given the model's error, the gain is -10 to 30 %"),
         ({"usd_range": [(0.5, 0.8), (0.72, 0.9)]}, "their price intervals overlap"),
     ],
 )

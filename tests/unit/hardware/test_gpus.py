@@ -27,12 +27,12 @@ tables: """
 def test_tables_that_nobody_has_are_refused_where_a_data_sheet_names_them(tmp_path: Path, name: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(SHEET + name)
-    with pytest.raises(UserError, match=r"mine.yaml: tables is .*bundled: a100, b200, .*null prices by formula"):
+    with pytest.raises(UserError, match=r"mine.yaml: tables is .*bundled: a100, b200, .*use null to price by formula"):
         Gpu.load(str(path))
 
 
 def test_tables_that_nobody_has_are_refused_where_a_change_names_them() -> None:
-    with pytest.raises(UserError, match=r"gpu.tables of h100 is 'a10': no kernel tables of that name"):
+    with pytest.raises(UserError, match=r"gpu.tables of h100 is 'a10': no kernel tables with this name"):
         Gpu.load("h100:tables=a10")
 
 

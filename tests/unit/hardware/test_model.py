@@ -225,7 +225,7 @@ def test_unknown_name_suggests_the_close_one() -> None:
         ("index_topk", 2048, "sparse attention, which is not supported without kv_lora_rank"),
         ("index_topk_freq", 4, "sparse attention whose layers share an index"),
         ("layer_types", ["full_attention", "chunked_attention"], "'chunked_attention' are not supported"),
-        ("layer_types", ["full_attention"], "names 1 layers of 2"),
+        ("layer_types", ["full_attention"], "lists 1 of 2 layers"),
         ("num_local_experts", 8, "num_experts_per_tok must be a positive integer"),
         ("kv_lora_rank", 512, "qk_rope_head_dim must be a positive integer"),
         ("num_kv_shared_layers", 2, "num_kv_shared_layers must be from 0 to 1"),
@@ -285,20 +285,20 @@ DEEPSEEK = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_head
     [
         (
             {"index_topk_freq": 4, "num_hidden_layers": 61, "n_routed_experts": 256} | DEEPSEEK,
-            r"share an index, which is not supported: all 61 layers; .* deepseek-v3(-nvfp4|\.2)? is nearest",
+            r"share an index, which is not supported: all 61 layers; deepseek-v3(-nvfp4|\.2)? is the supported",
         ),
         (
             {"moe_latent_size": 1024, "num_hidden_layers": 88, "n_routed_experts": 512},
             r"experts that work in a latent space \(Nemotron 3 Super and Ultra\), which is not supported; "
-            ".* is nearest in size",
+            ".* is the supported model nearest in size",
         ),
         (
             {"text_config": {"mamba_d_state": 128, "hidden_size": 5120, "num_hidden_layers": 48}},
-            r"mamba_d_state indicates a state-space model, which is not supported; .* is nearest",
+            r"mamba_d_state indicates a state-space model, which is not supported; .* is the supported model nearest",
         ),
         (  # opt-13b is as large, and its config.json leaves out that each head has keys and values
             {"mamba_d_state": 128, "num_hidden_layers": 40},
-            r"which is not supported; of the supported models, qwen3-14b is nearest",
+            r"which is not supported; qwen3-14b is the supported model nearest",
         ),
     ],
 )

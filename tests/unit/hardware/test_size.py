@@ -199,7 +199,7 @@ def test_the_tables_say_what_the_json_says() -> None:
         (["llama-2-70b", "--kv-heads", "7"], "not a multiple of 7 KV heads"),
         (["deepseek-v3", "--kv-heads", "8"], "deepseek-v3 has latent attention"),
         (["llama-2-70b", "--kv-heads", "0"], "must be a positive integer or null, not 0"),
-        (["llama-2-70b", "--gpu", ","], "--gpu: give a value"),
+        (["llama-2-70b", "--gpu", ","], "--gpu: specify a value"),
         (["llama-2-70b", "--set", "window"], "--set window: write KEY=VALUE"),
         (["llama-2-70b", "--set", "windows=5"], "windows is not a key"),
         (["llama-2-70b", "--set", "use_cla=true"], "use_cla is not a key"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from servesim.intervals.case import Case, features, model_key
+from servesim.intervals.case import Case, features, model_key, version_key
 from servesim.intervals.distance import kind_of, label
 
 CASE = Case("vllm", "0.18.0", "llama-3.1-70b", "h200", "fp8", 4, 1, 20.0, 1000.0, 120.0, 12.0, 0.02)
@@ -42,6 +42,24 @@ def test_the_fold_is_the_one_that_leaves_out_what_is_unknown(changed: dict[str, 
 )
 def test_what_no_fold_leaves_out_gets_words(changed: dict[str, object], words: str) -> None:
     assert kind_of(replace(CASE, **changed), KNOWN) == (None, words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        ("0.11", "0.11.0"),
+        ("v0.11.0", "0.11.0"),
+        ("0.11.0+cu128", "0.11.0"),
+        ("0.10", "0.10.0"),
+        ("0.9", "0.9.0"),
+        ("1.2.0rc6.post2", "1.2.0rc6.post2"),
+        ("0.5.10.post1", "0.5.10.post1"),
+        ("nightly-0123abc", "nightly-0123abc"),
+        ("", ""),
+    ],
+)
+def test_a_version_is_the_same_however_it_is_written(written: str, key: str) -> None:
+    assert version_key(written) == key
 
 
 def test_a_version_is_one_of_its_engine() -> None:

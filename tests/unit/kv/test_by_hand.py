@@ -207,7 +207,7 @@ def test_samples_that_come_back_share_a_block_that_is_not_full_until_all_but_one
         ({"held_tokens": 99}, "negative memory"),
         ({"_host_free": 4}, "host blocks miscounted"),
         ({"_table_blocks": 4}, "table blocks miscounted"),
-        ({"_extra": {1: 1}}, "holders do not match"),
+        ({"_extra": {1: 1}}, "holder counts do not match"),
         ({"_fresh._next": 3}, "a block that was never used is in use"),  # block 3 is the last one held
         ({"_fresh.num_blocks": 4}, "negative|lost"),
         ({"_fresh._top": 0}, "lost|never used"),

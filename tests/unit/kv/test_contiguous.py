@@ -173,7 +173,9 @@ def test_compacted_buddies_fill_large_chunks_with_large_ones() -> None:
 
 
 def test_a_reservation_that_can_never_be_kept_is_refused_at_start_up() -> None:
-    with pytest.raises(UserError, match=r"contiguous: .* needs 16384 contiguous tokens .*max_model_len to that"):
+    with pytest.raises(
+        UserError, match=r"contiguous: .* needs 16384 contiguous tokens .*Set engine.max_model_len to 8192"
+    ):
         contiguous(15_728, 9000)
     assert not contiguous(15_728, 9000, reservation="oracle").fits(request(0, 8000, 500))
     assert contiguous(15_728, 9000, reservation="oracle", fit="first").fits(request(0, 8000, 500))

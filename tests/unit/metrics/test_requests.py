@@ -141,13 +141,13 @@ def test_a_scenario_keeps_which_limits_hold_each() -> None:
     ("text", "message"),
     [
         ("ttfp:5", "unknown metric 'ttfp' (did you mean \"ttft\"?)"),
-        ("ttft", "is not metric:milliseconds"),
+        ("ttft", "must have the form metric:milliseconds"),
         ("ttft<1h", "or a time such as 1s"),
         ("ttft:p0<1", "is not a percentile"),
-        ("ttft:p99<1s,ttft:5", "given twice"),
+        ("ttft:p99<1s,ttft:5", "specified twice"),
         ("ttft:fast", "must be a number"),
         ("ttft:-1", "must be a positive number"),
-        ("ttft:1,ttft:2", "given twice"),
+        ("ttft:1,ttft:2", "specified twice"),
     ],
 )
 def test_slos_that_are_none_are_refused(text: str, message: str) -> None:

@@ -81,7 +81,7 @@ def test_code_that_only_a_scenario_names_is_told_and_does_not_run(call: Call, na
     )
     assert code == 2
     assert said.startswith(
-        "error: scenario stranger.yaml names code that would run with your full permissions: mine.py: read"
+        "error: scenario stranger.yaml refers to code that would run with your full permissions: mine.py. Read"
     )
     assert "--trust" in said
     assert not Path("ran").exists()
@@ -89,14 +89,14 @@ def test_code_that_only_a_scenario_names_is_told_and_does_not_run(call: Call, na
 
 def test_explore_does_not_begin_with_it(call: Call) -> None:
     scenario(scheduler="mine.py:Mine")
-    with pytest.raises(UserError, match="names code"):
+    with pytest.raises(UserError, match="refers to code"):
         Beginning.of(Path("stranger.yaml"), {})
 
 
 def test_all_files_are_told_before_the_first_runs(call: Call) -> None:
     Path("other.py").write_text(MINE)
     scenario(scheduler="mine.py:Mine", kv="other.py:Other")
-    assert "other.py, mine.py: read them" in call("run stranger.yaml")[1]
+    assert "other.py, mine.py. Read them" in call("run stranger.yaml")[1]
     assert not Path("ran").exists()
 
 
@@ -141,13 +141,13 @@ def test_the_features_of_a_strangers_result_do_not_run_when_it_is_read(call: Cal
         path.write_text(json.dumps(summary))
     code, said = call(command)
     assert code == 2
-    assert said.startswith(f"error: result/{file} names code that would run")
+    assert said.startswith(f"error: result/{file} refers to code that would run")
     assert not Path("ran").exists()
-    with pytest.raises(UserError, match="names code"):
+    with pytest.raises(UserError, match="refers to code"):
         Result.load("result")
-    with pytest.raises(UserError, match="names code"):
+    with pytest.raises(UserError, match="refers to code"):
         servesim.report("result")
-    with pytest.raises(UserError, match="names code"):
+    with pytest.raises(UserError, match="refers to code"):
         servesim.figure("result", "latency_cdf")
     assert call(f"{command} --trust")[0] == 0
     assert Path("ran").exists() == (file == "scenario.yaml" or command == "report result")
@@ -208,17 +208,17 @@ def test_from_python_keywords_and_mappings_run_and_files_need_trust(call: Call) 
     assert servesim.simulate(**SETTINGS, scheduler="mine.py:Mine").summary["requests"]["arrived"] == 5
     assert servesim.simulate({**SETTINGS, "scheduler": "mine.py:Mine"}).summary["requests"]["arrived"] == 5
     scenario(scheduler="mine.py:Mine")
-    with pytest.raises(UserError, match=r"mine\.py: read it, then add --trust \(from Python: trust=True\)"):
+    with pytest.raises(UserError, match=r"mine\.py\. Read it, then add --trust \(in Python, trust=True\)"):
         servesim.simulate("stranger.yaml")
     for experiment in (servesim.sweep, servesim.compare, servesim.capacity):
-        with pytest.raises(UserError, match="names code"):
+        with pytest.raises(UserError, match="refers to code"):
             experiment("stranger.yaml", rate=[1, 2])  # type: ignore[operator]
-    with pytest.raises(UserError, match="names code"):
+    with pytest.raises(UserError, match="refers to code"):
         servesim.worth("stranger.yaml", of="fp8")
     assert servesim.simulate("stranger.yaml", trust=True).summary["requests"]["arrived"] == 5
     assert servesim.simulate("stranger.yaml", scheduler="mine.py:Mine").summary["requests"]["arrived"] == 5
     assert len(servesim.sweep("stranger.yaml", trust=True, jobs=1, rate=[10, 20])) == 2
-    with pytest.raises(UserError, match="names code"):  # trust ends with the call
+    with pytest.raises(UserError, match="refers to code"):  # trust ends with the call
         servesim.simulate("stranger.yaml")
     with pytest.raises(UserError, match="trust is 'yes' but must be True or False"):
         servesim.simulate("stranger.yaml", trust="yes")
@@ -235,7 +235,7 @@ def test_the_scheduler_of_a_strangers_recording_does_not_run(call: Call) -> None
     row = {"input_toks": 5, "output_toks": 3, "queued_ts": 0.0, "first_token_ts": 0.1, "last_token_ts": 0.2}
     Path("recorded/run.json").write_text(json.dumps(row))
     Path("recorded/meta.json").write_text(json.dumps({"scheduler": "mine.py:Mine", "model": "llama-3.1-8b"}))
-    with pytest.raises(UserError, match="names code"):
+    with pytest.raises(UserError, match="refers to code"):
         read_folder(Path("recorded"))
     assert not Path("ran").exists()
 

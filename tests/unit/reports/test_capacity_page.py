@@ -117,13 +117,13 @@ def test_shares_are_drawn_around_the_required_one_so_that_lines_differ(tmp_path:
         assert panel["y"]["from"] == pytest.approx(0.95)
         assert panel["y"]["to"] < 1.01
         assert panel["x"]["to"] < 20, "rates at which all is lost take no room"
-    assert "Shares below 95 % lie beyond the frame." in drawn.caption
+    assert "Shares below 95 % are outside the frame." in drawn.caption
 
 
 def test_dots_show_the_latency_that_is_limited(tmp_path: Path) -> None:
     drawn = FIGURES["pareto"](experiment(tmp_path, row("a", 10.0, 1.0), row("b", 10.0, 2.0)))
     assert drawn is not None
-    assert axes_of(str(drawn.svg))[0]["title"] == "TTFT p99"
+    assert axes_of(str(drawn.svg))[0]["y"]["label"] == "TTFT p99"
     assert 480.0 in set(drawn.data["y"])
 
 

@@ -22,7 +22,7 @@ from servesim.reports.figures.overlay import PANELS, overlay
 from servesim.reports.ink import INK
 from servesim.run.result import Result
 
-pytestmark = pytest.mark.medium
+pytestmark = [pytest.mark.medium, pytest.mark.filterwarnings("ignore:figure ")]
 
 WORKLOAD: dict[str, Any] = {
     "trace": "synth:rate=60,prompt=400,output=lognormal(p50=30,p95=90)",
@@ -130,7 +130,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(result: Result) -> None:
     assert servesim.figure(frame, "pareto").title == "Price, latency, throughput"
     with pytest.raises(UserError, match="the runs were not kept: run the sweep with --out"):
         servesim.figure(frame, "timeline")
-    with pytest.raises(UserError, match="no variant 'static': name one of vllm / rate=20; "):
+    with pytest.raises(UserError, match="no variant 'static': choose from vllm / rate=20; "):
         servesim.figure(frame, "timeline", variant="static")
     with pytest.raises(UserError, match="figures can be drawn from results"):
         servesim.figures(pd.DataFrame())

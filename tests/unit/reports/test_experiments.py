@@ -124,7 +124,7 @@ def test_markdown_of_an_experiment_has_its_tables(
     assert text.count("<details>") == text.count("</details>") > 0
     widths = [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")]
     assert len(widths) >= 3
-    with pytest.raises(servesim.UserError, match="holds an experiment"):
+    with pytest.raises(servesim.UserError, match="contains an experiment"):
         export(experiment(command), "perfetto", tmp_path / "trace.json")
 
 
@@ -133,6 +133,24 @@ def test_a_damaged_document_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(servesim.UserError, match=r"sweep\.json: damaged"):
         report(tmp_path)
+
+
+def test_a_document_of_an_older_version_is_not_called_damaged(
+    experiment: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "old"
+    shutil.copytree(experiment("sweep"), out)
+    document = json.loads((out / "sweep.json").read_text())
+    del document["answer"], document["warnings"]
+    (out / "sweep.json").write_text(json.dumps(document))
+    with pytest.raises(servesim.UserError, match=r"sweep\.json: damaged: answer, warnings missing from it"):
+        report(out)
+    for path in out.glob("cells/*/summary.json"):
+        path.write_text(path.read_text().replace(f'"servesim": "{servesim.__version__}"', '"servesim": "0.0.9"'))
+    with pytest.raises(
+        servesim.UserError, match=r"old: stored by an older version, servesim 0\.0\.9, without answer, w"
+    ):
+        report(out)
 
 
 Points = list[Any]

@@ -102,9 +102,9 @@ def test_the_command_it_shows_makes_the_run_it_shows(client: Any, monkeypatch: p
         ({"rate": "nan"}, "Rate: nan is not between 0.001 and 100000"),
         ({"rate": "fast"}, "Rate: 'fast' is not a number"),
         ({"replicas": "1.5"}, "Replicas: 1.5 is not a whole number"),
-        ({"gpu": "/etc/passwd"}, "GPU: '/etc/passwd' is not one of its choices"),
-        ({"scheduler": "evil.py:Class"}, "Scheduler: 'evil.py:Class' is not one of its choices"),
-        ({"trace": "/etc/passwd"}, "no control is called 'trace'"),
+        ({"gpu": "/etc/passwd"}, "GPU: '/etc/passwd' is not a valid choice"),
+        ({"scheduler": "evil.py:Class"}, "Scheduler: 'evil.py:Class' is not a valid choice"),
+        ({"trace": "/etc/passwd"}, "there is no control named 'trace'"),
         ({"model": "llama-3.1-405b"}, ""),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_width_that_holds_no_figure_and_a_format_that_is_none_are_said(result:
         result.figure("timeline").save(tmp_path / "figure.pdf", width=85)
     with pytest.raises(UserError, match=r"figure\.pdf: cannot be written: No such file"):
         result.figure("timeline").save(tmp_path / "nowhere" / "figure.pdf")
-    with pytest.raises(UserError, match=r"end the name in one of .*\.pdf"):
+    with pytest.raises(UserError, match=r"the name must end in one of .*\.pdf"):
         result.figure("timeline").save(tmp_path / "figure.docx")
 
 

@@ -27,8 +27,8 @@ def test_the_page_of_sizes_says_first_where_the_load_fits_and_has_every_number_o
     html = written(tmp_path / "size.html", *asked)
     assert_sound(html, 2)
     text = re.sub(r"<[^>]+>", " ", html)
-    assert "llama-3.1-8b: 4 of the 4 deployments below hold 16 sequences of 4,096 tokens" in text
-    assert "the smallest of them use 1 GPU, and the tightest of these are L40S in bf16 (50)" in text
+    assert "llama-3.1-8b: 4 of the 4 deployments below have room for 16 sequences of 4,096 tokens" in text
+    assert "The smallest of these deployments use 1 GPU, and the tightest of these are L40S in bf16 (50)" in text
     for figure in ("452,768", "205,120", "131,072 B", "9.08 GB", "16.1 GB"):  # as the command prints them
         assert figure in text
     assert written(tmp_path / "size.html", *asked) == html
@@ -36,7 +36,7 @@ def test_the_page_of_sizes_says_first_where_the_load_fits_and_has_every_number_o
 
 def test_a_load_that_no_deployment_holds_is_said_so(tmp_path: Path) -> None:
     html = written(tmp_path / "size.html", "size", "llama-2-70b", "--gpu", "l40s", "--tp", "1", "--weights", "bf16")
-    assert "none of the 1 deployments below holds 1 sequence of 4,096 tokens" in html
+    assert "none of the 1 deployments below has room for 1 sequence of 4,096 tokens" in html
     assert "GiB is usable" in html
 
 

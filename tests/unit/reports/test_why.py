@@ -64,8 +64,8 @@ def test_the_table_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert 96 < len(told) <= 100
     left_out = summary["engine"]["steps"] - told["step"].nunique()
     assert (
-        f"step_requests: the limit of {len(told)} rows is reached; the last {left_out} steps are missing, "
-        "so replay fewer requests" in summary["warnings"]
+        f"step_requests: the limit of {len(told)} rows is reached, and the last {left_out} steps are missing. Replay "
+        "fewer requests." in summary["warnings"]
     )
 
 

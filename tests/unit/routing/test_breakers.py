@@ -73,5 +73,5 @@ def test_the_router_behind_the_breakers_keeps_its_own_counts() -> None:
 
 
 def test_a_router_that_must_hear_of_caches_is_refused_behind_breakers() -> None:
-    with pytest.raises(UserError, match="dynamo-kv needs cache events, which circuit-breaker does not pass on"):
+    with pytest.raises(UserError, match="dynamo-kv needs cache events, which circuit-breaker does not forward"):
         router_of("circuit-breaker", 2, router="dynamo-kv")

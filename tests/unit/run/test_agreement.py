@@ -75,11 +75,15 @@ def test_what_is_missing_counts_and_deliveries_and_drafts() -> None:
     assert difference(none, plain).startswith("step 0 of replica 1: 0 steps in all, in reference mode ")
     late = fast.deliveries.copy()
     late[0, LATE_COLUMNS.index("tokens")] += 1
-    assert difference(replace(fast, deliveries=late), plain) == "deliveries differ from those in reference mode"
+    assert difference(replace(fast, deliveries=late), plain) == (
+        "deliveries differ from the deliveries in reference mode"
+    )
     gaps = (fast.gaps[0], fast.gaps[1] + 1)
-    assert difference(replace(fast, gaps=gaps), plain) == "gaps between tokens differ from those in reference mode"
+    assert difference(replace(fast, gaps=gaps), plain) == "gaps between tokens differ from the gaps in reference mode"
     counts = [replace(each, accepted=each.accepted + 1) for each in fast.drafts]
-    assert difference(replace(fast, drafts=counts), plain) == "counts of drafts differ from those in reference mode"
+    assert difference(replace(fast, drafts=counts), plain) == (
+        "counts of drafts differ from the counts in reference mode"
+    )
     reasons = {**fast.reasons, 1: "stop"}
     assert (
         difference(replace(fast, reasons=reasons), plain)

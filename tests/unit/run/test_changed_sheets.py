@@ -82,14 +82,16 @@ def test_fewer_layers_take_less_time(plain: servesim.Result) -> None:
 def test_a_change_without_effect_says_so_and_has_none(plain: servesim.Result, change: str, why: str) -> None:
     result = servesim.simulate(override(RUN, [change]))
     key = change.partition("=")[0]
-    assert [note.partition(" has no effect: ")[2] for note in said(result, key)] == [f"{why}; leave it out"]
+    assert [note.partition(" has no effect: ")[2] for note in said(result, key)] == [f"{why}. Remove this setting."]
     assert result.summary["latency_ms"] == plain.summary["latency_ms"]
 
 
 def test_a_price_that_another_one_overrules_is_named() -> None:
     result = servesim.simulate(override({**RUN, "usd_per_gpu_hour": 4}, ["gpu.usd_per_hour=2.2"]))
     assert result.summary["price"]["usd_per_gpu_hour"] == 4
-    assert said(result, "gpu.") == ["gpu.usd_per_hour=2.2 has no effect: usd_per_gpu_hour=4 is given; leave it out"]
+    assert said(result, "gpu.") == [
+        "gpu.usd_per_hour=2.2 has no effect: usd_per_gpu_hour=4 is specified. Remove this setting."
+    ]
 
 
 @pytest.mark.parametrize(

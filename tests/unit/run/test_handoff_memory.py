@@ -30,7 +30,7 @@ def test_a_deadlock_of_handoffs_in_tiny_memory_says_that_memory_is_too_small() -
         except UserError as error:
             assert not fits
             said = str(error)
-            assert said.startswith("the KV memory of a replica (32 tokens) is too small for a handover of KV: at ")
+            assert said.startswith("the KV memory of a replica (32 tokens) is too small for the transfer of KV: at ")
             assert "engine.num_gpu_blocks" in said
         else:
             assert fits

@@ -146,3 +146,13 @@ def test_bars_are_off_by_a_flag_and_python_has_them_all_the_same(tmp_path: Path)
     assert "error bars" not in without.output
     assert "intervals" not in json.loads((tmp_path / "r" / "summary.json").read_text())
     assert servesim.Result.load(out).intervals["tpot"]["low"] > 0
+
+
+@pytest.mark.parametrize("version", ["0.12", "v0.12.0", "0.12.0"])
+def test_a_measured_version_is_known_however_it_is_written(version: str) -> None:
+    case = case_of(servesim.simulate(trace=TRACE, **SERVED | {"engine": {"version": version}}).summary)
+    assert case is not None
+    assert case.version == "0.12.0"
+    kind, _ = shipped().kind_of(case)
+    assert kind is not None
+    assert kind.name in ("server", "deployment")

@@ -216,8 +216,8 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
     [
         ("--features nowhere.py:Energy", "feature file nowhere.py does not exist"),
         ("--features energy.py:Enrgy", "energy.py has no class 'Enrgy' (did you mean \"Energy\"?)"),
-        ("--features energy.py", "name the class in energy.py, as energy.py:ClassName"),
-        ("--features energy.py:Energy,b.py:B", "energy.py: name one class, and repeat the option for others"),
+        ("--features energy.py", "specify the class in energy.py as energy.py:ClassName"),
+        ("--features energy.py:Energy,b.py:B", "energy.py: specify one class, and repeat the option for others"),
         ("--features energy.py:Power", "energy.py: Power does not derive from Feature (servesim.contracts)"),
         ("--features energy.py:Energy --energy.bsy-w 3", 'no such option: --energy.bsy-w (did you mean "--energy.bus'),
         ("--features energy.py:Energy --energy.busy-w -3", "energy.busy_w is -3.0: input should be greater than or eq"),
@@ -228,7 +228,8 @@ def test_a_stored_result_is_one_of_this_version_of_its_file(tmp_path: Path) -> N
         ("--set energy.busy_w=3", "unknown key 'energy'"),
         pytest.param(
             "--features bars",
-            "features: 'bars' is not path/to/file.py:Class (bars is part of every run, and is turned on by its",
+            "features: 'bars' must have the form path/to/file.py:Class (bars is part of every run, and is turned on "
+            "by its",
             marks=pytest.mark.feature("bars"),
         ),
         ("--features energy.py:Energy --features energy.py:Energy", "features: Energy appears twice"),
@@ -403,7 +404,7 @@ def test_numbers_and_nothing_are_values(tmp_path: Path, value: str) -> None:
         ),
         (
             "(Group('engine', 'odd', (Figure('one', '', int),)),)",
-            "feature Odd: figures 'engine': the summary already has this",
+            "feature Odd: figures 'engine': the summary already contains this",
         ),
     ],
 )

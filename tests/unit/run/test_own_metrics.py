@@ -92,7 +92,7 @@ def test_a_comparison_and_a_sweep_have_them_too(mine: Path) -> None:
         ("mine.py:longer", 'did you mean "longest"'),
         ("mine.py:broken", "metric broken: KeyError: 'no_such_column'"),
         ("mine.py:wordy", "metric wordy: ValueError"),
-        ("mine.py:longest,mine.py:longest", "longest is given twice"),
+        ("mine.py:longest,mine.py:longest", "longest is specified twice"),
     ],
 )
 def test_what_is_no_metric_is_refused_in_a_line(
@@ -104,7 +104,7 @@ def test_what_is_no_metric_is_refused_in_a_line(
 
 
 def test_names_of_servesim_are_taken_in_experiments(mine: Path) -> None:
-    with pytest.raises(UserError, match="this name is taken by a built-in metric"):
+    with pytest.raises(UserError, match="a built-in metric has this name"):
         metrics_of([f"{mine}:ttft_p99"], {})
     with pytest.raises(UserError, match="better is 'left'"):
         metrics_of([f"{mine}:sideways"], {})

@@ -64,7 +64,7 @@ def test_a_pool_of_a_model_in_other_weights_takes_their_format() -> None:
     [
         ("fast", "pools is 'fast' but must be a list"),
         ([{"gpu": "h200"}], "a pool has no name"),
-        ([{"name": "a"}, {"name": "a"}], "'a' is given twice"),
+        ([{"name": "a"}, {"name": "a"}], "'a' is specified twice"),
         ([{"name": "a", "role": "cook"}], "role of a is 'cook' but must be both, prefill, decode"),
         ([{"name": "a", "gpuu": "h200"}], "a: unknown key 'gpuu' \\(did you mean \"gpu\"\\?\\)"),
         ([{"name": "a", "replicas": 0}], "a: replicas is 0"),
@@ -92,7 +92,7 @@ def test_a_request_goes_to_the_pool_whose_name_or_model_it_asks_for() -> None:
 
 def test_a_model_that_no_pool_serves_is_refused_before_the_run() -> None:
     with pytest.raises(
-        UserError, match="a request names model 'larger', which no pool serves \\(did you mean \"large\"\\?\\)"
+        UserError, match="a request asks for model 'larger', which no pool serves \\(did you mean \"large\"\\?\\)"
     ):
         resolve(MODELS, of_models("larger", "", "", "", "", ""))
 
@@ -100,10 +100,10 @@ def test_a_model_that_no_pool_serves_is_refused_before_the_run() -> None:
 def test_requests_that_name_no_model_are_not_dealt_out_to_pools_of_several() -> None:
     for models, count in ((["small", "", "large", "", "", ""], 4), ([""] * 6, 6)):
         with pytest.raises(
-            UserError, match=rf"{count} of 6 requests name no model, and pools serve llama-3.1-70b and l"
+            UserError, match=rf"{count} of 6 requests do not specify a model, but pools serve llama-3.1-70b and l"
         ):
             resolve(MODELS, of_models(*models))
-    with pytest.raises(UserError, match="6 of 6 requests name no model"):
+    with pytest.raises(UserError, match="6 of 6 requests do not specify a model"):
         resolve(MODELS)
 
 

@@ -48,7 +48,7 @@ def test_every_run_is_priced_by_its_gpu() -> None:
 
 def test_a_price_that_changes_nothing_is_noted() -> None:
     notes = servesim.simulate(**SERVER, gpu="h100", price="h200=3.1").summary["warnings"]
-    said = "no price is given for h100, only for h200, so its data-sheet price of $3 per GPU-hour is used"
-    assert f"{said}; add it to --price" in notes
+    said = "no price is specified for h100 (only for h200), so its data-sheet price of $3 per GPU-hour is used"
+    assert f"{said}. Add the price to --price." in notes
     notes = servesim.simulate(**SERVER, gpu="h100", price="h100=3.1", usd_per_gpu_hour=2).summary["warnings"]
-    assert "price of h100 has no effect: usd_per_gpu_hour=2 is given; leave one of them out" in notes
+    assert "price of h100 has no effect: usd_per_gpu_hour=2 is specified. Remove one of them." in notes

@@ -53,7 +53,7 @@ def test_synchronous_scheduling_has_one_step_in_flight() -> None:
 def test_the_longest_request_is_what_memory_holds() -> None:
     setup = resolve(engine={"num_gpu_blocks": 101})
     assert setup.scenario.engine.max_model_len == 1600  # one of the blocks is vLLM's null block
-    with pytest.raises(UserError, match="max_model_len is 1601, but KV memory holds only 1600 tokens"):
+    with pytest.raises(UserError, match="max_model_len is 1601, but KV memory has room for only 1600 tokens"):
         resolve(engine={"num_gpu_blocks": 101, "max_model_len": 1601})
     with pytest.raises(UserError, match="from 1 to the 131072 positions"):
         resolve(engine={"max_model_len": 200_000})
@@ -81,7 +81,7 @@ def test_requests_and_rate_apply_to_traces_given_as_objects() -> None:
         ({"scheduler": "vllm:long_prefill_token_threshold=300"}, "long_prefill_token_threshold=300 is never reached"),
         ({"seed": 3}, "seed=3 has no effect"),
         ({"requests": 9}, "requests=9: the trace has only 3"),
-        ({"engine": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 100}}, "num_gpu_blocks=100 is given"),
+        ({"engine": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 100}}, "num_gpu_blocks=100 is specified"),
     ],
 )
 def test_settings_without_effect_are_reported(settings: dict[str, Any], said: str) -> None:
@@ -149,7 +149,10 @@ def test_limits_that_the_run_never_reached_are_reported() -> None:
     [
         ({"model": "llama-3.1-7b"}, "unknown model"),
         ({"gpu": "h300"}, "unknown GPU"),
-        ({"model": "llama-3.1-70b"}, "no KV block fits"),
+        ({"model": "llama-3.1-70b"}, "no KV block fits (try --tp 2, --dtype fp8, --ignore-memory)"),
+        ({"model": "llama-3.1-70b", "gpu": "l40s"}, "(try --tp 4, --dtype fp8, --ignore-memory)"),
+        ({"model": "llama-3.1-405b", "gpu": "l40s"}, "(try --pp, as no tp up to 8 fits, --dtype fp8"),
+        ({"model": "llama-3.1-70b", "pd": "1x1:1x4"}, "(try tp 2 for pool prefill, "),
         ({"scheduler": "vlm"}, "unknown scheduler 'vlm' (did you mean \"vllm\"?)"),
         ({"scheduler": "vllm:max_num_seq=3"}, "unknown parameter 'max_num_seq' (did you mean \"max_num_seqs\"?)"),
         ({"scheduler": "vllm:max_num_seqs=0"}, "max_num_seqs is 0 but must be at least 1"),

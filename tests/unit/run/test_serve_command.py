@@ -10,10 +10,12 @@ import yaml
 
 import servesim
 from servesim.cli.app import main
+from servesim.contracts.warn import Warn
 from servesim.errors import UserError
 from servesim.experiments.axes import product
+from servesim.run.flag_meanings import serve_flags
 from servesim.run.scenario import Scenario
-from servesim.run.serve_command import environment, parsed, serve_flags, served
+from servesim.run.serve_command import environment, parsed, served
 from servesim.run.server import experts_over
 from servesim.run.setting_names import full_name, override
 
@@ -109,6 +111,31 @@ def test_flags_without_a_meaning_are_named_by_what_they_lack() -> None:
     assert found.nothing == ["--port 8000", "--served-model-name x"]
     assert found.unknown == ["--enforce-eager", "--kv-cache-dtype nvfp4"]
     assert [note.partition(":")[0] for note in found.notes()] == ["--serve", "--serve", "--serve"]
+    assert [isinstance(note, Warn) for note in found.notes()] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("vllm serve m --max-num-seq 64", "--max-num-seq 64 (did you mean --max-num-seqs?)"),
+        ("vllm serve m --max_num_batch_tokens=9", "--max-num-batch-tokens 9 (did you mean --max-num-batched-tokens?)"),
+        ("vllm serve m --speculative-conf x", "--speculative-conf x (did you mean --speculative-config?)"),
+        ("sglang.launch_server --model m --mem-fraction 1", "--mem-fraction 1 (did you mean --mem-fraction-static?)"),
+        ("trtllm-serve m --tp-sise 2", "--tp-sise 2 (did you mean --tp-size?)"),
+        ("VLLM_USE_V2=0 vllm serve m", "VLLM_USE_V2=0 (did you mean VLLM_USE_V1?)"),
+        ("vllm serve m --frobnicate 3", "--frobnicate 3"),
+    ],
+)
+def test_an_unknown_flag_is_a_warning_with_the_name_that_it_resembles(command: str, said: str) -> None:
+    (warning,) = served(command).notes()
+    assert isinstance(warning, Warn)
+    assert warning == f"--serve: flags that are NOT MODELED and have no effect: {said}"
+
+
+def test_a_switch_after_no_is_turned_off() -> None:
+    found = served("vllm serve m --no-enable-eplb --no-trust-remote-code --no-enable-expert-parallel")
+    assert found.settings["engine"] == {"enable_eplb": False, "enable_expert_parallel": False}
+    assert (found.nothing, found.unknown) == (["--no-trust-remote-code"], [])
 
 
 def test_eager_mode_is_named_with_the_host_terms_there_are_for_it() -> None:
@@ -261,8 +288,11 @@ def test_files_of_flags_go_under_the_command(tmp_path: Path) -> None:
     [
         ("ollama run llama3", "must start with one of vllm serve"),
         ("", "must start with one of"),
-        ("docker run --gpus all", "no image found; give the command that the container runs"),
-        ("docker run --gpus all my/image", "'my/image' has no command after it; give the command that its container"),
+        ("docker run --gpus all", "no image found; specify the command that the container runs"),
+        (
+            "docker run --gpus all my/image",
+            "'my/image' has no command after it; specify the command that its container",
+        ),
         ("docker compose up", "only `docker run` starts a server"),
         ("docker run ollama/ollama serve", "must start with one of vllm serve"),
         ("bash -c ''", "must start with one of vllm serve"),
@@ -340,7 +370,7 @@ def test_a_command_is_run_and_saved_as_a_scenario(
     )
     printed = capsys.readouterr()
     assert "flags that have no effect here: --port 1" in printed.err
-    assert "NOT MODELED: --enforce-eager" in printed.err
+    assert "warning: --serve: flags that are NOT MODELED and have no effect: --enforce-eager\n" in printed.err
     scenario = yaml.safe_load(saved.read_text())
     assert scenario["scheduler"]["max_num_seqs"] == 16
     assert scenario["model"] == "meta-llama/Llama-3.2-1B-Instruct"

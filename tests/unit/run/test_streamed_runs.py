@@ -97,7 +97,7 @@ def test_it_says_what_the_run_that_keeps_all_says(tmp_path: Path, name: str) -> 
     assert len(pq.ParquetFile(tmp_path / "streamed/requests.parquet").read_row_group(0)) == 60
     ours, theirs = dict(streamed.summary), dict(kept.summary)
     assert ours.pop("scenario") == {**theirs.pop("scenario"), "stream": True}
-    assert ours["notes"].pop().startswith("streamed: percentiles of latencies are within 0.1 %")
+    assert ours["notes"].pop().startswith("streamed: percentiles of latencies are accurate to 0.1 %")
     compare(ours, theirs)
 
 
@@ -127,7 +127,7 @@ def test_without_a_directory_there_are_figures_and_no_records() -> None:
     result = servesim.simulate(**settings_of("open"), stream=True)
     assert result.summary["requests"]["completed"] == 700
     for ask in (lambda: result.requests, lambda: result.steps, lambda: result.save("nowhere")):
-        with pytest.raises(UserError, match="keeps records only in a result directory"):
+        with pytest.raises(UserError, match="stores records only in a result directory"):
             ask()
 
 

@@ -104,7 +104,7 @@ def test_chunks_need_a_limit_of_at_least_a_block() -> None:
     trace = toy_trace([0], [90], [2])
     with pytest.raises(UserError, match="enable_chunked_context has no effect without max_num_tokens"):
         World(trace, scheduler="selective", scheduler_params={"enable_chunked_context": True}).run()
-    with pytest.raises(UserError, match="whole blocks of 16 tokens, but max_num_tokens is 8"):
+    with pytest.raises(UserError, match=r"every 16 tokens\), but max_num_tokens is 8"):
         World(trace, scheduler="selective", scheduler_params={**CHUNKED, "max_num_tokens": 8}).run()
 
 

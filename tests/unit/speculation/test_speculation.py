@@ -308,15 +308,15 @@ def test_settings_that_change_nothing_are_reported() -> None:
         ({"speculation": "eagle3:k=0"}, "k is 0"),
         ({"speculation": "eagle3:k=2,adapt=often"}, "adapt is 'often'"),
         ({"speculation": "eagle3:k=2,adapt=table,table=5-1:2"}, "ranges of batch sizes must ascend"),
-        ({"speculation": "draft-model"}, "name the drafter"),
+        ({"speculation": "draft-model"}, "specify the drafter"),
         ({"speculation": "early-exit:layers=99"}, "must be below 32"),
         ({"acceptance": "independent:alpha=0.5"}, "has no effect without speculation"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5/0.6"}, "must not increase"),
-        ({"speculation": "eagle3", "acceptance": "positions:"}, "give marginal"),
+        ({"speculation": "eagle3", "acceptance": "positions:"}, "specify marginal"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.5,spread=2"}, "spread is 2"),
         ({"speculation": "eagle3", "acceptance": "positions:marginal=0.1,spread=0.9"}, "it can be at most 0"),
         ({"speculation": "eagle3", "acceptance": "independent:alpha=1.5"}, "must be probabilities from 0 to 1"),
-        ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "no file 'nowhere.jsonl'"),
+        ({"speculation": "eagle3", "acceptance": "recorded:path=nowhere.jsonl"}, "file 'nowhere.jsonl' does not exist"),
     ],
 )
 def test_bad_settings_get_one_line(given: dict[str, Any], message: str) -> None:

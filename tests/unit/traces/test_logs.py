@@ -136,7 +136,7 @@ def held(text: str, form: str, folder: Path) -> Any:
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "frame"])
 def test_a_rate_that_no_server_has_asks_for_the_unit_of_nanoseconds(tmp_path: Path, form: str) -> None:
     log = held(csv(OWN, [(1_446_000 * i, 500, 50) for i in range(200)]), form, tmp_path)
-    with pytest.raises(UserError, match=r"arrival_ns gives 692 requests/s; if it is in microseconds, the rate is 0"):
+    with pytest.raises(UserError, match=r"arrival_ns gives 692 requests/s. If it is in microseconds, the rate is 0"):
         load_trace(log)
     for unit, factor in (("us", 1000), ("ns", 1)):
         trace = load_trace(log, columns=f"unit={unit}")
@@ -167,7 +167,7 @@ def test_a_stream_reads_the_unit_as_the_whole_file_or_asks_for_it(tmp_path: Path
     asked = held(csv(OWN, [(50_000 * i, 500, 50) for i in range(200)]), form, tmp_path)
     stream = read_chunks(asked, 1000)
     assert stream is not None
-    with pytest.raises(UserError, match="choose with --columns unit=us or unit=ns"):
+    with pytest.raises(UserError, match="Choose with --columns unit=us or unit=ns"):
         next(stream.read())
 
 
@@ -207,7 +207,9 @@ def test_bursts_and_what_servesim_wrote_are_in_nanoseconds(tmp_path: Path) -> No
 
 def test_a_name_that_gives_a_rate_no_server_has_is_asked_about(tmp_path: Path) -> None:
     path = put(tmp_path, csv("time_us,prompt_tokens,output_tokens", [(1446 * i, 5, 5) for i in range(200)]))
-    with pytest.raises(UserError, match=r"time_us: in microseconds, as its name says, it gives 692 requests/s; choose"):
+    with pytest.raises(
+        UserError, match=r"time_us: in microseconds, as its name indicates, it gives 692 requests/s. Choose"
+    ):
         load_trace(path)
     assert load_trace(path, columns="unit=ms").arrival_ns[1] == 1_446_000_000
     since_1970 = [((1_763_647_201 + 2 * i) * 1000, 5, 5) for i in range(200)]
@@ -235,10 +237,29 @@ def test_failed_requests_and_those_without_tokens_are_left_out_and_counted(tmp_p
     rows = [(1, 10, 5, 200), (2, 10, 0, 200), (3, 10, 5, 503), (4, "", 5, 200), (5, 20, 6, 200)]
     trace = load_trace(put(tmp_path, csv("time,prompt_tokens,output_tokens,status", rows)))
     assert trace.prompt_len.tolist() == [10, 20]
-    (failed,) = (note for note in trace.notes if note.startswith("1 failed requests of 5 left out ('status')"))
+    (failed,) = (
+        note for note in trace.notes if note.startswith("skipped 1 of 5 requests because they failed ('status')")
+    )
     assert isinstance(failed, Warn)  # a fifth of the demand is missing from the rate
-    assert "raise it with --rate" in failed
-    assert "2 requests of 5 without prompt or output tokens left out" in trace.notes
+    assert "Raise it with --rate" in failed
+    assert "skipped 2 of 5 requests because they have no prompt or output tokens" in trace.notes
+
+
+def test_a_status_of_unknown_meaning_counts_as_completed_and_a_warning_says_so_once(tmp_path: Path) -> None:
+    words = ("weird", "OK", "weird", "200", "odd", "timed out", "stop", "200 OK", "503 gone", "500.0")
+    rows = [(i, 10, 5, word) for i, word in enumerate(words)]
+    trace = load_trace(put(tmp_path, csv("time,prompt_tokens,output_tokens,status", rows)))
+    assert len(trace) == 7
+    assert [note for note in trace.notes if isinstance(note, Warn) and "count as completed" in note] == [
+        "3 of 10 rows count as completed, although their 'status' is of unknown meaning: 'weird' (2), 'odd' (1); if "
+        "they failed, write error there, or remove them"
+    ]
+
+
+@pytest.mark.parametrize("word", ["ok", "Success", "completed", "stop", "length", "200", "204.0", "true", ""])
+def test_a_status_of_success_is_not_warned_about(tmp_path: Path, word: str) -> None:
+    trace = load_trace(put(tmp_path, csv("time,prompt_tokens,output_tokens,status", [(1, 10, 5, word)])))
+    assert not any("unknown meaning" in note for note in trace.notes)
 
 
 def test_rows_of_a_log_are_put_in_order_of_time(tmp_path: Path) -> None:
@@ -413,7 +434,7 @@ def test_sums_of_several_requests_are_no_requests(tmp_path: Path, name: str) -> 
     ]
     with pytest.raises(
         UserError,
-        match=rf"{name} is 30, so each row is the sum of several requests; the log must have one request per row",
+        match=rf"{name} is 30, so each row is the sum of several requests. The log must have one request per row.",
     ):
         load_trace(put(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))
     rows = [row | {name: 1} for row in rows]

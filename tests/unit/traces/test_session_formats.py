@@ -250,7 +250,10 @@ BAD = [
     ([WEKA, {**WEKA, "block_size": 0}], "line 2: block_size is 0"),
     ([BAILIAN[0], {**BAILIAN[1], "hash_ids": [5]}], "line 2: 1 hashes for 33 tokens instead of 3"),
     ([BAILIAN[0], {**BAILIAN[1], "timestamp": "soon"}], "line 2: timestamp is 'soon'"),
-    ([event("a", "s", 0, 1, [1]), {**event("b", "s", 5, 1, [1]), "request": 3}], "line 2: no 'request' object"),
+    (
+        [event("a", "s", 0, 1, [1]), {**event("b", "s", 5, 1, [1]), "request": 3}],
+        "line 2: there is no 'request' object",
+    ),
 ]
 
 

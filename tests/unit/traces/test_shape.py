@@ -58,7 +58,7 @@ def test_requests_of_one_model_are_kept_with_their_plays() -> None:
     assert len(apart) == int((whole.plays() == whole.plays()[0]).sum())  # later turns go with the first
     with pytest.raises(UserError, match="no request has model 'c'"):
         shape(labelled, ["where:model=c"], 0)
-    with pytest.raises(UserError, match="give the label to keep"):
+    with pytest.raises(UserError, match="specify the label to keep"):
         shape(labelled, ["where"], 0)
 
 

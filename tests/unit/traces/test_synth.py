@@ -105,8 +105,8 @@ def test_shared_prefixes_begin_the_prompts_without_changing_their_lengths() -> N
 
 BAD = [
     ("rte=3", "unknown key 'rte' (did you mean \"rate\"?)"),
-    ("rate", "'rate' is not key=value"),
-    ("rate=2,rate=3", "rate is given twice"),
+    ("rate", "'rate' must have the form key=value"),
+    ("rate=2,rate=3", "rate is specified twice"),
     ("rate=0", "rate is 0 but must be positive"),
     ("rate=1e-300", "the rate is too low: the last request would arrive after 146 years"),
     ("rate=1e-12", "the rate is too low: the last request would arrive after 146 years"),

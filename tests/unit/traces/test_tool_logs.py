@@ -48,7 +48,7 @@ def test_aiperf_leaves_out_the_warm_up_and_failures(tmp_path: Path) -> None:
     trace = load_trace(path)
     assert (detect_format(path), trace.arrival_ns.tolist()) == ("aiperf", [0, 10**9])
     assert (trace.prompt_len.tolist(), trace.output_len.tolist()) == ([100, 50], [21, 11])
-    assert "2 warm-up, failed or canceled requests left out" in trace.notes
+    assert "skipped 2 warm-up, failed or canceled requests" in trace.notes
     run = read_run(path, tmp_path)
     assert run is not None
     assert (run.ttft_ms.tolist(), run.e2el_ms.tolist()) == ([120.0, 120.0], [2000.0, 2000.0])
@@ -64,7 +64,7 @@ def test_guidellm_of_both_layouts(tmp_path: Path, old: bool) -> None:
     path = put(tmp_path, {"metadata": {"version": 1}, "benchmarks": [{"requests": requests}]}, "benchmarks.json")
     trace = load_trace(path)
     assert (detect_format(path), trace.arrival_ns.tolist()) == ("guidellm", [0, 500_000_000])
-    assert "1 errored or incomplete requests left out" in trace.notes
+    assert "skipped 1 errored or incomplete requests" in trace.notes
     run = read_run(path, tmp_path)
     assert run is not None
     assert run.e2el_ms.tolist() == [2000.0, 1500.0]
@@ -182,7 +182,7 @@ def test_prometheus_histograms_keep_the_buckets_and_the_mean(tmp_path: Path) -> 
     assert [int((trace.prompt_len <= edge).sum()) for edge in (128, 1000)] == [30, 80]
     assert trace.prompt_len.mean() == pytest.approx(600, rel=0.01)
     assert trace.output_len.mean() == pytest.approx(50, rel=0.02)
-    assert any("set a rate with --rate" in note for note in trace.notes)
+    assert any("Set a rate with --rate." in note for note in trace.notes)
 
 
 def test_prometheus_series_are_summed_and_falling_counts_refused(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_the_figures_of_a_burst_by_hand() -> None:
 def test_a_burst_that_a_server_takes_in_its_stride() -> None:
     found = burst(table((0, 0), (10, 10), (11, 11), (20, 20)), 10, 5, 2)
     assert (found["recovery_s"], found["waited"], found["rows"]) == (0.0, 0, None)
-    assert burst_text(found).endswith("2 requests arrived, and none waited longer than earlier ones")
+    assert burst_text(found).endswith("2 requests arrived, and none of them waited longer than earlier requests")
 
 
 @pytest.mark.feature("bursts")

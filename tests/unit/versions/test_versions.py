@@ -105,10 +105,12 @@ def test_an_unmeasured_version_says_so() -> None:
     def notes(**settings: Any) -> str:
         return "\n".join(set_up(_scenario(**settings)).notes)
 
-    assert "no host terms were measured for vllm 0.15.1: those of vllm 0.12.0 are used" in notes(
+    assert "no host terms were measured for vllm 0.15.1, so the host terms of vllm 0.12.0 are used" in notes(
         engine={"version": "0.15.1"}
     )
-    assert "no host terms were measured for sglang 0.5.23: those of sglang 0.5.6 are used" in notes(preset="sglang")
+    assert "no host terms were measured for sglang 0.5.23, so the host terms of sglang 0.5.6 are used" in notes(
+        preset="sglang"
+    )
     assert "newer than any version examined" in notes(engine={"version": "9.0"})
     assert "host terms" not in notes(engine={"version": "0.23.0"})
     assert "no host terms were measured for vllm 0.33.0" in notes()

@@ -22,7 +22,7 @@ def test_inferencex_sends_ten_prompts_a_client_all_at_once() -> None:
 
 
 def test_inferencex_without_a_concurrency_is_refused() -> None:
-    with pytest.raises(UserError, match=r"give clients\.max_concurrency"):
+    with pytest.raises(UserError, match=r"specify clients\.max_concurrency"):
         Scenario.of({**BASE, "clients": {"tool": "inferencex"}})
 
 

@@ -217,7 +217,7 @@ MOST = (1 << 62) - 1
     ],
 )
 def test_pauses_of_longer_than_times_reach_are_refused(arrivals: list[int], after: Any) -> None:
-    with pytest.raises(UserError, match=r"waits for over 140 years"):
+    with pytest.raises(UserError, match=r"waits for more than 140 years"):
         toy_trace(arrivals, [1] * len(arrivals), [1] * len(arrivals), after=after)
 
 

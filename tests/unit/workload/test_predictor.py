@@ -50,7 +50,7 @@ def test_without_a_predictor_requests_carry_their_cap_and_exact_is_the_truth() -
     ("spec", "says"),
     [
         ("rnd:error=1", "unknown predictor 'rnd' (did you mean \"random\"?)"),
-        ("random", "give its mean relative error"),
+        ("random", "specify the mean relative error"),
         ("random:error=-1", "must be from 0"),
         ("random:error=x", "must be from 0"),
         ("random:err=1", "unknown parameter 'err'"),

@@ -149,7 +149,7 @@ def test_clients_that_wait_before_they_send_are_no_closed_loop(tmp_path: Path) -
     times = {"Mean TTFT (ms)": "5090", "Mean TPOT (ms)": "90", "Maximum request concurrency": "8"}
     rate = "Output token throughput (tok/s)"
     assert recipe(run(tmp_path, **times, **{rate: "70"})).settings["clients"] == {"max_concurrency": 8}
-    with pytest.raises(UserError, match="they were sent at a rate that is not stated"):
+    with pytest.raises(UserError, match="they were sent at an unstated rate"):
         recipe(run(tmp_path, **times, **{rate: "23"}))
 
 

@@ -217,7 +217,9 @@ def test_an_interrupted_score_keeps_its_answers_and_the_same_command_continues(
         patch.setattr("sys.argv", ["servesim", *line, jobs])
         assert (_guarded(), shown) == (130, [1, 2, 3])
     said = capsys.readouterr().err
-    assert said == f"interrupted: no score was written; {score} has the answers so far; run it again to continue\n"
+    assert said == (
+        f"interrupted: no score was written; {score} contains the answers so far; run the command again to continue\n"
+    )
     kept = len(list((score / "runs" / "cells").iterdir()))
     assert kept >= 3
     computed: list[str] = []
@@ -255,7 +257,7 @@ def test_a_damaged_score_is_one_line(tmp_path: Path, servesim: Callable[..., Don
 
 
 def test_the_older_name_of_left_out_is_kept(servesim: Callable[..., Done]) -> None:
-    assert "Older name of left-out" in servesim("calibrate", "accuracy", "--help").out
+    assert "Former name of left-out" in servesim("calibrate", "accuracy", "--help").out
     assert "left-out" in servesim("calibrate", "--help").out
     assert " accuracy " not in servesim("calibrate", "--help").out
 

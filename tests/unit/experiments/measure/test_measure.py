@@ -120,7 +120,7 @@ def test_points_that_do_not_fit_the_server_are_left_out_and_named() -> None:
     with serving(Stub(length=300)) as stub:
         found = measured(stub, Plan(idle=(64, 512), clients=(), saturated=0, output=8, idle_requests=2, repeats=1))
         assert [run.point.prompt for run in found.runs] == [64]
-        assert "left out" in found.notes[0]
+        assert "excluded because" in found.notes[0]
         with pytest.raises(UserError, match="no point fits"):
             measured(stub, Plan(idle=(512,), clients=(), saturated=0))
 
@@ -164,7 +164,7 @@ def test_every_wrong_stream_has_words_of_its_own() -> None:
     assert "cut off" in lines["cut"]
     assert "cut off" in lines["no end"]
     assert "not a JSON object" in lines["garbage"]
-    assert "not an event of a stream" in lines["noise"]
+    assert "is not a stream event" in lines["noise"]
     assert "EngineDead" in lines["error"]
     assert "not valid HTTP" in lines["no chunk"]
     assert "but max_tokens was" in lines["more"]

@@ -229,7 +229,7 @@ def test_a_server_that_takes_no_burst_is_one_line_and_nothing_is_written(
 def test_a_server_that_is_too_slow_for_the_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request takes .1 + 3.1 s, and .05 minutes are 3 s."""
     stub = Stub(**SERVER, first_s=0.1, token_s=0.1)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"the measurement did not finish within 0.05 minutes \(raise --minutes\)"):
+    with pytest.raises(UserError, match=r"the measurement did not finish within 0.05 minutes \(increase --minutes\)"):
         in_virtual_time(monkeypatch, stub, measure(Address.parse(stub.url), replace(SMALL, minutes=0.05)))
 
 
@@ -256,4 +256,4 @@ def test_an_option_that_would_change_nothing_is_refused(
 ) -> None:
     code = servesim(monkeypatch, "x", "--gpu", "h100", "--short", "--idle-requests", "4", "--out", str(tmp_path / "o"))
     assert code == 2
-    assert "leave out --idle-requests, or --short" in capsys.readouterr().err
+    assert "remove --idle-requests or --short" in capsys.readouterr().err

@@ -62,7 +62,15 @@ def test_labels_are_those_of_the_run_that_answered_where_one_did(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("label", "known"), [("nightly-0123abc", False), ("", False), ("{newest}", True), ("0.9.0", True)]
+    ("label", "known"),
+    [
+        ("nightly-0123abc", False),
+        ("", False),
+        ("{newest}", True),
+        ("v{newest}", True),
+        ("{short}", True),
+        ("0.9.0", True),
+    ],
 )
 def test_a_server_of_unknown_version_does_not_make_the_newest_one_known(
     label: str, known: bool, tmp_path: Path
@@ -70,7 +78,8 @@ def test_a_server_of_unknown_version_does_not_make_the_newest_one_known(
     newest = engine_facts("vllm").version
     run = {"engine": "vllm", "version": "0.9.0" if label == "0.9.0" else newest, "model": "m", "gpu": "h200"}
     load = {"precision": "fp8", "tp": "8", "ep": "8", "in_flight": "64.0", "prompt": "921.5"}
-    row = ROW | {"version": label.format(newest=newest)} | {f"run_{n}": value for n, value in (run | load).items()}
+    said = {"version": label.format(newest=newest, short=newest.removesuffix(".0"))}
+    row = ROW | said | {f"run_{n}": value for n, value in (run | load).items()}
     data = Data.of(read_measured([write(tmp_path / "cells.csv", [row])]))
     assert statistics(data)["known"]["version"] == ([f"vllm {run['version']}"] if known else [])
 
@@ -107,7 +116,7 @@ def test_servers_that_are_all_ten_percent_slower_give_bars_around_that(tmp_path:
     assert 1.07 < factors.at(0.1) < 1.1 < factors.at(0.9) < 1.13
     other, why = fitted.kind_of(replace(case, model="opt-13b"))
     assert other is None
-    assert "too few such servers were measured" in why
+    assert "too few of these servers were measured" in why
     again = tmp_path / "again.json"
     CliRunner().invoke(app, ["calibrate", "intervals", str(path), "--out", str(again), "--date", "2026-01-01"])
     assert again.read_bytes() == out.read_bytes()

@@ -1,0 +1,64 @@
+"""Meanings of the flags of serving engines, from serve_flags.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from servesim.plugins.misspelled import ALIKE
+
+SIZES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp"}
+"""Flags for the number of GPUs in each parallel dimension; in tp and ep, SGLang and TensorRT-LLM count the GPUs of all
+ranks."""
+FILES = ("config", "extra-llm-api-options")
+
+
+@cache
+def serve_flags() -> dict[str, dict[str, Any]]:
+    """Return the settings that flags correspond to, by engine; see serve_flags.yaml."""
+    import yaml
+
+    text = resources.files("servesim.run").joinpath("serve_flags.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return loaded
+
+
+def is_switch(meaning: Any) -> bool:
+    """Return whether a flag takes no value."""
+    return isinstance(meaning, Mapping) and not isinstance(next(iter(meaning.values())), Mapping)
+
+
+def settings_of_flag(meaning: Any, value: str) -> dict[str, Any] | None:
+    """Return the settings, by dotted key, of a flag with this value: empty for a flag without effect, None for a value
+    that is not modeled. `meaning`: see serve_flags.yaml."""
+    if meaning is None:
+        return {}
+    if isinstance(meaning, str):
+        return {meaning: value or "true"}
+    ((key, to),) = meaning.items()
+    if isinstance(to, Mapping):
+        return ({key: to[value]} if to[value] is not None else {}) if value in to else None
+    return {key: to} if value.lower() != "false" else {}
+
+
+def settings_of(table: str, name: str, value: str) -> dict[str, Any] | None:
+    """Return the settings, by dotted key, of a flag of an engine, as `settings_of_flag` does; those of `no-FLAG` are
+    the opposite of a switch's. None also for an unknown flag."""
+    meanings, positive = serve_flags()[table], name.removeprefix("no-")
+    if name in meanings:
+        return settings_of_flag(meanings[name], value)
+    if positive in meanings and (meanings[positive] is None or is_switch(meanings[positive])):
+        return {key: not to for key, to in (meanings[positive] or {}).items()}
+    return None
+
+
+def resembled(table: str, name: str) -> str:
+    """Return the known flag of an engine that an unknown one resembles, or the only one that it begins; else an empty
+    string."""
+    known = [*serve_flags()[table], *SIZES, *FILES, "speculative-config"]
+    begun = [each for each in known if each.startswith(name)]
+    close = get_close_matches(name, known, 1, ALIKE) or begun[: len(begun) == 1]
+    return close[0] if close else ""
