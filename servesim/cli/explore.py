@@ -47,8 +47,8 @@ def explore(
 ) -> None:
     """Serve a page whose sliders run simulations as they move.
 
-    Only this machine can open the page. The page has controls for rate, GPUs, policies and limits, overlays runs, and
-    shows a command to copy.
+    Only this machine can open the page. The page has controls for rate, GPUs, policies and limits. It can
+    overlay runs, and it shows a command to copy.
     """
     from servesim.reports.explore.server import check_installed, serve
 

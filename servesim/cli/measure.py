@@ -96,7 +96,9 @@ def measure(
     output: Annotated[int, typer.Option(min=2, help="Output length. The idle measurement uses half of it.")] = 256,
     repeats: Annotated[int, typer.Option(min=1, help="Number of repetitions of the whole measurement.")] = 2,
     requests: Annotated[int, typer.Option(min=1, help="Requests per client. A loop has at least 40.")] = 10,
-    idle_requests: Annotated[int, typer.Option(min=2, help="Requests per idle prompt length.")] = 16,
+    idle_requests: Annotated[
+        int, typer.Option(min=2, help="Number of requests per prompt length while the server is idle.")
+    ] = 16,
     chat: Annotated[bool, typer.Option("--chat", help="Use /v1/chat/completions instead of /v1/completions.")] = False,
     timeout: Annotated[float, typer.Option(min=0.01, help="Timeout of one answer in seconds.")] = 300.0,
     key_variable: Annotated[

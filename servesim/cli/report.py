@@ -68,7 +68,7 @@ def export(
     ] = None,
     panel: Annotated[str | None, typer.Option(help="Draw only the panel with this title.")] = None,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a variant of the figure. Repeatable.")
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a variant in the figure. Repeatable.")
     ] = None,
 ) -> None:
     """Write a result in another tool's format, or one of its figures.

@@ -53,7 +53,7 @@ def inspect(
     timing: Annotated[str | None, typer.Option(help="Timing of conversations: think, original or open.")] = None,
     columns: Columns = None,
     shape: Shape = None,
-    seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for synthetic traces, presets and shapes.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show rate, burstiness, lengths and sessions of a trace.
@@ -79,7 +79,7 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     to: Annotated[str, typer.Option("--to", help="Format to write. An unknown name lists the formats.")],
     requests: Annotated[int | None, typer.Option(help="Convert only the first N requests.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of synthetic traces, presets and shapes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for synthetic traces, presets and shapes.")] = 0,
     sort: Annotated[bool, typer.Option("--sort", help="Sort the file's rows by arrival time.")] = False,
     timing: Annotated[str | None, typer.Option(help="Timing of conversations: think, original or open.")] = None,
     columns: Columns = None,

@@ -20,7 +20,10 @@ def validate(
     model: Annotated[str | None, typer.Option(help="Model, for runs that do not specify one.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU, for runs that do not specify one.")] = None,
     num_gpu_blocks: Annotated[
-        int | None, typer.Option(min=2, help="KV blocks, for servers that do not report them. [default: memory model]")
+        int | None,
+        typer.Option(
+            min=2, help="Number of KV blocks, for servers that do not report it. [default: from the memory model]"
+        ),
     ] = None,
     kernel_tables: Annotated[
         Path | None, typer.Option(help="Folder of kernel tables to use instead of the shipped ones.")

@@ -85,7 +85,7 @@ def build_cost_model(
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
         raise UserError(
-            f"attention_backend eager: {model.name} has latent attention, for which only fused kernels are priced"
+            f"attention_backend eager: {model.name} uses latent attention, which is modeled only with fused kernels"
         )
     weights = format_on(gpu, dtype)
     if weights == "fp8" and model.block_scaled and _has(kernels, "fp8_block"):

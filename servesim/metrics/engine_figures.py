@@ -112,7 +112,7 @@ ENGINE = Group(
         Figure("gpu_busy_share",
                "time during which the GPUs compute, divided by the uptime of their replicas", busy_share, "share"),
         Figure("mfu",
-               "FLOPs that the answers needed, divided by the peak FLOPs of the GPUs over the duration. "
+               "FLOPs required to generate the answers, divided by the GPUs' peak FLOP/s times the duration. "
                "Recomputation and padding do not count. `null` for several pools, for models whose layers are not "
                "all dense and identical, and for GPUs without a stated peak for the format", mfu, "share"),
         Figure("mbu",

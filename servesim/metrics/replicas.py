@@ -130,7 +130,7 @@ REPLICAS = Group(
         NUMBER), Figure("requests", "number of requests that the replica served", lambda one:
         int(one.sums["requests"]), schema=COUNT), Figure("output_tokens", "output tokens of its completed requests",
                lambda one: int(one.sums["output_tokens"]), schema=COUNT),
-        Figure("busy_share", "time during which the replica's GPUs computed, divided by its uptime",
+        Figure("busy_share", "time that the replica's GPUs spent computing, divided by the replica's uptime",
                lambda one: per(one.sums["gpu_ns"], one.up.ns * one.deployment.pp), "share"),
         Figure("queue_ms", "mean time until the replica's requests were first scheduled",
                lambda one: per(one.sums["queued_ns"] / MS, one.sums["scheduled"]), "ms"),

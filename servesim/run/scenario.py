@@ -143,8 +143,8 @@ class _Scenario(Section):
     speculation: Settings = Field(default={"name": "none"})
     """Speculative decoding method, such as `eagle3:k=3`, `ngram` or `draft-model:model=...`."""
     acceptance: Settings | None = None
-    """Acceptance of draft tokens, such as `positions:marginal=0.73/0.52/0.36`. Acceptance is part of the workload. None
-    uses the rates that the method assumes, and a note lists them."""
+    """Acceptance of draft tokens, such as `positions:marginal=0.73/0.52/0.36`. Acceptance is part of the workload.
+    Without a value, the rates that the method assumes are used, and a note lists them."""
     engine: EngineSettings = EngineSettings()
     slo: Annotated[dict[str, float], COMMON] = Field(default={})
     """Latency limits in ms or with a unit, such as `ttft:500,tpot:50` or `e2el<30s`. A request is good if it meets
@@ -168,8 +168,8 @@ class _Scenario(Section):
     """Check invariants of the scheduler and memory after every step. Also compare the first 300 requests with reference
     mode."""
     host: str = "auto"
-    """Host terms: the time that the engine adds to its kernels. The value is a shipped set or a YAML file. `auto`
-    selects the latest shipped terms of vLLM. `none` adds no time to the kernels."""
+    """Host terms: the CPU time that the engine adds on top of its GPU kernels. The value is a shipped set or a YAML
+    file. `auto` selects the latest shipped terms of vLLM. `none` adds no time to the kernels."""
     kernel_tables: str | None = None
     """Kernel tables to use instead of the default ones: a folder of tables measured on this GPU, or the name of other
     shipped tables (`h100-trtllm`: GEMMs and attention of TensorRT-LLM). `roofline` uses only formulas and no

@@ -116,7 +116,7 @@ def _json(path: Path, start: str) -> Table:
         return _rows(path, _text.json_lines(path))
     found = _records(read_json(path), 0)
     if found is None:
-        raise UserError(f"{path}: no list of requests in this JSON; it needs a list, or one object per line (JSONL)")
+        raise UserError(f"{path}: this JSON has no list of requests. Use a list, or one object per line (JSONL).")
     if len(found) > limits().rows:
         raise too_much(path, "requests are", "rows")
     return _rows(path, ((i, row) for i, row in enumerate(found, start=1)))

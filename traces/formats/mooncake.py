@@ -153,7 +153,7 @@ def _content(path: Path, prompt_len: Ints, hashes: list[Any], lines: list[int], 
         if len(ids) != count:
             raise UserError(
                 f"{path}: line {line}: {len(ids)} hash_ids for input_length {length} instead of {count} (one per "
-                f"started block of {size} tokens)"
+                f"block of {size} tokens, including a partial last block)"
             )
         if not all(type(i) is int for i in ids):
             raise UserError(f"{path}: line {line}: hash_ids must be whole numbers")

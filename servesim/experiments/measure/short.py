@@ -102,7 +102,7 @@ def _load(run: Measured, cell: Cell, host: Path | None) -> Load:
     result = simulate(settings)
     table, latency = result.requests, result.summary["latency_ms"]
     if lost := settings["requests"] - int((table.last_token_ns > 0).sum()):
-        raise UserError(f"{cell.id}: {lost} of {settings['requests']} simulated requests were refused")
+        raise UserError(f"{cell.id}: {lost} of {settings['requests']} simulated requests were rejected")
     ttft, tpot = means(run.answers)
     start = run.answers[0].sent_ns
     measured = Times(

@@ -25,8 +25,8 @@ BURSTS = Group(
         _of("most_waiting", "largest number of requests that waited at the same time after the burst began"),
         _of("most_waiting_before", "largest number of requests that waited at the same time before the burst"),
         _of("recovery_s", (
-            "time from the end of the burst until the queue is no longer than its maximum before the burst. 0 if the "
-            "queue recovers immediately, `null` if it does not recover within the run"
+            "time from the end of the burst until the queue has shrunk to at most its maximum before the burst. 0 "
+            "if the queue recovers immediately, `null` if it does not recover within the run"
         ), "s", FIGURE),
         _of("waited", (
             "number of requests that arrived between the start of the burst and the recovery, and that waited longer "

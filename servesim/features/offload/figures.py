@@ -97,7 +97,7 @@ OFFLOAD = Group(
     "offload",
     "offload",
     (
-        Figure("hit_rate", "prompt tokens of admitted requests found on the GPU and in each tier, divided by "
+        Figure("hit_rate", "for admitted requests, prompt tokens found on the GPU and in each tier, divided by "
                "`queried_tokens`", _hit_rate, "share", a_map(FIGURE)),
         Figure("loaded_tokens", "number of tokens loaded, including tokens for preempted requests",
                lambda m: sum(m.tiers.values()) + m.sum("again_tokens"), schema=COUNT),
@@ -115,7 +115,7 @@ OFFLOAD = Group(
                "time from the request for a load to its completion. For LMCache, the time that a load adds to a step",
                lambda m: describe(np.array([ns for each in m.counts for ns in each.load_ns], dtype=np.int64), MS),
                "ms", DISTRIBUTION),
-        Figure("load_busy_share", "share of the time during which the link to host memory was loading",
+        Figure("load_busy_share", "share of the time during which the link to host memory was busy with loads",
                lambda m: per(sum(host.reading.busy_ns for host in m.hosts) / SECOND, m.seconds), "share"),
         Figure("store_busy_share", "share of the time during which the link to host memory was storing",
                lambda m: per(sum(host.writing.busy_ns for host in m.hosts) / SECOND, m.seconds), "share"),
