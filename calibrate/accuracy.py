@@ -49,12 +49,14 @@ AXES = {
     "kda_decode": "batch",
     "kda_prefill": "new_tokens",
     "all_reduce": "bytes",
+    "all_reduce_fused": "bytes",
     "all_reduce_nccl": "bytes",
     "all_gather": "bytes",
 }
 """Column that varies along each operator's curves; for operators not listed, it is the number of tokens or rows (m)."""
 _ALONE = (
     "all_reduce",
+    "all_reduce_fused",
     "all_reduce_nccl",
     "all_gather",
     "norm",

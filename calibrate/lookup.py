@@ -31,7 +31,7 @@ _EXPERTS = ("moe", "moe_ep")
 _EXCHANGES = ("all_to_all_ll", "all_to_all_ht")
 _SPARSE = {7168: "deepseek-v3.2", 6144: "glm-5"}
 """Models whose sparse attention was measured, by hidden width."""
-_COLLECTIVES = ("all_reduce", "all_reduce_nccl", "all_gather")
+_COLLECTIVES = ("all_reduce", "all_reduce_fused", "all_reduce_nccl", "all_gather")
 
 
 def lookup(tables: KernelTables, gpu: Gpu, op: str, dtype: str, rows: Rows) -> NDArray[np.float64]:

@@ -159,7 +159,7 @@ def _write(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path
     none."""
     frames, sources = [], []
     for convert, source, read in found:
-        raw = read_parquet(read())
+        raw = read_parquet(read()).assign(version=source.parts[5])
         frame = new_shapes(convert, raw, frames) if path.stem in ("moe", "sparse") else convert(raw)
         if len(frame):
             frames.append(frame)

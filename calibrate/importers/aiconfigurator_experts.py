@@ -1,8 +1,8 @@
 """Experts in the `aiconfigurator-core` package: which versions, kernels and routing are kept.
 
 The newest version of TensorRT-LLM's rows covers few models, so older ones fill in; other frameworks' newest versions
-cover all, and their older ones ran other kernels. Kernels that a framework calls but did not time itself are another
-framework's rows of the same library.
+cover all, and their older ones ran other kernels. Rows of a kernel that a framework calls but did not time come from
+another framework that calls the same library.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROUTING = "power_law_1.2"
 """Routing distribution that is kept: expert loads follow a power law. It is the package's own assumption for engines on
 real text and is available for every GPU."""
 DEALT = (2, 4, 8)
-"""Numbers of GPUs over which experts are distributed within one server. Rows with more GPUs put the most
-    loaded experts on one GPU (with 64, it has 18 times the mean load), which no known server does."""
+"""Numbers of GPUs over which experts are distributed within one server. Rows with more GPUs put the most loaded experts
+on one GPU (with 64, it has 18 times the mean load), which no known server does."""
 
 
 def older_tables(files: Files, system: str, framework: str) -> Found:
@@ -92,7 +92,7 @@ EXPERT_PARTS: list[tuple[str, Callable[[Any], Any]]] = [
     *((_MXFP8, convert) for convert in (_moe_mxfp8, _moe_mxfp8_dealt)),
     *((_GENERATED, convert) for convert in (_moe_generated, _moe_generated_dealt)),
 ]
-"""Tables of experts and their conversions, newer ones first."""
+"""Tables of experts and their conversions: the framework's own, newest first, then those of others."""
 
 
 def new_shapes(convert: Callable[[Any], Any], raw: Any, newer: list[Any]) -> Any:
@@ -101,6 +101,6 @@ def new_shapes(convert: Callable[[Any], Any], raw: Any, newer: list[Any]) -> Any
     frame = convert(raw)
     if convert in (_moe_generated, _moe_generated_dealt):
         return frame
-    shape = [c for c in ("op", "dtype", "n", "k", "experts", "topk", "gpus") if c in frame]
+    shape = [c for c in ("op", "dtype", "n", "k", "experts", "topk", "gpus", "heads") if c in frame]
     known = {key for other in newer if set(shape) <= set(other) for key in zip(*(other[c] for c in shape), strict=True)}
     return frame[[key not in known for key in zip(*(frame[c] for c in shape), strict=True)]]

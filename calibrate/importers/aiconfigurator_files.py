@@ -92,7 +92,11 @@ def newest(
 
 def versions_of(files: Files, system: str, framework: str, stem: str) -> list[PurePosixPath]:
     """Return the paths of a table in all versions of a framework, newest first."""
-    paths = [p for p in files if p.parts[:3] == ("systems", "data", system) and p.stem == stem and len(p.parts) == 7]
+    paths = [
+        p
+        for p in files
+        if p.parts[:3] == ("systems", "data", system) and p.name == f"{stem}.parquet" and len(p.parts) == 7
+    ]
     return sorted((p for p in paths if p.parts[4] == framework), key=lambda p: Version(p.parts[5]), reverse=True)
 
 

@@ -52,11 +52,11 @@ def build_cost_model(
 ) -> TableCostModel:
     """Return the cost model of `model` on `pp` pipeline stages of `tp` identical GPUs each.
 
-    `dtype` applies to the linear layers (the LM head and routers stay in 16 bits, as in vLLM; experts published in only
-    one precision keep it), `kv_dtype` to the KV cache. `tables` is a folder of kernel tables measured on `gpu`, used
-    instead of the shipped ones, or "roofline": no tables, everything by formula from the GPU's data sheet, or "ideal":
-    the same at the data sheet's full rates (`Roofline.ideal`). Anything missing from the tables is priced by formula
-    and appears as such in `Price.shares`. `host` is the engine's overhead on top of its kernels, or None for no
+    `dtype` applies to the linear layers (the LM head and most routers stay in 16 bits, as in vLLM; experts published in
+    only one precision keep it), `kv_dtype` to the KV cache. `tables` is a folder of kernel tables measured on `gpu`,
+    used instead of the shipped ones, or "roofline": no tables, everything by formula from the GPU's data sheet, or
+    "ideal": the same at the data sheet's full rates (`Roofline.ideal`). Anything missing from the tables is priced by
+    formula and appears as such in `Price.shares`. `host` is the engine's overhead on top of its kernels, or None for no
     overhead. `speculator` drafts after every step, at a cost. `moe_backend` is the kernel of routed experts
     (`servesim.cost.moe.MOE_BACKENDS`; auto: the one that `engine` is known to run, else the fastest measured). Whole
     experts are distributed over `ep` of the GPUs and split by width over the rest. `dp` data-parallel ranks of `tp`
@@ -81,6 +81,7 @@ def build_cost_model(
         for name in ("weight_only_flops", "sink_prefill_flops")
     )
     keeps_fp32 = engine is not None and not by_formula and model.model_type in engine.get("fp32_routers", ())
+    keeps_fp32 = keeps_fp32 and {"fp32", "bf16"} <= gpu.flops.keys()
     gemms = GemmTables(kernels, roofline(gpu), roofline(measured_on), smooth, rows.get("quantizing_us", {}), rate)
     eager = attention_backend == "eager"
     if eager and model.latent is not None:
@@ -106,7 +107,7 @@ def build_cost_model(
         ep,
         eager,
         _own_all_reduce_below(engine, tp),
-        _fused_norm_below(engine, tp, model, fuse_allreduce_rms),
+        _fused_norm_below(engine, tp, model, fuse_allreduce_rms, dp * pp == 1),
         frozenset(rows.get("attention_with", ())),
         dp,
         load,
@@ -157,7 +158,7 @@ def _kernels(
         return KernelTables.load(folder=tables), _unchanged(gpu), {}
     own = engine.get("kernel_tables") if engine is not None and gpu.tables is not None else None
     if engine is not None and own is not None and (model.latent is None or _has_latent(KernelTables.load(own))):
-        return KernelTables.load(own), _unchanged(gpu), engine.get("kernel_rows", {})
+        return KernelTables.load(own), Gpu.load(own.partition("-")[0]), engine.get("kernel_rows", {})
     if gpu.tables is not None:
         return KernelTables.load(gpu.tables), Gpu.load(gpu.tables), {}
     return None, gpu, {}
@@ -195,9 +196,12 @@ def _experts_kernel(engine: EngineFacts, weights: str, tp: int, expert_parallel:
     return str(known["kernel"]) if applies else "auto"
 
 
-def _fused_norm_below(engine: EngineFacts | None, tp: int, model: ModelSpec, fuse: bool | None) -> float:
-    """Return the message size in bytes up to which the engine's all-reduce of this model also normalizes."""
-    if engine is None or model.model_type not in engine.get("fused_norm_models", (model.model_type,)):
+def _fused_norm_below(engine: EngineFacts | None, tp: int, model: ModelSpec, fuse: bool | None, alone: bool) -> float:
+    """Return the message size in bytes up to which the engine's all-reduce of this model also normalizes; 0: never.
+    vLLM does so without pipeline stages and data-parallel ranks (issues 34458 and 35426). `alone`: there are none."""
+    if engine is None or model.model_type in engine.get("unfused_norm_models", ()):
+        return 0.0
+    if engine.engine == "vllm" and not alone:
         return 0.0
     if not (engine.get("fuse_allreduce_rms", True) if fuse is None else fuse):
         return 0.0

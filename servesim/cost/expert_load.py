@@ -24,8 +24,9 @@ module's power law."""
 
 ROUTED_SKEW = {"minimax_m2": 0.8}
 """Exponent of the loads that a model's own router makes, by the family in its config.json, where it is known to differ
-from the measured tables'. Fitted to TPOT of the 200 cells in view of MiniMax-M2.5 under vLLM (InferenceX: H100, H200,
-B200, B300), which are 7.3 % off with the tables' own: 0.65 fits FP8 on B200 best, 1.0 expert parallelism on H100."""
+from the measured tables'. A compromise, fitted to TPOT of the 200 given cells of MiniMax-M2.5 under vLLM (InferenceX:
+H100, H200, B200, B300), which are 7.3 % off with the tables' exponent: FP8 on B200 is best at 0.65, and expert
+parallelism on H100 at 1.0."""
 
 
 def touched(count: int, per_token: int, tokens: float, skew: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from servesim.cost.attention import Attention, TableAttention, roofline_attention
-from servesim.cost.curve import Curve
+from servesim.cost.curve import EXTRAPOLATED, ROOFLINE, Curve
 from servesim.cost.curves import free_up_to, monotone, total, upper
 from servesim.cost.eager import EagerAttention
 from servesim.cost.expert_load import MEASURED_SKEW, ROUTED_SKEW, touched
@@ -255,21 +255,25 @@ class LayerGraph:
         if not moe.gated and not family_measured(self.gemms, moe, hidden, dtype):
             moe = replace(moe, size=max(gpus, 2 * moe.size // 3))  # 2 of the 3 matrices
         curve = experts_curve(self.gemms, moe, hidden, gpus, dtype, self.moe_backend, self.ep, self.load)
-        if (skew := ROUTED_SKEW.get(self.model.model_type)) is not None:
+        skew = ROUTED_SKEW.get(self.model.model_type)
+        by_tables = (
+            self.load is None and not self.moe_backend.startswith("deepgemm") and min(curve.knot_source) < ROOFLINE
+        )
+        if skew is not None and by_tables:
             curve = self._as_routed(curve, moe, skew, 3.0 * hidden * moe.size / gpus * dtype_bytes(dtype))
         return monotone(curve) if self.gemms.monotone else curve
 
     def _as_routed(self, curve: Curve, moe: Experts, skew: float, expert_bytes: float) -> Curve:
-        """Return the times of experts whose loads are less unequal than the tables': more of them are touched and
-        read, `expert_bytes` per expert on each GPU."""
+        """Return the times of measured experts for loads that are less unequal than the tables': as long as not all are
+        touched, more of them are, each of which takes `expert_bytes` to read on each GPU."""
         read = expert_bytes / self.roofline.rate
 
         def more(tokens: float) -> float:
             own, tables = (touched(moe.count, moe.per_token, tokens, s) for s in (skew, MEASURED_SKEW))
-            return read * (own - tables)
+            return max(read * (own - tables), 0.0)
 
         ys = [y + more(x) for x, y in zip(curve.xs, curve.ys, strict=True)]
-        return Curve(curve.xs, ys, curve.knot_source, last_slope=curve.slopes[-1], beyond=curve.segment_source[-1])
+        return Curve(curve.xs, ys, EXTRAPOLATED, last_slope=curve.slopes[-1])
 
     def _send(self) -> list[Operator]:
         """Return the time to send the hidden state and residual to the next stage, one slice per GPU, and to gather

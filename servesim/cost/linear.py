@@ -20,6 +20,8 @@ NORM_WITHIN_US = 2.5
 """Microseconds that the residual and norm add to TensorRT-LLM's all-reduce in one kernel, whose rows are of the
 reduction alone. Fitted to steps of 4 sequences of MiniMax-M2.5 in NVFP4 on B300 under vLLM 0.19 (InferenceX): on one
 GPU they take .40 ms more than priced, on four GPUs, with 124 reductions, .71 ms."""
+_NORM_BYTES = 3.0
+"""Bytes that the residual and norm move per byte of the message: the residual in and out, and the normed output."""
 WEIGHT_ONLY = ("int8_wo", "int4", "mxfp4")
 """Formats of weights that vLLM and SGLang unpack in Marlin's kernel, which computes in bf16."""
 
@@ -117,7 +119,8 @@ def collective_curve(
     """Return the time of an `all_reduce` or `all_gather` as a function of the number of tokens, each `bytes_per_token`
     bytes. `own_below` is the size in bytes from which the engine leaves all-reduce to NCCL, used if the table has
     separate times for NCCL; in other tables, the rows reflect the choice of the measured engine. Up to `fused_below`
-    bytes, all-reduce takes the time of the kernel that also normalizes, if the table has it."""
+    bytes, all-reduce takes the time of the kernel that also normalizes, if the table has it (otherwise the norm is
+    free)."""
     size, time = _messages(tables, op, gpus)
     if op == "all_reduce":
         nccl, its_time = _messages(tables, "all_reduce_nccl", gpus)
@@ -125,8 +128,12 @@ def collective_curve(
         rest = nccl >= (own_below if own.any() else 0)
         size, time = np.concatenate((size[own], nccl[rest])), np.concatenate((time[own], its_time[rest]))
         fused, fused_time = _messages(tables, "all_reduce_fused", gpus)
-        fused_time = fused_time + NORM_WITHIN_US
+        fused_time = fused_time + NORM_WITHIN_US + _NORM_BYTES * fused / roofline.rate / 1e3
         if (with_norm := fused <= fused_below).any():
+            beyond = (fused_below // bytes_per_token + 1) * bytes_per_token
+            size, time = np.append(size, beyond), np.append(time, np.interp(beyond, size, time))
+            order = np.argsort(size, kind="stable")
+            size, time = size[order], time[order]
             apart = size > fused_below
             size, time = (
                 np.concatenate(both) for both in ((fused[with_norm], size[apart]), (fused_time[with_norm], time[apart]))

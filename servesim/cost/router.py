@@ -1,10 +1,11 @@
 """Times of a router whose weights an engine keeps in float32.
 
-Three kernels run instead of one: activations are converted to float32, the product runs on CUDA cores (on tensor cores
-in TF32 where `float32_matmul_precision` is high), and partial sums of a product that is split along its inner dimension
-are added. Which models' routers are kept so is in `fp32_routers` (servesim/versions/vllm.yaml). The rates are those of
-the formula; one measured pair agrees with them: MiniMax-M2.5 on four B200 under vLLM 0.19 before and after TF32 was
-switched on (InferenceX, April 2026, prompts of 7,400 tokens, 4 clients) differs by 17 ms in TTFT, 18 by this formula.
+Three kernels run instead of one: activations are converted to float32, the product runs on CUDA cores, and the partial
+sums of a product that is split along its inner dimension are added. With `float32_matmul_precision` high, the product
+runs on tensor cores in TF32 and is not split. `fp32_routers` (servesim/versions/vllm.yaml) lists the models. The rates
+are those of the formula; one measured pair agrees with them: MiniMax-M2.5 on four B200 under vLLM 0.19 before and after
+TF32 was switched on (InferenceX, April 2026, prompts of 7,400 tokens, 4 clients) differs by 17 ms in TTFT, 18 by this
+formula.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from servesim.contracts.warn import Warn
 from servesim.cost.tables import KernelTables
 from servesim.hardware.gpu import Gpu
 
-ROUNDS = {"all_reduce": 2.0, "all_reduce_nccl": 2.0, "all_gather": 1.0}
+ROUNDS = {"all_reduce": 2.0, "all_reduce_fused": 2.0, "all_reduce_nccl": 2.0, "all_gather": 1.0}
 """Number of times that a ring collective sends (n - 1) / n of the message from each GPU."""
 _LEAST = 0.25
 """Minimum fraction of the data sheet's link rate that collectives of large messages reach. Good tables have 36 % (eight

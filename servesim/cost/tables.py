@@ -11,9 +11,9 @@ contexts, alone or next to one prompt), `window_prefill`, `window_decode` (atten
 `mla_prefill`, `mla_decode` (latent attention with its projections), `mla_kernel_prefill`, `mla_kernel_decode` (its
 kernel alone), `gdn_prefill`, `gdn_decode`, `kda_prefill`, `kda_decode` (convolution and recurrence of layers that keep
 a state), `dsa_prefill`, `dsa_decode` (sparse attention with its projections; k: hidden size), `all_reduce` (as the
-engine chooses among its kernels), `all_reduce_nccl`, `all_gather`, `all_to_all_ll`, `all_to_all_ht` (DeepEP's dispatch
-to the experts' GPUs and combine, in low-latency and high-throughput mode), `norm` (with the residual addition),
-`activation`, `rotary`, `kv_write`, `embedding`, `sampler` |
+engine chooses among its kernels), `all_reduce_fused` (a kernel that can also normalize), `all_reduce_nccl`,
+`all_gather`, `all_to_all_ll`, `all_to_all_ht` (DeepEP's dispatch to the experts' GPUs and combine, in low-latency and
+high-throughput mode), `norm` (with the residual addition), `activation`, `rotary`, `kv_write`, `embedding`, `sampler` |
 | dtype | string | of weights and activations (gemm, moe: `bf16`, `fp8`, `fp8_block`, `int8`, `int8_wo`, `int4`,
 `mxfp4`, `fp32`), of keys and values (attention: `bf16`, `fp8`, `fp32`), of activations (small operators), of the
 message |
@@ -30,9 +30,10 @@ skew: 0 without one) |
 skew: their mean; a row whose longest is the mean has equal contexts) |
 | heads, kv_heads, head_dim | int32 | attention: on this GPU, after tensor parallelism; gdn, kda: heads of values, heads
 of keys, and the width of both |
-| gpus | int32 | moe_ep: GPUs over which whole experts are distributed; all_reduce, all_reduce_nccl, all_gather:
-participating GPUs (all_to_all, too) |
-| bytes | int64 | all_reduce, all_reduce_nccl: size of the tensor; all_gather: size of the gathered result |
+| gpus | int32 | moe_ep: GPUs over which whole experts are distributed; all_reduce, all_reduce_fused, all_reduce_nccl,
+all_gather: participating GPUs (all_to_all, too) |
+| bytes | int64 | all_reduce, all_reduce_fused, all_reduce_nccl: size of the tensor; all_gather: size of the gathered
+result |
 | kernel | string | the measured kernel |
 | time_us | float64 | median time of one call |
 | p10_us, p90_us | float64 | spread of the underlying timings; only in tables of `servesim calibrate profile` |

@@ -60,7 +60,7 @@ class EngineSettings(Section):
     affects models whose routers the engine keeps in float32."""
     fuse_allreduce_rms: bool | None = None
     """Fuse all-reduce, residual and norm into one kernel (vLLM's pass_config.fuse_allreduce_rms). None means the
-    default of the engine's version."""
+    default of the engine's version. It matters for TP on Hopper and Blackwell."""
     enable_expert_parallel: bool = False
     """Distribute whole experts over the tp x dp GPUs instead of splitting each one by width. `ep` sets the number of
     GPUs."""
@@ -71,7 +71,8 @@ class EngineSettings(Section):
     engine. `deepep_auto` uses the low-latency mode if all ranks decode, and the high-throughput mode otherwise."""
     expert_skew: float | None = Field(default=None, ge=0, le=3)
     """Exponent of the power law of expert loads. 0 means equal loads. The most loaded GPU determines the time. None
-    means 1.2, as in the kernel measurements. For more than 8 GPUs, only the power law applies."""
+    means 1.2, as in the kernel measurements, or the exponent of the model's own router if it is known. For more than 8
+    GPUs, only the power law applies."""
     enable_eplb: bool = False
     """Balance experts over GPUs by their loads (EPLB). Each redundant expert is a second copy of the most loaded
     expert."""

@@ -11,7 +11,7 @@ from servesim.contracts import Defaults, KVAllocator, Scheduler, kv_allocators, 
 from servesim.contracts.warn import Warn
 from servesim.cost import TableCostModel, build_cost_model
 from servesim.cost.data_parallel import check_ranks
-from servesim.cost.expert_load import MEASURED_OVER, MEASURED_SKEW, most_loaded
+from servesim.cost.expert_load import MEASURED_OVER, MEASURED_SKEW, ROUTED_SKEW, most_loaded
 from servesim.cost.host import HostTerms, host_terms
 from servesim.errors import UserError
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, vllm_defaults
@@ -154,7 +154,8 @@ def load_of(scenario: Scenario, model: ModelSpec) -> float | None:
     asked = engine.expert_skew is not None or engine.enable_eplb
     if model.experts is None or ep == 1 or (ep <= MEASURED_OVER and not asked):
         return None
-    skew = engine.expert_skew if engine.expert_skew is not None else MEASURED_SKEW
+    own = ROUTED_SKEW.get(model.model_type, MEASURED_SKEW)
+    skew = engine.expert_skew if engine.expert_skew is not None else own
     moe = model.experts
     return most_loaded(moe.count, moe.per_token, ep, skew, engine.num_redundant_experts, engine.enable_eplb)
 

@@ -295,7 +295,7 @@ def _runs(path: Path, prompt_len: Ints, cells: list[Any], lines: list[int]) -> C
                 f"{path}: line {line}: content must be [[content id, tokens], ...] (in all rows or in none)"
             ) from None
         if sum(n for _, n in row) != prompt or any(n < 1 for _, n in row):
-            raise UserError(f"{path}: line {line}: the token counts in the token counts in content must add up to prompt_len {prompt}")
+            raise UserError(f"{path}: line {line}: the token counts in content must add up to prompt_len {prompt}")
         counts.append(len(row))
         ids.extend(i for i, _ in row)
         lengths.extend(n for _, n in row)

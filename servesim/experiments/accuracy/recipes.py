@@ -127,7 +127,8 @@ def _recipe(cell: Cell) -> Recipe:
         settings["kv_dtype"] = kv_dtype
     for script in _dated(cell, own, source["name"]):
         for key, value in script.items():
-            settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
+            known = settings.get(key) or (preset_settings(engine["preset"])["scheduler"] if key == "scheduler" else {})
+            settings[key] = {**known, **value} if isinstance(value, dict) else value
     return Recipe(settings, output_mean(cell))
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from servesim.contracts.cost import Batch
 from servesim.cost import build_cost_model
 from servesim.cost.breakdown import breakdown
 from servesim.hardware import Gpu, ModelSpec
+from servesim.run.scenario import Scenario
 from servesim.run.serve_command import served
+from servesim.run.server import cost_model_of
 from servesim.versions import engine_facts
 
 B200 = Gpu.load("b200")
@@ -51,6 +56,26 @@ def test_a_pair_of_measured_servers_differs_as_much() -> None:
 def test_other_models_and_engines_keep_16_bits(model: str, engine: str | None) -> None:
     assert router_ns(model, 8_000, engine) < 0.1 * router_ns("minimax-m2.5", 8_000)
     assert router_ns(model, 8_000, engine) == router_ns(model, 8_000, engine, "high")
+
+
+def test_a_scenario_hands_both_settings_to_the_cost_model() -> None:
+    base = {"model": "minimax-m2.5", "gpu": "b200", "tp": 4, "dtype": "fp8", "trace": "synth:prompt=100,output=10"}
+
+    def step_ns(**engine: Any) -> dict[str, float]:
+        scenario = Scenario.of(base | {"engine": {"version": "0.19.0", **engine}})
+        return breakdown(cost_model_of(scenario), Batch.decodes(32, 32_000))
+
+    plain = step_ns()
+    assert step_ns(float32_matmul_precision="high")["router"] < plain["router"]
+    assert step_ns(fuse_allreduce_rms=False)["norm"] > 2 * plain["norm"]
+
+
+def test_a_gpu_whose_rate_in_float32_is_not_known_keeps_16_bits() -> None:
+    gpu = replace(B200, name="mine", flops={"bf16": 2250e12, "fp8": 4500e12})
+    model, facts = ModelSpec.load("minimax-m2.5"), engine_facts("vllm", None, "b200")
+    batch = Batch.decodes(4, 4_000)
+    routers = [breakdown(build_cost_model(model, gpu, 4, "fp8", engine=e), batch)["router"] for e in (facts, None)]
+    assert routers[0] == routers[1]
 
 
 def test_a_command_states_the_precision_in_a_variable() -> None:

@@ -41,3 +41,14 @@ def test_more_touched_experts_are_more_weights_to_read() -> None:
 def test_a_model_whose_router_is_not_known_keeps_the_loads_of_the_tables() -> None:
     model = ModelSpec.load("qwen3-235b-a22b")
     assert experts_ns(model, 32) == experts_ns(replace(model, model_type=""), 32)
+
+
+def test_loads_that_are_equal_already_get_no_more_experts() -> None:
+    """Formulas and DeepGEMM's grouped kernel assume equal loads, so the ideal stays a lower bound."""
+    model, h100 = ModelSpec.load("minimax-m2.5"), Gpu.load("h100")
+    for settings in ({"tables": "ideal"}, {"tables": "roofline"}, {"moe_backend": "deepgemm"}):
+        times = [
+            breakdown(build_cost_model(one, h100, 4, "fp8", **settings), Batch.decodes(32, 32_000))["experts"]  # type: ignore[arg-type]
+            for one in (model, replace(model, model_type=""))
+        ]
+        assert times[0] == times[1], settings

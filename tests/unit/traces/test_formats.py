@@ -151,7 +151,7 @@ BAD = [
     (lines([{"servesim_trace": 2}]), "line 1: servesim_trace is 2 but must be 1"),
     (
         lines([{"servesim_trace": 1}, {"arrival_ns": 0, "prompt_len": 3, "output_len": 1, "content": [[1, 2]]}]),
-        "line 2: the token counts in the token counts in content must add up to prompt_len 3",
+        "line 2: the token counts in content must add up to prompt_len 3",
     ),
     ("", "the file is empty"),
     (
