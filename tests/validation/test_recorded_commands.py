@@ -36,7 +36,7 @@ def test_of_39_pairs_of_commands_that_differ_in_one_thing_29_are_ordered_correct
     assert sum(abs(measured) > 0.1 for _, measured, _ in missed) <= 3
     overall = document["scores"][0]["over_cells"]
     errors = [overall[name]["mape"]["value"] for name in ("tpot", "ttft", "e2e")]
-    assert [round(100 * error) for error in errors] == [26, 19, 19]
+    assert [round(100 * error) for error in errors] == [25, 19, 19]
     (ours,) = (row for row in shipped().document["laboratories"]["left_out"] if row["laboratory"] == "gpustack")
     assert (ours["kept"], ours["answered"]) == (135, 111)
     assert [ours["errors"][name]["mape"] for name in ("tpot", "ttft", "e2e")] == pytest.approx(errors, abs=2e-3)
@@ -70,7 +70,7 @@ def test_what_is_not_answered_is_not_known_to_have_run_so() -> None:
     assert reasons == {
         "GPU 910b": 12,
         "the run's heading and its command name different models or flags": 5,
-        "far fewer requests were in flight": 4,
+        "far fewer requests were in flight than there were clients, so they were sent at an unstated rate": 4,
         "glm-4.5-air (bf16, tp 2) on h100": 2,
         "gpt-oss-120b (bf16, tp 1) on a100": 1,
     }
