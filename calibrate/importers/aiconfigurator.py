@@ -157,7 +157,8 @@ def _has_system(files: Files, system: str) -> bool:
 def _write(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
     """Convert the tables `found` into one file at `path` and return its number of rows; write no file if there are
     none."""
-    frames, sources = [], []
+    frames: list[Any] = []
+    sources: list[dict[str, Any]] = []
     for convert, source, read in found:
         raw = read_parquet(read()).assign(version=source.parts[5])
         frame = new_shapes(convert, raw, frames) if path.stem in ("moe", "sparse") else convert(raw)
