@@ -85,7 +85,7 @@ def test_a_scenario_chooses_attention_that_is_not_fused() -> None:
 
 
 def test_latent_attention_is_not_priced_unfused() -> None:
-    with pytest.raises(UserError, match="attention_backend eager: deepseek-v3 has latent attention"):
+    with pytest.raises(UserError, match="attention_backend eager: deepseek-v3 uses latent attention"):
         cost("deepseek-v3", tp=8, attention_backend="eager")
 
 

@@ -160,10 +160,10 @@ def test_a_kernel_for_fp8_arithmetic_is_not_said_to_run_where_there_is_none() ->
 def test_an_engine_without_such_a_kernel_refuses_by_name() -> None:
     cost("llama-3.1-8b", "a100", "fp8", "sglang")
     with pytest.raises(
-        UserError, match="a100 has no fp8 arithmetic, and sglang no weight-only kernel for experts in it"
+        UserError, match="a100 has no fp8 arithmetic, and sglang has no weight-only kernel for experts with it"
     ):
         cost(MIXTURE, "a100", "fp8", "sglang", tp=4)
-    with pytest.raises(UserError, match="and tensorrt-llm no weight-only kernel for linear layers in it"):
+    with pytest.raises(UserError, match="and tensorrt-llm has no weight-only kernel for linear layers with it"):
         cost("llama-3.1-8b", "a100", "fp8", "tensorrt-llm")
     assert support("llama-3.1-8b", "a100", "tensorrt-llm", "fp8").state == "refused"
     assert support("llama-3.1-8b", "a100", "vllm", "fp8").state == "partly"

@@ -61,7 +61,7 @@ def test_budgets_and_planning_that_differ_are_the_first_warnings_of_a_comparison
     document = servesim.compare(**WORKLOAD, scheduler=["vllm", "sarathi"], replicates=2).attrs["document"]
     budget, planning, _ = document["warnings"]
     assert budget.startswith("token budgets per step differ (vllm 8,192, sarathi 512)")
-    assert planning.startswith("sarathi schedules synchronously while the others schedule one step ahead; ")
+    assert planning.startswith("sarathi schedules synchronously while the others schedule one step ahead. ")
     print_compare(document, None)
     printed = words(capsys.readouterr().out)
     assert (

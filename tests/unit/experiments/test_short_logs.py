@@ -55,11 +55,11 @@ def test_one_replicate_of_a_log_that_has_more_is_told_to_take_more(
     log: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, said = capacity_of(log, capsys, rate="3x")
-    assert "use a longer log" in said
+    assert "Use a longer log" in said
     assert "bisection" not in said
     Path(log["trace"]).write_text(LOG + "".join(f"2026-11-02T09:00:0{i}Z,96,10\n" for i in range(3, 9)))
     for asked in ({"rate": "3x"}, {}):
         _, said = capacity_of(log, capsys, replicates=1, **asked)
-        assert "use a longer log" not in said
-        assert "use --replicates 5" in said
+        assert "Use a longer log" not in said
+        assert "Use --replicates 5" in said
         assert ("bisection" in said) == (not asked)

@@ -240,7 +240,7 @@ def test_a_folder_with_other_files_is_left_alone(command: Any, tmp_path: Path) -
 
 def test_a_sweep_does_not_go_into_the_folder_of_a_comparison(tmp_path: Path) -> None:
     servesim.compare(**WORKLOAD, kv="paged,prefix-hash", replicates=2, out=tmp_path)
-    with pytest.raises(UserError, match=r"holds another kind of experiment \(comparison.json;"):
+    with pytest.raises(UserError, match=r"contains a different kind of experiment \(comparison.json;"):
         sweep(**WORKLOAD, kv="paged,prefix-hash", out=tmp_path)
 
 

@@ -203,7 +203,7 @@ def small_trace() -> Trace:
 
 def test_a_format_that_would_lose_something_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     for name in ("azure", "vidur", "csv"):
-        with pytest.raises(UserError, match=f"format {name} cannot hold content of trace small; write agentic-moon"):
+        with pytest.raises(UserError, match=f"format {name} cannot store content of trace small; write agentic-moon"):
             save_trace(small_trace(), tmp_path / "out", name)
     assert list(tmp_path.iterdir()) == []
     save_trace(small_trace(), tmp_path / "out", "azure", lossy=True)

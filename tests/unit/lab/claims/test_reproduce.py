@@ -295,7 +295,7 @@ def test_the_scenario_of_a_claim_is_part_of_what_is_kept(tmp_path: Path) -> None
 def test_code_that_only_a_scenario_of_claims_names_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     (tmp_path / "pagedattention.yaml").write_text(f"model: '{tmp_path}/mine.py:Mine'\n")
-    with pytest.raises(UserError, match=r"pagedattention\.yaml names code"):
+    with pytest.raises(UserError, match=r"pagedattention\.yaml refers to code"):
         check_folder(tmp_path, [*experiments()])
     with trusting(trust=True):
         check_folder(tmp_path, [*experiments()])
