@@ -312,7 +312,8 @@ def test_policies_that_preempt_for_ever_are_stopped_by_name_and_state(tmp_path: 
     )
     with pytest.raises(
         PolicyError,
-        match=r"Quarrel at .* on kv paged .* 1 requests are running, 2 are waiting, and .* are free, so requests preempt each other forever",
+        match=r"Quarrel at .* on kv paged .* 1 requests are running, 2 are waiting, and .* are free, "
+        "so requests preempt each other forever",
     ):
         World(SMALL, scheduler=f"{file}:Quarrel").run()
 
