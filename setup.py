@@ -38,7 +38,7 @@ STAGED = Path("build", "compiled")
 OPTIONS = ("--config-file=", "--ignore-missing-imports")
 """The compiler asks for no more than numpy's types; whether all are right is asked by `mypy --strict`."""
 STRIP = {"linux": ["-Wl,--strip-all"], "darwin": ["-Wl,-S,-x"]}
-"""Linker arguments that leave out symbols nobody links against; Windows keeps them in files of their own."""
+"""Linker arguments that leave out symbols not needed to load a module; Windows keeps them in files of their own."""
 
 
 def stage() -> list[str]:

@@ -1,4 +1,4 @@
-"""What is checked of a release before it is published, with nothing but the standard library.
+"""Checks of a release before it is published, with nothing but the standard library.
 
 python .ci/artifacts.py tag v0.1.0       # the tag, the version and a dated heading of CHANGELOG.md agree
 python .ci/artifacts.py files FOLDER     # each wheel is within its size, its extensions are stripped

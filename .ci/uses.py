@@ -1,4 +1,4 @@
-"""What of the runs of a build is a feature's: `uses.py NAME BUILD`, with the lines that runs.py takes as its input.
+"""Runs and results of a build that belong to a feature: `uses.py NAME BUILD`, with the lines for runs.py as input.
 
 Prints the sections of summary.json that are its own, in a line, and then the name of each run that asks for it.
 """

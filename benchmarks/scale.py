@@ -32,7 +32,7 @@ class Cost(NamedTuple):
 
 
 def cost(replicas: int, requests: int, router: str) -> Cost:
-    """Serve so many requests; return what it takes in this process."""
+    """Serve `requests` requests; return the CPU time and peak memory of this process."""
     begun = time.process_time()
     trace = f"synth:rate={RATE * replicas},prompt=500,output=100"
     run = {**SETTINGS, "replicas": replicas, "router": router, "trace": trace, "requests": requests}

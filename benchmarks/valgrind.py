@@ -35,13 +35,13 @@ ALIKE = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_TH
 
 
 def command(requests: int) -> list[str]:
-    """Return what counts the instructions of a process of so many requests."""
+    """Return the command that counts the instructions of a process with `requests` requests."""
     tool = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     return [*tool, sys.executable, "-P", "-c", CODE, str(Path(__file__).parents[1]), CASE, str(requests)]
 
 
 def instructions(requests: int) -> int:
-    """Return the instructions of a process of so many requests. ValueError with its last words where it fails."""
+    """Return the number of instructions of a process with `requests` requests; raise ValueError if it fails."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(command(requests), capture_output=True, text=True, env=kept | ALIKE)
     found = re.search(r"I +refs: +([\d,]+)", done.stderr)

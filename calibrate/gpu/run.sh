@@ -36,7 +36,7 @@ finish() { # whatever came before: a page, and everything as one file
 }
 trap finish EXIT
 # Several tries: an error of the GPU ends a process, the next one goes on without the point that caused it.
-measure() { # measure UNTIL COMMAND...: until so many per cent of the budget are spent
+measure() { # measure UNTIL COMMAND...: until UNTIL percent of the budget is spent
     local until=$1 left
     shift
     for _ in 1 2 3; do
