@@ -56,7 +56,7 @@ def row(**other: Any) -> dict[str, Any]:
         "isl": 128,
         "osl": 32,
         "gemm_quant_mode": "bfloat16",
-        "batch_size": 8,
+        "batch_size": "",
         "tp_size": 1,
         "pp_size": 1,
         "attention_dp_size": 1,

@@ -66,6 +66,8 @@ class Cell:
     """Prefill and decode sides, if they are disaggregated and their server counts are stated."""
     flags: tuple[tuple[str, str], ...] | None = None
     """Flags of the engine's command with their values, excluding parallelism, or None if there is no command."""
+    batch: int = 0
+    """Batch size stated next to the number of clients: the clients of one attention replica. 0 if not stated."""
     requests: int = 0
     """Number of requests, if stated by the command or the cell; 0 means as many as its source sends."""
     output_rate: float = 0.0

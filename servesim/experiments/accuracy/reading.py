@@ -98,6 +98,7 @@ def _of_row(row: dict[str, str], where: str) -> Cell:
         ep=round(number("moe_ep_size")) or 1,
         ttft_ms=number("silicon_ttft_ms"),
         tpot_ms=number("silicon_tpot_ms"),
+        batch=round(number("batch_size")) if stated else 0,
         requests=round(number("requests")),
         settings=_settings(row, where),
         sides=_sides(row.get("mode") or "disagg", number),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.accuracy.reach import Reach, prompt_mean, reach_of, tokens_per_s, waiting
@@ -30,6 +31,8 @@ RULES = {
     ),
     "two labels": "both times equal those of a cell with different labels to the last digit: one label is wrong",
     "more GPUs than a box": "one engine, or its experts, spans more GPUs than one server of that type has",
+    "two numbers of clients": "both concurrency and batch size are stated, but concurrency is not the batch size times "
+    "the number of attention replicas: one of the three labels is wrong",
     "drafts of unknown acceptance": "the label names speculation but no acceptance rate",
     "two measurements": f"TPOTs of cells with the same labels, lengths and concurrency are more than {APART:.0%} "
     "apart: some ran with unstated settings, such as multi-token prediction",
@@ -37,6 +40,9 @@ RULES = {
     "alone allow, each at the fastest rate measured on that GPU: its prompts were cached",
     "waits without need": f"requests wait for over half of their time although less than {IDLE:.0%} of GEMM-bound "
     "throughput is used and the KV of all clients fits in memory: an unstated limit admits fewer",
+    "waits longer than its rate": f"all cells of a server if requests of one wait over {APART:.0%} longer than the "
+    "server's shortest TTFT plus the time it needs for the prompts of all clients at its own highest measured rate, "
+    "although the KV of all clients fits in memory: it stalled, or an unstated limit admits fewer",
     "falls with concurrency": f"TPOT is more than {FALL:.0%} below the same server's at fewer clients; all cells are "
     "excluded except the largest set in which TPOT does not fall",
 }
@@ -51,10 +57,12 @@ def screen(cells: Sequence[Cell]) -> list[str]:
         ("copy", _copies),
         ("two labels", _two_labels),
         ("more GPUs than a box", _too_many),
+        ("two numbers of clients", _two_numbers),
         ("drafts of unknown acceptance", _drafts),
         ("two measurements", _apart),
         ("faster than its products", _too_fast),
         ("waits without need", _waiting),
+        ("waits longer than its rate", _stalled),
         ("falls with concurrency", _falling),
     )
     for rule, check in checks:
@@ -107,6 +115,12 @@ def _too_many(cells: Sequence[Cell]) -> Iterator[int]:
             yield i
 
 
+def _two_numbers(cells: Sequence[Cell]) -> Iterator[int]:
+    for i, cell in enumerate(cells):
+        if cell.mode == "agg" and cell.batch and cell.concurrency != cell.batch * max(cell.dp, 1):
+            yield i
+
+
 def _drafts(cells: Sequence[Cell]) -> Iterator[int]:
     for i, cell in enumerate(cells):
         if cell.run is None and _DRAFTS.search(f"{cell.id.replace('_', ' ')} {cell.source}"):
@@ -131,10 +145,32 @@ def _too_fast(cells: Sequence[Cell]) -> Iterator[int]:
 
 def _waiting(cells: Sequence[Cell]) -> Iterator[int]:
     for i, cell, reach in _reaches(cells):
-        wanted = cell.concurrency * (prompt_mean(cell) + output_mean(cell))
         busy = tokens_per_s(cell) / reach.tokens_per_s
-        if waiting(cell) > 0.5 and busy < IDLE and wanted < reach.kv_tokens:
+        if waiting(cell) > 0.5 and busy < IDLE and _kv_wanted(cell) < reach.kv_tokens:
             yield i
+
+
+def _stalled(cells: Sequence[Cell]) -> Iterator[int]:
+    known = list(_reaches(cells))
+    shortest: dict[tuple[str | int, ...], float] = {}
+    highest: dict[tuple[str | int, ...], float] = {}
+    for _, cell, _ in known:
+        shortest[cell.deployment] = min(cell.ttft_ms, shortest.get(cell.deployment, inf))
+        lengths = (*cell.deployment, cell.isl, cell.osl)
+        highest[lengths] = max(tokens_per_s(cell), highest.get(lengths, 0.0))
+
+    def stalls(cell: Cell, reach: Reach) -> bool:
+        prompts_ms = 1e3 * cell.concurrency * prompt_mean(cell) / highest[*cell.deployment, cell.isl, cell.osl]
+        longest_ms = (1 + APART) * (shortest[cell.deployment] + prompts_ms)
+        return cell.ttft_ms > longest_ms and _kv_wanted(cell) < reach.kv_tokens
+
+    beyond = {cell.deployment for _, cell, reach in known if stalls(cell, reach)}
+    yield from (i for i, cell, _ in known if cell.deployment in beyond)
+
+
+def _kv_wanted(cell: Cell) -> float:
+    """Return the number of KV tokens of all clients at the end of their answers."""
+    return cell.concurrency * (prompt_mean(cell) + output_mean(cell))
 
 
 def _reaches(cells: Sequence[Cell]) -> Iterator[tuple[int, Cell, Reach]]:

@@ -15,14 +15,14 @@ from tests.support.cells import COLUMNS, cell, row, table
 
 
 def test_a_line_is_a_cell_whose_label_states_its_clients(tmp_path: Path) -> None:
-    (found,) = read([table(tmp_path / "cells.csv", [row()])])
-    assert found == cell(source=row()["silicon_data_source"])
+    (found,) = read([table(tmp_path / "cells.csv", [row(batch_size=8)])])
+    assert found == cell(source=row()["silicon_data_source"], batch=8)
     assert found.concurrency == 4, "the label's, not the batch size"
 
 
 def test_without_a_stated_concurrency_the_batch_size_counts_and_the_image_names_the_version(tmp_path: Path) -> None:
     source = "source_file=x.csv; image=vllm/vllm-openai:v0.19.0"
-    lines = [row(silicon_data_source=source, backend_version="", moe_ep_size="0", pp_size="")]
+    lines = [row(silicon_data_source=source, batch_size=8, backend_version="", moe_ep_size="0", pp_size="")]
     (found,) = read([table(tmp_path / "cells.csv", lines)])
     assert (found.concurrency, found.version, found.ep, found.pp) == (8, "v0.19.0", 1, 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,17 @@ def test_one_engine_has_no_more_gpus_than_a_box() -> None:
         cell(gpu="gb200", tp=16, tpot_ms=1.0),
     ]
     assert screen(cells) == ["", "more GPUs than a box", "more GPUs than a box", ""]
+
+
+def test_a_batch_size_that_contradicts_the_number_of_clients_leaves_the_cell_out() -> None:
+    """In public cells with data-parallel attention the batch size is that of one rank; elsewhere it is the number of
+    clients."""
+    ranks = {"concurrency": 64, "tp": 1, "dp": 4, "ep": 4}
+    assert screen([cell(**ranks, batch=16)]) == [""]
+    assert screen([cell(**ranks, batch=32)]) == ["two numbers of clients"]
+    assert screen([cell(tp=4, concurrency=64, batch=16)]) == ["two numbers of clients"]
+    assert screen([cell(tp=4, concurrency=64, batch=0)]) == [""], "one number is stated"
+    assert screen([cell(tp=0, mode="disagg", concurrency=64, batch=16)]) == [""]
 
 
 @pytest.mark.parametrize(
@@ -127,3 +140,27 @@ def test_clients_who_wait_while_a_server_idles_are_fewer_than_their_label() -> N
 def test_cells_nothing_is_known_of_pass_both_rules() -> None:
     assert reach_of(cell(model="nobody/knows-it")) is None
     assert screen([cell(model="nobody/knows-it", ttft_ms=60_000.0, concurrency=64)]) == [""]
+
+
+def test_a_server_that_stalls_is_left_out_whole() -> None:
+    """Of 4 clients with 8,000 tokens one waits 5 s, although the same server takes 64 such clients at 41,000 tokens/s:
+    all four prompts take .7 s there. Another pair of lengths of that server goes with it; another server does not."""
+    long = {"isl": 8000, "osl": 1000, "gpu": "h200_sxm", "tp": 8}
+    busy = cell(**long, id="busy", concurrency=64, ttft_ms=900.0, tpot_ms=13.0)
+    short = cell(id="short", gpu="h200_sxm", tp=8, concurrency=4, ttft_ms=100.0)
+    other = cell(**long | {"tp": 4}, id="other", concurrency=4, ttft_ms=5001.0, tpot_ms=6.0)
+    stalled = cell(**long, id="stalled", concurrency=4, ttft_ms=5000.0, tpot_ms=6.0)
+    rule = "waits longer than its rate"
+    assert screen([stalled, busy, short, other]) == [rule, rule, rule, ""]
+    assert screen([replace(stalled, ttft_ms=980.0), busy, short]) == ["", "", ""], "1.25 x (.1 + .7) s"
+
+
+def test_a_lone_client_is_not_held_to_the_rate_of_many() -> None:
+    """The first token of one prompt takes launches and a whole step, however fast many prompts pass together."""
+    assert screen(at((1, 5.0), (64, 6.0), isl=128)) == ["", ""]
+
+
+def test_requests_that_wait_for_kv_blocks_are_no_stall() -> None:
+    full = {"isl": 8000, "osl": 1000, "concurrency": 1024}  # 9.2 million tokens
+    cells = [cell(**full, ttft_ms=600_000.0, tpot_ms=60.0), cell(**full | {"concurrency": 8}, tpot_ms=9.0)]
+    assert screen(cells) == ["", ""]
