@@ -229,6 +229,12 @@ def host_terms(engine: str, gpu: str) -> HostTerms | None:
     return max(found, key=nearness)[1].on(gpu)
 
 
+def fitted_versions(engine: str) -> list[str]:
+    """Return the versions of an engine that shipped terms were fitted on."""
+    found = (terms.engine.partition(" ") for terms in _all_shipped())
+    return sorted({version for name, _, version in found if name == engine and version})
+
+
 def _version(engine: str) -> tuple[str, tuple[int, ...]]:
     """Parse an engine and its version: ("vllm", (0, 23)) from "vllm 0.23.0"."""
     name, _, text = engine.lower().partition(" ")

@@ -71,6 +71,14 @@ def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> Engi
     return EngineFacts(engine, version or table["newest"], gpu, facts, asked > newest)
 
 
+def turning_points(engine: str) -> list[str]:
+    """Return the versions of an engine at which a fact changes on some GPU, and the newest known one, oldest first."""
+    table = _table(engine)
+    entries = [entry for name, facts in table.items() if name not in _ABOUT for entry in facts]
+    found = {entry[end] for entry in entries for end in ("since", "before") if end in entry}
+    return sorted({*found, table["newest"]}, key=Version)
+
+
 def recorded_engine(text: str, gpu: str = "") -> EngineFacts | None:
     """Return the facts about an engine named as in recordings ("vllm 0.22.1"), or None if the table has no such
     engine."""
