@@ -119,9 +119,9 @@ def import_aiconfigurator(
     tables |= older_tables(files, system, framework)
     tables |= experts_of_others(framework, newest(files, system, ("sglang",)), tables)
     written = {}
-    for name, parts in _FILES:
+    for name, parts in FILES:
         found = [(convert, *tables[key]) for key, convert in parts if key in tables]
-        rows = _write(files, found, Path(out_dir) / f"{name}.parquet")
+        rows = write_file(files, found, Path(out_dir) / f"{name}.parquet")
         if rows:
             written[f"{name}.parquet"] = rows
     return written
@@ -154,7 +154,7 @@ def _has_system(files: Files, system: str) -> bool:
     return any(path.parts[:3] == ("systems", "data", system) for path in files)
 
 
-def _write(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
+def write_file(files: Files, found: list[tuple[Any, PurePosixPath, Any]], path: Path) -> int:
     """Convert the tables `found` into one file at `path` and return its number of rows; write no file if there are
     none."""
     frames: list[Any] = []
@@ -319,7 +319,7 @@ _REQUIRED = (
     "custom_allreduce_perf",
     "nccl_perf",
 )
-_FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
+FILES: tuple[tuple[str, list[tuple[str, Callable[[Any], Any]]]], ...] = (
     ("gemm", [("gemm_perf", _gemm)]),
     ("gemm_nvfp4", [("gemm_perf", _gemm_in("nvfp4"))]),
     ("gemm_block", [(BLOCK, _gemm_in(BLOCK))]),
@@ -388,7 +388,7 @@ def _merge(frames: list[Any]) -> dict[str, Any]:
 
 def _provenance(files: Files, sources: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "project": "aiconfigurator-core",
+        "project": files.project,
         "project_version": files.version,
         "licence": "Apache-2.0",
         "framework": ", ".join(sorted({source["framework"] for source in sources})),

@@ -33,8 +33,9 @@ SPARSE = ("dsa_context_module_perf", "dsa_generation_module_perf")
 
 
 class Files(dict[PurePosixPath, Callable[[], bytes]]):
-    """Readers of the package's files by path inside the package, and the package's version."""
+    """Readers of the package's files by path inside the package, and the package's name and version."""
 
+    project: str = "aiconfigurator-core"
     version: str = "unknown"
 
 

@@ -148,10 +148,20 @@ def aiconfigurator(
     out: Annotated[Path, _OUT],
     system: Annotated[str, typer.Option(help="Name of the GPU in the package, such as h200_sxm.")],
     framework: Annotated[str, typer.Option(help="Engine whose kernels were measured.")] = "vllm",
+    version: Annotated[
+        str | None,
+        typer.Option(help="Older version of the engine, from a wheel of aiconfigurator up to 0.6. [default: newest]"),
+    ] = None,
 ) -> None:
-    """Import timings from the aiconfigurator-core package."""
-    from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
+    """Import timings from the aiconfigurator-core package.
 
+    With --version, the output folder replaces rows of the tables in the folder that contains it.
+    """
+    from servesim.calibrate.importers.aiconfigurator import import_aiconfigurator
+    from servesim.calibrate.importers.aiconfigurator_older import import_older
+
+    if version is not None:
+        return _imported(lambda: import_older(package, system, framework, version, out), out)
     _imported(lambda: import_aiconfigurator(package, system, framework, out), out)
 
 

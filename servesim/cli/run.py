@@ -62,6 +62,10 @@ def run(
     metrics: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION,...", help="Your own metrics (docs/metrics.md).")
     ] = None,
+    versions: Annotated[
+        bool,
+        typer.Option(help="If no engine version is set, compare latencies under all known versions, in short runs."),
+    ] = True,
 ) -> None:
     """Replay a trace and show latency, throughput, memory and price."""
     from servesim.cli.requirements import failures
@@ -97,6 +101,8 @@ def run(
         from servesim.cli.summary import print_summary
 
         print_summary(result, out, verbose)
+        if versions:
+            _tell_versions(settings, result, verbose)
         tell_once()
     requests = result.summary["requests"]
     if requests["arrived"] and not requests["completed"]:
@@ -108,6 +114,17 @@ def run(
             ["the queue was still growing when arrivals ended"] if result.summary["stability"]["unstable"] else []
         )
         end_if([*failures(required, summary_values(result.summary)), *unstable])
+
+
+def _tell_versions(settings: dict[str, Any], result: Any, verbose: bool) -> None:
+    """Print what other versions of the engine would give, if none is set and they differ."""
+    from servesim.run.under_versions import means_of, under_versions
+
+    found = under_versions(settings, result.summary["requests"]["arrived"])
+    if found is not None and found.matters:
+        typer.echo(f"warning: {found.warning(means_of(result))}")
+        if verbose:
+            typer.echo(f"note: {found.details}")
 
 
 def _page(folder: Path) -> None:

@@ -39,6 +39,9 @@ result |
 | p10_us, p90_us | float64 | spread of the underlying timings; only in tables of `servesim calibrate profile` |
 | samples | int32 | number of these timings |
 
+A folder inside a folder of shipped tables holds rows of another version of the engine: for each (op, dtype) that it
+has, its rows replace those of the folder around it.
+
 The provenance is in the Parquet metadata under the key `servesim` (JSON): device, source and its version, license,
 framework and its version, date of import, a list of the unmeasured operators, and (`relative_error`) the relative
 standard error of a time if the source repeats its measurements.
@@ -169,15 +172,34 @@ class KernelTables:
         """Return the dtypes in which `op` was measured."""
         return sorted(dtype for name, dtype in self._by_op if name == op)
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """Paths of the files by name. Tables of another version come after those around them, whose rows they
+        replace."""
+        around = sorted(self._around.glob("*.parquet")) if self._around is not None else []
+        prefix = f"{self.folder.name}/" if around else ""
+        own = sorted(self.folder.glob("*.parquet"))
+        return {path.name: path for path in around} | {f"{prefix}{path.name}": path for path in own}
+
+    @property
+    def name(self) -> str:
+        """Name of shipped tables, or of a user's folder."""
+        return self.folder.name if self._around is None else f"{self._around.name}/{self.folder.name}"
+
+    @property
+    def _around(self) -> Path | None:
+        """Folder of the shipped tables that contains these, or None if they are not another version's."""
+        return self.folder.parent if self.trusted and any(self.folder.parent.glob("*.parquet")) else None
+
     @cached_property
     def provenance(self) -> dict[str, dict[str, Any]]:
         """Provenance stated in each file, by file name."""
         import pyarrow.parquet as pq
 
         found = {}
-        for path in sorted(self.folder.glob("*.parquet")):
+        for name, path in self.files.items():
             metadata = pq.read_schema(path).metadata or {}
-            found[path.name] = json.loads(metadata.get(METADATA_KEY, b"{}"))
+            found[name] = json.loads(metadata.get(METADATA_KEY, b"{}"))
         return found
 
     @property
@@ -195,7 +217,7 @@ class KernelTables:
     @cached_property
     def _by_op(self) -> dict[tuple[str, str], Rows]:
         found: dict[tuple[str, str], Rows] = {}
-        for path in sorted(self.folder.glob("*.parquet")):
+        for path in self.files.values():
             found.update(_split(path, self.trusted))
         return found
 

@@ -14,15 +14,13 @@ from packaging.version import InvalidVersion, Version
 
 from servesim.contracts import REGISTRIES
 from servesim.cost import KernelTables, TableCostModel
-from servesim.cost.build import IDEAL, ROOFLINE_ONLY
 from servesim.errors import UserError
-from servesim.hardware import Gpu
 from servesim.run.scenario import Scenario
 from servesim.untrusted import read_json
 from servesim.workload.trace_stream import TraceFacts
 
 
-def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostModel) -> dict[str, Any]:
+def provenance(scenario: Scenario, trace: TraceFacts, cost: TableCostModel) -> dict[str, Any]:
     """Return hashes of trace, kernel tables and files of policies and features, and the host terms in use."""
     files = {}
     for kind in (registry.kind for registry in REGISTRIES):
@@ -37,26 +35,19 @@ def provenance(scenario: Scenario, trace: TraceFacts, gpu: Gpu, cost: TableCostM
         "trace": {"name": trace.name, "requests": len(trace), "sha256": trace.sha256},
         "cost_model": cost.description,
         "host_terms": cost.terms.to_dict() if cost.terms is not None else None,
-        "kernel_tables": _kernel_tables(scenario, gpu),
+        "kernel_tables": _kernel_tables(scenario, cost.tables),
         "policy_files": files,
     }
 
 
-def _kernel_tables(scenario: Scenario, gpu: Gpu) -> dict[str, Any] | None:
+def _kernel_tables(scenario: Scenario, tables: KernelTables | None) -> dict[str, Any] | None:
     """Return hashes of the kernel tables by file, and the source of their measurements; None without tables."""
-    if scenario.kernel_tables in (ROOFLINE_ONLY, IDEAL):
+    if tables is None:
         return None
-    if scenario.kernel_tables is not None:
-        tables = KernelTables.load(folder=scenario.kernel_tables)
-    elif gpu.tables is not None:
-        tables = KernelTables.load(gpu.tables)
-    else:
-        return None
-    paths = sorted(tables.folder.glob("*.parquet"))
     return {
-        "name": scenario.kernel_tables or gpu.tables,
+        "name": scenario.kernel_tables or tables.name,
         "measured_by": sorted({source for p in tables.provenance.values() if (source := measured_by(p))}),
-        "sha256": {path.name: sha256_of(path) for path in paths},
+        "sha256": {name: sha256_of(path) for name, path in tables.files.items()},
     }
 
 

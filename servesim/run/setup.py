@@ -250,8 +250,8 @@ def _check_models(pools: list[PoolSetup], trace: Trace) -> None:
 
 
 def _provenance(scenario: Scenario, pools: list[PoolSetup], facts: TraceFacts) -> dict[str, Any]:
-    found = provenance(scenario, facts, pools[0].server.gpu, pools[0].cost)
+    found = provenance(scenario, facts, pools[0].cost)
     if scenario.pools:
-        each = {pool.name: provenance(pool.scenario, facts, pool.server.gpu, pool.cost) for pool in pools}
+        each = {pool.name: provenance(pool.scenario, facts, pool.cost) for pool in pools}
         found["pools"] = {name: {k: v for k, v in one.items() if k != "trace"} for name, one in each.items()}
     return found

@@ -41,12 +41,17 @@ def test_rows_that_quantize_are_that_much_shorter_where_the_engine_does_so_elsew
     assert gemm(7.2, "bf16") == gemm(0.0, "bf16")
 
 
-@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
-def test_that_time_is_what_the_rows_of_one_framework_take_beyond_those_of_two_others(gpu: str) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "version"), [("h100", None), ("h200", None), ("b200", None), ("h100", "1.0.0rc3"), ("h200", "1.0.0rc3")]
+)
+def test_that_time_is_what_the_rows_of_one_framework_take_beyond_those_of_two_others(
+    gpu: str, version: str | None
+) -> None:
     """The median over shapes to 64 tokens and 8,192 wide inputs, in the mean of both; none in bf16."""
-    stated = engine_facts("tensorrt-llm", None, gpu).get("kernel_rows")["quantizing_us"]["fp8"][0]
+    facts = engine_facts("tensorrt-llm", version, gpu)
+    stated = facts.get("kernel_rows")["quantizing_us"]["fp8"][0]
     for dtype, found in (("fp8", stated), ("bf16", 0.0)):
-        own = few_tokens(f"{gpu}-trtllm", dtype)
+        own = few_tokens(facts.get("kernel_tables"), dtype)
         beyond = []
         for name in (gpu, f"{gpu}-sglang"):
             other = few_tokens(name, dtype)

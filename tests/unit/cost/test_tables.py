@@ -64,7 +64,7 @@ def test_tables_of_blackwell_hold_its_formats(name: str) -> None:
 
 def test_shipped_tables_are_small_and_carry_their_licence() -> None:
     folder = KernelTables.load("h100").folder.parent
-    assert sum(p.stat().st_size for p in folder.rglob("*.parquet")) < 17_000_000
+    assert sum(p.stat().st_size for p in folder.rglob("*.parquet")) < 17_250_000
     assert "Apache License, Version 2.0" in (folder / "LICENSE.aiconfigurator").read_text()
 
 

@@ -1,0 +1,135 @@
+"""Latencies of a run under the other known versions of its engine, for a run that names none and so gets the newest.
+
+The beginning of the run is repeated under each version at which something known changes: defaults, kernels, or the host
+terms that were fitted to it. Defaults that the newest version implies are left to each version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.cost.host import fitted_versions
+from servesim.errors import UserError
+from servesim.metrics.request_figures import LATENCY_LABELS
+from servesim.metrics.slo import SLO_METRICS
+from servesim.metrics.words import number
+from servesim.run.presets import VERSIONED, facts_of
+from servesim.run.result import Result
+from servesim.run.scenario import Scenario
+from servesim.run.simulate import simulate
+from servesim.versions import EngineFacts, turning_points
+from servesim.versions.table import parse_version
+
+FEW = 100
+"""Requests of a short run, or `PER_CLIENT` for each client of a closed loop if that is more."""
+PER_CLIENT = 3
+LIKE = 0.02
+"""Relative difference of all mean latencies up to which two versions count as equal."""
+APART = 1.05
+"""Ratio of the highest to the lowest mean TTFT or TPOT from which the version matters."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Mean latencies under each known version, relative to those under the assumed one."""
+
+    engine: str
+    assumed: str
+    """The newest version known, which a run without a version assumes."""
+    since: tuple[tuple[str, Mapping[str, float]], ...]
+    """Versions at which something changes, oldest first, and their ratios by latency."""
+
+    @property
+    def periods(self) -> list[tuple[str, Mapping[str, float]]]:
+        """Version specifiers and ratios of the periods in which latencies differ by at most LIKE, oldest first."""
+        rows = self.since
+        starts = [0, *(i for i in range(1, len(rows)) if not _like(rows[i - 1][1], rows[i][1]))]
+        befores = [f",<{rows[start][0]}" for start in starts[1:]]
+        return [
+            (f">={rows[start][0]}{before}", rows[start][1])
+            for start, before in zip(starts, [*befores, ""], strict=True)
+        ]
+
+    def spread(self, key: str) -> float:
+        """Return the highest latency over the lowest."""
+        ratios = [one[key] for _, one in self.since]
+        return max(ratios) / min(ratios)
+
+    @property
+    def matters(self) -> bool:
+        """Whether TTFT or TPOT differ by APART or more."""
+        return max(self.spread(key) for key in ("ttft", "tpot")) >= APART
+
+    def warning(self, means: Mapping[str, float]) -> str:
+        """Return the spread in words, given the run's means in ms."""
+        key = max(("tpot", "ttft"), key=self.spread)
+        low, high = (find(self.periods, key=lambda one: one[1][key]) for find in (min, max))
+        ends = [f"{number(means[key] * ratios[key])} ms for {self.engine}{name}" for name, ratios in (low, high)]
+        return (
+            f"engine.version is not set, so {self.engine} {self.assumed} is assumed. Mean {LATENCY_LABELS[key]} is "
+            f"{' and '.join(ends)}. Set engine.version to your version."
+        )
+
+    @property
+    def details(self) -> str:
+        """Latencies under each period of versions, in words."""
+        periods = [
+            f"{name}: " + ", ".join(f"{LATENCY_LABELS[key]} {100 * (ratios[key] - 1):+.0f} %" for key in SLO_METRICS)
+            for name, ratios in self.periods
+        ]
+        return f"{self.engine} versions, relative to the assumed {self.assumed}: {'; '.join(periods)}"
+
+
+def _like(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return all(abs(other[key] / one[key] - 1) <= LIKE for key in SLO_METRICS)
+
+
+def under_versions(settings: Mapping[str, Any], count: int) -> Versions | None:
+    """Return the latencies of a scenario's first requests under each known version. `count`: requests of the whole run.
+    None: it names a version, its pools have versions of their own, its system has no versions, or it is streamed."""
+    asked = Scenario.of(settings)
+    if asked.engine.version is not None or asked.pools or asked.stream:
+        return None
+    assumed = facts_of(asked.preset, None, asked.gpu)
+    known = _others(assumed, asked.preset)
+    few = min(count, max(FEW, PER_CLIENT * (asked.clients.max_concurrency or 0)))
+    base = _means(asked, few, assumed, None) if known else None
+    if base is None:
+        return None
+    rows = []
+    for version in known:
+        means = _means(asked, few, assumed, version)
+        if means is not None:
+            rows.append((version, {key: means[key] / base[key] for key in SLO_METRICS}))
+    rows.append((assumed.version, dict.fromkeys(SLO_METRICS, 1.0)))
+    return Versions(assumed.engine, assumed.version, tuple(rows)) if len(rows) > 1 else None
+
+
+def means_of(result: Result) -> dict[str, float]:
+    """Return the mean latencies of a run in ms; NaN for those that are undefined."""
+    times = result.summary["latency_ms"]
+    return {key: float((times[key] or {}).get("mean") or "nan") for key in SLO_METRICS}
+
+
+def _others(assumed: EngineFacts, preset: str | None) -> Sequence[str]:
+    """Return the known versions other than the assumed one, oldest first; none for a system without versions."""
+    if preset not in (None, assumed.engine):
+        return ()
+    known = {*turning_points(assumed.engine), *fitted_versions(assumed.engine)} - {assumed.version}
+    return sorted(known, key=parse_version)
+
+
+def _means(asked: Scenario, few: int, assumed: EngineFacts, version: str | None) -> Mapping[str, float] | None:
+    """Return mean latencies under a version, or None if it cannot run the scenario or some are undefined."""
+    engine = asked.engine.model_dump()
+    if version is not None:
+        implied = {key for key in VERSIONED if engine[key] == assumed.get(key)}
+        engine = {key: value for key, value in engine.items() if key not in implied} | {"version": version}
+    try:
+        changed = Scenario.of({**asked.model_dump(), "engine": engine, "requests": few})
+        means = means_of(simulate(changed, conclude=False))
+    except UserError:
+        return None
+    return means if all(mean > 0 for mean in means.values()) else None
