@@ -48,6 +48,7 @@ def intervals(
 
     from servesim.run.result_files import write_text
     from servesim_lab.intervals.coverage import judged, rounded
+    from servesim_lab.intervals.doubts import doubts
     from servesim_lab.intervals.fit import Data, files_of, fit
     from servesim_lab.intervals.laboratories import laboratories, named
     from servesim_lab.intervals.pairs import judge_pairs
@@ -56,6 +57,7 @@ def intervals(
     today = date if date is not None else datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     document = fit(scores, today)
     cells = read_measured(scores)
+    document["doubts"] = doubts(Data.of(cells))
     others = [(name, Path(path)) for name, path in map(_named, laboratory or ())]
     counts = kept(scores) + Counter({name: kept([path]).total() for name, path in others})
     given = [cell for name, path in others for cell in named(read_measured([path]), name)]
@@ -72,6 +74,11 @@ def intervals(
     typer.echo(f"written to {out}: {on['cells']:,} cells of {on['deployments']:,} deployments")
     for line in _of_laboratories(document.get("laboratories", {})):
         typer.echo(line)
+    told = document["doubts"]
+    typer.echo(
+        f"  doubtful cases: {100 * told['found']:.0f} % of the cells whose {told['of']} is over "
+        f"{100 * told['worst']:.0f} % off, and {100 * told['false_alarms']:.0f} % of the others"
+    )
     for kind, found in document.get("judged", {}).items():
         for metric, figures in found.items():
             better = f", Winkler {100 * figures['winkler_better']:+.0f} % better than one interval for all"
@@ -101,9 +108,10 @@ def _of_laboratories(found: Mapping[str, Any]) -> Iterator[str]:
             f"  {row['laboratory']} left out: {row['with_bars']} of {row['answered']} results have bars, inside "
             f"{', '.join(bars)}; E2E simulated {median:+.0f} % in the median"
         )
-    for metric, ends in found.get("wider", {}).items():
-        of = [f"{end} end {ends[end]:.2f} times as far{of and f' ({of})'}" for end, of in ends["of"].items()]
-        yield f"  unseen laboratory, {metric}: {', '.join(of)}"
+    for crowd, by_metric in found.get("wider", {}).items():
+        for metric, ends in by_metric.items():
+            of = [f"{end} end {ends[end]:.2f} times as far{of and f' ({of})'}" for end, of in ends["of"].items()]
+            yield f"  unseen laboratory, {crowd} in flight, {metric}: {', '.join(of)}"
     for metric, share in found.get("coverage", {}).items():
         yield f"  laboratories left out of the widening, too, {metric}: {_share(share)} inside"
 

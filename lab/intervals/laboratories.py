@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 
 from servesim.experiments.accuracy import scores
-from servesim.intervals.case import METRICS
+from servesim.intervals.case import CROWDS, METRICS
 from servesim.intervals.fitted import LEVEL, Fitted
 from servesim_lab.intervals.conformal import Floats
 from servesim_lab.intervals.coverage import rounded
@@ -71,26 +71,34 @@ class Beyond:
     """Weights (n), the same in sum for every deployment."""
     kinds: tuple[str, ...]
     """Kinds of distance (n)."""
+    crowds: tuple[str, ...]
+    """Crowds (n): ends are widened apart for each (`Case.crowd`), since bursts on servers that nobody tuned say little
+    about a few clients."""
     far: Mapping[str, tuple[Floats, Floats]]
     """Distances of results below and above the median (n) by metric, in units of the ends' distance from it; 0 on the
     other side."""
 
-    def needs(self, metric: str) -> Ends:
-        """Return the factors of the low and the high end with the least sum that hold LEVEL of the results."""
-        low, high = self.far[metric]
-        most = LEVEL * self.weights.sum()
+    def needs(self, metric: str, crowd: str) -> Ends | None:
+        """Return the factors of the low and the high end with the least sum that hold LEVEL of the results of a crowd;
+        None if there are none."""
+        there = np.array(self.crowds) == crowd
+        if not there.any():
+            return None
+        (low, high), weights = (one[there] for one in self.far[metric]), self.weights[there]
+        most = LEVEL * weights.sum()
         found = []
         for least in np.unique(np.maximum(low, 1.0)).tolist():
-            held = np.where(low <= least, self.weights, 0.0)
+            held = np.where(low <= least, weights, 0.0)
             if held.sum() >= most - 1e-9:
                 found.append(Ends(_up(least), _up(max(_quantile(high, held, most), 1.0))))
         return min(found, key=lambda ends: (sum(ends), ends))
 
-    def inside(self, metric: str, wider: Ends | None = None) -> float:
-        """Return the share of results inside bars, by default without a widening; every deployment weighs the same."""
-        ends = wider or Ends()
+    def inside(self, metric: str, wider: Mapping[str, Ends] | None = None) -> float:
+        """Return the share of results inside bars, by default without a widening (by crowd); every deployment weighs
+        the same."""
+        ends = np.array([(wider or {}).get(crowd, Ends()) for crowd in self.crowds])
         low, high = self.far[metric]
-        held = (low <= ends.low + 1e-9) & (high <= ends.high + 1e-9)
+        held = (low <= ends[:, 0] + 1e-9) & (high <= ends[:, 1] + 1e-9)
         return float(np.average(held, weights=self.weights))
 
 
@@ -147,17 +155,22 @@ class Laboratories:
             )
             below, above = np.maximum(median - y, 0.0), np.maximum(y - median, 0.0)
             far[metric] = (below / np.maximum(median - low, LEAST), above / np.maximum(high - median, LEAST))
-        return Beyond(deployment_weights([cell for cell, _ in found]), tuple(kind.name for _, kind in found), far)
+        kinds, crowds = zip(*((kind.name, cell.case.crowd) for cell, kind in found), strict=True)
+        return Beyond(deployment_weights([cell for cell, _ in found]), kinds, crowds, far)
 
-    def needs(self, metric: str, without: str = "") -> dict[str, Ends]:
-        """Return the needs of the laboratories with bars but one."""
+    def needs(self, metric: str, crowd: str, without: str = "") -> dict[str, Ends]:
+        """Return the needs of the laboratories with bars in a crowd but one."""
         known = {name: self.beyond(name, without) for name in self.cells if name != without}
-        return {name: one.needs(metric) for name, one in known.items() if one is not None}
+        needs = {name: one.needs(metric, crowd) for name, one in known.items() if one is not None}
+        return {name: ends for name, ends in needs.items() if ends is not None}
 
-    def wider(self, metric: str, without: str = "") -> Ends:
-        """Return the widening of either end: the largest need of the laboratories but one."""
-        needs = self.needs(metric, without).values()
-        return Ends(*(max((ends[i] for ends in needs), default=1.0) for i in range(len(ENDS))))
+    def wider(self, metric: str, without: str = "") -> dict[str, Ends]:
+        """Return the widening of either end by crowd: the largest need of the laboratories but one."""
+        found = {}
+        for crowd in CROWDS:
+            needs = self.needs(metric, crowd, without).values()
+            found[crowd] = Ends(*(max((ends[i] for ends in needs), default=1.0) for i in range(len(ENDS))))
+        return found
 
     def _fit(self, without: frozenset[str]) -> Fitted | None:
         """Return bars fitted to the laboratories of the base but these; None if they are too few."""
@@ -172,8 +185,8 @@ class Laboratories:
 def laboratories(
     fitted: Sequence[Measured], others: Sequence[Measured], kept: Mapping[str, int], seed: int = 0
 ) -> dict[str, Any]:
-    """Return the document of laboratories left out: `wider` by metric and end; `left_out`, by laboratory what its
-    results are, the errors and how many bars held; `coverage`, over laboratories. Empty with a single laboratory.
+    """Return the document of laboratories left out: `wider` by crowd, metric and end; `left_out`, by laboratory what
+    its results are, the errors and how many bars held; `coverage`, over laboratories. Empty with a single laboratory.
     `kept`: results by laboratory, answered or not."""
     found = Laboratories.of(fitted, others)
     if len(found.cells) < 2:
@@ -181,16 +194,16 @@ def laboratories(
     wider = {metric: found.wider(metric) for metric in METRICS}
     rows = [{"kept": kept["" if name == UNNAMED else name], **_row(found, name, wider)} for name in found.cells]
     document = {
-        "wider": {metric: _widening(found, metric) for metric in METRICS},
+        "wider": {crowd: {metric: _widening(found, metric, crowd) for metric in METRICS} for crowd in CROWDS},
         "coverage": _coverage([row for row in rows if row["with_bars"]], seed),
         "left_out": rows,
     }
     return dict(rounded(document))
 
 
-def _widening(found: Laboratories, metric: str) -> dict[str, Any]:
+def _widening(found: Laboratories, metric: str, crowd: str) -> dict[str, Any]:
     """Return the widening of both ends, and the laboratories whose needs they are."""
-    needs = found.needs(metric)
+    needs = found.needs(metric, crowd)
     largest: dict[str, tuple[float, str]] = {
         end: max(((ends[i], name) for name, ends in needs.items()), default=(1.0, "")) for i, end in enumerate(ENDS)
     }
@@ -207,7 +220,7 @@ def _coverage(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
     return {metric: scores.estimate(scores.mean(one, weights)).to_dict() for metric, one in inside.items()}
 
 
-def _row(all_of_them: Laboratories, name: str, wider: Mapping[str, Ends]) -> dict[str, Any]:
+def _row(all_of_them: Laboratories, name: str, wider: Mapping[str, Mapping[str, Ends]]) -> dict[str, Any]:
     cells = all_of_them.cells[name]
     row: dict[str, Any] = {
         "laboratory": name,

@@ -14,6 +14,8 @@ SHORT_TTFT_MS = 100.0
 """Simulated TTFT below which TTFT is mostly front-end and host time, not prefill or queueing."""
 LOADS = ((8.0, "1-8"), (32.0, "9-32"), (128.0, "33-128"), (float("inf"), "129-"))
 """Bands of the number of requests in flight on one engine, each with its upper bound."""
+CROWDS = (f"1-{LOADS[-2][0]:.0f}", LOADS[-1][1])
+"""All bands of `LOADS` but the last, and the last."""
 BEYOND = ((0.0, "0"), (0.05, "0-5 %"), (0.25, "5-25 %"), (1.0, "25-100 %"))
 """Bands of the share of GPU time priced beyond the range measured in the tables, each with its upper bound."""
 PROMPTS = ((1500.0, "to 1500"), (5000.0, "to 5000"), (float("inf"), "over 5000"))
@@ -64,7 +66,7 @@ class Case:
     def crowd(self) -> str:
         """The last band of `LOADS`, or all other bands combined, because errors in the last band are several times as
         large."""
-        return LOADS[-1][1] if self.load == LOADS[-1][1] else f"1-{LOADS[-2][0]:.0f}"
+        return CROWDS[self.load == CROWDS[1]]
 
     @property
     def short(self) -> bool:

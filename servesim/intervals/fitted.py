@@ -24,6 +24,10 @@ PARTS = ("location", "scale")
 """Parts of a feature's terms; each part has one term per metric."""
 SHARES = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 """Shares of measured servers at which quantiles are stored."""
+SPREADS = 2.0
+"""Weight of the scale in an expected error."""
+WORST = 0.1
+"""Share of measured cells that count as the worst."""
 LEVEL = 0.8
 """Share of measured servers inside an interval: a tenth lies beyond each end."""
 
@@ -41,6 +45,11 @@ class Factors:
     wider: tuple[float, float] = (1.0, 1.0)
     """Factors by which the logarithms of the low and the high end lie farther from the median's than for a server that
     was measured."""
+
+    @property
+    def expected(self) -> float:
+        """Expected size of the logarithm of the ratio, from its location and `SPREADS` scales."""
+        return math.hypot(self.location, SPREADS * self.scale)
 
     def at(self, share: float) -> float:
         """Return the factor below which the given share of servers lies; shares are clamped to the range of SHARES."""
@@ -84,11 +93,19 @@ class Fitted:
         found: Mapping[str, Any] | None = None if case.measured else self.document.get("laboratories")
         return found
 
+    def doubt(self, case: Case, kind: Kind) -> Mapping[str, Any] | None:
+        """Return the statistics of doubtful cases if a case is one: measured servers like it were far off more often
+        than others. None if it is not, or if there are none."""
+        known: Mapping[str, Any] | None = self.document.get("doubts")
+        if known is None or self.factors(case, kind, known["by"]).expected <= known["above"]:
+            return None
+        return known
+
     def _wider(self, case: Case, metric: str) -> tuple[float, float]:
         unseen = self.unseen(case)
         if unseen is None:
             return 1.0, 1.0
-        ends = unseen["wider"][metric]
+        ends = unseen["wider"][case.crowd][metric]
         return ends["low"], ends["high"]
 
     def coverage(self, case: Case, kind: Kind, metric: str) -> Mapping[str, float] | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from servesim.cost.host import is_shipped
 from servesim.intervals.case import METRICS, Case, model_key, version_key
-from servesim.intervals.fitted import LEVEL, Fitted, shipped
+from servesim.intervals.distance import Kind
+from servesim.intervals.fitted import LEVEL, WORST, Fitted, shipped
 from servesim.run.presets import preset_settings
 
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
@@ -105,7 +106,8 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
     far), `laboratory`: `own` if the server was measured, else `unseen` (null: no bars), `says`: both in words; `level`:
     share of measured servers inside an interval; by metric, `mean` (simulated), `low` and `high` in ms, and the
     `coverage` of such intervals on results that were held out (value, and its 95 % interval); `fitted`: date, cells and
-    deployments; `farthest`: the farthest result of a laboratory that was left out, in words (empty: none). A run adds
+    deployments; `farthest`: the farthest result of a laboratory that was left out, in words (empty: none); `doubt`: a
+    warning in words if servers like this one were far off more often than others (empty: none). A run adds
     `propagated`: the intervals of percentiles, goodput and price, or the reason why there are
     none.
     """
@@ -117,6 +119,7 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
         "laboratory": None,
         "says": "",
         "farthest": "",
+        "doubt": "",
         "fitted": {"date": fitted.document["date"], "cells": on["cells"], "deployments": on["deployments"]},
         **dict.fromkeys(LATENCY_KEYS.values()),
     }
@@ -136,6 +139,7 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
             "high": mean * factors.at(ENDS[1]),
             "coverage": fitted.coverage(case, kind, metric),
         }
+    found["doubt"] = _doubt(fitted, case, kind)
     if case.measured:
         return found | {
             "kind": kind.name,
@@ -144,6 +148,18 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
         }
     says = f"{kind.says}; your server was not measured"
     return found | {"kind": kind.name, "laboratory": "unseen", "says": says, "farthest": _farthest(fitted, case)}
+
+
+def _doubt(fitted: Fitted, case: Case, kind: Kind) -> str:
+    """Return a warning if measured servers like this one were far off more often than others, else an empty string."""
+    known = fitted.doubt(case, kind)
+    if known is None:
+        return ""
+    name = LATENCY_KEYS[known["of"]].upper().replace("E2EL", "E2E")
+    return (
+        f"servers like this one are among the least certain: {name} of {100 * known['right']:.0f} % of them was over "
+        f"{100 * known['worst']:.0f} % off (of all: {100 * WORST:.0f} %). Measure your server (servesim measure)"
+    )
 
 
 def _farthest(fitted: Fitted, case: Case) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from servesim.intervals.case import CROWDS
 from servesim.intervals.fitted import shipped
 from tests.support.documents import ROOT
 
@@ -44,10 +45,15 @@ def left_out_table(found: Found) -> str:
 
 
 def widening_table(found: Found) -> str:
-    """Return by metric how much farther each end lies, and whose results need it."""
+    """Return by metric and load how much farther each end lies, and whose results need it."""
     names = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
-    rows = [[names[metric], *(_end(found["wider"][metric], end) for end in ("low", "high"))] for metric in SHOWN]
-    return table(["times as far from the median", "lower end", "upper end"], rows)
+    rows = [
+        [names[metric], *(_end(found["wider"][crowd][metric], end) for crowd in CROWDS for end in ("low", "high"))]
+        for metric in SHOWN
+    ]
+    few, many = f"{CROWDS[0].replace('-', ' to ')} in flight", "more"
+    ends = [f"{crowd}: {end} end" for crowd in (few, many) for end in ("lower", "upper")]
+    return table(["times as far from the median", *ends], rows)
 
 
 def _end(ends: Found, end: str) -> str:

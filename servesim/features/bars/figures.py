@@ -47,6 +47,8 @@ def _rows(summary: Summary) -> Rows:
     elif bars["kind"] is not None:
         more = "" if wider is None else f"; {wider['says']}".replace("; none: ", "; p99 and price have none: ")
         known.append(("", (bars["says"].rpartition("; ")[0] or bars["says"]) + more))
+    if bars["doubt"]:
+        known.append(("", bars["doubt"]))
     return known
 
 
@@ -80,6 +82,10 @@ INTERVALS = Group(
                "description of the largest error for a laboratory that was excluded from the fit. Empty if there is "
                "none",
                itemgetter("farthest"), schema=TEXT),
+        Figure("doubt",
+               "warning that measured servers like this one were simulated far off more often than others. Empty if "
+               "they were not",
+               itemgetter("doubt"), schema=TEXT),
         Figure("fitted", "`date` of the fit, and the numbers of measured `cells` and `deployments` that it used",
                itemgetter("fitted"), schema=an_object(date=TEXT, cells=COUNT, deployments=COUNT)),
         Figure("propagated",

@@ -104,7 +104,7 @@ def test_a_spread_has_its_factor_among_those_by_level() -> None:
 
 
 def test_what_laboratories_have_in_common_cancels_in_a_ratio() -> None:
-    wider = {"wider": {metric: {"low": 2.0, "high": 3.0} for metric in ("ttft", "tpot", "e2e")}}
+    wider = {"wider": {CASE.crowd: {metric: {"low": 2.0, "high": 3.0} for metric in ("ttft", "tpot", "e2e")}}}
     other = replace(CASE, tp=8)
     widened, plain = (
         spread(Fitted(document), CASE, other, "e2e") for document in ({**DOCUMENT, "laboratories": wider}, DOCUMENT)

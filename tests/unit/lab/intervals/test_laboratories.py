@@ -14,15 +14,16 @@ from typer.testing import CliRunner
 
 from servesim.cli.app import app
 from servesim.errors import UserError
-from servesim.intervals.case import METRICS, Case
+from servesim.intervals.case import CROWDS, METRICS, Case
 from servesim.intervals.fitted import Fitted
-from servesim_lab.intervals.laboratories import Beyond, Laboratories, described, laboratories, named
+from servesim_lab.intervals.laboratories import Beyond, Ends, Laboratories, described, laboratories, named
 from servesim_lab.intervals.residuals import Measured
 from tests.unit.lab.intervals.test_fit import HEAD, ROW
 
 CASE = Case("vllm", "1", "m", "h100", "fp8", 1, 1, 8.0, 1000.0, 200.0, 10.0, 0.0)
 
 
+FEW = CROWDS[0]
 KEPT = Counter({"experts": 40, "makers": 40, "nobody tuned": 40})
 
 
@@ -47,30 +48,30 @@ def cells_of(laboratory: str, slower: float = 0.0, servers: int = 12) -> list[Me
 def by_hand(low: list[float], high: list[float], names: str) -> Beyond:
     far = (np.array(low), np.array(high))
     weights = np.array([1 / names.count(name) for name in names])
-    return Beyond(weights, ("server",) * len(names), dict.fromkeys(METRICS, far))
+    return Beyond(weights, ("server",) * len(names), (FEW,) * len(names), dict.fromkeys(METRICS, far))
 
 
 def test_a_laboratory_needs_the_least_widening_that_holds_eight_of_ten_results() -> None:
     slow = by_hand([0.0] * 10, [1.0 + 0.1 * i for i in range(10)], "abcdefghij")
-    assert slow.needs("e2e") == pytest.approx((1.0, 1.7))
+    assert slow.needs("e2e", FEW) == pytest.approx((1.0, 1.7))
     assert slow.inside("e2e") == pytest.approx(0.1)
-    assert slow.inside("e2e", slow.needs("e2e")) == pytest.approx(0.8)
+    assert slow.inside("e2e", {FEW: Ends(1.0, 1.7)}) == pytest.approx(0.8)
     both = by_hand([1.3, 1.2, 1.1] + [0.0] * 7, [0.0] * 7 + [1.9, 1.8, 1.1], "abcdefghij")
-    assert both.needs("e2e") == pytest.approx((1.3, 1.1))  # 1.2 and 1.8, or 1.1 and 1.9, take more in sum
+    assert both.needs("e2e", FEW) == pytest.approx((1.3, 1.1))  # 1.2 and 1.8, or 1.1 and 1.9, take more in sum
     inside = by_hand([0.9] * 10, [0.0] * 10, "abcdefghij")
-    assert inside.needs("tpot") == (1.0, 1.0)  # bars are never narrower than those of a known laboratory
+    assert inside.needs("tpot", FEW) == (1.0, 1.0)  # bars are never narrower than those of a known laboratory
 
 
 def test_deployments_weigh_the_same_however_many_their_results() -> None:
     two = by_hand([0.0] * 5, [1.5, 0.0, 0.0, 0.0, 0.0], "abbbb")
-    assert two.needs("ttft") == (1.0, 1.5)  # the one result of `a` is half of the weight
+    assert two.needs("ttft", FEW) == (1.0, 1.5)  # the one result of `a` is half of the weight
     assert two.inside("ttft") == pytest.approx(0.5)
 
 
 def test_the_laboratory_whose_servers_are_slower_widens_the_high_end_alone() -> None:
     found = laboratories(cells_of("experts") + cells_of("makers"), cells_of("nobody tuned", slower=0.4), KEPT)
     for metric in METRICS:
-        ends = found["wider"][metric]
+        ends = found["wider"][FEW][metric]
         assert ends["high"] > 5  # bars of .05 on either side, results at .4
         assert ends["low"] < 1.5
         assert ends["of"]["high"] == "nobody tuned"
@@ -105,7 +106,7 @@ def test_a_laboratory_none_of_whose_servers_has_bars_is_listed_with_its_errors_a
     strange = [replace(cell, case=replace(cell.case, precision="int4")) for cell in cells_of("strange")]
     found = laboratories(cells_of("experts"), strange, KEPT)
     assert [(row["laboratory"], row["with_bars"]) for row in found["left_out"]] == [("experts", 0), ("strange", 0)]
-    assert found["wider"]["e2e"] == {"low": 1.0, "high": 1.0, "of": {"low": "", "high": ""}}
+    assert found["wider"][FEW]["e2e"] == {"low": 1.0, "high": 1.0, "of": {"low": "", "high": ""}}
     assert found["coverage"] == {}
 
 
@@ -141,7 +142,7 @@ def test_the_command_widens_bars_by_the_laboratories_it_is_given(tmp_path: Path)
     assert "gpustack left out: 36 of 36 results have bars, inside ttft 100 %" in found.output
     assert "E2E simulated -50 % in the median" in found.output
     document = json.loads(out.read_text())
-    assert document["laboratories"]["wider"]["tpot"]["of"] == {"low": "", "high": "gpustack"}
+    assert document["laboratories"]["wider"][FEW]["tpot"]["of"] == {"low": "", "high": "gpustack"}
     rows = document["laboratories"]["left_out"]
     assert [(row["laboratory"], row["kept"], row["answered"]) for row in rows] == [
         ("gpustack", 37, 36),
@@ -151,3 +152,12 @@ def test_the_command_widens_bars_by_the_laboratories_it_is_given(tmp_path: Path)
     bad = CliRunner().invoke(app, [*asked, "--laboratory", str(theirs)])
     assert isinstance(bad.exception, UserError)
     assert "must be NAME=SCORE" in str(bad.exception)
+
+
+def test_bursts_widen_the_bars_of_bursts_alone() -> None:
+    """Results at 200 clients say nothing about a few, whose bars the other laboratories widen."""
+    slow = [replace(cell, case=replace(cell.case, in_flight=200.0)) for cell in cells_of("bursts", slower=0.4)]
+    found = laboratories(cells_of("experts") + cells_of("makers"), slow, KEPT)
+    few, many = (found["wider"][crowd]["e2e"] for crowd in CROWDS)
+    assert few["high"] < 1.5 < many["high"]
+    assert many["of"]["high"] == "bursts"
