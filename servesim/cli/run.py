@@ -118,13 +118,15 @@ def run(
 
 def _tell_versions(settings: dict[str, Any], result: Any, verbose: bool) -> None:
     """Print what other versions of the engine would give, if none is set and they differ."""
+    from servesim.cli.console import open_console
     from servesim.run.under_versions import means_of, under_versions
 
     found = under_versions(settings, result.summary["requests"]["arrived"])
     if found is not None and found.matters:
-        typer.echo(f"warning: {found.warning(means_of(result))}")
+        console = open_console()
+        console.print(f"warning: {found.warning(means_of(result))}", style="yellow")
         if verbose:
-            typer.echo(f"note: {found.details}")
+            console.print(f"note: {found.details}", style="dim")
 
 
 def _page(folder: Path) -> None:
