@@ -72,8 +72,8 @@ class Beyond:
     kinds: tuple[str, ...]
     """Kinds of distance (n)."""
     crowds: tuple[str, ...]
-    """Values of `Case.crowd` (n). Ends are widened separately for each, since bursts on servers that nobody tuned say
-    little about a few clients."""
+    """Values of `Case.crowd` (n). Ends are widened separately for each: bursts on untuned servers say little about a few
+    clients."""
     far: Mapping[str, tuple[Floats, Floats]]
     """Distances of results below and above the median (n) by metric, in units of the ends' distance from it; 0 on the
     other side."""
