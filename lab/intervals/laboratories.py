@@ -72,7 +72,7 @@ class Beyond:
     kinds: tuple[str, ...]
     """Kinds of distance (n)."""
     crowds: tuple[str, ...]
-    """Values of `Case.crowd` (n). Ends are widened separately for each: bursts on untuned servers say little about a few
+    """Values of `Case.crowd` (n). Ends are widened separately for each: bursts on untuned servers say little about few
     clients."""
     far: Mapping[str, tuple[Floats, Floats]]
     """Distances of results below and above the median (n) by metric, in units of the ends' distance from it; 0 on the
