@@ -100,9 +100,7 @@ def run(
         from servesim.cli.faster import tell_once
         from servesim.cli.summary import print_summary
 
-        print_summary(result, out, verbose)
-        if versions:
-            _tell_versions(settings, result, verbose)
+        print_summary(result, out, verbose, _under_versions(settings, result) if versions else None)
         tell_once()
     requests = result.summary["requests"]
     if requests["arrived"] and not requests["completed"]:
@@ -116,17 +114,12 @@ def run(
         end_if([*failures(required, summary_values(result.summary)), *unstable])
 
 
-def _tell_versions(settings: dict[str, Any], result: Any, verbose: bool) -> None:
-    """Print what other versions of the engine would give, if none is set and they differ."""
-    from servesim.cli.console import open_console
+def _under_versions(settings: dict[str, Any], result: Any) -> tuple[str, str] | None:
+    """Return a warning and a note on what other versions of the engine would give, if none is set and they differ."""
     from servesim.run.under_versions import means_of, under_versions
 
     found = under_versions(settings, result.summary["requests"]["arrived"])
-    if found is not None and found.matters:
-        console = open_console()
-        console.print(f"warning: {found.warning(means_of(result))}", style="yellow")
-        if verbose:
-            console.print(f"note: {found.details}", style="dim")
+    return (found.warning(means_of(result)), found.details) if found is not None and found.matters else None
 
 
 def _page(folder: Path) -> None:

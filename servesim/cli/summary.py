@@ -48,9 +48,12 @@ class ProgressBar:
         return update
 
 
-def print_summary(result: Result, out: Path | None, verbose: bool = False) -> None:
+def print_summary(
+    result: Result, out: Path | None, verbose: bool = False, versions: tuple[str, str] | None = None
+) -> None:
     """Print the figures of a run to stdout, what they say in a sentence, and the warnings that could change the
-    decision. `verbose`: all warnings and notes."""
+    decision. `verbose`: all warnings and notes. `versions`: warning and note on other versions of the engine, if those
+    differ."""
     console, summary = open_console(), result.summary
     console.print(_title(summary), style="bold")
     console.print(_latency_table(summary["latency_ms"]))
@@ -70,8 +73,9 @@ def print_summary(result: Result, out: Path | None, verbose: bool = False) -> No
         )
     if result.scenario.check:
         console.print(_checked(result), style="dim")
-    notes = [*summary["notes"], *_bars(result.intervals), _measurements(summary)]
-    print_notes(console, summary["warnings"], (), notes, out, verbose)
+    warning, note = ((one,) for one in versions) if versions is not None else ((), ())
+    notes = [*summary["notes"], *_bars(result.intervals), *note, _measurements(summary)]
+    print_notes(console, [*warning, *summary["warnings"]], (), notes, out, verbose)
 
 
 def _bars(bars: Mapping[str, Any]) -> list[str]:
