@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.cost.host import fitted_versions
-from servesim.errors import UserError
+from servesim.errors import PolicyError, UserError
 from servesim.metrics.request_figures import LATENCY_LABELS
 from servesim.metrics.slo import SLO_METRICS
 from servesim.metrics.words import number
@@ -25,6 +25,8 @@ from servesim.versions.table import parse_version
 FEW = 100
 """Requests of a short run, or `PER_CLIENT` for each client of a closed loop if that is more."""
 PER_CLIENT = 3
+LEAST, PART = 20, 4
+"""Fewest requests of a short run, and its largest part of a whole run (one in PART)."""
 LIKE = 0.02
 """Relative difference of all mean latencies up to which two versions count as equal."""
 APART = 1.05
@@ -94,7 +96,8 @@ def under_versions(settings: Mapping[str, Any], count: int) -> Versions | None:
         return None
     assumed = facts_of(asked.preset, None, asked.gpu)
     known = _others(assumed, asked.preset)
-    few = min(count, max(FEW, PER_CLIENT * (asked.clients.max_concurrency or 0)))
+    enough = max(FEW, PER_CLIENT * (asked.clients.max_concurrency or 0))
+    few = min(count, max(LEAST, min(enough, count // PART)))
     base = _means(asked, few, assumed, None) if known else None
     if base is None:
         return None
@@ -130,6 +133,6 @@ def _means(asked: Scenario, few: int, assumed: EngineFacts, version: str | None)
     try:
         changed = Scenario.of({**asked.model_dump(), "engine": engine, "requests": few})
         means = means_of(simulate(changed, conclude=False))
-    except UserError:
+    except (UserError, PolicyError):
         return None
     return means if all(mean > 0 for mean in means.values()) else None

@@ -40,7 +40,8 @@ def test_the_ratios_are_those_of_runs_that_name_the_version() -> None:
     assert found is not None
     assert (found.engine, found.assumed) == ("vllm", turning_points("vllm")[-1])
     assumed, old = (
-        means_of(servesim.simulate(SETTINGS, engine={"version": version})) for version in (found.assumed, "0.12.0")
+        means_of(servesim.simulate(SETTINGS, requests=20, engine={"version": version}))
+        for version in (found.assumed, "0.12.0")
     )
     ratios = dict(found.since)["0.12.0"]
     assert ratios == pytest.approx({key: old[key] / assumed[key] for key in ("ttft", "tpot", "e2el")})
