@@ -116,10 +116,10 @@ def run(
 
 def _under_versions(settings: dict[str, Any], result: Any) -> tuple[str, str] | None:
     """Return a warning and a note on what other versions of the engine would give, if none is set and they differ."""
-    from servesim.run.under_versions import means_of, under_versions
+    from servesim.run.under_versions import under_versions
 
     found = under_versions(settings, result.summary["requests"]["arrived"])
-    return (found.warning(means_of(result)), found.details) if found is not None and found.matters else None
+    return (found.warning, found.details) if found is not None and found.matters else None
 
 
 def _page(folder: Path) -> None:

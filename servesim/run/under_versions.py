@@ -1,7 +1,7 @@
 """Latencies of a run under the other known versions of its engine, for a run that names none and so gets the newest.
 
 The beginning of the run is repeated under each version at which something known changes: defaults, kernels, or the host
-terms that were fitted to it. Defaults that the newest version implies are left to each version.
+terms that were fitted to it. What the scenario leaves open is left to each version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from servesim.errors import PolicyError, UserError
 from servesim.metrics.request_figures import LATENCY_LABELS
 from servesim.metrics.slo import SLO_METRICS
 from servesim.metrics.words import number
-from servesim.run.presets import VERSIONED, facts_of
+from servesim.run.presets import facts_of
 from servesim.run.result import Result
 from servesim.run.scenario import Scenario
 from servesim.run.simulate import simulate
@@ -35,17 +35,19 @@ APART = 1.05
 
 @dataclass(frozen=True)
 class Versions:
-    """Mean latencies under each known version, relative to those under the assumed one."""
+    """Mean latencies of a run's first requests under each known version of its engine."""
 
     engine: str
     assumed: str
     """The newest version known, which a run without a version assumes."""
+    requests: int
+    """Number of these requests."""
     since: tuple[tuple[str, Mapping[str, float]], ...]
-    """Versions at which something changes, oldest first, and their ratios by latency."""
+    """Versions at which something changes, oldest first, and mean latencies in ms; the last one is the assumed one."""
 
     @property
     def periods(self) -> list[tuple[str, Mapping[str, float]]]:
-        """Version specifiers and ratios of the periods in which latencies differ by at most LIKE, oldest first."""
+        """Version specifiers and means of the periods in which latencies differ by at most LIKE, oldest first."""
         rows = self.since
         starts = [0, *(i for i in range(1, len(rows)) if not _like(rows[i - 1][1], rows[i][1]))]
         befores = [f",<{rows[start][0]}" for start in starts[1:]]
@@ -56,32 +58,42 @@ class Versions:
 
     def spread(self, key: str) -> float:
         """Return the highest latency over the lowest."""
-        ratios = [one[key] for _, one in self.since]
-        return max(ratios) / min(ratios)
+        means = [one[key] for _, one in self.since]
+        return max(means) / min(means)
 
     @property
     def matters(self) -> bool:
-        """Whether TTFT or TPOT differ by APART or more."""
-        return max(self.spread(key) for key in ("ttft", "tpot")) >= APART
+        """Whether TPOT or TTFT differ by APART or more."""
+        return max(self.spread(key) for key in ("tpot", "ttft")) >= APART
 
-    def warning(self, means: Mapping[str, float]) -> str:
-        """Return the spread in words, given the run's means in ms."""
-        key = max(("tpot", "ttft"), key=self.spread)
-        low, high = (find(self.periods, key=lambda one: one[1][key]) for find in (min, max))
-        ends = [f"{number(means[key] * ratios[key])} ms for {self.engine}{name}" for name, ratios in (low, high)]
+    @property
+    def warning(self) -> str:
+        """Lowest and highest TPOT in words, newest version first, or TTFT if TPOT hardly differs."""
+        key = "tpot" if self.spread("tpot") >= APART else "ttft"
+        ends = [find(self.periods, key=lambda one: one[1][key]) for find in (min, max)]
+        told = [
+            f"{number(means[key])} ms for {self.engine}{name}"
+            for name, means in sorted(ends, key=self.periods.index, reverse=True)
+        ]
         return (
-            f"engine.version is not set, so {self.engine} {self.assumed} is assumed. Mean {LATENCY_LABELS[key]} is "
-            f"{' and '.join(ends)}. Set engine.version to your version."
+            f"engine.version is not set, so {self.engine} {self.assumed} is assumed. Mean {LATENCY_LABELS[key]} of the "
+            f"first {self.requests} requests is {' and '.join(told)}; near saturation versions differ more. Set "
+            "engine.version to your version."
         )
 
     @property
     def details(self) -> str:
         """Latencies under each period of versions, in words."""
+        base = self.since[-1][1]
         periods = [
-            f"{name}: " + ", ".join(f"{LATENCY_LABELS[key]} {100 * (ratios[key] - 1):+.0f} %" for key in SLO_METRICS)
-            for name, ratios in self.periods
+            f"{name}: "
+            + ", ".join(f"{LATENCY_LABELS[key]} {100 * (means[key] / base[key] - 1):+.0f} %" for key in SLO_METRICS)
+            for name, means in self.periods
         ]
-        return f"{self.engine} versions, relative to the assumed {self.assumed}: {'; '.join(periods)}"
+        return (
+            f"first {self.requests} requests under {self.engine} versions, relative to {self.assumed}: "
+            f"{'; '.join(periods)}"
+        )
 
 
 def _like(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
@@ -90,24 +102,22 @@ def _like(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 def under_versions(settings: Mapping[str, Any], count: int) -> Versions | None:
     """Return the latencies of a scenario's first requests under each known version. `count`: requests of the whole run.
-    None: it names a version, its pools have versions of their own, its system has no versions, or it is streamed."""
+    None: it names a version, its pools have engines of their own, or its system has no other versions."""
     asked = Scenario.of(settings)
-    if asked.engine.version is not None or asked.pools or asked.stream:
+    own = any(pool["engine"]["version"] is not None or pool["preset"] != asked.preset for pool in asked.pools)
+    if asked.engine.version is not None or own:
         return None
     assumed = facts_of(asked.preset, None, asked.gpu)
-    known = _others(assumed, asked.preset)
     enough = max(FEW, PER_CLIENT * (asked.clients.max_concurrency or 0))
     few = min(count, max(LEAST, min(enough, count // PART)))
-    base = _means(asked, few, assumed, None) if known else None
-    if base is None:
-        return None
+    known = _others(assumed, asked.preset)
     rows = []
-    for version in known:
-        means = _means(asked, few, assumed, version)
+    for version, named in (*((one, one) for one in known), (assumed.version, None)) if known else ():
+        means = _means(settings, few, named)
         if means is not None:
-            rows.append((version, {key: means[key] / base[key] for key in SLO_METRICS}))
-    rows.append((assumed.version, dict.fromkeys(SLO_METRICS, 1.0)))
-    return Versions(assumed.engine, assumed.version, tuple(rows)) if len(rows) > 1 else None
+            rows.append((version, means))
+    complete = len(rows) > 1 and rows[-1][0] == assumed.version
+    return Versions(assumed.engine, assumed.version, few, tuple(rows)) if complete else None
 
 
 def means_of(result: Result) -> dict[str, float]:
@@ -124,14 +134,11 @@ def _others(assumed: EngineFacts, preset: str | None) -> Sequence[str]:
     return sorted(known, key=parse_version)
 
 
-def _means(asked: Scenario, few: int, assumed: EngineFacts, version: str | None) -> Mapping[str, float] | None:
+def _means(settings: Mapping[str, Any], few: int, version: str | None) -> Mapping[str, float] | None:
     """Return mean latencies under a version, or None if it cannot run the scenario or some are undefined."""
-    engine = asked.engine.model_dump()
-    if version is not None:
-        implied = {key for key in VERSIONED if engine[key] == assumed.get(key)}
-        engine = {key: value for key, value in engine.items() if key not in implied} | {"version": version}
+    engine = {**(settings.get("engine") or {}), **({"version": version} if version is not None else {})}
     try:
-        changed = Scenario.of({**asked.model_dump(), "engine": engine, "requests": few})
+        changed = Scenario.of({**settings, "engine": engine, "requests": few, "stream": False})
         means = means_of(simulate(changed, conclude=False))
     except (UserError, PolicyError):
         return None

@@ -35,7 +35,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
-def test_the_ratios_are_those_of_runs_that_name_the_version() -> None:
+def test_means_are_those_of_runs_that_name_the_version() -> None:
     found = under_versions(SETTINGS, 60)
     assert found is not None
     assert (found.engine, found.assumed) == ("vllm", turning_points("vllm")[-1])
@@ -43,9 +43,9 @@ def test_the_ratios_are_those_of_runs_that_name_the_version() -> None:
         means_of(servesim.simulate(SETTINGS, requests=20, engine={"version": version}))
         for version in (found.assumed, "0.12.0")
     )
-    ratios = dict(found.since)["0.12.0"]
-    assert ratios == pytest.approx({key: old[key] / assumed[key] for key in ("ttft", "tpot", "e2el")})
-    assert ratios["tpot"] > 1.1, "a synchronous engine"
+    assert dict(found.since)["0.12.0"] == old
+    assert found.since[-1] == (found.assumed, assumed)
+    assert (found.requests, old["tpot"] > 1.1 * assumed["tpot"]) == (20, True), "a synchronous engine"
 
 
 def test_what_the_newest_version_implies_is_not_held_against_an_older_one() -> None:
@@ -61,11 +61,18 @@ def test_what_the_newest_version_implies_is_not_held_against_an_older_one() -> N
     [
         {"engine": {"version": "0.12.0"}},
         {"preset": "orca"},
-        {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode"}]},
+        {"pools": [{"name": "a", "engine": {"version": "0.12.0"}}, {"name": "b"}], "router": "random"},
     ],
 )
 def test_a_run_that_names_its_version_or_has_none_says_nothing(more: dict[str, Any]) -> None:
     assert under_versions({**SETTINGS, **more}, 60) is None
+
+
+@pytest.mark.parametrize("more", [{"pd": "1x1:1x1"}, {"stream": True}])
+def test_pools_without_engines_of_their_own_and_streamed_runs_say_it_too(more: dict[str, Any]) -> None:
+    found = under_versions({**SETTINGS, **more}, 60)
+    assert found is not None
+    assert found.matters
 
 
 def test_versions_of_tensorrt_llm_are_those_with_facts_or_host_terms_of_their_own() -> None:
@@ -79,13 +86,14 @@ def test_versions_that_differ_by_little_are_one_period() -> None:
         return version, {"ttft": ttft, "tpot": tpot, "e2el": e2el}
 
     rows = (row("1", 1.0, 1.5, 1.4), row("1.5", 1.01, 1.5, 1.4), row("2", 1.0, 1.0, 1.0), row("3", 1.0, 1.0, 1.0))
-    found = Versions("vllm", "3", rows)
+    found = Versions("vllm", "3", 100, rows)
     assert [name for name, _ in found.periods] == [">=1,<2", ">=2"]
     assert (found.spread("tpot"), found.spread("e2el"), found.matters) == (1.5, 1.4, True)
     assert found.details.endswith(">=1,<2: TTFT +0 %, TPOT +50 %, E2E +40 %; >=2: TTFT +0 %, TPOT +0 %, E2E +0 %")
-    said = found.warning({"ttft": 50.0, "tpot": 8.0, "e2el": 900.0})
-    assert "Mean TPOT is 8.00 ms for vllm>=2 and 12.00 ms for vllm>=1,<2." in said
-    assert not Versions("vllm", "3", rows[2:]).matters
+    assert "TPOT of the first 100 requests is 1.00 ms for vllm>=2 and 1.50 ms for vllm>=1,<2;" in found.warning
+    assert not Versions("vllm", "3", 100, rows[2:]).matters
+    late = (row("1", 2.0, 1.0, 1.0), row("2", 1.0, 1.0, 1.0))
+    assert "Mean TTFT of the first 9 requests is 1.00 ms for vllm>=2" in Versions("vllm", "2", 9, late).warning
 
 
 def test_the_command_says_it_once_and_leaves_the_result_alone(call: Call) -> None:
