@@ -32,7 +32,7 @@ def import_older(wheel: str | Path, system: str, framework: str, version: str, o
         raise UserError(f"{wheel} is not a wheel of aiconfigurator")
     archive = zipfile.ZipFile(path)
     files = Files()
-    files.project, files.version = "aiconfigurator", path.name.split("-")[1]
+    files.project, files.version = "aiconfigurator", (*path.name.split("-"), "unknown")[1]
     names = [PurePosixPath(name) for name in archive.namelist() if name.endswith("_perf.txt")]
     known = sorted({"/".join(name.parts[3:6]) for name in names if len(name.parts) == 7})
     asked = f"{system}/{framework}/{version}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from servesim.intervals.distance import KINDS
+from servesim.intervals.distance import DEPLOYMENT
 from servesim.intervals.fitted import WORST, Factors
 from servesim_lab.intervals.conformal import Floats, leave_out
 from servesim_lab.intervals.fit import Data, inner_folds
@@ -23,7 +23,6 @@ OF = "e2e"
 """Metric by which cells are the worst."""
 FALSE_ALARMS = 0.1
 """Share of the other cells for which a false alarm is accepted."""
-_KIND = next(kind for kind in KINDS if kind.name == "deployment")
 
 
 def doubts(data: Data) -> dict[str, Any]:
@@ -48,12 +47,12 @@ def doubts(data: Data) -> dict[str, Any]:
 def _expected(data: Data) -> Floats:
     """Return the expected errors (n) of BY, each from cells of other deployments."""
     y = data.residuals(BY)
-    design, spread = data.designs(_KIND)
+    design, spread = data.designs(DEPLOYMENT)
     found = np.full(len(y), np.nan)
-    for fold in data.folds(_KIND):
+    for fold in data.folds(DEPLOYMENT):
         used = ~fold.barred
         weights = np.where(used, data.weights, 0.0)
-        left = leave_out(design, spread, y, weights, inner_folds(data, _KIND, used))
+        left = leave_out(design, spread, y, weights, inner_folds(data, DEPLOYMENT, used))
         location, scale = design.values(left.location), np.exp(spread.values(left.scale))
         for i in np.flatnonzero(fold.predicted):
             found[i] = Factors(float(location[i]), float(scale[i]), ()).expected

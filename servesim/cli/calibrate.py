@@ -150,7 +150,9 @@ def aiconfigurator(
     framework: Annotated[str, typer.Option(help="Engine whose kernels were measured.")] = "vllm",
     version: Annotated[
         str | None,
-        typer.Option(help="Older version of the engine, from a wheel of aiconfigurator up to 0.6. [default: newest]"),
+        typer.Option(
+            help="Older version of the engine. PATH must be a wheel of aiconfigurator up to 0.6. [default: newest]"
+        ),
     ] = None,
 ) -> None:
     """Import timings from the aiconfigurator-core package.

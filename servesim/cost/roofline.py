@@ -55,7 +55,7 @@ class Roof:
             "peak_flops": self.peak,
             "bandwidth": self.gpu.bandwidth,
             "ridge": self.ridge,
-            "tables": self.cost.tables.folder.name if self.cost.tables is not None else None,
+            "tables": self.cost.tables.name if self.cost.tables is not None else None,
             "steps": [one.describe() for one in steps],
         }
 

@@ -32,6 +32,9 @@ KINDS = (
 )
 """Kinds of distance, from near to far. A case belongs to the kind that holds out exactly the case's unknown labels."""
 
+DEPLOYMENT = KINDS[1]
+"""Kind of a server that was not measured, of an engine, version, model and GPU that were."""
+
 
 def label(case: Case, name: str) -> str:
     """Return a label of a case; the version label includes the engine."""

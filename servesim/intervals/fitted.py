@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from servesim.intervals.case import METRICS, Case, features
-from servesim.intervals.distance import Kind, kind_of
+from servesim.intervals.distance import DEPLOYMENT, Kind, kind_of
 
 SCHEMA = "servesim.intervals/1"
 FILE = "fitted.json"
@@ -93,11 +93,12 @@ class Fitted:
         found: Mapping[str, Any] | None = None if case.measured else self.document.get("laboratories")
         return found
 
-    def doubt(self, case: Case, kind: Kind) -> Mapping[str, Any] | None:
+    def doubt(self, case: Case) -> Mapping[str, Any] | None:
         """Return the statistics of doubtful cases if a case is one: measured servers like it were far off more often
-        than others. None if it is not, or if there are none."""
+        than others. None if it is not, or if there are none. They are of deployments that were left out, so a case of
+        any kind is compared by the terms of that kind."""
         known: Mapping[str, Any] | None = self.document.get("doubts")
-        if known is None or self.factors(case, kind, known["by"]).expected <= known["above"]:
+        if known is None or self.factors(case, DEPLOYMENT, known["by"]).expected <= known["above"]:
             return None
         return known
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from servesim.cost.host import is_shipped
 from servesim.intervals.case import METRICS, Case, model_key, version_key
-from servesim.intervals.distance import Kind
 from servesim.intervals.fitted import LEVEL, WORST, Fitted, shipped
+from servesim.metrics.request_figures import LATENCY_LABELS
 from servesim.run.presets import preset_settings
 
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
@@ -139,7 +139,6 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
             "high": mean * factors.at(ENDS[1]),
             "coverage": fitted.coverage(case, kind, metric),
         }
-    found["doubt"] = _doubt(fitted, case, kind)
     if case.measured:
         return found | {
             "kind": kind.name,
@@ -147,15 +146,16 @@ def intervals(summary: Mapping[str, Any], fitted: Fitted | None = None, own: boo
             "says": f"{kind.says}; your host terms were fitted to this server",
         }
     says = f"{kind.says}; your server was not measured"
-    return found | {"kind": kind.name, "laboratory": "unseen", "says": says, "farthest": _farthest(fitted, case)}
+    doubt, farthest = _doubt(fitted, case), _farthest(fitted, case)
+    return found | {"kind": kind.name, "laboratory": "unseen", "says": says, "farthest": farthest, "doubt": doubt}
 
 
-def _doubt(fitted: Fitted, case: Case, kind: Kind) -> str:
+def _doubt(fitted: Fitted, case: Case) -> str:
     """Return a warning if measured servers like this one were far off more often than others, else an empty string."""
-    known = fitted.doubt(case, kind)
+    known = fitted.doubt(case)
     if known is None:
         return ""
-    name = LATENCY_KEYS[known["of"]].upper().replace("E2EL", "E2E")
+    name = LATENCY_LABELS[LATENCY_KEYS[known["of"]]]
     return (
         f"servers like this one are among the least certain: {name} of {100 * known['right']:.0f} % of them was over "
         f"{100 * known['worst']:.0f} % off (of all: {100 * WORST:.0f} %). Measure your server (servesim measure)"

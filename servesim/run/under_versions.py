@@ -26,7 +26,7 @@ FEW = 100
 """Requests of a short run, or `PER_CLIENT` for each client of a closed loop if that is more."""
 PER_CLIENT = 3
 LEAST, PART = 20, 4
-"""Fewest requests of a short run, and its largest part of a whole run (one in PART)."""
+"""Fewest requests of a short run, unless there are more clients, and the reciprocal of its largest part of a run."""
 LIKE = 0.02
 """Relative difference of all mean latencies up to which two versions count as equal."""
 APART = 1.05
@@ -47,9 +47,12 @@ class Versions:
 
     @property
     def periods(self) -> list[tuple[str, Mapping[str, float]]]:
-        """Version specifiers and means of the periods in which latencies differ by at most LIKE, oldest first."""
-        rows = self.since
-        starts = [0, *(i for i in range(1, len(rows)) if not _like(rows[i - 1][1], rows[i][1]))]
+        """Version specifiers and means of the first version of each period, oldest first. A period lasts while
+        latencies differ by at most LIKE from those of its first version."""
+        rows, starts = self.since, [0]
+        for i in range(1, len(rows)):
+            if not _like(rows[starts[-1]][1], rows[i][1]):
+                starts.append(i)
         befores = [f",<{rows[start][0]}" for start in starts[1:]]
         return [
             (f">={rows[start][0]}{before}", rows[start][1])
@@ -58,7 +61,7 @@ class Versions:
 
     def spread(self, key: str) -> float:
         """Return the highest latency over the lowest."""
-        means = [one[key] for _, one in self.since]
+        means = [one[key] for _, one in self.periods]
         return max(means) / min(means)
 
     @property
@@ -76,9 +79,9 @@ class Versions:
             for name, means in sorted(ends, key=self.periods.index, reverse=True)
         ]
         return (
-            f"engine.version is not set, so {self.engine} {self.assumed} is assumed. Mean {LATENCY_LABELS[key]} of the "
-            f"first {self.requests} requests is {' and '.join(told)}; near saturation versions differ more. Set "
-            "engine.version to your version."
+            f"engine.version is not set, so {self.engine} {self.assumed} is assumed. Mean {LATENCY_LABELS[key]} in a "
+            f"run of the first {self.requests} requests is {' and '.join(told)}; near saturation versions differ more. "
+            "Set engine.version to your version."
         )
 
     @property
@@ -91,7 +94,7 @@ class Versions:
             for name, means in self.periods
         ]
         return (
-            f"first {self.requests} requests under {self.engine} versions, relative to {self.assumed}: "
+            f"a run of the first {self.requests} requests under {self.engine} versions, relative to {self.assumed}: "
             f"{'; '.join(periods)}"
         )
 
@@ -108,12 +111,13 @@ def under_versions(settings: Mapping[str, Any], count: int) -> Versions | None:
     if asked.engine.version is not None or own:
         return None
     assumed = facts_of(asked.preset, None, asked.gpu)
-    enough = max(FEW, PER_CLIENT * (asked.clients.max_concurrency or 0))
-    few = min(count, max(LEAST, min(enough, count // PART)))
+    clients = asked.clients.max_concurrency or 0
+    enough = max(FEW, PER_CLIENT * clients)
+    few = min(count, max(LEAST, clients, min(enough, count // PART)))
     known = _others(assumed, asked.preset)
     rows = []
-    for version, named in (*((one, one) for one in known), (assumed.version, None)) if known else ():
-        means = _means(settings, few, named)
+    for version in (*known, assumed.version) if known else ():
+        means = _means(settings, few, version)
         if means is not None:
             rows.append((version, means))
     complete = len(rows) > 1 and rows[-1][0] == assumed.version
@@ -134,9 +138,9 @@ def _others(assumed: EngineFacts, preset: str | None) -> Sequence[str]:
     return sorted(known, key=parse_version)
 
 
-def _means(settings: Mapping[str, Any], few: int, version: str | None) -> Mapping[str, float] | None:
+def _means(settings: Mapping[str, Any], few: int, version: str) -> Mapping[str, float] | None:
     """Return mean latencies under a version, or None if it cannot run the scenario or some are undefined."""
-    engine = {**(settings.get("engine") or {}), **({"version": version} if version is not None else {})}
+    engine = {**(settings.get("engine") or {}), "version": version}
     try:
         changed = Scenario.of({**settings, "engine": engine, "requests": few, "stream": False})
         means = means_of(simulate(changed, conclude=False))

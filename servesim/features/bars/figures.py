@@ -47,7 +47,7 @@ def _rows(summary: Summary) -> Rows:
     elif bars["kind"] is not None:
         more = "" if wider is None else f"; {wider['says']}".replace("; none: ", "; p99 and price have none: ")
         known.append(("", (bars["says"].rpartition("; ")[0] or bars["says"]) + more))
-    if bars["doubt"]:
+    if bars.get("doubt"):  # results of older versions have none
         known.append(("", bars["doubt"]))
     return known
 

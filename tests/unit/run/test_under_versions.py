@@ -90,10 +90,12 @@ def test_versions_that_differ_by_little_are_one_period() -> None:
     assert [name for name, _ in found.periods] == [">=1,<2", ">=2"]
     assert (found.spread("tpot"), found.spread("e2el"), found.matters) == (1.5, 1.4, True)
     assert found.details.endswith(">=1,<2: TTFT +0 %, TPOT +50 %, E2E +40 %; >=2: TTFT +0 %, TPOT +0 %, E2E +0 %")
-    assert "TPOT of the first 100 requests is 1.00 ms for vllm>=2 and 1.50 ms for vllm>=1,<2;" in found.warning
+    assert "TPOT in a run of the first 100 requests is 1.00 ms for vllm>=2 and 1.50 ms for vllm>=1,<2;" in found.warning
     assert not Versions("vllm", "3", 100, rows[2:]).matters
+    drift = tuple(row(str(i), 1.0, 1.06 - 0.015 * i, 1.0) for i in range(5))
+    assert [name for name, _ in Versions("vllm", "4", 100, drift).periods] == [">=0,<2", ">=2,<4", ">=4"]
     late = (row("1", 2.0, 1.0, 1.0), row("2", 1.0, 1.0, 1.0))
-    assert "Mean TTFT of the first 9 requests is 1.00 ms for vllm>=2" in Versions("vllm", "2", 9, late).warning
+    assert "Mean TTFT in a run of the first 9 requests is 1.00 ms for vllm>=2" in Versions("vllm", "2", 9, late).warning
 
 
 def test_the_command_says_it_once_and_leaves_the_result_alone(call: Call) -> None:
