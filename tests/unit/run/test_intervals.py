@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import servesim
 from servesim.cli.app import app
 from servesim.cost.host import HostTerms
-from servesim.intervals.fitted import shipped
+from servesim.features.bars.figures import INTERVALS
+from servesim.intervals.fitted import Fitted, shipped
 from servesim.run.error_bars import case_of, intervals
 
 pytestmark = pytest.mark.feature("bars")
@@ -157,3 +158,21 @@ def test_a_measured_version_is_known_however_it_is_written(version: str) -> None
     kind, _ = shipped().kind_of(case)
     assert kind is not None
     assert kind.name in ("server", "deployment")
+
+
+def test_a_run_of_the_least_certain_servers_says_what_to_do_until_the_server_was_measured(
+    summary: dict[str, Any],
+) -> None:
+    always = Fitted({**shipped().document, "doubts": {**shipped().document["doubts"], "above": 0.0}})
+    never = Fitted({**shipped().document, "doubts": {**shipped().document["doubts"], "above": 9.0}})
+    assert intervals(summary, always)["doubt"].endswith("Measure your server (servesim measure)")
+    assert intervals(summary, never)["doubt"] == ""
+    assert intervals(summary, always, own=True)["doubt"] == "", "it was measured"
+
+
+def test_a_result_saved_without_a_doubt_is_shown_as_before(summary: dict[str, Any]) -> None:
+    old = copy.deepcopy(summary)
+    del old["intervals"]["doubt"]
+    assert INTERVALS.rows is not None
+    assert callable(INTERVALS.rows)
+    assert INTERVALS.rows(old)[0] == INTERVALS.rows(summary)[0]
