@@ -81,13 +81,13 @@ def test_a_key_that_goes_or_changes_its_kind_is_found() -> None:
     assert missing(old, {"a": {"b": 2.5, "c": 3, "d": None, "new": 1}, "e": False}) == []
     gone = ["a.d is gone", "a.b was number, is text", "e was flag, is number"]
     assert missing(old, {"a": {"b": "1", "c": 3}, "e": 1}) == gone
+    assert dict(kinds(old))["a.c"] == "null"
 
 
 def test_which_files_a_runs_tables_have_is_no_key() -> None:
     old, new = ({"kernel_tables": {"name": "h100", "sha256": {file: "0"}}} for file in ("gemm.parquet", "moe.parquet"))
     assert missing(old, new) == []
     assert missing(old, {"kernel_tables": {"name": "h100"}}) == ["kernel_tables.sha256 is gone"]
-    assert dict(kinds(old))["a.c"] == "null"
 
 
 def test_files_of_a_released_version_are_not_written_again(tmp_path: Path) -> None:
