@@ -3,7 +3,7 @@
 Results of one laboratory share hosts, clients and a way of tuning, so cells left out of its own results say nothing of
 a server that somebody else runs. The terms are fitted to the laboratories of the score; whichever is left out, the
 others' terms make its bars. A laboratory needs the least factors, in sum, by which the ends must lie farther from the
-median for 80 % of its results to be inside. In these units, results of few and of many clients need the same. The
+median for 80 % of its results to be inside. Loads above 128 requests in flight are widened separately. The
 widening of an end is the largest need there, since laboratories are too few for a quantile: where one more is drawn
 like K others, it needs no more than that with probability K / (K + 1).
 
