@@ -247,7 +247,8 @@ def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], foun
         experts = ModelSpec.load(found.settings["model"]).experts is not None
     except UserError:  # reported by the run
         experts = False
-    attention_dp = "enable-dp-attention" in flags or str(flags.get("enable-attention-dp", "")).lower() == "true"
+    trt = str(flags.get("enable-attention-dp", "false")).lower()
+    attention_dp = "enable-dp-attention" in flags or trt in ("true", "")
     tp, dp = _size("tp", dotted.get("tp", 1)), _size("dp", dotted.get("dp", 1))
     if engine == "trtllm" and attention_dp and experts:
         dp = tp

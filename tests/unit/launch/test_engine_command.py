@@ -1,0 +1,89 @@
+"""Commands of scenarios: what is written is read back, and the rest is listed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from servesim.errors import UserError
+from servesim.launch import command
+from servesim.launch.difference import restored, whole
+from servesim.launch.flow import comment, commented
+from servesim.run.serve_command import served
+from tests.support.launched import scenarios
+
+BASE = {"trace": "synth:rate=1", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "h100", "preset": "vllm"}
+
+
+@given(scenarios())
+def test_a_command_and_its_lost_settings_mean_the_same_scenario(settings: dict[str, Any]) -> None:
+    written = command(settings)
+    assert whole(restored(served(written.text).settings, written.lost)) == whole(settings)
+    assert commented(comment(written.lost)) == written.lost
+    assert comment(written.lost).count("\n") == 1
+
+
+@given(scenarios(most_others=0))
+def test_every_flag_that_is_written_is_known(settings: dict[str, Any]) -> None:
+    found = served(command(settings).text)
+    assert not found.unknown
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "vllm serve meta-llama/Llama-3.1-8B-Instruct"),
+        ({"tp": 2, "engine": {"block_size": 32}}, "vllm serve {} --tensor-parallel-size 2 --block-size 32"),
+        ({"kv": "paged"}, "vllm serve {} --no-enable-prefix-caching"),
+        ({"dtype": "fp8"}, "vllm serve {} --quantization fp8"),
+        ({"speculation": "ngram:k=4"},
+         """vllm serve {} --speculative-config '{{"method": "ngram", "num_speculative_tokens": 4}}'"""),
+        ({"scheduler": {"name": "vllm", "enable_chunked_prefill": False}}, "vllm serve {} --no-enable-chunked-prefill"),
+        ({"preset": "sglang", "kv": "paged"}, "python -m sglang.launch_server --model-path {} --disable-radix-cache"),
+        ({"preset": "sglang", "scheduler": "sglang:enable_mixed_chunk=true"},
+         "python -m sglang.launch_server --model-path {} --enable-mixed-chunk"),
+        ({"preset": "tensorrt-llm", "tp": 4, "scheduler": "selective:max_bs=64"},
+         "trtllm-serve {} --tp_size 4 --max_batch_size 64"),
+        ({"preset": "vllm-v0"}, "VLLM_USE_V1=0 vllm serve {}"),
+    ],
+)  # fmt: skip
+def test_a_scenario_is_written_as_its_engine_takes_it(settings: dict[str, Any], text: str) -> None:
+    assert command(BASE | settings).text == text.format(BASE["model"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"tp": 2, "dp": 4}, "vllm serve {} --tensor-parallel-size 2 --data-parallel-size 4"),
+        ({"preset": "sglang", "tp": 2, "dp": 4},
+         "python -m sglang.launch_server --model-path {} --tensor-parallel-size 8 --data-parallel-size 4 "
+         "--enable-dp-attention"),
+        ({"preset": "tensorrt-llm", "dp": 4, "ep": 4}, "trtllm-serve {} --tp_size 4 --enable_attention_dp --ep_size 4"),
+    ],
+)  # fmt: skip
+def test_ranks_of_a_model_with_experts_are_counted_as_each_engine_does(settings: dict[str, Any], text: str) -> None:
+    written = command(BASE | {"model": "deepseek-ai/DeepSeek-V3"} | settings)
+    assert written.text == text.format("deepseek-ai/DeepSeek-V3")
+    assert set(written.lost) == {"trace", "gpu"}
+
+
+def test_settings_around_the_engine_are_lost_by_name() -> None:
+    settings = BASE | {"replicas": 2, "rate": 3, "router": "least-requests", "slo": "ttft:500"}
+    lost = {"trace": "synth:rate=1", "gpu": "h100", "rate": 3.0, "replicas": 2, "router": {"name": "least-requests"}}
+    assert command(settings).lost == lost | {"slo": {"ttft": 500.0}}
+
+
+def test_a_scenario_without_trace_and_gpu_is_written_too() -> None:
+    assert command({"model": "llama-3.1-8b", "preset": "vllm", "tp": 2}).lost == {}
+
+
+def test_an_engine_without_a_known_command_is_refused() -> None:
+    with pytest.raises(UserError, match=r"preset orca: no command of this engine is known, only of vllm-v0, vllm"):
+        command(BASE | {"preset": "orca"})
+
+
+def test_pools_are_refused_with_the_forms_that_hold_them() -> None:
+    with pytest.raises(UserError, match="forms that hold them: dynamo, llm-d"):
+        command(BASE | {"pd": "1x1:1x1"})
