@@ -12,14 +12,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from servesim.compressed import DAMAGED, open_text
 from servesim.errors import UserError, shown
 from servesim.limits import SETTING, limits, too_much
-
-if TYPE_CHECKING:
-    from servesim.yaml_limits import LimitedLoader
 
 
 @contextmanager
@@ -213,12 +210,32 @@ def parse_yaml(text: str, where: object) -> Any:
 
     if len(text) > limits().yaml:
         raise too_much(where, "bytes of YAML are", "yaml")
-    return _constructed(lambda: LimitedLoader(text, limits()), where, yaml.YAMLError)
+    return _constructed(lambda: LimitedLoader(text, limits()).get_single_data(), where, yaml.YAMLError)
 
 
-def _constructed(make: Callable[[], LimitedLoader], where: object, faults: type[Exception]) -> Any:
+def parse_documents(text: str, where: object) -> list[Any]:
+    """Return all YAML documents in a string, as `parse_yaml` returns one."""
+    import yaml
+
+    from servesim.yaml_limits import LimitedLoader
+
+    if len(text) > limits().yaml:
+        raise too_much(where, "bytes of YAML are", "yaml")
+
+    def every() -> list[Any]:
+        loader = LimitedLoader(text, limits())
+        found = []
+        while loader.check_data():  # type: ignore[no-untyped-call]
+            found.append(loader.get_data())
+        return found
+
+    found: list[Any] = _constructed(every, where, yaml.YAMLError)
+    return found
+
+
+def _constructed(make: Callable[[], Any], where: object, faults: type[Exception]) -> Any:
     try:
-        value = make().get_single_data()
+        value = make()
         if isinstance(value, str | list | dict):
             _check_yaml(value)
     except faults as error:

@@ -69,13 +69,14 @@ def run(
 ) -> None:
     """Replay a trace and show latency, throughput, memory and price."""
     from servesim.cli.requirements import failures
-    from servesim.cli.serving import save, under_commands
+    from servesim.cli.serving import save, tell_unread, under_commands
     from servesim.metrics.custom import load_metrics
     from servesim.run.setting_names import load_settings
     from servesim.run.simulate import simulate
 
     saved, options = context.obj.pop("save_scenario", None), context.obj.pop(OPTIONS)
     base = under_commands([load_settings(scenario, context.obj) if scenario is not None else {}], context.obj, "run")
+    tell_unread([scenario] if scenario is not None else [])
     settings = settings_over(base[0], context.obj)
     units = {name: getattr(function, "unit", "") for name, function in load_metrics(metrics)}
     required = requirements(require, units, [settings])

@@ -31,6 +31,15 @@ def under_commands(scenarios: Sequence[dict[str, Any]], given: dict[str, Any], c
     return [merged(scenario, commands[0][1].settings) for scenario in scenarios] if commands else list(scenarios)
 
 
+def tell_unread(files: Sequence[str | Path]) -> None:
+    """Name the parts of deployment files that were not understood, in one line per file on stderr."""
+    from servesim.run.deployment_file import unread_note
+
+    for file in files:
+        if note := unread_note(file):
+            typer.echo(f"warning: {note}", err=True)
+
+
 def prepared(
     command: str, files: Sequence[str], given: dict[str, Any], axes_of: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -41,6 +50,7 @@ def prepared(
     from servesim.traces import is_piped, load_trace
 
     saved = given.pop("save_scenario", None)
+    tell_unread(files)
     scenarios: Sequence[Any] = files
     if "serve" in given:
         scenarios = under_commands([load_settings(file, given) for file in files] or [{}], given, command)

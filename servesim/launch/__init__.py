@@ -1,5 +1,6 @@
 """Deployments of a scenario: commands and manifests that start its engine, written and read."""
 
 from servesim.launch.engine_command import Written, command
+from servesim.launch.write import forms_for, read, write
 
-__all__ = ["Written", "command"]
+__all__ = ["Written", "command", "forms_for", "read", "write"]

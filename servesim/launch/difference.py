@@ -8,7 +8,8 @@ from typing import Any
 from servesim.contracts.section import Settings
 from servesim.errors import UserError
 from servesim.run.beside import POLICIES
-from servesim.run.part_names import sections_of, with_parts
+from servesim.run.deployment_file import restored
+from servesim.run.part_names import sections_of
 from servesim.run.pools import FIELDS
 from servesim.run.scenario import Scenario, own_features, scenario_class
 
@@ -30,23 +31,6 @@ def whole(settings: Mapping[str, Any]) -> Settings:
     return found
 
 
-def restored(read: Mapping[str, Any], lost: Mapping[str, Any]) -> Settings:
-    """Return the settings read from a form, with the lost ones put back. A setting of pools applies to each of them;
-    `pools.NAME.KEY` is the setting of one."""
-    pools = read.get("pools") or ()
-    one = {pool["name"]: f"pools.{pool['name']}." for pool in pools}
-    top = {key: value for key, value in lost.items() if not key.startswith(tuple(one.values()) or ("pools.",))}
-    found = with_parts({key: value for key, value in read.items() if key != "pools"}, top, Scenario)
-    if not pools:
-        return found
-    every = {key: value for key, value in top.items() if key.partition(".")[0] in FIELDS}
-    return found | {"pools": [with_parts(pool, every | _inside(lost, one[pool["name"]]), Scenario) for pool in pools]}
-
-
-def _inside(lost: Mapping[str, Any], head: str) -> Settings:
-    return {key.removeprefix(head): value for key, value in lost.items() if key.startswith(head)}
-
-
 def lost_of(settings: Mapping[str, Any], read: Mapping[str, Any]) -> Settings:
     """Return the settings, by dotted key, with which those read from a form mean the same scenario again."""
     want = whole(settings)
@@ -65,7 +49,7 @@ def lost_of(settings: Mapping[str, Any], read: Mapping[str, Any]) -> Settings:
 
 def changed(want: Mapping[str, Any], got: Mapping[str, Any]) -> Settings:
     """Return the settings of one scenario, by dotted key, that another one does not have."""
-    if not want.get("pools"):
+    if not want.get("pools") or len(want["pools"]) != len(got.get("pools") or ()):
         return _apart(want, got)
     top = _apart(_outside(want), _outside(got))
     each = [_apart(pool, other) for pool, other in zip(want["pools"], got["pools"], strict=True)]

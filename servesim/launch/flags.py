@@ -49,13 +49,15 @@ def _meant(name: str, meaning: Any, key: str, value: Any, is_variable: bool) -> 
 
 def parallel(engine: str, settings: Mapping[str, Any]) -> list[Flag]:
     """Return the flags of tp, dp and ep: the inverse of how serve_command reads them. vLLM's tp is per rank; SGLang's
-    and TensorRT-LLM's counts the GPUs of all ranks. Nothing holds ranks of a model without experts."""
+    and TensorRT-LLM's counts the GPUs of all ranks. Ranks of a model without experts are read as replicas."""
     tp, dp, ep = settings["tp"], settings["dp"], settings["ep"] or 1
     first = {key: next((flag.name for flag in flags_for(engine, key, 1)), "") for key in PARALLEL}
     found: list[Flag] = []
-    if dp > 1 and _has_experts(settings["model"]) and (engine != "trtllm" or tp == 1):
+    experts = _has_experts(settings["model"])
+    if dp > 1 and first["dp"]:
+        found.append(Flag(first["dp"], str(dp)))
+    if dp > 1 and experts and (engine != "trtllm" or tp == 1):
         tp = tp if engine == "vllm" else tp * dp
-        found += [Flag(first["dp"], str(dp))] if first["dp"] else []
         attention = {"sglang": "enable-dp-attention", "trtllm": "enable-attention-dp"}
         found += [Flag(attention[engine])] if engine in attention else []
     if ep > 1 and engine != "vllm":

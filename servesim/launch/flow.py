@@ -8,13 +8,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from servesim.errors import UserError
-from servesim.run.sections import yaml_value
+from servesim.run.deployment_file import MARK, VERSION
 
-MARK = "# servesim:"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:+-]*[A-Za-z0-9_./+-]")
-_COMMENT = re.compile(rf"^[ \t]*{MARK}(.*)$", re.MULTILINE)
-_VERSION = "engine.version"
 
 
 def comment(lost: Mapping[str, Any]) -> str:
@@ -25,26 +21,9 @@ def comment(lost: Mapping[str, Any]) -> str:
     return f"{MARK} {' '.join(shlex.quote(text) for text in texts)}\n"
 
 
-def commented(text: str) -> dict[str, Any]:
-    """Return the settings in the comment lines of a file; raise UserError if one is malformed."""
-    found: dict[str, Any] = {}
-    for line in _COMMENT.findall(text):
-        try:
-            words = shlex.split(line)
-        except ValueError as error:
-            raise UserError(f"{MARK} {line.strip()[:80]}: {error}") from error
-        for word in words:
-            key, equals, value = word.partition("=")
-            if not equals:
-                raise UserError(f"{MARK} {word[:80]}: must have the form key=value")
-            version = key.endswith(_VERSION) and value != "null"
-            found[key] = value if version else yaml_value(f"{MARK} {key}", value)
-    return found
-
-
 def _is_version(key: str, value: Any) -> bool:
     """Return whether a value is a version, which stays text: 0.30 is not 0.3."""
-    return key.endswith(_VERSION) and isinstance(value, str)
+    return key.endswith(VERSION) and isinstance(value, str)
 
 
 def flow(value: Any) -> str:

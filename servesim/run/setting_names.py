@@ -32,11 +32,20 @@ def load_settings(path: str | Path, but: Collection[str] = ()) -> Settings:
 
 def read_settings(path: str | Path) -> Settings:
     """Read the settings in a YAML file without validating them, regardless of the code that they name; paths in the
-    file are relative to it (servesim.run.beside)."""
-    loaded = untrusted.read_yaml(Path(path), "scenario")
+    file are relative to it (servesim.run.beside). A file that deploys engines is read as their scenario."""
+    loaded = _deployed(Path(path)) or untrusted.read_yaml(Path(path), "scenario")
     if not isinstance(loaded, dict):
         raise UserError(f"scenario {path}: not a mapping of settings (such as `model: llama-3.1-8b`)")
     return beside(loaded, Path(path))
+
+
+def _deployed(path: Path) -> Settings | None:
+    if not path.is_file():
+        return None
+    from servesim.run.deployment_file import deployment
+
+    found = deployment(untrusted.read_text(path, "yaml"), f"scenario {path}")
+    return found.settings if found is not None else None
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> Settings:

@@ -94,3 +94,28 @@ def _keys(engine: str) -> dict[str, st.SearchStrategy[Any]]:
             found[key] = found[key] | st.sampled_from(values) if key in found else st.sampled_from(values)
     found.pop("preset", None)
     return found
+
+
+@st.composite
+def apart(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a scenario whose prefill and decode replicas are apart."""
+    settings = draw(scenarios(preset=draw(st.sampled_from(["vllm", "sglang"]))))
+    for key in ("scaler", "start", "replicas"):
+        settings.pop(key, None)
+    if draw(st.booleans()):
+        sizes = [draw(st.integers(1, 4)) for _ in range(4)]
+        return settings | {"pd": "{}x{}:{}x{}".format(*sizes)}
+    names = draw(st.sampled_from([("prefill", "decode"), ("P 1", "p.1")]))
+    roles = ("prefill", "decode")
+    return settings | {
+        "pools": [
+            {
+                "name": name,
+                "role": role,
+                "tp": draw(st.integers(1, 4)),
+                "gpu": draw(st.sampled_from(["h100", "h200"])),
+                "engine": {"block_size": draw(st.sampled_from([16, 32]))},
+            }
+            for name, role in zip(names, roles, strict=True)
+        ]
+    }

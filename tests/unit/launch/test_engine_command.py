@@ -9,8 +9,9 @@ from hypothesis import given
 
 from servesim.errors import UserError
 from servesim.launch import command
-from servesim.launch.difference import restored, whole
-from servesim.launch.flow import comment, commented
+from servesim.launch.difference import whole
+from servesim.launch.flow import comment
+from servesim.run.deployment_file import commented, restored
 from servesim.run.serve_command import served
 from tests.support.launched import scenarios
 
@@ -67,6 +68,12 @@ def test_ranks_of_a_model_with_experts_are_counted_as_each_engine_does(settings:
     written = command(BASE | {"model": "deepseek-ai/DeepSeek-V3"} | settings)
     assert written.text == text.format("deepseek-ai/DeepSeek-V3")
     assert set(written.lost) == {"trace", "gpu"}
+
+
+def test_ranks_of_a_model_without_experts_are_written_and_read_as_replicas() -> None:
+    written = command(BASE | {"dp": 2})
+    assert written.text == f"vllm serve {BASE['model']} --data-parallel-size 2"
+    assert (written.lost["dp"], written.lost["replicas"]) == (2, 1)
 
 
 def test_settings_around_the_engine_are_lost_by_name() -> None:

@@ -1,0 +1,1 @@
+"""Forms of deployments, one module each (servesim.contracts.form)."""

@@ -1,0 +1,57 @@
+"""Deployments written in a form, with the settings that the form does not hold in a comment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from servesim import untrusted
+from servesim.contracts.form import Form, forms
+from servesim.contracts.section import Settings
+from servesim.errors import UserError
+from servesim.launch.difference import lost_of, whole
+from servesim.launch.flow import comment
+from servesim.run.deployment_file import documents_in
+from servesim.run.setting_names import load_settings
+
+
+def write(settings: Mapping[str, Any], form: str) -> dict[str, str]:
+    """Return the files of a deployment in a form, by name; reading the first one gives the scenario again. Raise
+    UserError if the form cannot hold it."""
+    writer, scenario = forms.resolve(form)[0](), whole(settings)
+    if reason := writer.refusal(scenario):
+        raise UserError(f"{form}: {reason}")
+    files = writer.files(scenario)
+    line = comment(lost_of(settings, _read(writer, next(iter(files.values())), form)))
+    return {name: _with(line, text) for name, text in files.items()}
+
+
+def forms_for(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the forms that can hold a deployment."""
+    scenario = whole(settings)
+    return [name for name in forms.names() if _holds(forms.resolve(name)[0](), scenario)]
+
+
+def read(path: str | Path) -> Settings:
+    """Return the settings of a deployment file, or of a scenario. Raise UserError if it starts no engine, or names code
+    that may not run."""
+    return load_settings(path)
+
+
+def _holds(form: Form, scenario: Mapping[str, Any]) -> bool:
+    try:
+        return not form.refusal(scenario) and bool(form.files(scenario))
+    except UserError:
+        return False
+
+
+def _read(form: Form, text: str, name: str) -> Settings:
+    documents = documents_in(text, name) or [untrusted.parse_yaml(text, name)]
+    return form.deployment(documents).settings
+
+
+def _with(line: str, text: str) -> str:
+    """Return a text with the comment line at its beginning, after the first line of a script."""
+    first, newline, rest = text.partition("\n")
+    return f"{first}\n{line}{rest}" if text.startswith("#!") and newline else line + text

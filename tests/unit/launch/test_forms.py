@@ -1,0 +1,147 @@
+"""Forms of deployments: what is written is read back as the same scenario, from each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servesim.contracts.form import forms
+from servesim.errors import UserError
+from servesim.launch import forms_for, read, write
+from servesim.launch.difference import whole
+from servesim.launch.write import _read
+from servesim.run.deployment_file import deployment
+from tests.support.launched import apart, scenarios
+
+BASE = {"trace": "synth:rate=1", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "h100", "preset": "vllm"}
+FORMS = ("command", "compose", "dynamo", "kubernetes", "llm-d")
+
+
+def held(settings: dict[str, Any], form: str) -> dict[str, Any]:
+    """Return what the first file of a form holds without its comment."""
+    text = next(iter(write(settings, form).values()))
+    return _read(forms.resolve(form)[0](), text, form)
+
+
+@given(st.data())
+def test_every_form_that_holds_a_scenario_is_read_as_the_same_scenario(data: st.DataObject) -> None:
+    settings = data.draw(scenarios() | apart())
+    names = forms_for(settings)
+    assert names
+    for name in names:
+        for text in write(settings, name).values():
+            found = deployment(text, name)
+            assert found is not None
+            assert whole(found.settings) == whole(settings), name
+            assert not found.unread, name
+            assert text.count("# servesim: ") == 1
+
+
+def test_a_file_is_read_wherever_a_scenario_is(tmp_path: Path) -> None:
+    settings = BASE | {"tp": 2, "replicas": 3, "engine": {"block_size": 32}, "slo": "ttft:500"}
+    for form in FORMS:
+        for name, text in write(settings, form).items():
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            assert whole(read(tmp_path / name)) == whole(settings)
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_replicas_tp_and_flags_are_held_outside_the_comment(form: str) -> None:
+    found = held(BASE | {"tp": 2, "replicas": 3, "engine": {"block_size": 32}}, form)
+    assert (found["tp"], found["replicas"], found["engine"]["block_size"]) == (2, 3, 32)
+
+
+@pytest.mark.parametrize("form", ["compose", "kubernetes", "llm-d"])
+def test_the_version_is_the_tag_of_the_image(form: str) -> None:
+    assert held(BASE | {"engine": {"version": "0.30.0"}}, form)["engine"]["version"] == "0.30.0"
+
+
+@pytest.mark.parametrize(
+    ("form", "router"),
+    [
+        ("kubernetes", {"name": "sglang-cache-aware", "cache_threshold": 0.5, "max_tree_size": 1024}),
+        ("compose", {"name": "vllm-router-cache-aware", "balance_abs_threshold": 32}),
+        ("compose", {"name": "power-of-two"}),
+        ("dynamo", {"name": "dynamo-kv", "router_temperature": 0.5, "router_queue_policy": "wspt"}),
+        ("dynamo", {"name": "dynamo-kv-approximate", "overlap_score_credit": 0.5}),
+        ("dynamo", {"name": "least-requests"}),
+        ("llm-d", {"name": "llm-d", "prefix_weight": 5, "session_weight": 0.5, "block_size": 32}),
+        ("llm-d", {"name": "llm-d-precise", "queue_weight": 3}),
+    ],
+)
+def test_a_router_is_held_by_the_forms_of_its_system(form: str, router: dict[str, Any]) -> None:
+    assert held(BASE | {"replicas": 2, "router": router}, form)["router"] == router
+
+
+def test_an_autoscaler_of_kubernetes_is_held_by_its_object() -> None:
+    scaler = {"name": "hpa", "max": 4, "metric": "kv", "target": 0.75, "down_window_s": 60.0, "up_pods": 2}
+    assert held(BASE | {"scaler": scaler}, "kubernetes")["scaler"] == scaler
+    assert "scaler" not in held(BASE | {"scaler": {"name": "keda"}}, "kubernetes")
+
+
+@pytest.mark.parametrize("form", ["dynamo", "llm-d"])
+def test_prefill_and_decode_apart_are_two_pools(form: str) -> None:
+    found = held(BASE | {"pd": "2x1:1x4"}, form)["pools"]
+    assert [(pool["name"], pool["role"], pool.get("replicas", 1), pool.get("tp", 1)) for pool in found] == [
+        ("prefill", "prefill", 2, 1),
+        ("decode", "decode", 1, 4),
+    ]
+
+
+@pytest.mark.parametrize("form", ["compose", "kubernetes"])
+def test_prefill_and_decode_apart_are_refused_where_nothing_connects_them(form: str) -> None:
+    with pytest.raises(UserError, match="prefill and decode apart need a form that connects them: dynamo or llm-d"):
+        write(BASE | {"pd": "2x1:1x4"}, form)
+    assert forms_for(BASE | {"pd": "2x1:1x4"}) == ["dynamo", "llm-d"]
+
+
+def test_pools_of_different_settings_are_servers_of_their_own() -> None:
+    settings = BASE | {"pools": ["fast:gpu=h200,tp=2", "cheap:gpu=h100,replicas=2"]}
+    text = write(settings, "kubernetes")["kubernetes.yaml"]
+    assert "gpu=h200 engine.version=null pools.cheap.gpu=h100" in text.partition("\n")[0]
+    found = deployment(text, "file")
+    assert found is not None
+    assert whole(found.settings) == whole(settings)
+
+
+def test_gpus_of_one_host_are_given_out_once() -> None:
+    text = write(BASE | {"tp": 2, "replicas": 3}, "compose")["compose.yaml"]
+    services = yaml.safe_load(text)["services"]
+    devices = [one["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for one in services.values()]
+    assert devices == [["0", "1"], ["2", "3"], ["4", "5"]]
+    text = write(BASE | {"tp": 8, "replicas": 3}, "compose")["compose.yaml"]
+    assert yaml.safe_load(text)["services"]["server"]["deploy"]["replicas"] == 3
+
+
+def test_an_unknown_form_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UserError, match=r"unknown form 'kubernets' \(did you mean \"kubernetes\"\?\)"):
+        write(BASE, "kubernets")
+
+
+def test_a_form_of_ones_own_is_named_by_file_and_class(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        """from servesim.contracts.form import Deployment, Form
+from servesim.launch.engine_command import engine_command
+from servesim.run.serve_command import served
+
+
+class Line(Form):
+    def files(self, scenario):
+        return {"line.yaml": f"kind: Line\\nrun: {engine_command(scenario).text()}\\n"}
+
+    def recognizes(self, documents):
+        return documents[0].get("kind") == "Line"
+
+    def deployment(self, documents):
+        return Deployment(served(documents[0]["run"]).settings)
+""",
+        encoding="utf-8",
+    )
+    text = write(BASE | {"tp": 2}, f"{tmp_path / 'mine.py'}:Line")["line.yaml"]
+    assert text.endswith("run: vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2\n")
+    assert text.startswith("# servesim: ")
