@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from servesim.errors import PolicyError, UserError
     from servesim.experiments.capacity import capacity
     from servesim.experiments.compare import compare
+    from servesim.experiments.recommend.recommend import recommend
     from servesim.experiments.sweep import sweep
     from servesim.experiments.worth import worth
     from servesim.run.result import Result
@@ -33,6 +34,7 @@ __all__ = [
     "figures",
     "lecture",
     "load_trace",
+    "recommend",
     "report",
     "simulate",
     "sweep",
@@ -51,6 +53,7 @@ _HOME = {
     "figures": "servesim.reports.drawings",
     "lecture": "servesim.reports.lecture",
     "load_trace": "servesim.traces",
+    "recommend": "servesim.experiments.recommend.recommend",
     "report": "servesim.reports.report",
     "simulate": "servesim.run.simulate",
     "sweep": "servesim.experiments.sweep",

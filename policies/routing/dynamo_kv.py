@@ -29,6 +29,7 @@ class DynamoKVParams(DynamoParams):
 class DynamoKV(DynamoRouter):
     """Router that picks the lowest-cost replica, based on the cached blocks that replicas report."""
 
+    searched = True
     Params = DynamoKVParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:

@@ -37,6 +37,7 @@ class ApproximateParams(LlmDParams):
 class LlmD(LlmDRouter):
     """Router that picks the replica with the highest weighted score, with prefixes inferred from sent prompts."""
 
+    searched = True
     Params = ApproximateParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:

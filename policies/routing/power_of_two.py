@@ -28,6 +28,7 @@ class PowerOfTwo(InFlightRouter):
     """Router that draws two distinct ready replicas and picks the one with fewer requests in flight, or the first drawn
     if tied."""
 
+    searched = True
     Params = PowerOfTwoParams
     paper = "Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001"
 

@@ -20,6 +20,7 @@ class SglangCacheAware(CacheAware):
     than `cache_threshold` of the prompt is known, it chooses the replica for which the deepest node was created, else
     the least loaded."""
 
+    searched = True
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         choices = ready(views)
         if self.unbalanced(choices):

@@ -29,6 +29,7 @@ class VllmRouterCacheAware(CacheAware):
     """Policy like sglang-cache-aware, except that a hit goes to the least loaded replica (lowest index) of all that
     received the deepest node."""
 
+    searched = True
     Params = VllmRouterParams
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from servesim.contracts import Defaults, Hit, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
-from servesim.contracts.params import check_least
+from servesim.contracts.params import Span, check_least
 from servesim.contracts.scheduler import schedulers
 from servesim.errors import UserError
 
@@ -54,6 +54,11 @@ class Selective(Scheduler):
     """Orca's Algorithm 1. If the allocator has its own reservation rule, that rule is used in place of the slots."""
 
     Params = SelectiveParams
+    searched = {
+        "max_bs": Span(16, 2048),
+        "max_num_tokens": Span(1024, 32768),
+        "enable_chunked_context": (False, True),
+    }
     paper = "Yu et al., Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022"
     params: SelectiveParams
     supports = frozenset({"remote_kv"})

@@ -31,6 +31,7 @@ from servesim.cli.others import add_commands
 from servesim.cli.parts import help_of
 from servesim.cli.play import PLAY_EXAMPLES, play
 from servesim.cli.policies import POLICIES_EXAMPLES, policies
+from servesim.cli.recommend import register as register_recommend
 from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
 from servesim.cli.roofline import ROOFLINE_EXAMPLES, roofline
 from servesim.cli.run import RUN_EXAMPLES, run
@@ -108,6 +109,7 @@ app.command(epilog=DOCTOR_EXAMPLES)(doctor)
 app.command(epilog=SIZE_EXAMPLES)(size)
 app.command(epilog=ROOFLINE_EXAMPLES, cls=TrustCommand)(roofline)
 register_experiments(app)
+register_recommend(app)
 app.command(epilog=REPORT_EXAMPLES, cls=TrustCommand)(report)
 app.command(epilog=EXPLORE_EXAMPLES, cls=ScenarioCommand)(explore)
 app.command(epilog=PLAY_EXAMPLES, cls=ListingCommand)(play)

@@ -136,7 +136,7 @@ def compare(
     A setting may list several values, separated by commas. Every combination is one variant. All variants replay the
     same draws of the workload.
     """
-    _answer("compare", **locals())
+    answer("compare", **locals())
 
 
 def sweep(
@@ -175,7 +175,7 @@ def sweep(
 
     A setting may list several values, separated by commas. Results that are already in --out are not rerun.
     """
-    _answer("sweep", **locals())
+    answer("sweep", **locals())
 
 
 def capacity(
@@ -213,7 +213,7 @@ def capacity(
     With --rate, find the cheapest deployment that sustains that rate. A setting may list several values, separated by
     commas.
     """
-    _answer("capacity", **locals())
+    answer("capacity", **locals())
 
 
 def worth(
@@ -255,10 +255,10 @@ def worth(
 
     The command compares the price of meeting the SLO with and without it, on the same requests.
     """
-    _answer("worth", **{**locals(), "of": of or []})
+    answer("worth", **{**locals(), "of": of or []})
 
 
-def _answer(
+def answer(
     command: str,
     context: typer.Context,
     scenarios: Sequence[str] | None,

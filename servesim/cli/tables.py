@@ -15,6 +15,7 @@ from servesim.experiments.capacity_words import bracket_words, error_sentences, 
 from servesim.experiments.compare_error import baseline_sentence, sentences
 from servesim.experiments.front_error import entries_of, front_word
 from servesim.experiments.goals import header
+from servesim.experiments.recommend.words import knob_words
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.objects import title
 from servesim.experiments.replicates import counted
@@ -188,6 +189,29 @@ def print_capacity(document: Mapping[str, Any], out: Path | None, verbose: bool 
     lines = [f"{row['label'] or 'this'}: {never_text(row)}" for row in never] + error_sentences(document)
     worth = [one["says_worth"] for one in document.get("worth", ()) if one["says_worth"] not in document["answer"]]
     print_notes(console, document["warnings"], lines, [*worth, *document["notes"]], out, verbose)
+
+
+def print_recommend(document: Mapping[str, Any], out: Path | None, verbose: bool = False) -> None:
+    """Print the recommendation, why it was chosen, and the command that starts it."""
+    print_capacity(document, out, verbose)
+    if (found := document["recommendation"]) is None:
+        return
+    console = open_console()
+    against = [found[key]["says"] for key in ("runner_up", "published", "miss") if found[key] is not None]
+    for title, lines in (
+        ("Why", against),
+        ("What mattered", [knob_words(one) for one in found["knobs"]]),
+        ("Check", found["needs"]),
+        ("What would change the answer", found["changes"]),
+        ("To be surer", found["measure"]),
+        ("Not searched", [one["says"] for one in found["not_searched"]] if verbose else []),
+    ):
+        if lines:
+            console.print(title, style="bold")
+        for line in lines:
+            console.print(f"  - {line}", soft_wrap=True)
+    console.print("What to run", style="bold")
+    console.print(found["run"]["command"], soft_wrap=True, highlight=False)
 
 
 print_worth = print_capacity

@@ -44,6 +44,8 @@ class Feature:
     acts: ClassVar[bool] = False
     """Whether its part may change a run other than through its answers, such as through events, views or memory. A
     feature that does not declare this leaves all records unchanged (`servesim policies check`)."""
+    searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Values that `servesim recommend` tries, by key of the scenario; the first one is the default."""
     serves: ClassVar[tuple[str, ...]] = ()
     """Kinds of policies that only runs with the feature have, such as `scaler`."""
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Span(NamedTuple):
+    """Range of whole numbers that a search for a deployment covers, in powers of 2 times `low`."""
+
+    low: int
+    high: int
 
 
 def _short(value: float) -> str:

@@ -30,7 +30,7 @@ WEIGHTS_SHARE = 0.9
 MEASURED, PARTLY = 0.8, 0.2
 """Minimum shares of the GPU time that must come from measured and interpolated kernels for the states "measured" and
 "partly"; norms, activations and sampling are priced by formula on all GPUs whose kernels were imported."""
-_PROBES = (
+PROBES = (
     Batch.decodes(32, 32 * 2048, 32 * 2048**2, 2048),
     Batch(linear_tokens=2048, prefill=[(2048, 0)], sampled=1),
 )
@@ -75,7 +75,7 @@ def support(model: str, gpu: str, engine: str, dtype: str) -> Support:
         cost = build_cost_model(spec, sheet, tp, dtype, engine=facts, ep=_experts_over(spec, dtype, tp, facts))
     except UserError as error:
         return Support(model, gpu, engine, dtype, "refused", reason=str(error))
-    shares = [cost.price(batch).shares for batch in _PROBES]
+    shares = [cost.price(batch).shares for batch in PROBES]
     known = min(a + b for a, b, _, _ in shares)
     formula = min(d for _, _, _, d in shares)
     priced = format_on(sheet, dtype)

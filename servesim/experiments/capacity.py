@@ -64,7 +64,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servesim.contracts.warn import split_notes
@@ -196,45 +198,66 @@ def answer(
 ) -> pd.DataFrame:
     """Answer the question for these variants, as `capacity` does. `finish` adds to the document before it is written
     and may request additional runs."""
-    check_names(variants, objects)
+    shared = shared_settings([v.settings for v in variants])
+    with opened(terms, objects, shared) as runner:
+        return answer_with(runner, variants, terms, finish)
+
+
+def opened(terms: Terms, objects: Objects, shared: Mapping[str, Any]) -> AbstractContextManager[Runner]:
+    """Return the runner of a question whose runs all share some settings."""
+    where, report = (terms.out, CAPACITY, terms.executor, terms.jobs), terms.on_progress
+    return open_runner(*where, report, objects, shared, terms.overwrite)
+
+
+def answer_with(
+    runner: Runner,
+    variants: Sequence[Variant],
+    terms: Terms,
+    finish: Callable[[Found], None] = lambda found: None,
+    near: Mapping[str, float] = MappingProxyType({}),
+) -> pd.DataFrame:
+    """Answer the question for these variants, as `answer` does, with the runs of an open experiment. `near` holds rates
+    near the answers, by label, if they are known."""
+    check_names(variants, runner.objects)
     known = Scenario.of(variants[0].settings)
     _check_question(known, variants)
     if not terms.by_formula:
         _check_measured(variants)
-    goals = goals_of(known, terms.attainment)
-    shared, out = shared_settings([v.settings for v in variants]), terms.out
-    with open_runner(
-        out, CAPACITY, terms.executor, terms.jobs, terms.on_progress, objects, shared, terms.overwrite
-    ) as runner:
-        study, rows, rate = _studied(runner, variants, objects, terms, goals)
-        repeats = study.measuring.repeats
-        error = CapacityError(study, rows, terms.max_replicas, rate is not None) if terms.intervals else None
-        document = {
-            "schema": SCHEMA,
-            "question": "highest rate" if rate is None else "cheapest deployment",
-            "answer": sentence(rows, rate is not None, goals, rate),
-            "settings": _settings(known, terms, study),
-            "workload": shared_settings([v.settings for v in study.variants]),
-            "replicates": {"kind": repeats.kind, "count": len(repeats)},
-            "rows": rows,
-            **split_notes([*notes(rows, repeats, goals, known.price), *study.warnings()]),
-            "model_error": error.add() if error is not None else None,
-        }
-        finish(Found(study, rows, error, document))
-        document["points"] = [{k: x for k, x in p.items() if k != "values"} for p in study.points]
-        if out is not None:
-            write_document(Path(out), CAPACITY, document, POINTS, study.columns())
+    goals, out = goals_of(known, terms.attainment), terms.out
+    study, rows, rate = _studied(runner, variants, runner.objects, terms, goals, near)
+    repeats = study.measuring.repeats
+    error = CapacityError(study, rows, terms.max_replicas, rate is not None) if terms.intervals else None
+    document = {
+        "schema": SCHEMA,
+        "question": "highest rate" if rate is None else "cheapest deployment",
+        "answer": sentence(rows, rate is not None, goals, rate),
+        "settings": _settings(known, terms, study),
+        "workload": shared_settings([v.settings for v in study.variants]),
+        "replicates": {"kind": repeats.kind, "count": len(repeats)},
+        "rows": rows,
+        **split_notes([*notes(rows, repeats, goals, known.price), *study.warnings()]),
+        "model_error": error.add() if error is not None else None,
+    }
+    finish(Found(study, rows, error, document))
+    document["points"] = [{k: x for k, x in p.items() if k != "values"} for p in study.points]
+    if out is not None:
+        write_document(Path(out), CAPACITY, document, POINTS, study.columns())
     return _frame(document, out)
 
 
 def _studied(
-    runner: Runner, variants: Sequence[Variant], objects: Objects, terms: Terms, goals: Sequence[Goal]
+    runner: Runner,
+    variants: Sequence[Variant],
+    objects: Objects,
+    terms: Terms,
+    goals: Sequence[Goal],
+    near: Mapping[str, float],
 ) -> tuple[Study, list[dict[str, Any]], float | None]:
     """Run the question at one length after another. Return the last study, its rows, and the requested rate in
     requests/s, or None if no rate was requested."""
     known = Scenario.of(variants[0].settings)
     kept = 1 - sum(MARGIN if end is None else end for end in (terms.warmup, terms.cooldown))
-    lengths, near = RunLengths.of(variants, goals, known.rate is None, kept), dict[str, float]()
+    lengths = RunLengths.of(variants, goals, known.rate is None, kept, near)
     metrics = [METRICS[name] for name in REPORTED]
     while True:
         sized = lengths.sized(variants)

@@ -90,7 +90,7 @@ class Study:
                 wanted += [(v, rate) for rate in rates if rate is not None][:1]
             if not wanted:
                 return found
-            self._load("rate", wanted)
+            self.run_at("rate", wanted)
             for v, rate in wanted:
                 if (v.label, rate) in self.judged:
                     at = self.judged[v.label, rate]
@@ -110,7 +110,7 @@ class Study:
             ]
             if not wanted:
                 return {v.label: searches[v.label].fewest if v.label in searches else None for v in self.variants}
-            self._load("replicas", wanted)
+            self.run_at("replicas", wanted)
             for v, n in wanted:
                 if (v.label, n) in self.judged:
                     searches[v.label].tell(n, self.judged[v.label, n].carried)
@@ -195,7 +195,7 @@ class Study:
         """Number of runs of a deployment per load: one for a recorded trace, whose replicates are parts of it."""
         return len(self._repeats) if self._repeats.kind == "seeds" else 1
 
-    def _load(self, key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
+    def run_at(self, key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
         """Run and judge deployments, each at a load. Record failures."""
         asked = [(v, load, j) for v, load in wanted for j in range(self._runs)]
         cells = [

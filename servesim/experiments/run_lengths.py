@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Self
 
 from servesim.experiments.axes import Variant
@@ -38,17 +39,25 @@ class RunLengths:
         self._lengths, self._lengthened = list(lengths), lengthened
 
     @classmethod
-    def of(cls, variants: Sequence[Variant], goals: Sequence[Goal], by_rate: bool, kept: float = COUNTED) -> Self:
+    def of(
+        cls,
+        variants: Sequence[Variant],
+        goals: Sequence[Goal],
+        by_rate: bool,
+        kept: float = COUNTED,
+        near: Mapping[str, float] = MappingProxyType({}),
+    ) -> Self:
         """Return the lengths for a question about the highest rate (`by_rate`), or about the number of replicas. `kept`
-        is the share of the arrivals that count."""
+        is the share of the arrivals that count. If the rates that are `near` the answers are known, no short runs look
+        for them."""
         one, traces = Scenario.of(variants[0].settings), [str(v.settings.get("trace")) for v in variants]
         alike = len({repr([v.settings.get(key) for key in ("requests", "shape", "stream")]) for v in variants})
         if alike > 1 or one.stream or not all(trace.startswith(DRAWN) for trace in traces):
             return cls([None])
         if one.requests is None and not one.shape and all(trace.startswith("synth:") for trace in traces):
             fewest = fewest_requests(goals, kept)
-            return cls(_scouted(fewest, fewest if by_rate else 0), lengthened=True)
-        if not by_rate or len({*traces}) > 1:
+            return cls(_scouted(fewest, fewest if by_rate and not near else 0), lengthened=True)
+        if not by_rate or near or len({*traces}) > 1:
             return cls([one.requests])
         return cls(_scouted(one.requests, one.requests or len(open_scenario(one.model_copy(update={"rate": None})))))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from servesim.contracts.warn import Warn
 from servesim.errors import PolicyError, UserError
@@ -12,7 +13,7 @@ from servesim.experiments.named import several
 from servesim.experiments.replicates import WORKLOAD
 from servesim.hardware.memory import TP_DEGREES, NoRoom
 from servesim.run.scenario import Scenario
-from servesim.run.setup import set_up
+from servesim.run.setup import Setup, set_up
 from servesim.workload.trace import Trace
 
 GIVEN = ("tp", "pd", "pools")
@@ -36,14 +37,19 @@ def with_smallest_tp(variants: Sequence[Variant]) -> tuple[list[Variant], list[W
     return found, [Warn(said + (f"; give --tp {','.join(larger)} to compare with more" if larger[1:] else ""))]
 
 
+def set_up_alone(given: Mapping[str, Any]) -> Setup:
+    """Return a deployment that is ready to serve one small request. Raise UserError or PolicyError if it cannot
+    run."""
+    settings = {key: value for key, value in given.items() if key not in WORKLOAD or key == "acceptance"}
+    one = Trace.from_lengths("one", [0], [1], [1])
+    return set_up(Scenario.of({**settings, "trace": "object:one", "stream": False}), one)
+
+
 def _smallest(v: Variant) -> int | None:
     """Return the smallest tp that has room, or None if one GPU has room, no tp has, or the deployment has another
     error, which its runs report."""
-    settings = {key: value for key, value in v.settings.items() if key not in WORKLOAD or key == "acceptance"}
     try:
-        set_up(
-            Scenario.of({**settings, "trace": "object:one", "stream": False}), Trace.from_lengths("one", [0], [1], [1])
-        )
+        set_up_alone(v.settings)
     except NoRoom as error:
         return error.tp
     except (UserError, PolicyError):

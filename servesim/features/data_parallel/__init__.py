@@ -28,6 +28,7 @@ class DataParallelFeature(Feature):
     rank, section = 60, ""
     acts = True
     claims = ("dp",)
+    searched = {"dp": (1, 2, 4, 8)}
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Add the engine's router for its ranks, and the update interval of that router's view, if a scenario names

@@ -35,6 +35,12 @@ class HandoffFeature(Feature):
     rank, section, Settings = 10, "", HandoffSettings
     acts = True
     claims = ("pools.role",)
+    searched = {
+        "pd": (
+            *(None, "1x1:1x1", "2x1:1x1", "1x1:2x1", "1x1:3x1", "3x1:1x1", "1x1:1x2", "1x2:1x2", "2x1:1x2", "1x2:2x1"),
+            *("1x2:1x4", "2x2:1x4", "1x4:1x4", "1x4:2x2", "1x4:1x8"),
+        )
+    }
 
     def is_on(self, scenario: Any) -> bool:
         return any(pool["role"] != "both" for pool in scenario.pools)

@@ -40,6 +40,7 @@ class OffloadFeature(Feature):
 
     rank, section, Settings = 50, "", OffloadSettings
     acts = True
+    searched = {"offload": (None, "cpu=64GiB", "cpu=256GiB")}
 
     def resolved(self, scenario: Any) -> dict[str, Any]:
         from servesim.features.offload.params import params_of

@@ -1,0 +1,80 @@
+"""`servesim recommend`: from a workload and an SLO to what to run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from servesim.cli.experiments import (
+    Attainment,
+    Files,
+    Jobs,
+    Json,
+    Out,
+    Where,
+    answer,
+)
+from servesim.cli.gate import Overwrite, Quiet, Verbose
+from servesim.cli.options import ListingCommand
+from servesim.sentinels import COMMON
+
+EXAMPLES = """
+\b
+Examples:
+  servesim recommend --trace log.csv --model llama-3.1-8b --slo ttft:p99<1s,tpot:p99<50ms
+  servesim recommend --trace log.csv --model qwen3-32b --gpu h100,h200 --price h100=2.2,h200=3.1 --rate 3x --slo ttft:1s
+  servesim recommend --trace log.csv --serve 'vllm serve Qwen/Qwen3-8B' --gpu h100 --slo tpot:40
+
+With --serve, hardware and engine stay as they are, and only flags are searched.
+"""
+
+
+def recommend(
+    context: typer.Context,
+    scenarios: Files = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="Find the highest rate of N GPUs instead of the lowest price.", rich_help_panel=COMMON),
+    ] = None,
+    forms: Annotated[
+        str | None,
+        typer.Option(
+            "--form",
+            metavar="NAME,...",
+            help="Files to write into DIR/deploy besides run.sh: compose, kubernetes, llm-d, dynamo, or "
+            "FILE.py:FUNCTION.",
+            rich_help_panel=COMMON,
+        ),
+    ] = None,
+    attainment: Attainment = 0.99,
+    max_replicas: Annotated[int, typer.Option(help="Maximum number of replicas to try for a given rate.")] = 64,
+    search_seed: Annotated[int, typer.Option(help="Seed of the random changes that the search tries.")] = 0,
+    by_formula: Annotated[bool, typer.Option("--by-formula", help="Include GPUs that have no kernel tables.")] = False,
+    jobs: Jobs = None,
+    executor: Where = "local",
+    out: Out = None,
+    as_json: Json = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    intervals: Annotated[
+        bool,
+        typer.Option(
+            "--intervals/--no-intervals", help="Add error bars for the model's error. This takes additional runs."
+        ),
+    ] = True,
+) -> None:
+    """Find what to run for a workload and an SLO, and print the command.
+
+    Settings that are not given are searched: GPU, engine, weight and KV formats, parallelism, prefill and decode apart,
+    scheduler limits and routers. A setting with several values is searched over these. For a recorded log, the cheapest
+    deployment for its own rate is searched unless --rate says otherwise.
+    """
+    tune = "serve" in context.obj
+    answer("recommend", **{key: value for key, value in locals().items()})
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES, cls=ListingCommand)(recommend)

@@ -1,0 +1,1 @@
+"""Search for the best deployment: space, bounds, race, answer."""

@@ -1,0 +1,112 @@
+"""Aims of a search: the load that tells whether one deployment beats another, and what it costs at a load.
+
+All aims are minimized. A deployment beats a price if it carries, within the SLO, the load at which it would cost that
+much; so a single run settles a challenge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.experiments.axes import Variant
+from servesim.experiments.limit_search import NearSearch, RateSearch
+from servesim.experiments.variants import price_of
+
+STEP = 1.15
+"""First step of a search for a rate that starts at one that is carried."""
+
+
+def usd_of(settings: Mapping[str, Any]) -> float:
+    """Return the hourly price of one replica, or of all pools if prefill and decode are apart."""
+    usd = price_of({**settings, "replicas": 1} if not settings.get("pd") else settings)["usd_per_hour"]
+    return float(usd) if usd is not None else math.inf
+
+
+@dataclass(frozen=True)
+class PricePerRequest:
+    """Least dollars per request at the highest rate that a deployment carries."""
+
+    key = "rate"
+    same_gpus = False
+
+    def cost(self, v: Variant) -> float:
+        """Return the cost that is divided by the rate: dollars per hour."""
+        return usd_of(v.settings)
+
+    def load(self, v: Variant, price: float) -> float | None:
+        """Return the load at which a deployment has this price, or None if it cannot have it."""
+        return float(f"{self.cost(v) / price:.4g}")
+
+    def price(self, v: Variant, load: float) -> float:
+        """Return the price of a deployment that carries a load."""
+        return self.cost(v) / load
+
+    def bound(self, v: Variant, rate: float) -> float:
+        """Return the lowest price of a deployment of which a replica serves at most this rate."""
+        return self.cost(v) / rate if rate > 0 else math.inf
+
+    def search(self, v: Variant, load: float, tolerance: float) -> RateSearch | NearSearch:
+        """Return a search around a load."""
+        return RateSearch(tolerance, load, STEP)
+
+    def rank(self, v: Variant, price: float) -> tuple[float, ...]:
+        """Return the sort key of a deployment with a price, lowest first."""
+        return (price,)
+
+
+@dataclass(frozen=True)
+class MostTraffic(PricePerRequest):
+    """Highest rate of a number of GPUs: every deployment costs the same."""
+
+    same_gpus = True
+    """Whether only deployments of the same number of GPUs are compared."""
+
+    def cost(self, v: Variant) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Headroom(MostTraffic):
+    """Highest rate of deployments whose number of replicas is known: the cheapest first, then the fastest."""
+
+    def rank(self, v: Variant, price: float) -> tuple[float, ...]:
+        return (usd_of({**v.settings, "pd": None}) * int(v.settings.get("replicas") or 1), price)
+
+
+@dataclass(frozen=True)
+class PriceForRate(PricePerRequest):
+    """Least dollars per hour for a rate, in whole replicas."""
+
+    rate: float
+    """Requests/s of the question."""
+    most: int
+    """Maximum number of replicas."""
+    key = "replicas"
+
+    def load(self, v: Variant, price: float) -> float | None:
+        fewer = math.ceil(price / self.cost(v) - 1e-9) - 1 if price < math.inf else self.most
+        return min(fewer, self.most) if fewer >= 1 else None
+
+    def price(self, v: Variant, load: float) -> float:
+        return self.cost(v) * load
+
+    def bound(self, v: Variant, rate: float) -> float:
+        return self.cost(v) * max(math.ceil(self.rate / rate), 1) if rate > 0 else math.inf
+
+    def search(self, v: Variant, load: float, tolerance: float) -> RateSearch | NearSearch:
+        return NearSearch(max(int(load), 1), self.most)
+
+
+Aim = PricePerRequest
+
+
+def gpus_of(v: Variant) -> int:
+    """Return the number of GPUs of a deployment."""
+    from servesim.run.pools import pool_scenarios
+    from servesim.run.scenario import Scenario
+
+    one = Scenario.of(v.settings)
+    return sum(p.scenario.tp * p.scenario.pp * p.scenario.dp * p.scenario.replicas for p in pool_scenarios(one))

@@ -1,0 +1,215 @@
+"""Part of the document that a recommendation adds to that of a capacity question: `recommendation`, null if no
+deployment carries any load, else
+
+    aim         "price per request", "price for the rate" or "highest rate for the GPUs"
+    first       label of the recommended deployment
+    settings    its settings, as a scenario
+    runner_up   null or {label, price_ratio, says}: the next deployment, and why it lost
+    miss        null or {label, price_ratio, share, goal, says}: of the deployments that would be cheaper than the first,
+                the one that comes closest to the SLO
+    published   null or {label, price_ratio, says}: the best deployment with the formats of the published model
+    knobs       [{key, value, price_ratio: of the price without it to the price with it, at_least: whether that is only
+                a lower bound, share: of the gain (in logarithms)}], the largest first
+    needs       [sentences] on quality to check and parts to obtain
+    changes     [sentences] on what would change the answer
+    measure     [sentences] on what to measure to be surer
+    not_searched  [{keys, says}]
+    run         {command, lost: {setting: value}, forms: names of the forms that can hold it}
+    search      {structures: number of combinations of hardware, engine and formats, refused: of which cannot run,
+                screened: number run at least once, improved: number of flags and features tried, runs}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from servesim.experiments.axes import Variant
+from servesim.experiments.capacity import Found
+from servesim.experiments.capacity_answer import ordered
+from servesim.experiments.capacity_error import price_of_row
+from servesim.experiments.goals import Goal
+from servesim.experiments.recommend.aims import MostTraffic, PriceForRate, PricePerRequest
+from servesim.experiments.recommend.race import NEAR, Entrant, Race
+from servesim.experiments.recommend.space import Space, grid
+from servesim.experiments.recommend.words import (
+    AIMS,
+    NOT_SEARCHED,
+    changes,
+    measure_words,
+    miss_words,
+    published_words,
+    runner_up_words,
+    searched_words,
+)
+from servesim.experiments.worth_words import needs
+from servesim.run.scenario import Scenario
+
+Row = Mapping[str, Any]
+
+
+@dataclass
+class Story:
+    """Course of a search, from which the answer is explained."""
+
+    space: Space
+    aim: PricePerRequest
+    goals: Sequence[Goal]
+    coarse: Race
+    fine: Race
+    entrants: Sequence[Entrant]
+    """Structures that run."""
+    kept: Sequence[Entrant]
+    """Structures near the best, best first."""
+    best: Sequence[Entrant]
+    """Finalists, best first."""
+    refused: Mapping[str, str]
+    without: dict[str, float] = field(default_factory=dict)
+    """Price of the first deployment without one of its flags, by flag, as a multiple of the price with it."""
+
+    def ablate(self, first: Entrant, without: Mapping[str, Variant]) -> None:
+        """Measure the first deployment without each of its flags."""
+        price = self.fine.prices.get(first.variant.label, math.inf)
+        if price == math.inf:
+            return
+        entrants = {key: Entrant(first.point, v) for key, v in without.items()}
+        load = self.fine.aim.load
+        self.fine.measure([(e, load(e.variant, price) or 1.0) for e in entrants.values()], 0.02)
+        self.without = {key: self.fine.prices[e.variant.label] / price for key, e in entrants.items()}
+
+    def near(self) -> dict[str, float]:
+        """Return the rates near which the finalists reach their limits, by label; empty if replicas are searched."""
+        if isinstance(self.aim, PriceForRate):
+            return {}
+        loads = ((e, self.fine.prices.get(e.variant.label, math.inf)) for e in self.best)
+        found = {e.variant.label: self.fine.aim.load(e.variant, price) for e, price in loads if price < math.inf}
+        return {label: load for label, load in found.items() if load}
+
+
+def finished(found: Found, story: Story) -> None:
+    """Add the recommendation to the document of a capacity question."""
+    document = found.document
+    rows = [row for row in ordered(found.rows) if row["verdict"] == "carries"]
+    document["recommendation"] = _recommendation(found, story, rows) if rows else None
+    document["notes"].append(searched_words(_search(story)))
+
+
+def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str, Any]:
+    variants = {v.label: v for v in found.study.variants}
+    entrants = {story.space.variant(e.point).label: e for e in story.best}
+    first, *others = rows
+    best = entrants[first["label"]]
+    settings = _scenario(variants[first["label"]], first)
+    plain = Scenario.of({**settings, **_published(story.space)})
+    return {
+        "aim": AIMS[type(story.aim)],
+        "first": first["label"],
+        "settings": settings,
+        "runner_up": _against(first, others[0], runner_up_words) if others else None,
+        "miss": _miss(story, best),
+        "published": _in_published(story, first, rows, entrants),
+        "knobs": _knobs(story, best),
+        "needs": [*needs(Scenario.of(settings), plain)],
+        "changes": changes(found.document, first, others),
+        "measure": measure_words(found.document, settings, first),
+        "not_searched": [one for one in NOT_SEARCHED if not set(one["keys"]) <= {*story.space.own}],
+        "run": _run(settings),
+        "search": _search(story),
+    }
+
+
+def _scenario(v: Variant, row: Row) -> dict[str, Any]:
+    """Return the settings of a recommended deployment, at the load that it carries."""
+    given = {key: value for key, value in v.settings.items() if key != "requests"}
+    if row["by"] == "replicas":
+        return {**given, "replicas": row["replicas"]}
+    return given
+
+
+def _published(space: Space) -> dict[str, Any]:
+    """Return the formats of the published model."""
+    found = {key: grid(space.axes[key])[0] for key in ("dtype", "kv_dtype") if key in space.axes}
+    return {key: value for key, value in found.items() if value is not None} | {"kv_dtype": None}
+
+
+def _against(first: Row, other: Row, words: Any) -> dict[str, Any]:
+    ratio = price_of_row(other) / price_of_row(first)
+    return {"label": other["label"], "price_ratio": ratio, "says": words(first, other, ratio)}
+
+
+def _in_published(
+    story: Story, first: Row, rows: Sequence[Row], entrants: Mapping[str, Entrant]
+) -> dict[str, Any] | None:
+    formats = {key: grid(story.space.axes[key])[0] for key in ("dtype", "kv_dtype") if key in story.space.axes}
+    same = [r for r in rows if all(entrants[r["label"]].point.get(k) == v for k, v in formats.items())]
+    return _against(first, same[0], published_words) if same and same[0] is not first else None
+
+
+def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
+    """Return what each setting of the first deployment is worth."""
+    prices, found = story.coarse.prices, []
+    with_it = [e for e in story.kept if e.point == {k: best.point.get(k) for k in e.point}]
+    own = min((prices[e.variant.label] for e in with_it), default=None)
+    for key in story.space.axes:
+        others = [e for e in story.entrants if e.point.get(key) != best.point.get(key)]
+        if own is None or not others:
+            continue
+        near = [prices[e.variant.label] for e in story.kept if e.point.get(key) != best.point.get(key)]
+        ratio = min(near) / own if near else NEAR
+        found.append({"key": key, "value": best.point.get(key), "price_ratio": ratio, "at_least": not near})
+    for key, ratio in story.without.items():
+        known = {"price_ratio": ratio if ratio < math.inf else None, "at_least": False}
+        found.append({"key": key, "value": best.point.get(key), **known})
+    found = [one for one in found if one["price_ratio"] is None or one["price_ratio"] > 1.0]
+    whole = sum(math.log(one["price_ratio"]) for one in found if one["price_ratio"])
+    for one in found:
+        one["share"] = math.log(one["price_ratio"]) / whole if one["price_ratio"] and whole else None
+    return sorted(found, key=lambda one: -(one["price_ratio"] or math.inf))
+
+
+def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
+    """Return the deployment that comes closest to the SLO at a load at which it would cost less than the first."""
+    race = story.coarse
+    own = [race.prices[e.variant.label] for e in story.kept if e.point.items() <= best.point.items()]
+    if not own:
+        return None
+    missed = [
+        (judged.margin, e, load, judged)
+        for e in story.entrants
+        if not e.point.items() <= best.point.items()
+        for load, judged in _judged(race, e)
+        if not judged.carried and race.aim.price(e.variant, load) < min(own)
+    ]
+    if not missed:
+        return None
+    _, e, load, judged = max(missed, key=lambda one: (one[0], one[1].variant.label))
+    goal, share = story.goals[judged.binding], judged.shares[judged.binding]
+    ratio = race.aim.price(e.variant, load) / min(own)
+    said = miss_words(e.variant.label, ratio, share, goal.text)
+    return {"label": e.variant.label, "price_ratio": ratio, "share": share, "goal": goal.text, "says": said}
+
+
+def _judged(race: Race, e: Entrant) -> Iterator[tuple[float, Any]]:
+    return ((load, j) for (label, load), j in race.study.judged.items() if label == e.variant.label)
+
+
+def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the command that starts the deployment, and what it cannot hold."""
+    from servesim import launch
+
+    written = launch.command(settings)
+    return {"command": written.text, "lost": dict(written.lost), "forms": launch.forms_for(settings)}
+
+
+def _search(story: Story) -> dict[str, int]:
+    labels = {label for label, _ in story.coarse.study.judged}
+    structures = {e.variant.label for e in story.entrants}
+    return {
+        "structures": len(story.entrants) + len(story.refused),
+        "refused": len(story.refused),
+        "screened": len(labels & structures),
+        "improved": len(labels - structures),
+        "runs": story.coarse.runs + story.fine.runs,
+    }

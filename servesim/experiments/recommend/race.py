@@ -1,0 +1,136 @@
+"""Race of deployments on common random numbers: each challenger runs once, at the load at which it would beat the best
+so far, and only a winner of that run is measured more precisely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from servesim.experiments.axes import Variant
+from servesim.experiments.capacity_study import Study
+from servesim.experiments.limit_search import RateSearch
+from servesim.experiments.recommend.aims import Aim
+from servesim.experiments.recommend.space import Point
+
+NEAR = 1.2
+"""Ratio to the best price up to which a structure is improved flag by flag."""
+ROUNDS = 12
+"""Maximum number of loads tried to measure one deployment."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A deployment in the race."""
+
+    point: Point
+    variant: Variant
+    bound: float = 0.0
+    """Lowest price that it can have, from the cost model alone."""
+
+
+@dataclass
+class Race:
+    """Runs of one length, and the prices found by them."""
+
+    study: Study
+    aim: Aim
+    length: int | None = None
+    """Length of the runs in requests; None for the whole trace."""
+    prices: dict[str, float] = field(default_factory=dict)
+    """Prices by label; infinity for a deployment that carried none of the loads tried."""
+    runs: int = 0
+    """Number of deployments run at a load."""
+
+    def rank(self, e: Entrant) -> tuple[float, ...]:
+        """Return the sort key of a deployment that was measured, best first."""
+        return self.aim.rank(e.variant, self.prices.get(e.variant.label, math.inf))
+
+    def carried(self, asked: Sequence[tuple[Entrant, float]]) -> list[bool]:
+        """Run deployments, each at a load. Return whether they carry it within the SLO."""
+        new = [(e.variant, load) for e, load in asked if (e.variant.label, load) not in self.study.judged]
+        wanted = [one for one in new if one[0].label not in self.study.errors]
+        if wanted:
+            self.runs += len(wanted)
+            self.study.run_at(self.aim.key, wanted)
+        judged = self.study.judged
+        return [bool((one := judged.get((e.variant.label, load))) and one.carried) for e, load in asked]
+
+    def beat(self, entrants: Sequence[Entrant], price: float) -> list[tuple[Entrant, float]]:
+        """Return the deployments that cost less than a price, each with a load that it carries at a lower one."""
+        asked = [(e, load) for e in entrants if (load := self.aim.load(e.variant, price)) is not None]
+        return [one for one, yes in zip(asked, self.carried(asked), strict=True) if yes]
+
+    def measure(self, starts: Sequence[tuple[Entrant, float]], tolerance: float) -> None:
+        """Find the prices of deployments, each from a load near its limit."""
+        searches = [(e, self.aim.search(e.variant, load, tolerance)) for e, load in starts]
+        known = self.study.judged
+        for e, search in searches:
+            for (label, load), judged in sorted(known.items()):
+                if label == e.variant.label and isinstance(search, RateSearch):
+                    search.tell(load, judged.carried)
+        for _ in range(ROUNDS):
+            asked = [(e, load, s) for e, s in searches if (load := s.next()) is not None]
+            if not asked:
+                break
+            done = self.carried([(e, load) for e, load, _ in asked])
+            for (_, load, search), yes in zip(asked, done, strict=True):
+                search.tell(load, yes)  # type: ignore[arg-type]
+        for e, search in searches:
+            load = search.low if isinstance(search, RateSearch) else search.fewest
+            self.prices[e.variant.label] = self.aim.price(e.variant, load) if load else math.inf
+
+
+def screen(race: Race, entrants: Sequence[Entrant], batch: int, near: float = NEAR) -> list[Entrant]:
+    """Return the deployments whose price is at most `near` times the best, best first, from all of them in the order
+    of their bounds. Those whose bound alone is higher are not run."""
+    best, left = math.inf, sorted(entrants, key=lambda e: e.bound)
+    kept: list[Entrant] = []
+    while left:
+        left = [e for e in left if e.bound <= near * best]
+        now, left = left[:batch], left[batch:]
+        if not now:
+            break
+        if best == math.inf:
+            race.measure([(e, load) for e in now if (load := race.aim.load(e.variant, 2 * e.bound))], 0.1)
+            kept += [e for e in now if race.prices.get(e.variant.label, math.inf) < math.inf]
+        else:
+            starts = race.beat(now, near * best)
+            race.measure(starts, 0.1)
+            kept += [e for e, _ in starts]
+        best = min((race.prices[e.variant.label] for e in kept), default=math.inf)
+    kept = [e for e in kept if race.prices[e.variant.label] <= near * best]
+    return sorted(kept, key=lambda e: (race.prices[e.variant.label], e.bound))
+
+
+def climb(
+    race: Race, starts: Sequence[Entrant], neighbors: Callable[[Entrant, Race], Sequence[Entrant]], gain: float, passes: int
+) -> list[Entrant]:
+    """Improve deployments, all in step, by the best single change that lowers the price by more than `gain`, until
+    none does or `passes` are over. Return them, best first."""
+    heads = list(starts)
+    tried: set[str] = set()
+    for _ in range(passes):
+        asked: list[tuple[int, Entrant]] = []
+        for i, head in enumerate(heads):
+            new = [e for e in neighbors(head, race) if e.variant.label not in tried]
+            tried |= {e.variant.label for e in new}
+            asked += [(i, e) for e in new]
+        if not asked:
+            break
+        loads: Mapping[str, float] = {
+            e.variant.label: load
+            for i, e in asked
+            if (load := race.aim.load(e.variant, race.prices[heads[i].variant.label] * (1 - gain))) is not None
+        }
+        wanted = [(e, loads[e.variant.label]) for _, e in asked if e.variant.label in loads]
+        better = [one for one, yes in zip(wanted, race.carried(wanted), strict=True) if yes]
+        race.measure(better, gain)
+        found = {e.variant.label for e, _ in better}
+        if not found:
+            break
+        for i, head in enumerate(heads):
+            mine = [e for j, e in asked if j == i and e.variant.label in found]
+            heads[i] = min([head, *mine], key=race.rank)
+    return sorted(heads, key=race.rank)

@@ -1,0 +1,223 @@
+"""Space of the deployments that a search may choose from.
+
+Nothing is listed here that another room knows: GPUs with kernel tables and measured weight formats come from the
+support matrix, degrees of parallelism from the memory model, parameters of a scheduler and settings of a feature from
+their own `searched`. Whether a combination runs is asked of `set_up`, so that a combination enters the space on the
+day it runs.
+
+A setting that the user fixes is not searched. A setting with several values is searched over those values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from servesim.contracts import routers, schedulers
+from servesim.contracts.params import Span
+from servesim.contracts.section import Settings
+from servesim.cost.support import ENGINES, PARTLY, formats, support
+from servesim.errors import PolicyError, UserError
+from servesim.experiments.axes import Variant, axis_values, label_of, product
+from servesim.experiments.replicates import WORKLOAD
+from servesim.experiments.smallest_tp import set_up_alone
+from servesim.hardware import Gpu, ModelSpec, gpu_names
+from servesim.hardware.memory import TP_DEGREES
+from servesim.run.scenario import Scenario, scenario_features
+from servesim.run.setting_names import full_name
+from servesim.run.setup import Setup
+
+Choices = Span | tuple[Any, ...]
+Point = dict[str, Any]
+"""Values by setting; settings at their defaults are left out."""
+NO_CONTENT = ("offload", "scheduler.schedule_policy")
+"""Settings that have no effect on a trace without prompt content."""
+
+
+def grid(choices: Choices) -> tuple[Any, ...]:
+    """Return the values of a grid search: all of them, or powers of 2 for a range."""
+    if not isinstance(choices, Span):
+        return choices
+    return tuple(choices.low * 2**i for i in range(int(math.log2(choices.high / choices.low)) + 1))
+
+
+def drawn(choices: Choices, draw: random.Random) -> Any:
+    """Return a value drawn uniformly, or from the whole range on a logarithmic scale."""
+    if not isinstance(choices, Span):
+        return draw.choice(choices)
+    return round(math.exp(draw.uniform(math.log(choices.low), math.log(choices.high))))
+
+
+@dataclass(frozen=True)
+class Space:
+    """Deployments of a model: hardware, parallelism, formats and engine first, and flags given those."""
+
+    base: Settings
+    """Settings that all deployments share: the workload, and everything that the user fixed."""
+    axes: Mapping[str, Choices]
+    """Values by structural setting."""
+    own: Mapping[str, Choices]
+    """Values of further settings, as the user listed them."""
+    content: bool = True
+    """Whether the trace records the content that prompts share."""
+    fixed: frozenset[str] = frozenset()
+    """Settings that are not searched."""
+
+    def structures(self) -> Iterator[Point]:
+        """Yield every combination of the structural settings."""
+        for values in itertools.product(*map(grid, self.axes.values())):
+            yield dict(zip(self.axes, values, strict=True))
+
+    def features(self, point: Point) -> dict[str, Choices]:
+        """Return the values of the settings of features, for a deployment."""
+        found: dict[str, Choices] = {k: v for feature in scenario_features() for k, v in feature.searched.items()}
+        if int(point.get("replicas") or self.base.get("replicas") or 1) > 1:
+            found["router"] = (None, *(name for name in routers.names() if routers.resolve(name)[0].searched))
+        return self._open({key: values for key, values in found.items() if key not in self.own}, point)
+
+    def flags(self, point: Point) -> dict[str, Choices]:
+        """Return the values of the flags of a deployment: those that the user listed, and those of its scheduler."""
+        found: dict[str, Choices] = dict(self.own)
+        scheduler = schedulers.resolve(Scenario.of(self.settings(point)).scheduler["name"])[0]
+        known = {field.name for field in fields(scheduler.Params)}
+        for name, choices in scheduler.searched.items():
+            if name in known:
+                found.setdefault(f"scheduler.{name}", choices)
+        return self._open(found, point)
+
+    def _open(self, found: dict[str, Choices], point: Point) -> dict[str, Choices]:
+        """Return the choices without settings that are fixed or have no effect."""
+        left_out = {*self.fixed, *(() if self.content else NO_CONTENT), *point.keys() & self.axes.keys()}
+        return {key: choices for key, choices in found.items() if key not in left_out or key in self.own}
+
+    def settings(self, point: Point) -> Settings:
+        """Return the settings of a deployment."""
+        given = {key: [value] for key, value in point.items() if value is not None}
+        if point.get("pd") is not None:
+            given.pop("tp", None)
+        return product(self.base, given)[0].settings
+
+    def variant(self, point: Point, changes: Mapping[str, Any] | None = None) -> Variant:
+        """Return a deployment, with further settings such as the length of its runs."""
+        shown = {key: value for key, value in point.items() if value is not None and self._told(key, point)}
+        label = " / ".join(label_of(key, value) for key, value in shown.items())
+        return Variant(label, shown, {**self.settings(point), **(changes or {})})
+
+    def _told(self, key: str, point: Point) -> bool:
+        """Return whether a label names a structural setting: only if it differs among deployments."""
+        return not (key == "tp" and point.get("pd")) and (key not in self.axes or len(grid(self.axes[key])) > 1)
+
+    def set_up(self, point: Point) -> Setup | str:
+        """Return a deployment that is ready to run, or the reason it cannot run."""
+        try:
+            return set_up_alone(self.settings(point))
+        except (UserError, PolicyError) as error:
+            return str(error)
+
+    def draw(self, draw: random.Random) -> Point:
+        """Return a deployment drawn from the whole space, not only from its grid. It may not run."""
+        point = {key: drawn(choices, draw) for key, choices in self.axes.items()}
+        try:
+            flags = {**self.features(point), **self.flags(point)}
+        except UserError:
+            return point
+        return point | {key: drawn(choices, draw) for key, choices in flags.items()}
+
+
+def space_of(
+    settings: Mapping[str, Any], lists: Mapping[str, Any], content: bool, tuned: bool = False, by_formula: bool = False
+) -> Space:
+    """Return the space of a question. With `tuned`, only flags are searched, from the given ones."""
+    lists = {full_name(key): given for key, given in lists.items()}
+    several = {key: tuple(values) for key, given in lists.items() if len(values := axis_values(key, given)) > 1}
+    single = {key: given for key, given in lists.items() if key not in several}
+    base = product(settings, single)[0].settings
+    own = {key: values for key, values in several.items() if key not in STRUCTURE}
+    fixed = {*single, *_flat(settings), *WORKLOAD}
+    if tuned:
+        known = Scenario.of(base)
+        kept = {key for key in fixed if not key.startswith("scheduler.")}
+        return Space(base, {"gpu": (known.gpu,)}, own, content, frozenset({*kept, *STRUCTURE, "pd"}))
+    axes: dict[str, Choices] = {}
+    for key, values in STRUCTURE.items():
+        given = several.get(key) or ((base[key],) if base.get(key) is not None else None)
+        axes[key] = given or values(base, axes, by_formula)
+    if base.get("kernel_tables") is None and not by_formula:
+        axes["gpu"] = tuple(gpu for gpu in axes["gpu"] if gpu not in gpu_names() or Gpu.load(gpu).tables is not None)
+    return Space(base, {key: values for key, values in axes.items() if values}, own, content, frozenset(fixed))
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in settings.items():
+        yield key
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{name}" for name in value)
+
+
+def _gpus(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[str, ...]:
+    return tuple(name for name in gpu_names() if by_formula or Gpu.load(name).tables is not None)
+
+
+def _engines(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[str, ...]:
+    return () if base.get("scheduler") is not None else ENGINES
+
+
+def _formats(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[str, ...]:
+    """Return the weight formats that are measured for the model on some GPU and engine of the question, after the
+    published one."""
+    model = str(base.get("model"))
+    published, *others = formats(model)
+    engines = [str(name) for name in grid(axes.get("preset", ("vllm",)))] or ["vllm"]
+    states = {
+        dtype: {support(model, gpu, engine, dtype).state for gpu in grid(axes["gpu"]) for engine in engines}
+        for dtype in others
+    }
+    return (published, *(dtype for dtype, found in states.items() if by_formula or "measured" in found))
+
+
+def _degrees(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[int, ...]:
+    return () if base.get("pd") or base.get("pools") else tuple(TP_DEGREES)
+
+
+def _spread(base: Settings, axes: Mapping[str, Choices], by_formula: bool) -> tuple[bool, ...]:
+    experts = ModelSpec.load(str(base.get("model"))).experts is not None
+    return (False, True) if experts else ()
+
+
+STRUCTURE: dict[str, Callable[[Settings, Mapping[str, Choices], bool], tuple[Any, ...]]] = {
+    "gpu": _gpus,
+    "preset": _engines,
+    "dtype": _formats,
+    "kv_dtype": lambda base, axes, by_formula: (None, "fp8"),
+    "tp": _degrees,
+    "engine.enable_expert_parallel": _spread,
+}
+"""Functions that return the values of a structural setting, from the settings before it."""
+
+
+def measured(setup: Setup) -> bool:
+    """Return whether enough of the GPU time of a deployment comes from measured kernels."""
+    from servesim.cost.support import PROBES
+
+    return min(sum(setup.cost.price(batch).shares[:2]) for batch in PROBES) >= PARTLY
+
+
+def changed(point: Point, key: str, value: Any) -> Point:
+    """Return a deployment with one setting changed, or without it for None. Pools have numbers of replicas of their
+    own."""
+    pools = key == "pd" and value is not None
+    return {k: v for k, v in {**point, key: value}.items() if (v is not None or k != key) and not (pools and k == "replicas")}
+
+
+def named(variants: Sequence[Variant]) -> list[Variant]:
+    """Return the variants with labels that differ."""
+    seen: dict[str, int] = {}
+    found = []
+    for v in variants:
+        seen[v.label] = seen.get(v.label, 0) + 1
+        found.append(v if seen[v.label] == 1 else replace(v, label=f"{v.label} ({seen[v.label]})"))
+    return found
