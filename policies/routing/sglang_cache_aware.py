@@ -21,6 +21,7 @@ class SglangCacheAware(CacheAware):
     the least loaded."""
 
     searched = True
+
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         choices = ready(views)
         if self.unbalanced(choices):

@@ -12,8 +12,9 @@ tensorrt_llm/_torch/pyexecutor/py_executor_creator.py sets it).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from servesim.contracts import Defaults, Hit, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
 from servesim.contracts.params import Span, check_least
@@ -54,7 +55,7 @@ class Selective(Scheduler):
     """Orca's Algorithm 1. If the allocator has its own reservation rule, that rule is used in place of the slots."""
 
     Params = SelectiveParams
-    searched = {
+    searched: ClassVar[Mapping[str, Any]] = {
         "max_bs": Span(16, 2048),
         "max_num_tokens": Span(1024, 32768),
         "enable_chunked_context": (False, True),

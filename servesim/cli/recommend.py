@@ -72,7 +72,7 @@ def recommend(
     deployment for its own rate is searched unless --rate says otherwise.
     """
     tune = "serve" in context.obj
-    answer("recommend", **{key: value for key, value in locals().items()})
+    answer("recommend", **locals())
 
 
 def register(app: typer.Typer) -> None:

@@ -15,9 +15,9 @@ from servesim.experiments.capacity_words import bracket_words, error_sentences, 
 from servesim.experiments.compare_error import baseline_sentence, sentences
 from servesim.experiments.front_error import entries_of, front_word
 from servesim.experiments.goals import header
-from servesim.experiments.recommend.words import knob_words
 from servesim.experiments.metrics import metric_label
 from servesim.experiments.objects import title
+from servesim.experiments.recommend.words import knob_words
 from servesim.experiments.replicates import counted
 from servesim.experiments.sweep_words import bests_of, sure
 from servesim.metrics.words import number, percent, valued
@@ -198,7 +198,7 @@ def print_recommend(document: Mapping[str, Any], out: Path | None, verbose: bool
         return
     console = open_console()
     against = [found[key]["says"] for key in ("runner_up", "published", "miss") if found[key] is not None]
-    for title, lines in (
+    for head, lines in (
         ("Why", against),
         ("What mattered", [knob_words(one) for one in found["knobs"]]),
         ("Check", found["needs"]),
@@ -207,7 +207,7 @@ def print_recommend(document: Mapping[str, Any], out: Path | None, verbose: bool
         ("Not searched", [one["says"] for one in found["not_searched"]] if verbose else []),
     ):
         if lines:
-            console.print(title, style="bold")
+            console.print(head, style="bold")
         for line in lines:
             console.print(f"  - {line}", soft_wrap=True)
     console.print("What to run", style="bold")

@@ -75,7 +75,8 @@ class Scheduler(ABC):
         "max_num_seqs": Span(16, 1024),
         "max_num_batched_tokens": Span(1024, 32768),
     }
-    """Values that `servesim recommend` tries, by parameter. Parameters that `Params` lacks are left out."""
+    """Values that `servesim recommend` tries, by parameter: a range, or a tuple that begins with the default.
+    Parameters that `Params` lacks are left out."""
 
     keeps_budget: ClassVar[bool] = True
     """Whether a step computes at most `max_num_batched_tokens` of a request."""

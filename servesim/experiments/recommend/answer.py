@@ -1,11 +1,11 @@
 """Part of the document that a recommendation adds to that of a capacity question: `recommendation`, null if no
 deployment carries any load, else
 
-    aim         "price per request", "price for the rate" or "highest rate for the GPUs"
+    aim         words (words.AIMS)
     first       label of the recommended deployment
     settings    its settings, as a scenario
     runner_up   null or {label, price_ratio, says}: the next deployment, and why it lost
-    miss        null or {label, price_ratio, share, goal, says}: of the deployments that would be cheaper than the first,
+    aim         what is minimized: a text of words.AIMS
                 the one that comes closest to the SLO
     published   null or {label, price_ratio, says}: the best deployment with the formats of the published model
     knobs       [{key, value, price_ratio: of the price without it to the price with it, at_least: whether that is only
@@ -31,7 +31,7 @@ from servesim.experiments.capacity import Found
 from servesim.experiments.capacity_answer import ordered
 from servesim.experiments.capacity_error import price_of_row
 from servesim.experiments.goals import Goal
-from servesim.experiments.recommend.aims import MostTraffic, PriceForRate, PricePerRequest
+from servesim.experiments.recommend.aims import PriceForRate, PricePerRequest
 from servesim.experiments.recommend.race import NEAR, Entrant, Race
 from servesim.experiments.recommend.space import Space, grid
 from servesim.experiments.recommend.words import (
@@ -63,11 +63,13 @@ class Story:
     """Structures that run."""
     kept: Sequence[Entrant]
     """Structures near the best, best first."""
-    best: Sequence[Entrant]
-    """Finalists, best first."""
+    finalists: Mapping[str, Entrant]
+    """Deployments compared at full length, by label."""
     refused: Mapping[str, str]
     without: dict[str, float] = field(default_factory=dict)
     """Price of the first deployment without one of its flags, by flag, as a multiple of the price with it."""
+    forms: Sequence[str] = ("command",)
+    """Forms of files to write."""
 
     def ablate(self, first: Entrant, without: Mapping[str, Variant]) -> None:
         """Measure the first deployment without each of its flags."""
@@ -83,8 +85,9 @@ class Story:
         """Return the rates near which the finalists reach their limits, by label; empty if replicas are searched."""
         if isinstance(self.aim, PriceForRate):
             return {}
-        loads = ((e, self.fine.prices.get(e.variant.label, math.inf)) for e in self.best)
-        found = {e.variant.label: self.fine.aim.load(e.variant, price) for e, price in loads if price < math.inf}
+        prices = {label: self.fine.prices.get(e.variant.label, math.inf) for label, e in self.finalists.items()}
+        known = {label: price for label, price in prices.items() if price < math.inf}
+        found = {label: self.fine.aim.load(self.finalists[label].variant, price) for label, price in known.items()}
         return {label: load for label, load in found.items() if load}
 
 
@@ -98,11 +101,12 @@ def finished(found: Found, story: Story) -> None:
 
 def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str, Any]:
     variants = {v.label: v for v in found.study.variants}
-    entrants = {story.space.variant(e.point).label: e for e in story.best}
+    entrants = story.finalists
     first, *others = rows
     best = entrants[first["label"]]
     settings = _scenario(variants[first["label"]], first)
-    plain = Scenario.of({**settings, **_published(story.space)})
+    formats = _published(story.space)
+    plain = Scenario.of({key: value for key, value in {**settings, **formats}.items() if value is not None})
     return {
         "aim": AIMS[type(story.aim)],
         "first": first["label"],
@@ -115,7 +119,7 @@ def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str
         "changes": changes(found.document, first, others),
         "measure": measure_words(found.document, settings, first),
         "not_searched": [one for one in NOT_SEARCHED if not set(one["keys"]) <= {*story.space.own}],
-        "run": _run(settings),
+        "run": _run(settings, story.forms),
         "search": _search(story),
     }
 
@@ -130,8 +134,7 @@ def _scenario(v: Variant, row: Row) -> dict[str, Any]:
 
 def _published(space: Space) -> dict[str, Any]:
     """Return the formats of the published model."""
-    found = {key: grid(space.axes[key])[0] for key in ("dtype", "kv_dtype") if key in space.axes}
-    return {key: value for key, value in found.items() if value is not None} | {"kv_dtype": None}
+    return {key: grid(space.axes[key])[0] for key in ("dtype", "kv_dtype") if key in space.axes}
 
 
 def _against(first: Row, other: Row, words: Any) -> dict[str, Any]:
@@ -142,14 +145,14 @@ def _against(first: Row, other: Row, words: Any) -> dict[str, Any]:
 def _in_published(
     story: Story, first: Row, rows: Sequence[Row], entrants: Mapping[str, Entrant]
 ) -> dict[str, Any] | None:
-    formats = {key: grid(story.space.axes[key])[0] for key in ("dtype", "kv_dtype") if key in story.space.axes}
+    formats = _published(story.space)
     same = [r for r in rows if all(entrants[r["label"]].point.get(k) == v for k, v in formats.items())]
     return _against(first, same[0], published_words) if same and same[0] is not first else None
 
 
 def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
     """Return what each setting of the first deployment is worth."""
-    prices, found = story.coarse.prices, []
+    prices, ratios = story.coarse.prices, list[tuple[str, float, bool]]()
     with_it = [e for e in story.kept if e.point == {k: best.point.get(k) for k in e.point}]
     own = min((prices[e.variant.label] for e in with_it), default=None)
     for key in story.space.axes:
@@ -157,15 +160,21 @@ def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
         if own is None or not others:
             continue
         near = [prices[e.variant.label] for e in story.kept if e.point.get(key) != best.point.get(key)]
-        ratio = min(near) / own if near else NEAR
-        found.append({"key": key, "value": best.point.get(key), "price_ratio": ratio, "at_least": not near})
-    for key, ratio in story.without.items():
-        known = {"price_ratio": ratio if ratio < math.inf else None, "at_least": False}
-        found.append({"key": key, "value": best.point.get(key), **known})
-    found = [one for one in found if one["price_ratio"] is None or one["price_ratio"] > 1.0]
-    whole = sum(math.log(one["price_ratio"]) for one in found if one["price_ratio"])
-    for one in found:
-        one["share"] = math.log(one["price_ratio"]) / whole if one["price_ratio"] and whole else None
+        ratios.append((key, min(near) / own if near else NEAR, not near))
+    ratios += [(key, ratio, False) for key, ratio in story.without.items()]
+    gains = {key: math.log(ratio) for key, ratio, _ in ratios if 1 < ratio < math.inf}
+    whole = sum(gains.values())
+    found = [
+        {
+            "key": key,
+            "value": best.point.get(key),
+            "price_ratio": ratio if ratio < math.inf else None,
+            "at_least": least,
+            "share": gains[key] / whole if key in gains else None,
+        }
+        for key, ratio, least in ratios
+        if ratio > 1
+    ]
     return sorted(found, key=lambda one: -(one["price_ratio"] or math.inf))
 
 
@@ -195,12 +204,16 @@ def _judged(race: Race, e: Entrant) -> Iterator[tuple[float, Any]]:
     return ((load, j) for (label, load), j in race.study.judged.items() if label == e.variant.label)
 
 
-def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the command that starts the deployment, and what it cannot hold."""
+def _run(settings: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
+    """Return the command that starts the deployment, what it cannot hold, and files by name."""
     from servesim import launch
 
     written = launch.command(settings)
-    return {"command": written.text, "lost": dict(written.lost), "forms": launch.forms_for(settings)}
+    files: dict[str, str] = {}
+    for form in forms:
+        files |= launch.write(settings, form)
+    found = {"command": written.text, "lost": dict(written.lost), "forms": launch.forms_for(settings)}
+    return found | {"files": files}
 
 
 def _search(story: Story) -> dict[str, int]:

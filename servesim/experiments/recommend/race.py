@@ -71,15 +71,15 @@ class Race:
                 if label == e.variant.label and isinstance(search, RateSearch):
                     search.tell(load, judged.carried)
         for _ in range(ROUNDS):
-            asked = [(e, load, s) for e, s in searches if (load := s.next()) is not None]
+            asked = [(e, float(load), s) for e, s in searches if (load := s.next()) is not None]
             if not asked:
                 break
             done = self.carried([(e, load) for e, load, _ in asked])
             for (_, load, search), yes in zip(asked, done, strict=True):
-                search.tell(load, yes)  # type: ignore[arg-type]
+                search.tell(load if isinstance(search, RateSearch) else int(load), yes)  # type: ignore[arg-type]
         for e, search in searches:
-            load = search.low if isinstance(search, RateSearch) else search.fewest
-            self.prices[e.variant.label] = self.aim.price(e.variant, load) if load else math.inf
+            found = search.low if isinstance(search, RateSearch) else search.fewest
+            self.prices[e.variant.label] = self.aim.price(e.variant, found) if found else math.inf
 
 
 def screen(race: Race, entrants: Sequence[Entrant], batch: int, near: float = NEAR) -> list[Entrant]:
@@ -105,7 +105,11 @@ def screen(race: Race, entrants: Sequence[Entrant], batch: int, near: float = NE
 
 
 def climb(
-    race: Race, starts: Sequence[Entrant], neighbors: Callable[[Entrant, Race], Sequence[Entrant]], gain: float, passes: int
+    race: Race,
+    starts: Sequence[Entrant],
+    neighbors: Callable[[Entrant, Race], Sequence[Entrant]],
+    gain: float,
+    passes: int,
 ) -> list[Entrant]:
     """Improve deployments, all in step, by the best single change that lowers the price by more than `gain`, until
     none does or `passes` are over. Return them, best first."""

@@ -36,6 +36,7 @@ from servesim.experiments.recommend.space import Choices, Point, Space, changed,
 from servesim.experiments.replicates import replicates_of
 from servesim.experiments.run_lengths import fewest_requests
 from servesim.experiments.runner import Runner
+from servesim.parsing import listed
 from servesim.plugins.trust import takes_trust
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import DRAWN, open_scenario
@@ -69,14 +70,16 @@ def recommend(
     gpus: int | None = None,
     tune: bool = False,
     search_seed: int = 0,
+    forms: str | Sequence[str] | None = None,
     **asked: Any,
 ) -> pd.DataFrame:
     """Find the best deployment for a workload and an SLO.
 
     A setting with one value is fixed, one with several values is searched over these, and the others are searched over
-    everything that runs. With a `rate` (or `1x` for that of a log), the cheapest deployment is searched; without one,
-    the least price per request at the highest rate; with `gpus`, the highest rate of that number of GPUs. `tune` keeps
-    hardware and engine, and searches flags alone. Other keywords are those of `servesim.capacity`. The document is in
+    everything that runs. With a `rate`, which a recorded log has (`1x`), the cheapest deployment is searched; without
+    one, the least price per request at the highest rate; with `gpus`, the highest rate of that number of GPUs. `tune`
+    keeps hardware and engine, and searches flags alone. `forms` are names of files to write below `out`
+    (servesim.launch). Other keywords are those of `servesim.capacity`. The document is in
     `.attrs["document"]`. Raises UserError if the question is invalid, or if nothing in the space runs.
     """
     terms, axes = Terms.of(asked)
@@ -86,6 +89,7 @@ def recommend(
     with opened(terms, objects, question.space.base) as runner:
         search = Search(question, runner, random.Random(search_seed))
         finalists, story = search.run()
+        story.forms = ["command", *(listed("form", forms) if isinstance(forms, str) else forms or ())]
         return answer_with(runner, finalists, terms, lambda found: finished(found, story), near=story.near())
 
 
@@ -124,6 +128,9 @@ class Question:
             raise UserError("recommend: specify an SLO, such as --slo ttft:500,tpot:50")
         trace = open_scenario(known.model_copy(update={"rate": None}), objects.get(known.trace))
         recorded = not known.trace.startswith(DRAWN)
+        if recorded and known.rate is None and gpus is None and not tune:
+            settings = {**settings, "rate": "1x"}
+            known = known.model_copy(update={"rate": "1x"})
         space = space_of(settings, lists, trace.content is not None, tune, terms.by_formula)
         goals = goals_of(known, terms.attainment)
         aim: Aim = PricePerRequest()
@@ -191,12 +198,14 @@ class Search:
         fine.measure(longer, GAIN)
         best = sorted([e for e, _ in longer], key=fine.rank)
         best = [*climb(fine, best[:1], self._shaken, GAIN, 1), *best[1:]]
-        story = Story(q.space, q.aim, q.goals, screening, fine, entrants, kept, best, self._refused)
+        drop = ("replicas",) if isinstance(q.aim, PriceForRate) else ()
+        points = [({k: v for k, v in e.point.items() if k not in drop}, e) for e in best or entrants[:1]]
+        final = {(v := q.variant(point, None)).label: (v, e) for point, e in points}
+        finalists = {label: e for label, (_, e) in final.items()}
+        story = Story(q.space, q.aim, q.goals, screening, fine, entrants, kept, finalists, self._refused)
         if best:
             story.ablate(best[0], self._without(best[0]))
-        drop = ("replicas",) if isinstance(q.aim, PriceForRate) else ()
-        points = [{k: v for k, v in e.point.items() if k not in drop} for e in best or entrants[:1]]
-        return [q.variant(point, None) for point in points], story
+        return [v for v, _ in final.values()], story
 
     def _with_replicas(self, heads: Sequence[Entrant], race: Race) -> list[Entrant]:
         """Return deployments with the number of replicas that each needs."""
@@ -256,12 +265,8 @@ class Search:
         return self._changed(head, race, self._q.space.flags(head.point))
 
     def _changed(self, head: Entrant, race: Race, values: Mapping[str, Choices]) -> list[Entrant]:
-        points = [
-            changed(head.point, key, value)
-            for key, choices in values.items()
-            for value in grid(choices)
-            if value != head.point.get(key)
-        ]
+        each = [(key, value) for key, choices in values.items() for value in self._q.space.grid(key, choices)]
+        points = [changed(head.point, key, value) for key, value in each if value != head.point.get(key)]
         found = [Entrant(point, self._q.variant(point, race.length)) for point in points]
         return [e for e in found if self._comparable(e, head, race)]
 
@@ -279,7 +284,7 @@ class Search:
         for _ in range(DRAWS):
             point = dict(head.point)
             for key in self._draw.sample(sorted(values), min(len(values), self._draw.choice((2, 3)))):
-                point = changed(point, key, self._draw.choice(grid(values[key])))
+                point = changed(point, key, self._draw.choice(self._q.space.grid(key, values[key])))
             e = Entrant(point, self._q.variant(point, race.length))
             if self._comparable(e, head, race):
                 found[e.variant.label] = e

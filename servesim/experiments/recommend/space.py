@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from servesim.contracts import routers, schedulers
@@ -68,9 +68,20 @@ class Space:
     """Settings that are not searched."""
 
     def structures(self) -> Iterator[Point]:
-        """Yield every combination of the structural settings."""
+        """Yield every combination of the structural settings, and only one of several that are the same."""
+        seen = set()
         for values in itertools.product(*map(grid, self.axes.values())):
-            yield dict(zip(self.axes, values, strict=True))
+            point = dict(zip(self.axes, values, strict=True))
+            scenario = repr(self._resolved(point))
+            if scenario not in seen:
+                seen.add(scenario)
+                yield point
+
+    def _resolved(self, point: Point) -> Any:
+        try:
+            return Scenario.of(self.settings(point))
+        except UserError as error:
+            return point, str(error)
 
     def features(self, point: Point) -> dict[str, Choices]:
         """Return the values of the settings of features, for a deployment."""
@@ -94,6 +105,13 @@ class Space:
         left_out = {*self.fixed, *(() if self.content else NO_CONTENT), *point.keys() & self.axes.keys()}
         return {key: choices for key, choices in found.items() if key not in left_out or key in self.own}
 
+    def grid(self, key: str, choices: Choices) -> tuple[Any, ...]:
+        """Return the values of a setting to try, with None for a default."""
+        values = grid(choices)
+        if key in self.own or key in self.axes or isinstance(choices, Span):
+            return values
+        return (None, *values[1:])
+
     def settings(self, point: Point) -> Settings:
         """Return the settings of a deployment."""
         given = {key: [value] for key, value in point.items() if value is not None}
@@ -104,7 +122,7 @@ class Space:
     def variant(self, point: Point, changes: Mapping[str, Any] | None = None) -> Variant:
         """Return a deployment, with further settings such as the length of its runs."""
         shown = {key: value for key, value in point.items() if value is not None and self._told(key, point)}
-        label = " / ".join(label_of(key, value) for key, value in shown.items())
+        label = " ".join(_label(key, value) for key, value in shown.items())
         return Variant(label, shown, {**self.settings(point), **(changes or {})})
 
     def _told(self, key: str, point: Point) -> bool:
@@ -128,6 +146,11 @@ class Space:
         return point | {key: drawn(choices, draw) for key, choices in flags.items()}
 
 
+def _label(key: str, value: Any) -> str:
+    """Return a setting in a deployment's label: hardware, engine and format without a key, others without a section."""
+    return str(value) if key in ("preset", "dtype") else label_of(key, value).rpartition("scheduler.")[2]
+
+
 def space_of(
     settings: Mapping[str, Any], lists: Mapping[str, Any], content: bool, tuned: bool = False, by_formula: bool = False
 ) -> Space:
@@ -143,9 +166,9 @@ def space_of(
         kept = {key for key in fixed if not key.startswith("scheduler.")}
         return Space(base, {"gpu": (known.gpu,)}, own, content, frozenset({*kept, *STRUCTURE, "pd"}))
     axes: dict[str, Choices] = {}
-    for key, values in STRUCTURE.items():
+    for key, values_of in STRUCTURE.items():
         given = several.get(key) or ((base[key],) if base.get(key) is not None else None)
-        axes[key] = given or values(base, axes, by_formula)
+        axes[key] = given or values_of(base, axes, by_formula)
     if base.get("kernel_tables") is None and not by_formula:
         axes["gpu"] = tuple(gpu for gpu in axes["gpu"] if gpu not in gpu_names() or Gpu.load(gpu).tables is not None)
     return Space(base, {key: values for key, values in axes.items() if values}, own, content, frozenset(fixed))
@@ -209,15 +232,5 @@ def measured(setup: Setup) -> bool:
 def changed(point: Point, key: str, value: Any) -> Point:
     """Return a deployment with one setting changed, or without it for None. Pools have numbers of replicas of their
     own."""
-    pools = key == "pd" and value is not None
-    return {k: v for k, v in {**point, key: value}.items() if (v is not None or k != key) and not (pools and k == "replicas")}
-
-
-def named(variants: Sequence[Variant]) -> list[Variant]:
-    """Return the variants with labels that differ."""
-    seen: dict[str, int] = {}
-    found = []
-    for v in variants:
-        seen[v.label] = seen.get(v.label, 0) + 1
-        found.append(v if seen[v.label] == 1 else replace(v, label=f"{v.label} ({seen[v.label]})"))
-    return found
+    left_out = {key} if value is None else {"replicas"} if key == "pd" else set()
+    return {k: v for k, v in {**point, key: value}.items() if k not in left_out}

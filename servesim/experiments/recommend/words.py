@@ -7,7 +7,6 @@ from typing import Any
 
 from servesim.experiments.recommend.aims import MostTraffic, PriceForRate, PricePerRequest
 from servesim.hardware import Gpu
-from servesim.run.sections import price_of
 
 Row = Mapping[str, Any]
 AIMS: dict[type[Any], str] = {
@@ -18,8 +17,8 @@ AIMS: dict[type[Any], str] = {
 NOT_SEARCHED: list[dict[str, Any]] = [
     {
         "keys": ["speculation"],
-        "says": "speculative decoding, because how many drafts are accepted on this traffic is not known: list methods, "
-        "such as --speculation none,eagle3:k=3, with --acceptance if it was measured",
+        "says": "speculation, because how many drafts this traffic accepts is not known (list methods, such as "
+        "--speculation none,eagle3:k=3, with --acceptance if it was measured)",
     },
     {"keys": ["pp"], "says": "pipeline parallelism (list values, such as --pp 1,2)"},
     {"keys": ["scaler"], "says": "autoscalers (list them, such as --scaler none,keda:target=8)"},
@@ -109,12 +108,6 @@ def searched_words(search: Mapping[str, int]) -> str:
     """Return the extent of the search in a sentence."""
     return (
         f"searched {search['structures']} combinations of GPU, engine, formats and parallelism ({search['refused']} of "
-        f"them cannot run or are not measured), of which {search['screened']} were run, and {search['improved']} changes "
-        f"of flags and features, in {search['runs']} short runs"
+        f"them cannot run or are not measured), of which {search['screened']} were run, and {search['improved']} "
+        f"changes of flags and features, in {search['runs']} short runs"
     )
-
-
-def price_text(settings: Mapping[str, Any], prices: Mapping[str, float]) -> str:
-    """Return the price of a GPU-hour in words."""
-    gpu = Gpu.load(str(settings["gpu"]))
-    return f"${price_of(gpu, prices, settings.get('usd_per_gpu_hour')):.2f} per {gpu.name.upper()}-hour"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from servesim.contracts.feature import Feature, features
 from servesim.errors import UserError
@@ -28,7 +28,7 @@ class DataParallelFeature(Feature):
     rank, section = 60, ""
     acts = True
     claims = ("dp",)
-    searched = {"dp": (1, 2, 4, 8)}
+    searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {"dp": (1, 2, 4, 8)}
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Add the engine's router for its ranks, and the update interval of that router's view, if a scenario names

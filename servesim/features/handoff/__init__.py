@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from servesim.contracts.feature import Feature, features
 from servesim.contracts.section import PolicySettings, Section
@@ -35,7 +35,7 @@ class HandoffFeature(Feature):
     rank, section, Settings = 10, "", HandoffSettings
     acts = True
     claims = ("pools.role",)
-    searched = {
+    searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "pd": (
             *(None, "1x1:1x1", "2x1:1x1", "1x1:2x1", "1x1:3x1", "3x1:1x1", "1x1:1x2", "1x2:1x2", "2x1:1x2", "1x2:2x1"),
             *("1x2:1x4", "2x2:1x4", "1x4:1x4", "1x4:2x2", "1x4:1x8"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
 
@@ -40,7 +40,7 @@ class OffloadFeature(Feature):
 
     rank, section, Settings = 50, "", OffloadSettings
     acts = True
-    searched = {"offload": (None, "cpu=64GiB", "cpu=256GiB")}
+    searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {"offload": (None, "cpu=64GiB", "cpu=256GiB")}
 
     def resolved(self, scenario: Any) -> dict[str, Any]:
         from servesim.features.offload.params import params_of
