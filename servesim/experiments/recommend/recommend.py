@@ -181,18 +181,18 @@ class Search:
         if not entrants:
             why = next(iter(self._refused.values()), "no GPU is left")
             raise UserError(f"recommend: no deployment of {q.space.base.get('model')} runs: {why}")
-        screening = coarse = self._race(q.lengths[0], q.aim)
+        screening = coarse = self.race(q.lengths[0], q.aim)
         kept = screen(screening, entrants, BATCH)
         heads = kept[:HEADS]
         heads += [e for e in kept if self._published(e)][:1] if not any(map(self._published, heads)) else []
         aim = q.aim
         if isinstance(aim, PriceForRate):
             heads, aim = self._with_replicas(heads, screening), Headroom()
-            coarse = self._race(q.lengths[0], aim)
+            coarse = self.race(q.lengths[0], aim)
             coarse.measure([(e, q.rate) for e in heads], COARSE)
         heads = climb(coarse, heads, self._with_features, GAIN, 1)
         heads = climb(coarse, heads, self._with_flags, GAIN, PASSES)
-        fine = self._race(q.lengths[1], aim)
+        fine = self.race(q.lengths[1], aim)
         best = self._few(heads, coarse)
         longer = [(replace(e, variant=q.variant(e.point, fine.length)), self._start(coarse, e)) for e in best]
         fine.measure(longer, GAIN)
@@ -226,7 +226,7 @@ class Search:
         axes = self._q.space.axes
         return all(e.point.get(key) == grid(axes[key])[0] for key in ("dtype", "kv_dtype") if key in axes)
 
-    def _race(self, length: int | None, aim: Aim) -> Race:
+    def race(self, length: int | None, aim: Aim) -> Race:
         q = self._q
         settings = {**q.space.base, "gpu": grid(q.space.axes["gpu"])[0]}
         settings |= {} if length is None else {"requests": length}

@@ -1,0 +1,151 @@
+"""Check of `servesim recommend`: is its winner the best of a space, and what does the search cost?
+
+For each workload and model, the search runs, and then deployments are drawn at random from the whole space (numbers from
+whole ranges, not from the searched grid). A drawn deployment runs once, at the load at which it would cost as much as the
+winner less `MARGIN`; only one that carries it is measured. The winner and the best drawn one are judged again at ten
+times the length with other seeds. Every result is kept, and a rerun computes only what is missing.
+
+    python -m lab.recommended --out DIR [--cells chat/llama-3.1-8b,...] [--points 100]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from servesim.experiments.capacity import Terms, opened
+from servesim.experiments.objects import Objects
+from servesim.experiments.recommend.race import Entrant, Race
+from servesim.experiments.recommend.recommend import Question, Search, recommend
+from servesim.experiments.recommend.space import measured
+
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "chat": {"trace": "preset:azure-conv-2023", "slo": "ttft:p99<1s,tpot:p99<50ms"},
+    "code": {"trace": "preset:azure-code-2023", "slo": "ttft:p99<2s,tpot:p99<40ms"},
+    "agents": {"trace": "preset:mooncake-toolagent", "slo": "ttft:p99<5s,tpot:p99<60ms"},
+    "long": {
+        "trace": "synth:prompt=lognormal(16000,12000),output=lognormal(400,300)",
+        "slo": "ttft:p99<10s,tpot:p99<60ms",
+    },
+    "batch": {"trace": "synth:prompt=lognormal(800,600),output=lognormal(600,400)", "slo": "e2el:p99<300s"},
+}
+MODELS = ("llama-3.1-8b", "qwen3-32b")
+REQUESTS = 1_500
+"""Length of runs; the second judgment is ten times as long."""
+MARGIN = 0.005
+"""Share by which a drawn deployment must be cheaper to be measured."""
+BATCH = 16
+MEASURED = 20
+"""Number of drawn deployments that are measured whatever they cost, for the CPU time of one."""
+
+
+def cpu_s() -> float:
+    """Return the CPU seconds of this process and its ended children."""
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def cell(name: str, out: Path, points: int, seed: int) -> dict[str, Any]:
+    """Return the results of one workload and model."""
+    workload, _, model = name.partition("/")
+    settings = {**WORKLOADS[workload], "model": model, "requests": REQUESTS}
+    folder = out / name.replace("/", "-")
+    kept = folder / f"result-{points}-{seed}.json"
+    if kept.is_file():
+        return json.loads(kept.read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    begun, before = time.monotonic(), cpu_s()
+    document = recommend(settings, intervals=False, out=folder / "search", search_seed=seed).attrs["document"]
+    found: dict[str, Any] = {"cell": name, "search_cpu_s": cpu_s() - before, "search_wall_s": time.monotonic() - begun}
+    first = document["recommendation"]["first"]
+    row = next(row for row in document["rows"] if row["label"] == first)
+    chosen = {key: row[key] for key in ("label", "axes", "rate", "rate_low", "rate_high", "usd_per_hour")}
+    found |= {"first": chosen, "runner_up": document["recommendation"]["runner_up"], "refused_points": 0}
+    found |= compared(settings, document, row, folder, points, seed)
+    kept.write_text(json.dumps(found, indent=1, default=str))
+    return found
+
+
+def compared(
+    settings: Mapping[str, Any], document: Mapping[str, Any], row: Mapping[str, Any], folder: Path, points: int, seed: int
+) -> dict[str, Any]:
+    """Compare the winner with deployments drawn at random."""
+    terms, objects = Terms(out=folder / "points", overwrite=True), Objects()
+    question = Question.of(dict(settings), {}, terms, objects, None, False)
+    with opened(terms, objects, question.space.base) as runner:
+        search = Search(question, runner, random.Random(seed))
+        draw, drawn = random.Random(seed + 1), list[Entrant]()
+        while len(drawn) < points:
+            point = question.space.draw(draw)
+            setup = question.space.set_up(point)
+            if not isinstance(setup, str) and measured(setup):
+                drawn.append(Entrant(point, question.variant(point, None)))
+        race = search.race(None, question.aim)
+        winner = Entrant(dict(row["axes"]), question.variant(dict(row["axes"]), None))
+        race.measure([(winner, row["rate"])], 0.005)
+        price = race.prices[winner.variant.label]
+        better = list[tuple[Entrant, float]]()
+        for i in range(0, len(drawn), BATCH):
+            better += race.beat(drawn[i : i + BATCH], price * (1 - MARGIN))
+        race.measure(better, 0.005)
+        best = min((e for e, _ in better), key=lambda e: race.prices[e.variant.label], default=None)
+        before = cpu_s(), len(race.study.points)
+        found = {
+            "points": len(drawn),
+            "winner_price": price,
+            "better": [[e.variant.label, race.prices[e.variant.label] / price] for e, _ in better],
+            "best_ratio": race.prices[best.variant.label] / price if best is not None else None,
+            "longer": longer(search, race, [e for e in (winner, best) if e is not None], row),
+        }
+        del before
+    return found
+
+
+def longer(search: Search, race: Race, entrants: Sequence[Entrant], row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Judge deployments at ten times the length with another seed."""
+    again = search.race(10 * REQUESTS, race.aim)
+    more = [
+        replace(e, variant=replace(e.variant, settings={**e.variant.settings, "requests": 10 * REQUESTS}))
+        for e in entrants
+    ]
+    loads = [race.aim.load(e.variant, race.prices[e.variant.label]) or 1.0 for e in more]
+    seeds = tuple({"seed": change["seed"] + 1000} for change in again.study.measuring.repeats.changes)
+    repeats = replace(again.study.measuring.repeats, changes=seeds)
+    again.study.measuring = replace(again.study.measuring, repeats=repeats)
+    again.study._repeats = repeats
+    again.measure([*zip(more, loads, strict=True)], 0.01)
+    again.carried([(more[0], row["rate"]), (more[0], row["rate_low"])])
+    at = {
+        key: [*again.study.judged[more[0].variant.label, row[key]].shares]
+        for key in ("rate", "rate_low")
+        if (more[0].variant.label, row[key]) in again.study.judged
+    }
+    prices = [again.prices[e.variant.label] for e in more]
+    return [{"label": e.variant.label, "price": price, "shares": at} for e, price in zip(more, prices, strict=True)]
+
+
+def main() -> None:
+    """Run the cells and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cells", default=",".join(f"{w}/{m}" for w in WORKLOADS for m in MODELS))
+    parser.add_argument("--points", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in given.cells.split(","):
+        print(json.dumps(cell(name, given.out, given.points, given.seed), default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main()
