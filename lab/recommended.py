@@ -30,7 +30,11 @@ from servesim.experiments.recommend.space import measured
 WORKLOADS: dict[str, dict[str, Any]] = {
     "chat": {"trace": "preset:azure-conv-2023", "slo": "ttft:p99<1s,tpot:p99<50ms"},
     "code": {"trace": "preset:azure-code-2023", "slo": "ttft:p99<2s,tpot:p99<40ms"},
-    "agents": {"trace": "preset:mooncake-toolagent", "slo": "ttft:p99<5s,tpot:p99<60ms"},
+    "agents": {
+        "trace": "synth:prompt=lognormal(5000,2500),output=lognormal(250,200)",
+        "shape": ["share:tokens=3500,groups=20"],
+        "slo": "ttft:p99<2s,tpot:p99<40ms",
+    },
     "long": {
         "trace": "synth:prompt=lognormal(16000,12000),output=lognormal(400,300)",
         "slo": "ttft:p99<10s,tpot:p99<60ms",

@@ -59,7 +59,7 @@ class Race:
 
     def beat(self, entrants: Sequence[Entrant], price: float) -> list[tuple[Entrant, float]]:
         """Return the deployments that cost less than a price, each with a load that it carries at a lower one."""
-        asked = [(e, load) for e in entrants if (load := self.aim.load(e.variant, price)) is not None]
+        asked = [(e, at) for e in entrants if (at := self.aim.load(e.variant, price)) is not None]
         return [one for one, yes in zip(asked, self.carried(asked), strict=True) if yes]
 
     def measure(self, starts: Sequence[tuple[Entrant, float]], tolerance: float) -> None:
@@ -71,7 +71,7 @@ class Race:
                 if label == e.variant.label and isinstance(search, RateSearch):
                     search.tell(load, judged.carried)
         for _ in range(ROUNDS):
-            asked = [(e, float(load), s) for e, s in searches if (load := s.next()) is not None]
+            asked = [(e, float(at), s) for e, s in searches if (at := s.next()) is not None]
             if not asked:
                 break
             done = self.carried([(e, load) for e, load, _ in asked])
