@@ -31,15 +31,15 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "chat": {"trace": "preset:azure-conv-2023", "slo": "ttft:p99<1s,tpot:p99<50ms"},
     "code": {"trace": "preset:azure-code-2023", "slo": "ttft:p99<2s,tpot:p99<40ms"},
     "agents": {
-        "trace": "synth:prompt=lognormal(5000,2500),output=lognormal(250,200)",
+        "trace": "synth:prompt=lognormal(5000,9000),output=lognormal(200,600)",
         "shape": ["share:tokens=3500,groups=20"],
         "slo": "ttft:p99<2s,tpot:p99<40ms",
     },
     "long": {
-        "trace": "synth:prompt=lognormal(16000,12000),output=lognormal(400,300)",
+        "trace": "synth:prompt=lognormal(12000,40000),output=lognormal(300,900)",
         "slo": "ttft:p99<10s,tpot:p99<60ms",
     },
-    "batch": {"trace": "synth:prompt=lognormal(800,600),output=lognormal(600,400)", "slo": "e2el:p99<300s"},
+    "batch": {"trace": "synth:prompt=lognormal(700,2000),output=lognormal(500,1500)", "slo": "e2el:p99<300s"},
 }
 MODELS = ("llama-3.1-8b", "qwen3-32b")
 REQUESTS = 1_500
@@ -81,7 +81,12 @@ def cell(name: str, out: Path, points: int, seed: int) -> dict[str, Any]:
 
 
 def compared(
-    settings: Mapping[str, Any], document: Mapping[str, Any], row: Mapping[str, Any], folder: Path, points: int, seed: int
+    settings: Mapping[str, Any],
+    document: Mapping[str, Any],
+    row: Mapping[str, Any],
+    folder: Path,
+    points: int,
+    seed: int,
 ) -> dict[str, Any]:
     """Compare the winner with deployments drawn at random."""
     terms, objects = Terms(out=folder / "points", overwrite=True), Objects()
