@@ -60,6 +60,7 @@ HINTS = {
     "compilation-config.cudagraph-capture-sizes": _GRAPH_SIZES,
     "compilation-config.max-cudagraph-capture-size": _GRAPH_SIZES,
     "cuda-graph-sizes": _GRAPH_SIZES,
+    "VLLM_FLOAT32_MATMUL_PRECISION medium": "priced like high: PyTorch lets cuBLAS use TF32 under both",
 }
 """Hints on flags that change more than their setting, or something else; some only with a value."""
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
@@ -156,6 +157,8 @@ def served(command: str) -> Served:
     found = Served({"preset": PRESETS[engine], "model": _model(model)})
     dotted: dict[str, Any] = {}
     for name, value in variables:
+        if hint := HINTS.get(f"{name} {value}"):
+            found.hints.append(f"{name}={value}: {hint}")
         if engine == "vllm" or not name.startswith("VLLM_"):
             dotted |= _known("environment", name, value, f"{name}={value}", found)
         else:
