@@ -66,6 +66,17 @@ def _scenario(**settings: Any) -> Scenario:
     return Scenario.of({"trace": "synth:n=3", "requests": 3, "model": "llama-3.1-8b", "gpu": "h100", **settings})
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+@pytest.mark.parametrize("preset", ["vllm", "sglang", "tensorrt-llm"])
+def test_a_run_without_a_version_is_that_of_the_version_it_states(preset: str, gpu: str) -> None:
+    plain = set_up(_scenario(preset=preset, gpu=gpu))
+    stated = plain.scenario.engine.version
+    assert stated == engine_facts(preset).version
+    named = set_up(_scenario(preset=preset, gpu=gpu, engine={"version": stated}))
+    assert named.scenario.host == plain.scenario.host
+    assert named.provenance == plain.provenance  # kernel tables and host terms
+
+
 def test_the_version_decides_what_the_scenario_leaves_open() -> None:
     newest, old = _scenario().engine, _scenario(engine={"version": "0.13.0"}).engine
     assert (newest.gpu_memory_utilization, newest.async_scheduling) == (0.92, True)
