@@ -37,7 +37,7 @@ def engines(
         typer.echo(f"No versions of {name} are known: it is priced like {facts.engine} {facts.version}.")
         return
     beyond = (
-        (", which is newer than any version examined, so the facts are for the newest version") if facts.beyond else ""
+        (", which is newer than every known version, so the facts are those of the newest one") if facts.beyond else ""
     )
     typer.echo(f"{facts.engine} {facts.version} on {facts.gpu}{beyond}")
     for fact, known in facts.facts.items():

@@ -212,9 +212,8 @@ _WORDS = {str: "text", list: "a list of names", bool: "true or false", dict: "a 
 
 def host_terms(engine: str, gpu: str) -> HostTerms | None:
     """Return the shipped terms nearest to an engine version ("vllm 0.22.1"): the latest version not after it, or else
-    the earliest. Among the terms of one version, those fitted on this GPU come first. If no version is given, terms
-    fitted on this GPU are preferred even to those of later versions, since they come from the closest measured server.
-    Return None if there are no terms for the engine."""
+    the earliest, and the latest of all if no version is given. Among the terms of one version, those fitted on this GPU
+    come first. Return None if there are no terms for the engine."""
     name, version = _version(engine)
     found = [(_version(terms.engine)[1], terms) for terms in _all_shipped() if _version(terms.engine)[0] == name]
     if not found:
@@ -223,7 +222,7 @@ def host_terms(engine: str, gpu: str) -> HostTerms | None:
     def nearness(one: tuple[tuple[int, ...], HostTerms]) -> tuple[Any, ...]:
         theirs, here = one[0], one[1].gpus[:1] == (gpu,)
         if not version:
-            return here, theirs
+            return theirs, here
         return theirs <= version, theirs if theirs <= version else tuple(-v for v in theirs), here
 
     return max(found, key=nearness)[1].on(gpu)

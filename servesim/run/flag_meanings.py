@@ -57,8 +57,10 @@ def settings_of(table: str, name: str, value: str) -> dict[str, Any] | None:
 
 def resembled(table: str, name: str) -> str:
     """Return the known flag of an engine that an unknown one resembles, or the only one that it begins; else an empty
-    string."""
-    known = [*serve_flags()[table], *SIZES, *FILES, "speculative-config"]
-    begun = [each for each in known if each.startswith(name)]
-    close = get_close_matches(name, known, 1, ALIKE) or begun[: len(begun) == 1]
-    return close[0] if close else ""
+    string. A key of a flag (`flag.key`) resembles only keys of that flag."""
+    before, dot, last = name.rpartition(".")
+    every = [*serve_flags()[table], *SIZES, *FILES, "speculative-config", "compilation-config"]
+    known = [key for each in every if "." not in (key := each.removeprefix(before + dot)) and each.startswith(before)]
+    begun = [each for each in known if each.startswith(last)]
+    close = get_close_matches(last, known, 1, ALIKE) or begun[: len(begun) == 1]
+    return before + dot + close[0] if close else ""

@@ -17,7 +17,7 @@ from servesim.cost.host import HostTerms
 from servesim.hardware import Gpu, ModelSpec, VllmDefaults, model_named
 from servesim.run.presets import preset_settings
 from servesim.run.scenario import Scenario
-from servesim.versions import EngineFacts
+from servesim.versions import EngineFacts, engine_facts
 from servesim.workload.front_end import FrontTerms
 from servesim.workload.trace_stream import TraceFacts
 
@@ -218,9 +218,10 @@ def on_version(scenario: Scenario, engine: EngineFacts, terms: HostTerms | None)
     """Yield notes on the gap between the requested engine and the measured one. `engine`: the facts in use."""
     named = f"{engine.engine} {engine.version}" if scenario.preset in (None, engine.engine) else str(scenario.preset)
     if engine.beyond:
-        yield (
-            f"engine.version={engine.version} is newer than any version examined: the settings of the newest known "
-            "version are used"
+        hosts = f", host terms those of {terms.engine}" if terms is not None and terms.engine else ""
+        yield Warn(
+            f"engine.version={engine.version} is newer than every known version: settings and kernels are those of "
+            f"{engine.engine} {engine_facts(engine.engine).version}{hosts}. Measure your server (servesim measure)."
         )
     if terms is not None and terms.engine not in ("", named):
         yield f"no host terms were measured for {named}, so the host terms of {terms.engine} are used"

@@ -19,6 +19,7 @@ from servesim.contracts.section import Settings
 from servesim.contracts.warn import Warn
 from servesim.errors import UserError, shown
 from servesim.hardware import ModelSpec, model_named
+from servesim.run.compilation_config import by_key
 from servesim.run.container_command import unwrapped
 from servesim.run.flag_meanings import FILES, SIZES, is_switch, resembled, serve_flags, settings_of
 from servesim.run.setting_names import override
@@ -40,6 +41,9 @@ _EAGER = (
     "derived from one model on one H100, and elsewhere it is accurate only to an order of magnitude"
 )
 _KERNELS = "attention is priced by the kernels measured for this engine and GPU, regardless of the backend"
+_GRAPH_SIZES = (
+    "steps are priced as CUDA graphs at every batch size, and padded, if at all, to vLLM's default sizes up to 512"
+)
 HINTS = {
     "attention-backend": _KERNELS,
     "prefill-attention-backend": _KERNELS,
@@ -50,8 +54,15 @@ HINTS = {
     ),
     "enforce-eager": _EAGER,
     "disable-cuda-graph": _EAGER,
+    "compilation-config.cudagraph-mode NONE": _EAGER,
+    "compilation-config.use-cudagraph false": _EAGER,
+    "optimization-level 0": _EAGER,
+    "compilation-config.cudagraph-capture-sizes": _GRAPH_SIZES,
+    "compilation-config.max-cudagraph-capture-size": _GRAPH_SIZES,
+    "cuda-graph-sizes": _GRAPH_SIZES,
+    "VLLM_FLOAT32_MATMUL_PRECISION medium": "priced like high: PyTorch lets cuBLAS use TF32 under both",
 }
-"""Hints on flags that change more than their setting, or something else."""
+"""Hints on flags that change more than their setting, or something else; some only with a value."""
 _SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SKIPPED = ("python3", "python", "-m", "exec", "sudo", "nohup", "env")
@@ -140,11 +151,14 @@ def served(command: str) -> Served:
     every = {**_of_files(flags), **{name: value for name, value in flags if name not in FILES}}
     model = model or str(every.pop("model", ""))
     every.pop("model", None)
+    every = by_key(every) if engine == "vllm" else every
     if not model:
         raise UserError(f"--serve {shown(text)[:120]}: has no model; {EXAMPLE}")
     found = Served({"preset": PRESETS[engine], "model": _model(model)})
     dotted: dict[str, Any] = {}
     for name, value in variables:
+        if hint := HINTS.get(f"{name} {value}"):
+            found.hints.append(f"{name}={value}: {hint}")
         if engine == "vllm" or not name.startswith("VLLM_"):
             dotted |= _known("environment", name, value, f"{name}={value}", found)
         else:
@@ -196,8 +210,8 @@ def _settings(engine: str, name: str, value: str, found: Served) -> dict[str, An
         return {"speculation": drafts} if drafts is not None else {}
     if SIZES.get(name) == "ep":
         return {}
-    if name in HINTS:
-        found.hints.append(f"--{name}: {HINTS[name]}")
+    if hint := HINTS.get(name) or HINTS.get(f"{name} {value}"):
+        found.hints.append(f"--{name}: {hint}")
     return _known(engine, name, _number(value), written, found)
 
 

@@ -131,13 +131,13 @@ def _cost_model(
 
 
 def _host_terms(scenario: Scenario, engine: EngineFacts) -> HostTerms | None:
-    """Return the requested host terms, or those of the newest vLLM if there are none for the engine."""
+    """Return the requested host terms, by default those of the version whose facts are used, or those of the newest
+    vLLM if there are none for the engine."""
     if scenario.host == "none":
         return None
     if scenario.host != "auto":
         return HostTerms.load(scenario.host).on(engine.gpu)
-    asked = f"{engine.engine} {engine.version}" if scenario.engine.version is not None else engine.engine
-    return host_terms(asked, engine.gpu) or host_terms("vllm", engine.gpu)
+    return host_terms(f"{engine.engine} {engine.version}", engine.gpu) or host_terms("vllm", engine.gpu)
 
 
 def experts_over(scenario: Scenario) -> int:

@@ -68,7 +68,7 @@ def engine_facts(engine: str, version: str | None = None, gpu: str = "") -> Engi
     entries = {name: _holding(value, asked, gpu) for name, value in table.items() if name not in _ABOUT}
     unpriced = table.get("unpriced", ())
     facts = {n: Fact(e["value"], e["source"], n not in unpriced) for n, e in entries.items() if e is not None}
-    return EngineFacts(engine, version or table["newest"], gpu, facts, asked > newest)
+    return EngineFacts(engine, version or table["newest"], gpu, facts, Version(asked.public) > newest)
 
 
 def turning_points(engine: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from servesim.errors import UserError
 from servesim.experiments.accuracy.cells import Cell
 from servesim.experiments.recording import known_gpu
+from servesim.run.compilation_config import by_key
 from servesim.run.flag_meanings import SIZES, serve_flags, settings_of_flag
 from servesim.run.serve_command import parsed
 
@@ -94,7 +95,7 @@ def settings_of(cell: Cell) -> dict[str, Any]:
     assert cell.flags is not None
     known = serve_flags().get(cell.engine, {})
     found: dict[str, Any] = {}
-    for name, value in cell.flags:
+    for name, value in by_key(dict(cell.flags)).items():
         settings = settings_of_flag(known[name], value) if name in known else None
         if settings is None:
             raise UserError(f"flag --{name} of {cell.engine}")

@@ -81,3 +81,11 @@ def test_a_gpu_whose_rate_in_float32_is_not_known_keeps_16_bits() -> None:
 def test_a_command_states_the_precision_in_a_variable() -> None:
     found = served("VLLM_FLOAT32_MATMUL_PRECISION=high vllm serve MiniMaxAI/MiniMax-M2.5 --tensor-parallel-size 4")
     assert found.settings["engine"]["float32_matmul_precision"] == "high"
+
+
+def test_medium_precision_is_priced_as_high_and_says_so() -> None:
+    found = served("VLLM_FLOAT32_MATMUL_PRECISION=medium vllm serve MiniMaxAI/MiniMax-M2.5 --tensor-parallel-size 4")
+    assert found.settings["engine"]["float32_matmul_precision"] == "high"
+    assert found.notes() == [
+        "--serve: VLLM_FLOAT32_MATMUL_PRECISION=medium: priced like high: PyTorch lets cuBLAS use TF32 under both"
+    ]

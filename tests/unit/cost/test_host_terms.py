@@ -126,13 +126,11 @@ def test_shipped_terms_are_found_by_engine_version() -> None:
     ]
 
 
-def test_without_a_version_the_terms_are_those_of_the_nearest_server_measured() -> None:
-    found = {gpu: host_terms("tensorrt-llm", gpu) for gpu in ("h100", "h200", "a100")}
-    assert {gpu: terms.name for gpu, terms in found.items() if terms is not None} == {
-        "h100": "tensorrt-llm-1.0-h100",
-        "h200": "tensorrt-llm-1.1-h200",
-        "a100": "tensorrt-llm-1.1-h200",
-    }
+def test_without_a_version_the_terms_are_those_of_the_latest() -> None:
+    for gpu in ("h100", "h200", "a100"):
+        assert host_terms("tensorrt-llm", gpu) == host_terms("tensorrt-llm 1.4.0rc1", gpu)
+        assert (terms := host_terms("tensorrt-llm", gpu)) is not None
+        assert terms.name == "tensorrt-llm-1.1-h200"
     vllm = {gpu: host_terms("vllm", gpu) for gpu in ("h100", "h200")}
     assert [terms.name for terms in vllm.values() if terms is not None] == ["vllm-0.23-h100"] * 2
 
@@ -283,7 +281,7 @@ def test_terms_that_are_not_given_take_no_time() -> None:
         ("e 2.0", "a100", "two-h100"),  # of equals the first by name
         ("e 1.9", "h200", "one"),
         ("e 0.5", "h200", "one"),  # all are newer: the earliest
-        ("e", "h200", "two-h200"),  # no version: the nearest server that was measured
+        ("e", "h200", "three"),  # no version: the latest
         ("e", "h100", "three"),
         ("f 1.0", "h200", None),
     ],

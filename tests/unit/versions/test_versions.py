@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from servesim.contracts.warn import Warn
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
 from servesim.run.setting_names import override
@@ -66,6 +67,17 @@ def _scenario(**settings: Any) -> Scenario:
     return Scenario.of({"trace": "synth:n=3", "requests": 3, "model": "llama-3.1-8b", "gpu": "h100", **settings})
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+@pytest.mark.parametrize("preset", ["vllm", "sglang", "tensorrt-llm"])
+def test_a_run_without_a_version_is_that_of_the_version_it_states(preset: str, gpu: str) -> None:
+    plain = set_up(_scenario(preset=preset, gpu=gpu))
+    stated = plain.scenario.engine.version
+    assert stated == engine_facts(preset).version
+    named = set_up(_scenario(preset=preset, gpu=gpu, engine={"version": stated}))
+    assert named.scenario.host == plain.scenario.host
+    assert named.provenance == plain.provenance  # kernel tables and host terms
+
+
 def test_the_version_decides_what_the_scenario_leaves_open() -> None:
     newest, old = _scenario().engine, _scenario(engine={"version": "0.13.0"}).engine
     assert (newest.gpu_memory_utilization, newest.async_scheduling) == (0.92, True)
@@ -101,6 +113,25 @@ def test_terms_of_synchronous_steps_say_that_they_hold_sampling_by_top_p() -> No
     assert notes("0.12.0", host="vllm-0.12-greedy") == []
 
 
+@pytest.mark.parametrize(
+    ("preset", "used"),
+    [
+        ("vllm", "vllm 0.33.0, host terms those of vllm 0.23.0"),
+        ("tensorrt-llm", "tensorrt-llm 1.4.0rc1, host terms those of tensorrt-llm 1.1.0rc2"),
+    ],
+)
+def test_a_version_newer_than_all_known_is_a_warning_that_says_whose_constants_are_used(preset: str, used: str) -> None:
+    said = set_up(_scenario(preset=preset, engine={"version": "99.0"})).notes
+    (warning,) = (note for note in said if "newer than" in note)
+    assert isinstance(warning, Warn)
+    assert f"newer than every known version: settings and kernels are those of {used}." in warning
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.33", "0.33.0+cu128", "0.12.0"])
+def test_a_build_of_a_known_version_is_not_newer_than_it(version: str) -> None:
+    assert not engine_facts("vllm", version).beyond
+
+
 def test_an_unmeasured_version_says_so() -> None:
     def notes(**settings: Any) -> str:
         return "\n".join(set_up(_scenario(**settings)).notes)
@@ -111,7 +142,6 @@ def test_an_unmeasured_version_says_so() -> None:
     assert "no host terms were measured for sglang 0.5.23, so the host terms of sglang 0.5.6 are used" in notes(
         preset="sglang"
     )
-    assert "newer than any version examined" in notes(engine={"version": "9.0"})
     assert "host terms" not in notes(engine={"version": "0.23.0"})
     assert "no host terms were measured for vllm 0.33.0" in notes()
     assert "no host terms were measured for orca" in notes(preset="orca")
