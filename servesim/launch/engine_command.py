@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from servesim.contracts.section import Settings
 from servesim.errors import UserError
-from servesim.launch.difference import changed, completed, lost_of, whole
+from servesim.launch.difference import changed, lost_of, whole
 from servesim.launch.flags import PARALLEL, Flag, flags_for, parallel, speculative
 from servesim.run.beside import POLICIES
 from servesim.run.sections import yaml_value
@@ -72,6 +74,16 @@ def command(settings: Mapping[str, Any]) -> Written:
     return Written(text, lost_of(settings, served(text).settings))
 
 
+@cache
+def checkpoints() -> dict[str, str]:
+    """Return the checkpoint that each bundled model stands for, as checkpoints.yaml lists them."""
+    import yaml
+
+    text = resources.files("servesim.launch").joinpath("checkpoints.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, str] = yaml.safe_load(text)
+    return loaded
+
+
 def engine_command(settings: Mapping[str, Any]) -> EngineCommand:
     """Return the command of a scenario without pools, with the flags that are read back as its settings. Raise
     UserError for an engine whose commands are not known."""
@@ -80,8 +92,7 @@ def engine_command(settings: Mapping[str, Any]) -> EngineCommand:
     if engine is None:
         known = ", ".join(str(preset) for preset in ENGINES if preset)
         raise UserError(f"preset {want['preset']}: no command of this engine is known, only of {known}")
-    model = completed(settings)["model"]
-    model = model if isinstance(model, str) else want["model"]
+    model = checkpoints().get(want["model"].lower(), want["model"])
     written = {"tp": parallel(engine, want), "speculation": speculative(engine, want)}
     tried: set[Flag] = set()
     for _ in range(_ROUNDS):

@@ -20,6 +20,8 @@ METRICS = {
 """Names of metrics that the engines export, by metric of the autoscaler."""
 _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6}
 _PERIOD_S = 15
+_MOST_WINDOW_S = 3600
+"""Longest stabilization window that Kubernetes accepts."""
 
 
 def hpa(scaler: Mapping[str, Any] | None, engine: str, target: str) -> Settings | None:
@@ -31,7 +33,7 @@ def hpa(scaler: Mapping[str, Any] | None, engine: str, target: str) -> Settings 
     metric = {"name": METRICS[engine][params.metric]}
     average = {"type": "AverageValue", "averageValue": repr(params.target).removesuffix(".0")}
     up = {
-        "stabilizationWindowSeconds": int(params.up_window_s),
+        "stabilizationWindowSeconds": _window(params.up_window_s),
         "selectPolicy": "Max",
         "policies": [
             {"type": "Pods", "value": params.up_pods, "periodSeconds": _PERIOD_S},
@@ -43,7 +45,7 @@ def hpa(scaler: Mapping[str, Any] | None, engine: str, target: str) -> Settings 
         "minReplicas": params.min,
         "maxReplicas": params.max,
         "metrics": [{"type": "Pods", "pods": {"metric": metric, "target": average}}],
-        "behavior": {"scaleDown": {"stabilizationWindowSeconds": int(params.down_window_s)}, "scaleUp": up},
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": _window(params.down_window_s)}, "scaleUp": up},
     }
     kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
     return {**kind, "metadata": {"name": target}, "spec": spec}
@@ -70,6 +72,10 @@ def read_hpa(spec: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     pods = [policy["value"] for policy in up.get("policies") or () if policy.get("type") == "Pods"]
     given |= {"up_pods": pods[0]} if pods else {}
     return {"name": "hpa", **typed(scalers.resolve("hpa")[0].Params, given)}, unread
+
+
+def _window(seconds: float) -> int:
+    return min(int(seconds), _MOST_WINDOW_S)
 
 
 def _quantity(text: str) -> float:

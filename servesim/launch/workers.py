@@ -91,7 +91,7 @@ def workers_of(scenario: Mapping[str, Any]) -> list[Worker]:
 
 def plain_name(text: str) -> str:
     """Return text as a name that Kubernetes and Compose accept."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:40].strip("-") or ONLY
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:28].strip("-") or ONLY
 
 
 def model_name(scenario: Mapping[str, Any]) -> str:

@@ -51,6 +51,10 @@ def deployment(text: str, where: str) -> Deployment | None:
                 found = form.deployment(documents)
             except UserError as error:
                 raise UserError(f"{where}: {error}") from None
+            except (AttributeError, TypeError, LookupError, ValueError) as error:
+                raise UserError(
+                    f"{where}: not in the form {name}: a part of it has the wrong type ({error})"
+                ) from error
             return Deployment(restored(found.settings, commented(text)), found.unread)
     kinds = ", ".join(str(one.get("kind", "?")) for one in documents if isinstance(one, Mapping))
     raise UserError(

@@ -10,7 +10,8 @@ from typing import Any
 
 from servesim.plugins.misspelled import ALIKE
 
-SIZES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp"}
+SIZES = {"tp": "tp", "tensor-parallel-size": "tp", "tp-size": "tp", "ep-size": "ep", "ep": "ep", "pp-size": "pp",
+         "expert-parallel-size": "ep", "moe-expert-parallel-size": "ep"}  # fmt: skip
 """Flags for the number of GPUs in each parallel dimension; in tp and ep, SGLang and TensorRT-LLM count the GPUs of all
 ranks."""
 FILES = ("config", "extra-llm-api-options")

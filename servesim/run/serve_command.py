@@ -95,7 +95,8 @@ def parsed(command: str) -> tuple[str, str, Flags]:
     string."""
     words = _words(command)
     words = words[len(environment(command)) :]
-    engine = ENGINES.get(words[0], words[0]) if words else ""
+    program = words[0].rpartition("/")[2] if words else ""
+    engine = ENGINES.get(program, program)
     switches = {name for name, meaning in serve_flags().get(engine, {}).items() if is_switch(meaning)}
     model, flags, rest = "", {}, words[1:]
     while rest:

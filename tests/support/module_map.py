@@ -22,6 +22,7 @@ ROOMS = (
     "intervals",
     "run",
     "features",
+    "launch",
     "experiments",
     "checking",
     "cli",

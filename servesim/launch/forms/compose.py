@@ -83,7 +83,7 @@ def _port(number: int) -> list[str]:
 def _service(worker: Worker, devices: range | None) -> Settings:
     """Return the service of a replica with these GPUs, or of all replicas."""
     chosen: Settings = {"device_ids": [str(i) for i in devices]} if devices is not None else {"count": worker.gpus}
-    reservation = {"devices": [{"driver": "nvidia", **chosen, "capabilities": ["gpu"]}]}
+    reservation = {"devices": [{**chosen, "capabilities": ["gpu"]}]}
     deploy = {"replicas": worker.replicas} if devices is None else {}
     environment = {name: value.replace("$", "$$") for name, value in worker.environment().items()}
     return {

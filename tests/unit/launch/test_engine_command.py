@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 
 from servesim.errors import UserError
+from servesim.hardware import ModelSpec, model_named
 from servesim.launch import command
 from servesim.launch.difference import whole
+from servesim.launch.engine_command import checkpoints
 from servesim.launch.flow import comment
 from servesim.run.deployment_file import commented, restored
 from servesim.run.serve_command import served
@@ -83,7 +85,20 @@ def test_settings_around_the_engine_are_lost_by_name() -> None:
 
 
 def test_a_scenario_without_trace_and_gpu_is_written_too() -> None:
-    assert command({"model": "llama-3.1-8b", "preset": "vllm", "tp": 2}).lost == {}
+    assert command({"model": BASE["model"], "preset": "vllm", "tp": 2}).lost == {}
+
+
+def test_a_bundled_model_is_written_as_its_checkpoint() -> None:
+    written = command({"model": "qwen3-8b", "preset": "vllm"})
+    assert (written.text, written.lost) == ("vllm serve Qwen/Qwen3-8B", {"model": "qwen3-8b"})
+
+
+def test_every_checkpoint_has_the_shape_of_its_model() -> None:
+    for name, checkpoint in checkpoints().items():
+        found = model_named(checkpoint)
+        assert found is not None, checkpoint
+        assert found.model == name
+        assert ModelSpec.load(checkpoint).num_layers == ModelSpec.load(name).num_layers
 
 
 def test_an_engine_without_a_known_command_is_refused() -> None:
