@@ -38,6 +38,8 @@ from servesim.untrusted import read_json
 CELLS = "cells"
 RUNS = "runs"
 """Folder of a store inside the --out directory of a command that also writes other files."""
+DEPLOY = "deploy"
+"""Folder of the files that start a recommended deployment."""
 DOCUMENTS = ("comparison.json", "sweep.json", "capacity.json")
 """Documents that experiments write next to their runs, each with a table of the same name."""
 
@@ -195,7 +197,7 @@ class Store:
                     raise UserError(
                         f"--out {self.root}: contains a different kind of experiment ({name}; --overwrite replaces it)"
                     )
-                if name not in (CELLS, TRACES, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
+                if name not in (CELLS, TRACES, DEPLOY, REPORT, *DOCUMENTS, *_TABLES) and not name.startswith("."):
                     raise UserError(f"--out {self.root}: exists and is not a servesim experiment (it contains {name})")
         elif self.root.exists():
             raise UserError(f"--out {self.root}: exists and is not a directory")

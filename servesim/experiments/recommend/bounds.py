@@ -1,7 +1,9 @@
 """Optimistic rate of a deployment, from the cost model alone: the analytic start of a search.
 
-A replica that always decodes the best batch that fits in its memory and its TPOT limit, and never waits, serves at most
-this many requests per second. Speculation and prefill on other replicas are not bounded.
+A replica computes all prompt tokens and all output tokens. The better of two ideals bounds its rate: steps full of
+prompts with decodes for free, or the best batch of decodes that fits in its memory and its TPOT limit with prompts for
+free. Speculation and prefill on other replicas are not bounded, and short runs may exceed the bound by what they leave
+in the queue.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from servesim.contracts.cost import Batch
 from servesim.experiments.goals import Goal
 from servesim.run.setup import Setup
 from servesim.workload.trace import Trace
+
+MOST_TOKENS = 16_384
+"""Number of prompt tokens in a step above which more do not make a token cheaper."""
 
 
 class Work(NamedTuple):
@@ -48,15 +53,11 @@ def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
     context = work.prompt + work.output / 2
     tokens = core.kv.num_blocks * core.kv.block_size
     most = max(1, min(core.scheduler.limits.max_num_seqs, int(tokens / context)))
-    prefill = 0.0 if work.shared else work.prompt * _prefill_ns_per_token(setup, work)
     sizes = sorted({most, *(2**i for i in range(most.bit_length()))})
-    best = 0.0
-    for size in sizes:
-        step = cost.price(_decodes(size, context)).ns
-        if step > limit_ms * 1e6:
-            break
-        best = max(best, 1e9 / (prefill + work.output * step / size))
-    return best * scenario.dp
+    steps = ((size, cost.price(_decodes(size, context)).ns) for size in sizes)
+    decode = min((work.output * ns / size for size, ns in steps if ns <= limit_ms * 1e6), default=math.inf)
+    prefill = 0.0 if work.shared else work.prompt * _prefill_ns_per_token(setup, work)
+    return scenario.dp * 1e9 / max(prefill, decode)
 
 
 def _decodes(size: int, context: float) -> Batch:
@@ -65,6 +66,9 @@ def _decodes(size: int, context: float) -> Batch:
 
 
 def _prefill_ns_per_token(setup: Setup, work: Work) -> float:
-    """Return the GPU time of a prompt token in a large chunk."""
-    chunk = max(int(min(setup.cores[0].scheduler.limits.max_num_batched_tokens, max(work.prompt, 2048))), 1)
-    return setup.cost.price(Batch(linear_tokens=chunk, prefill=[(chunk, 0)], sampled=1)).gpu_ns / chunk
+    """Return the GPU time of a prompt token in a step full of prompts."""
+    budget = max(int(min(setup.cores[0].scheduler.limits.max_num_batched_tokens, MOST_TOKENS)), 1)
+    each = max(min(int(work.prompt), budget), 1)
+    count = budget // each
+    batch = Batch(linear_tokens=count * each, prefill=[(each, 0)] * count, sampled=count)
+    return setup.cost.price(batch).gpu_ns / (count * each)

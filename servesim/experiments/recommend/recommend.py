@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.errors import UserError
-from servesim.experiments.axes import Variant, load_grid
+from servesim.experiments.axes import Variant, load_grid, product
 from servesim.experiments.capacity import Terms, answer_with, opened
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.goals import Goal, goals_of
@@ -36,8 +36,11 @@ from servesim.experiments.recommend.space import Choices, Point, Space, changed,
 from servesim.experiments.replicates import replicates_of
 from servesim.experiments.run_lengths import fewest_requests
 from servesim.experiments.runner import Runner
+from servesim.experiments.store import DEPLOY
+from servesim.hardware import gpu_names
 from servesim.parsing import listed
 from servesim.plugins.trust import takes_trust
+from servesim.run.result_files import write_text
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import DRAWN, open_scenario
 from servesim.workload.trace import Trace
@@ -47,15 +50,15 @@ if TYPE_CHECKING:
 
 HEADS = 4
 """Maximum number of structures that are improved flag by flag."""
-FINALISTS = 3
-"""Maximum number of deployments compared at full length."""
+CLIMBERS, FINALISTS = 2, 3
+"""Maximum numbers of deployments that are improved by more than one flag, and that are compared at full length."""
 GAIN = 0.01
 """Smallest gain for which a flag is changed."""
 BATCH = 8
 """Number of structures that run at a time; a constant, so that results do not depend on the number of processes."""
 COARSE = 0.1
 """Ratio at which a coarse search for a rate stops."""
-PASSES, DRAWS = 3, 24
+PASSES, DRAWS = 2, 24
 """Maximum number of changes per deployment, and number of random changes tried afterwards."""
 SCOUT, CLIMB = 1_000, 2_500
 """Lengths of screening and of improving runs, in requests."""
@@ -90,7 +93,14 @@ def recommend(
         search = Search(question, runner, random.Random(search_seed))
         finalists, story = search.run()
         story.forms = ["command", *(listed("form", forms) if isinstance(forms, str) else forms or ())]
-        return answer_with(runner, finalists, terms, lambda found: finished(found, story), near=story.near())
+        frame = answer_with(runner, finalists, terms, lambda found: finished(found, story), near=story.near())
+    found = frame.attrs["document"]["recommendation"]
+    if found is not None and terms.out is not None:
+        folder = Path(terms.out) / DEPLOY
+        folder.mkdir(exist_ok=True)
+        for name, text in found["run"]["files"].items():
+            write_text(folder / name, text, "--out")
+    return frame
 
 
 @dataclass(frozen=True)
@@ -122,8 +132,7 @@ class Question:
         """Check a question. Raise UserError if it is invalid."""
         if gpus is not None and gpus < 1:
             raise UserError(f"gpus is {gpus} but must be at least 1")
-        plain = space_of(settings, {**lists, "gpu": lists.get("gpu") or "h100"}, True, True).base
-        known = Scenario.of({**plain, "gpu": _first(settings.get("gpu") or lists.get("gpu") or "h100")})
+        known = Scenario.of(product({"gpu": gpu_names()[0], **settings}, lists)[0].settings)
         if not (known.slo or known.slo_classes):
             raise UserError("recommend: specify an SLO, such as --slo ttft:500,tpot:50")
         trace = open_scenario(known.model_copy(update={"rate": None}), objects.get(known.trace))
@@ -159,11 +168,6 @@ class Question:
         return None if not replicas else {**point, "replicas": replicas} if replicas > 1 else point
 
 
-def _first(given: Any) -> str:
-    values = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else [given]
-    return str(values[0])
-
-
 class Search:
     """Search of one question."""
 
@@ -190,10 +194,12 @@ class Search:
             heads, aim = self._with_replicas(heads, screening), Headroom()
             coarse = self.race(q.lengths[0], aim)
             coarse.measure([(e, q.rate) for e in heads], COARSE)
-        heads = climb(coarse, heads, self._with_features, GAIN, 1)
+        coarse.measure([(e, self._start(coarse, e)) for e in heads], GAIN)
+        heads = self._few(climb(coarse, heads, self._with_features, GAIN, 1), coarse, FINALISTS)
+        heads = self._few(climb(coarse, heads, self._with_flags, GAIN, 1), coarse, CLIMBERS)
         heads = climb(coarse, heads, self._with_flags, GAIN, PASSES)
         fine = self.race(q.lengths[1], aim)
-        best = self._few(heads, coarse)
+        best = self._few(heads, coarse, FINALISTS)
         longer = [(replace(e, variant=q.variant(e.point, fine.length)), self._start(coarse, e)) for e in best]
         fine.measure(longer, GAIN)
         best = sorted([e for e, _ in longer], key=fine.rank)
@@ -216,10 +222,10 @@ class Search:
             found.append(Entrant(point, self._q.variant(point, race.length)))
         return found
 
-    def _few(self, heads: Sequence[Entrant], race: Race) -> list[Entrant]:
+    def _few(self, heads: Sequence[Entrant], race: Race, most: int) -> list[Entrant]:
         """Return the best deployments, and the best one with the published formats if it is not among them."""
         known = [e for e in heads if race.prices[e.variant.label] < math.inf]
-        best = known[:FINALISTS]
+        best = known[:most]
         return best + ([e for e in known if self._published(e)][:1] if not any(map(self._published, best)) else [])
 
     def _published(self, e: Entrant) -> bool:

@@ -1,0 +1,115 @@
+"""Race of `servesim recommend`, on deployments whose limits are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from servesim.experiments.axes import Variant
+from servesim.experiments.recommend.aims import PricePerRequest
+from servesim.experiments.recommend.race import NEAR, Entrant, Race, climb, screen
+
+
+class Known:
+    """Study of deployments that carry every rate up to a known limit."""
+
+    def __init__(self, limits: Mapping[str, float]) -> None:
+        self.limits = limits
+        self.judged: dict[tuple[str, float], Any] = {}
+        self.errors: dict[str, str] = {}
+
+    def run_at(self, key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
+        for v, load in wanted:
+            assert (v.label, load) not in self.judged, "a load is run only once"
+            self.judged[v.label, load] = SimpleNamespace(carried=load <= self.limits[v.label])
+
+
+class Priced(PricePerRequest):
+    """Aim whose deployments all cost a dollar per hour."""
+
+    def cost(self, v: Variant) -> float:
+        return 1.0
+
+
+def entrant(label: str, bound: float = 0.0) -> Entrant:
+    return Entrant({"name": label}, Variant(label, {}, {}), bound)
+
+
+def race_of(limits: Mapping[str, float]) -> Race:
+    return Race(Known(limits), Priced())  # type: ignore[arg-type]
+
+
+LIMITS = st.lists(st.floats(0.5, 500.0), min_size=1, max_size=12)
+SLACK = st.lists(st.floats(1.0, 4.0), min_size=12, max_size=12)
+
+
+@given(LIMITS, SLACK)
+@settings(max_examples=200)
+def test_screening_keeps_the_best_and_all_that_are_near(limits: list[float], slack: list[float]) -> None:
+    known = {str(i): limit for i, limit in enumerate(limits)}
+    entrants = [entrant(name, 1 / (limit * times)) for (name, limit), times in zip(known.items(), slack, strict=False)]
+    race = race_of(known)
+    kept = screen(race, entrants, 4)
+    best = max(known.values())
+    labels = {e.variant.label for e in kept}
+    tolerance = 1.1  # of the coarse search
+    assert {name for name, limit in known.items() if limit * NEAR >= best * tolerance} <= labels
+    assert all(known[e.variant.label] * NEAR * tolerance >= best for e in kept)
+    prices = [race.prices[e.variant.label] for e in kept]
+    assert prices == sorted(prices)
+
+
+def test_a_deployment_whose_bound_is_too_high_never_runs() -> None:
+    race = race_of({"good": 100.0, "bad": 10.0})
+    screen(race, [entrant("good", 1 / 110), entrant("bad", 1 / 12)], 1)
+    assert {label for label, _ in race.study.judged} == {"good"}
+
+
+def test_a_challenger_that_loses_runs_once() -> None:
+    race = race_of({"good": 100.0, "bad": 10.0})
+    screen(race, [entrant("good", 1 / 200), entrant("bad", 1 / 190)], 1)
+    assert sum(label == "bad" for label, _ in race.study.judged) == 1
+
+
+@given(st.floats(1.0, 1000.0), st.floats(0.2, 5.0))
+def test_a_measured_price_is_within_its_tolerance(limit: float, off: float) -> None:
+    race = race_of({"one": limit})
+    race.measure([(entrant("one"), limit * off)], 0.02)
+    assert 1 / limit <= race.prices["one"] * 1.001
+    assert race.prices["one"] <= 1.0211 / limit
+
+
+def test_a_deployment_that_carries_nothing_has_no_price() -> None:
+    race = race_of({"one": 1e-9})
+    race.measure([(entrant("one"), 1.0)], 0.02)
+    assert race.prices["one"] == math.inf
+
+
+def test_climbing_takes_each_change_that_pays() -> None:
+    """Limits multiply: a is worth 1.5, b 1.3, c nothing."""
+    worth = {"a": 1.5, "b": 1.3, "c": 1.0}
+    names = [frozenset(one) for one in ("", "a", "b", "c", "ab", "ac", "bc", "abc")]
+    known = {"".join(sorted(name)): 10 * math.prod(worth[x] for x in name) for name in names}
+    race = race_of(known)
+    start = entrant("")
+    race.measure([(start, 10.0)], 0.01)
+
+    def neighbors(head: Entrant, _: Race) -> list[Entrant]:
+        own = {*head.variant.label}
+        return [entrant("".join(sorted(own | {x}))) for x in worth if x not in own]
+
+    [best] = climb(race, [start], neighbors, 0.01, 5)
+    assert best.variant.label == "ab"
+
+
+def test_climbing_stops_after_its_passes() -> None:
+    known = {str(i): 10.0 * 2**i for i in range(6)}
+    race = race_of(known)
+    race.measure([(entrant("0"), 10.0)], 0.01)
+    [best] = climb(race, [entrant("0")], lambda head, _: [entrant(str(int(head.variant.label) + 1))], 0.01, 3)
+    assert best.variant.label == "3"

@@ -1,0 +1,122 @@
+"""`servesim recommend`, from a question to its document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servesim
+from servesim import UserError
+from servesim.experiments.axes import Variant
+from servesim.experiments.recommend.aims import Headroom, MostTraffic, PriceForRate, PricePerRequest
+from servesim.experiments.recommend.bounds import Work, optimistic_rate
+from servesim.experiments.recommend.space import space_of
+from servesim.run.scenario import Scenario
+from servesim.run.serve_command import merged, served
+from servesim.run.trace_source import open_scenario
+
+QUESTION: dict[str, Any] = {
+    "trace": "synth:rate=1,prompt=600,output=20",
+    "requests": 80,
+    "model": "llama-3.2-1b",
+    "gpu": ["h100", "l40s"],
+    "preset": "vllm",
+    "dtype": "bf16",
+    "kv_dtype": "bf16",
+    "tp": 1,
+    "pd": None,
+    "dp": 1,
+    "slo": "ttft:p99<200ms",
+    "jobs": 1,
+    "replicates": 3,
+    "tolerance": 0.05,
+    "intervals": False,
+}
+
+
+def ask(**more: Any) -> Any:
+    return servesim.recommend(**{**QUESTION, **more})
+
+
+def test_the_winner_is_the_cheapest_of_all_and_its_command_starts_it(tmp_path: Path) -> None:
+    document = ask(out=tmp_path / "out").attrs["document"]
+    found = document["recommendation"]
+    limits = {"scheduler.max_num_batched_tokens": [1024, 2048, 8192, 32768]}
+    every = servesim.capacity(**QUESTION, **limits).attrs["document"]
+    prices = [row["usd_per_hour"] / row["rate"] for row in every["rows"] if row["verdict"] == "carries"]
+    row = next(row for row in document["rows"] if row["label"] == found["first"])
+    assert row["usd_per_hour"] / row["rate"] <= min(prices) * 1.05
+    assert found["aim"] == "price per request"
+    read = merged({**found["settings"], "gpu": row["gpu"]}, served(found["run"]["command"]).settings)
+    assert Scenario.of(read).scheduler == Scenario.of(found["settings"]).scheduler
+    assert [*(tmp_path / "out" / "deploy").iterdir()]
+
+
+def test_a_rerun_computes_nothing_and_names_the_same(tmp_path: Path) -> None:
+    computed = []
+    first = ask(out=tmp_path).attrs["document"]
+    again = ask(out=tmp_path, on_progress=lambda p: computed.append(p.computed))
+    assert again.attrs["document"] == first
+    assert not any(computed)
+
+
+def test_a_rate_asks_for_the_cheapest_number_of_replicas() -> None:
+    found = ask(gpu="h100", rate=2000.0).attrs["document"]
+    rows = [row for row in found["rows"] if row["verdict"] == "carries"]
+    assert found["recommendation"]["aim"] == "price for the rate"
+    assert found["recommendation"]["settings"]["replicas"] == rows[0]["replicas"] >= 2
+
+
+def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
+    found = ask(gpu="h100", gpus=2).attrs["document"]["recommendation"]
+    assert found["aim"] == "highest rate for the GPUs"
+    assert found["settings"]["replicas"] == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"slo": {}}, "recommend: specify an SLO"),
+        ({"model": "llama-3.1-405b"}, "recommend: no deployment of llama-3.1-405b runs"),
+        ({"gpus": 0}, "gpus is 0 but must be at least 1"),
+    ],
+)
+def test_a_question_without_an_answer_is_one_line(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        ask(**more)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_slo_that_nothing_meets_is_said_and_recommends_nothing() -> None:
+    document = ask(slo="ttft:0.001").attrs["document"]
+    assert document["recommendation"] is None
+    assert document["answer"].startswith("No deployment sustains any rate")
+
+
+def test_the_bound_is_above_what_a_deployment_carries() -> None:
+    asked = {k: QUESTION[k] for k in ("trace", "model", "slo")}
+    space = space_of({**asked, "requests": 1_500}, {}, False)
+    for point in ({"gpu": "h100", "preset": "vllm", "dtype": "bf16", "tp": 1}, {"gpu": "l40s", "preset": "sglang"}):
+        setup = space.set_up(point)
+        assert not isinstance(setup, str)
+        trace = open_scenario(Scenario.of(space.settings(point)))
+        bound = optimistic_rate(setup, Work.of(trace), float("inf"))
+        document = servesim.capacity(space.settings(point), jobs=1, replicates=1, intervals=False)
+        assert bound >= document.attrs["document"]["rows"][0]["rate"]
+
+
+def test_loads_of_aims_by_hand() -> None:
+    """An H100 costs $3 per hour here."""
+    v = Variant("one", {}, {"trace": "synth:rate=1", "model": "llama-3.2-1b", "gpu": "h100", "usd_per_gpu_hour": 3.0})
+    assert PricePerRequest().load(v, 0.5) == 6.0
+    assert PricePerRequest().price(v, 6.0) == 0.5
+    assert PriceForRate(10.0, 64).load(v, 12.0) == 3  # the fourth would cost as much
+    assert PriceForRate(10.0, 64).load(v, 3.0) is None
+    assert PriceForRate(10.0, 2).load(v, 12.0) == 2
+    assert PriceForRate(10.0, 64).price(v, 3) == 9.0
+    assert PriceForRate(10.0, 64).bound(v, 4.0) == 9.0
+    assert MostTraffic().load(v, 1 / 8) == 8.0
+    two = Variant("two", {}, {**v.settings, "replicas": 2})
+    assert Headroom().rank(v, 0.9) < Headroom().rank(two, 0.1)

@@ -1,0 +1,118 @@
+"""Space of `servesim recommend`: what is searched, and what is not."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servesim.contracts.params import Span
+from servesim.experiments.recommend.space import changed, drawn, grid, space_of
+from servesim.run.scenario import Scenario
+
+BASE: dict[str, Any] = {"trace": "synth:rate=1,prompt=8,output=2", "model": "llama-3.2-1b", "slo": "ttft:40"}
+SPANS = st.builds(lambda low, times: Span(low, low * 2**times), st.integers(1, 64), st.integers(0, 8))
+
+
+@given(SPANS)
+def test_a_grid_begins_and_ends_with_its_span_and_doubles(span: Span) -> None:
+    values = grid(span)
+    assert (values[0], values[-1]) == span
+    assert all(b == 2 * a for a, b in itertools.pairwise(values))
+
+
+@given(SPANS, st.integers())
+def test_a_drawn_number_lies_in_its_span(span: Span, seed: int) -> None:
+    assert span.low <= drawn(span, random.Random(seed)) <= span.high
+
+
+def test_draws_are_not_only_from_the_grid() -> None:
+    span, draw = Span(16, 1024), random.Random(0)
+    assert any(drawn(span, draw) not in grid(span) for _ in range(20))
+
+
+def test_gpus_without_kernel_tables_are_searched_only_if_asked() -> None:
+    measured = space_of(BASE, {}, False)
+    everything = space_of(BASE, {}, False, by_formula=True)
+    assert "a10" not in grid(measured.axes["gpu"])
+    assert {*grid(measured.axes["gpu"]), "a10"} <= {*grid(everything.axes["gpu"])}
+
+
+def test_a_fixed_setting_is_not_searched_and_a_list_is() -> None:
+    space = space_of(BASE, {"gpu": "h100", "scheduler.max_num_seqs": "64", "tp": [1, 2]}, False)
+    assert grid(space.axes["gpu"]) == ("h100",)
+    assert grid(space.axes["tp"]) == (1, 2)
+    point = {"gpu": "h100", "preset": "vllm", "dtype": "bf16", "tp": 1}
+    assert "scheduler.max_num_seqs" not in space.flags(point)
+    assert Scenario.of(space.settings(point)).scheduler["max_num_seqs"] == 64
+
+
+def test_a_list_of_any_setting_is_searched() -> None:
+    space = space_of(BASE, {"gpu": "h100", "engine.block_size": "16,32"}, False)
+    point = {"gpu": "h100", "preset": "vllm", "dtype": "bf16", "tp": 1}
+    assert space.flags(point)["engine.block_size"] == ("16", "32")
+    assert Scenario.of(space.settings({**point, "engine.block_size": "32"})).engine.block_size == 32
+
+
+def test_flags_are_those_of_the_engine_of_a_deployment() -> None:
+    space = space_of(BASE, {"gpu": "h100"}, True)
+    point = {"gpu": "h100", "dtype": "bf16", "tp": 1}
+    assert "scheduler.max_num_batched_tokens" in space.flags({**point, "preset": "vllm"})
+    assert "scheduler.chunked_prefill_size" in space.flags({**point, "preset": "sglang"})
+    assert "scheduler.max_num_tokens" in space.flags({**point, "preset": "tensorrt-llm"})
+
+
+def test_a_scheduler_of_a_users_own_brings_its_own_values(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from servesim.policies.scheduling.vllm import Vllm\n\n\n"
+        "class Own(Vllm):\n    searched = {'watermark': (0.0, 0.05)}\n"
+    )
+    space = space_of({**BASE, "scheduler": f"{file}:Own"}, {"gpu": "h100"}, True)
+    assert "preset" not in space.axes
+    assert space.flags({"gpu": "h100", "tp": 1, "dtype": "bf16"}) == {"scheduler.watermark": (0.0, 0.05)}
+
+
+def test_what_needs_shared_content_is_not_searched_without_it() -> None:
+    point = {"gpu": "h100", "preset": "sglang", "dtype": "bf16", "tp": 1}
+    for content in (False, True):
+        space = space_of(BASE, {"gpu": "h100"}, content)
+        assert ("offload" in space.features(point)) is content
+        assert ("scheduler.schedule_policy" in space.flags(point)) is content
+
+
+def test_routers_are_searched_only_for_several_replicas() -> None:
+    space = space_of(BASE, {"gpu": "h100"}, True)
+    point = {"gpu": "h100", "preset": "vllm", "dtype": "bf16", "tp": 1}
+    assert "router" not in space.features(point)
+    assert "llm-d" in space.features({**point, "replicas": 2})["router"]
+
+
+def test_tuning_keeps_hardware_engine_and_formats() -> None:
+    served = {**BASE, "preset": "vllm", "gpu": "h100", "tp": 2, "scheduler": {"name": "vllm", "max_num_seqs": 64}}
+    space = space_of(served, {}, False, tuned=True)
+    assert [*space.structures()] == [{"gpu": "h100"}]
+    assert "scheduler.max_num_seqs" in space.flags({"gpu": "h100"})
+    assert not {"tp", "dtype", "kv_dtype", "pd", "preset"} & space.features({"gpu": "h100"}).keys()
+
+
+def test_equal_structures_are_one() -> None:
+    space = space_of(BASE, {"gpu": "h100", "preset": "tensorrt-llm", "dtype": "fp8", "tp": "1"}, False)
+    scenarios = [repr(Scenario.of(space.settings(point))) for point in space.structures()]
+    assert len(scenarios) == len({*scenarios})
+
+
+def test_pools_bring_their_own_replicas() -> None:
+    assert changed({"gpu": "h100", "replicas": 4}, "pd", "1x1:1x1") == {"gpu": "h100", "pd": "1x1:1x1"}
+    assert changed({"gpu": "h100", "replicas": 4}, "replicas", None) == {"gpu": "h100"}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_model_too_large_is_refused_with_a_reason(tp: int) -> None:
+    space = space_of({**BASE, "model": "llama-3.1-405b"}, {"gpu": "l40s", "dtype": "bf16"}, False)
+    assert isinstance(space.set_up({"gpu": "l40s", "dtype": "bf16", "tp": tp}), str)
