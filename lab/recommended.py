@@ -66,7 +66,8 @@ def cell(name: str, out: Path, points: int, seed: int) -> dict[str, Any]:
     folder = out / name.replace("/", "-")
     kept = folder / f"result-{points}-{seed}.json"
     if kept.is_file():
-        return json.loads(kept.read_text())
+        earlier: dict[str, Any] = json.loads(kept.read_text())
+        return earlier
     folder.mkdir(parents=True, exist_ok=True)
     begun, before = time.monotonic(), cpu_s()
     document = recommend(settings, intervals=False, out=folder / "search", search_seed=seed).attrs["document"]
