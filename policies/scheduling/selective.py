@@ -7,13 +7,15 @@ alongside other requests' decodes. Linear layers process one flat batch; attenti
 TensorRT-LLM's chunked context splits prompts: decodes come first, then prompts in order of arrival, of the one that
 does not fit in what is left of `max_num_tokens` whole blocks (setCtxRequestsChunkSize<kFIRST_COME_FIRST_SERVED> in
 cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp; the unit is tokens_per_block, as
-tensorrt_llm/_torch/pyexecutor/py_executor_creator.py sets it).
+tensorrt_llm/_torch/pyexecutor/py_executor_creator.py sets it). Its batch waiting holds prompts back while decodes run
+(PyExecutor._waiting_requests); here, prompts count as they would without prefix hits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, ClassVar
 
 from servesim.contracts import Defaults, Hit, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
@@ -37,6 +39,11 @@ class SelectiveParams:
     are split."""
     enable_chunked_context: bool = False
     """Whether to split prompts that do not fit in max_num_tokens (TensorRT-LLM's chunked context)."""
+    batch_wait_timeout_iters: int = 0
+    """Maximum number of steps with decodes for which prompts are held back, so that more of them run together
+    (TensorRT-LLM). 0, or a ratio of 0, holds none back."""
+    batch_wait_max_tokens_ratio: float = 0.0
+    """Share of max_num_tokens, in prompts and decodes of a step, from which prompts are no longer held back."""
     fused_attention: bool = False
     """Whether one attention kernel serves all requests, as in engines after Orca."""
 
@@ -44,6 +51,9 @@ class SelectiveParams:
         check_least(self, 1, "max_bs", "n_slots", "max_num_tokens")
         if self.enable_chunked_context and self.max_num_tokens is None:
             raise ValueError("enable_chunked_context has no effect without max_num_tokens")
+        check_least(self, 0, "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio")
+        if self.batch_wait_timeout_iters and self.batch_wait_max_tokens_ratio and self.max_num_tokens is None:
+            raise ValueError("batch_wait_max_tokens_ratio has no effect without max_num_tokens")
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -69,6 +79,8 @@ class Selective(Scheduler):
     def __init__(self, params: SelectiveParams, limits: Limits, kv: KVAllocator) -> None:
         super().__init__(params, limits, kv)
         self.n_rsrv = 0
+        self.waited = 0
+        """Steps for which prompts have been held back."""
         self.n_slots = params.n_slots or FOREVER
         if params.enable_chunked_context and (params.max_num_tokens or 0) < kv.block_size:
             raise UserError(
@@ -89,6 +101,8 @@ class Selective(Scheduler):
                 under_way.append(request)
             elif left:
                 ctx.extend(request, 1)
+        if self.params.batch_wait_timeout_iters and ctx.num_tokens and self._waits(ctx.num_tokens, under_way):
+            return ctx.plan
         budget = (self.params.max_num_tokens or FOREVER) - ctx.num_tokens
         for request in under_way:
             if new := self._piece(pending(request), budget):
@@ -123,6 +137,30 @@ class Selective(Scheduler):
         if left <= budget:
             return left
         return budget // self.kv.block_size * self.kv.block_size if self.params.enable_chunked_context else 0
+
+    def _waits(self, decodes: int, under_way: Sequence[Request]) -> bool:
+        """Decide whether the prompts that could run now are held back, beside so many decodes."""
+        total = self.params.max_num_tokens or FOREVER
+        tokens, budget = 0, total - decodes
+        room = min(self.kv.usage().free, self.n_slots - self.n_rsrv)
+        for request in under_way:
+            if new := self._piece(pending(request), budget):
+                tokens += request.num_tokens
+                budget -= new
+        for request in islice(self.waiting, max(self.limits.max_num_seqs - len(self.running), 0)):
+            room -= request.prompt_len + request.max_tokens
+            new = self._piece(request.num_tokens, budget)
+            if not new and not tokens and not self.params.enable_chunked_context:
+                new = request.num_tokens  # a longer prompt runs alone
+            if not new or room < 0:
+                break
+            tokens += request.num_tokens
+            budget -= new
+        few = decodes + tokens < self.params.batch_wait_max_tokens_ratio * total
+        waits = tokens > 0 and few and self.waited < self.params.batch_wait_timeout_iters
+        if tokens:
+            self.waited = self.waited + 1 if waits else 0
+        return waits
 
     def _fetch(self, ctx: PlanContext, request: Request, hit: Hit) -> bool | None:
         """If remote KV exists for the head of the queue, make it wait for that KV, once memory suffices for it and for

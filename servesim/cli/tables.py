@@ -19,6 +19,7 @@ from servesim.experiments.metrics import metric_label
 from servesim.experiments.objects import title
 from servesim.experiments.recommend.words import knob_words
 from servesim.experiments.replicates import counted
+from servesim.experiments.store import DEPLOY
 from servesim.experiments.sweep_words import bests_of, sure
 from servesim.metrics.words import number, percent, valued
 from servesim.run.sections import rate_words
@@ -211,7 +212,10 @@ def print_recommend(document: Mapping[str, Any], out: Path | None, verbose: bool
         for line in lines:
             console.print(f"  - {line}", soft_wrap=True)
     console.print("What to run", style="bold")
-    console.print(found["run"]["command"], soft_wrap=True, highlight=False)
+    run, where = found["run"], f" in {out / DEPLOY}" if out is not None else " (--out DIR writes them)"
+    names = f"files: {', '.join(run['files'])}{where}; other forms: {', '.join(run['forms'])}"
+    console.print(run["command"] or "no single command starts it", soft_wrap=True, highlight=False, markup=False)
+    console.print(names, style="dim", soft_wrap=True)
 
 
 print_worth = print_capacity

@@ -267,6 +267,8 @@ def _experts(engine: str, flags: Mapping[str, Any], dotted: dict[str, Any], foun
     tp, dp = _size("tp", dotted.get("tp", 1)), _size("dp", dotted.get("dp", 1))
     if engine == "trtllm" and attention_dp and experts:
         dp = tp
+    if engine == "trtllm" and attention_dp:  # PyExecutor holds no prompts back then
+        dotted.pop("scheduler.batch_wait_timeout_iters", None)
     ep = next((_size("ep", value) for name, value in flags.items() if SIZES.get(name) == "ep"), 1)
     if dp > 1 and experts and (engine == "vllm" or attention_dp):
         if engine != "vllm":

@@ -14,7 +14,8 @@ deployment carries any load, else
     changes     [sentences] on what would change the answer
     measure     [sentences] on what to measure to be surer
     not_searched  [{keys, says}]
-    run         {command, lost: {setting: value}, forms: names of the forms that can hold it}
+    run         {command: null if no single command starts it, lost: {setting: value} that the command cannot hold,
+                forms: names of the forms that can hold it, files: {name: text}}
     search      {structures: number of combinations of hardware, engine and formats, refused: of which cannot run,
                 screened: number run at least once, improved: number of flags and features tried, runs}
 """
@@ -205,15 +206,18 @@ def _judged(race: Race, e: Entrant) -> Iterator[tuple[float, Any]]:
 
 
 def _run(settings: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
-    """Return the command that starts the deployment, what it cannot hold, and files by name."""
+    """Return the command that starts the deployment, if a single one does, what it cannot hold, and files by name: of
+    the forms asked for that can hold it, or of the first one that can."""
     from servesim import launch
 
-    written = launch.command(settings)
+    able = launch.forms_for(settings)
+    written = launch.command(settings) if "command" in able else None
+    own = [form for form in forms if form in able or ".py:" in form]
     files: dict[str, str] = {}
-    for form in forms:
+    for form in own or able[:1]:
         files |= launch.write(settings, form)
-    found = {"command": written.text, "lost": dict(written.lost), "forms": launch.forms_for(settings)}
-    return found | {"files": files}
+    lost = dict(written.lost) if written is not None else {}
+    return {"command": written.text if written is not None else None, "lost": lost, "forms": able, "files": files}
 
 
 def _search(story: Story) -> dict[str, int]:

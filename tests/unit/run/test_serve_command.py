@@ -200,6 +200,19 @@ def test_the_cache_of_tensorrt_llm_s_options_is_read(tmp_path: Path) -> None:
     assert found.unknown == ["--kv-cache-host-cache-size 1"]
 
 
+def test_batch_waiting_of_tensorrt_llm_s_options_is_read_unless_attention_is_data_parallel(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("batch_wait_timeout_iters: 20\nbatch_wait_max_tokens_ratio: 0.5\n")
+    command = f"trtllm-serve {LLAMA} --extra_llm_api_options {file}"
+    found = served(command)
+    assert found.unknown == []
+    assert (
+        found.settings["scheduler"].items()
+        >= {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.5}.items()
+    )
+    assert "batch_wait_timeout_iters" not in served(f"{command} --enable_attention_dp true").settings["scheduler"]
+
+
 def test_variables_in_front_of_a_command_are_settings_or_named() -> None:
     found = served(f"env VLLM_USE_V1=0 CUDA_VISIBLE_DEVICES=0,1 VLLM_ATTENTION_BACKEND='A B' vllm serve {LLAMA} -tp 2")
     assert found.settings == {"preset": "vllm-v0", "model": LLAMA, "tp": 2}

@@ -231,3 +231,36 @@ def test_sarathi_keeps_running_requests_in_order_of_arrival_where_samples_begin_
     compared(
         World(trace, "paged", 14, scheduler="sarathi", scheduler_params={"chunk_size": 16}, cost=ToyCost(1, 0, 13))
     )
+
+
+WAITING = {"max_num_tokens": 100, "batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5}
+"""TensorRT-LLM's batch waiting: at most 3 steps, or until a step has 50 tokens."""
+
+
+@pytest.mark.parametrize(
+    ("prompts", "iters", "ratio", "found"),
+    [
+        ([10, 20], 3, 0.5, [(10, 0), (0, 1), (0, 1), (0, 1), (20, 1)]),  # 1 + 20 < 50: three steps later
+        ([10, 49], 3, 0.5, [(10, 0), (49, 1)]),  # 1 + 49 tokens are enough
+        ([10, 20], 0, 0.5, [(10, 0), (20, 1)]),
+        ([10, 20], 3, 0.0, [(10, 0), (20, 1)]),  # no tokens at all are enough
+    ],
+)
+def test_prompts_are_held_back_until_the_step_is_full_or_the_iterations_are_over(
+    prompts: list[int], iters: int, ratio: float, found: list[tuple[int, int]]
+) -> None:
+    params = {"max_num_tokens": 100, "batch_wait_timeout_iters": iters, "batch_wait_max_tokens_ratio": ratio}
+    world = World(toy_trace([0, 1], prompts, [20, 4]), scheduler="selective", scheduler_params=params)
+    assert [(s["prefill_tokens"], s["decode_count"]) for s in steps_of(world)][: len(found)] == found
+
+
+def test_a_prompt_is_held_back_only_beside_decodes() -> None:
+    steps = steps_of(World(toy_trace([0], [10], [3]), scheduler="selective", scheduler_params=WAITING))
+    assert [(s["prefill_tokens"], s["decode_count"]) for s in steps] == [(10, 0), (0, 1), (0, 1)]
+
+
+def test_waits_are_the_same_step_by_step_and_in_leaps() -> None:
+    arrivals, prompts, outputs = [0, 3, 9, 40, 41, 300], [10, 30, 7, 60, 8, 5], [400, 90, 5, 60, 8, 30]
+    for chunked in (False, True):
+        params = {**WAITING, "enable_chunked_context": chunked}
+        compared(World(toy_trace(arrivals, prompts, outputs), scheduler="selective", scheduler_params=params))
