@@ -92,7 +92,7 @@ def engine_command(settings: Mapping[str, Any]) -> EngineCommand:
     if engine is None:
         known = ", ".join(str(preset) for preset in ENGINES if preset)
         raise UserError(f"preset {want['preset']}: no command of this engine is known, only of {known}")
-    model = checkpoints().get(want["model"].lower(), want["model"])
+    model = str(checkpoints().get(want["model"].lower(), want["model"]))
     written = {"tp": parallel(engine, want), "speculation": speculative(engine, want)}
     tried: set[Flag] = set()
     for _ in range(_ROUNDS):

@@ -10,7 +10,7 @@ from typing import Any
 
 from servesim.run.deployment_file import MARK, VERSION
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./:+-]*[A-Za-z0-9_./+-]")
+_PLAIN = re.compile(r"[A-Za-z0-9_./]([A-Za-z0-9_./:=+-]*[A-Za-z0-9_/])?")
 
 
 def comment(lost: Mapping[str, Any]) -> str:
@@ -36,7 +36,7 @@ def flow(value: Any) -> str:
         return "[" + ", ".join(map(flow, value)) + "]"
     if isinstance(value, str):
         plain = _PLAIN.fullmatch(value) is not None and yaml.safe_load(value) == value
-        return value if plain and value != "-" else _quoted(value)
+        return value if plain else _quoted(value)
     text: str = yaml.safe_dump(value).removesuffix("...\n").strip()
     return text
 

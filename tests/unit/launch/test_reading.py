@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from servesim.cli.app import app
 from servesim.contracts.form import Deployment
 from servesim.errors import UserError
-from servesim.launch import read
+from servesim.launch import read, write
 from servesim.run.deployment_file import deployment
 
 SHELL = """
@@ -166,6 +173,53 @@ def test_a_run_of_a_deployment_names_what_it_does_not_understand(tmp_path: Path)
     )
 
 
+def test_a_run_of_a_file_without_an_engine_ends_with_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "web.yaml").write_text("services: {web: {image: nginx}}\n", encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, "-m", "servesim", "run", tmp_path / "web.yaml"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: scenario {tmp_path / 'web.yaml'}: no engine command found")
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_malformed_comment_is_one_line() -> None:
     with pytest.raises(UserError, match="# servesim: trace: must have the form key=value"):
         found(f"# servesim: trace\n{KSERVE}")
+
+
+JUNK = (None, 3, 2.5, "", "'", [], {}, [None], [{}], {"a": 1}, True)
+WRITTEN = (
+    ("kubernetes", {"scaler": "hpa", "router": "sglang-cache-aware", "replicas": 2}),
+    ("compose", {"router": "vllm-router-cache-aware", "replicas": 2}),
+    ("dynamo", {"router": "dynamo-kv", "pd": "1x1:1x1"}),
+    ("llm-d", {"router": "llm-d", "pd": "1x1:1x1"}),
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys that lead to every part of a document."""
+    yield from [at] if at else []
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield from places(part, (*at, key))
+
+
+@pytest.mark.parametrize(("form", "more"), WRITTEN)
+@given(st.data())
+def test_a_manifest_with_a_part_of_another_type_is_a_deployment_or_one_line(
+    form: str, more: dict[str, Any], data: st.DataObject
+) -> None:
+    scenario = {"trace": "synth:rate=1", "model": "Qwen/Qwen3-8B", "gpu": "h100", "preset": "vllm"} | more
+    documents = list(yaml.safe_load_all(write(scenario, form)[f"{form}.yaml"]))
+    *outer, last = data.draw(st.sampled_from(list(places(documents))))
+    part: Any = documents
+    for key in outer:
+        part = part[key]
+    part[last] = data.draw(st.sampled_from(JUNK))
+    said = ""
+    try:
+        deployment(yaml.safe_dump_all(documents), "file")
+    except UserError as error:
+        said = str(error)
+    assert "\n" not in said
