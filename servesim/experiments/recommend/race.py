@@ -5,7 +5,7 @@ so far, and only a winner of that run is measured more precisely.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from servesim.experiments.axes import Variant
@@ -113,28 +113,41 @@ def climb(
 ) -> list[Entrant]:
     """Improve deployments, all in step, by the best single change that lowers the price by more than `gain`, until
     none does or `passes` are over. Return them, best first."""
-    heads = list(starts)
-    tried: set[str] = set()
+    heads, tried = list(starts), set[str]()
     for _ in range(passes):
-        asked: list[tuple[int, Entrant]] = []
-        for i, head in enumerate(heads):
-            new = [e for e in neighbors(head, race) if e.variant.label not in tried]
-            tried |= {e.variant.label for e in new}
-            asked += [(i, e) for e in new]
-        if not asked:
+        asked: list[list[Entrant]] = []
+        for head in heads:
+            asked.append([e for e in neighbors(head, race) if e.variant.label not in tried])
+            tried |= {e.variant.label for e in asked[-1]}
+        improved = _knocked_out(race, heads, asked, gain)
+        if improved == heads:
             break
-        loads: Mapping[str, float] = {
-            e.variant.label: load
-            for i, e in asked
-            if (load := race.aim.load(e.variant, race.prices[heads[i].variant.label] * (1 - gain))) is not None
-        }
-        wanted = [(e, loads[e.variant.label]) for _, e in asked if e.variant.label in loads]
-        better = [one for one, yes in zip(wanted, race.carried(wanted), strict=True) if yes]
-        race.measure(better, gain)
-        found = {e.variant.label for e, _ in better}
-        if not found:
-            break
-        for i, head in enumerate(heads):
-            mine = [e for j, e in asked if j == i and e.variant.label in found]
-            heads[i] = min([head, *mine], key=race.rank)
+        heads = improved
     return sorted(heads, key=race.rank)
+
+
+def _knocked_out(
+    race: Race, heads: Sequence[Entrant], asked: Sequence[Sequence[Entrant]], gain: float
+) -> list[Entrant]:
+    """Return the best of each head and its challengers. A round measures the strongest challenger of each head and
+    runs the others at its price, so that few of them are measured."""
+    best, left = list(heads), [[*each] for each in asked]
+    while any(left):
+        loads: list[tuple[int, Entrant, float]] = []
+        for i, challengers in enumerate(left):
+            price = race.prices[best[i].variant.label] * (1 - gain)
+            loads += [(i, e, at) for e in challengers if (at := race.aim.load(e.variant, price)) is not None]
+        done = race.carried([(e, load) for _, e, load in loads])
+        passed = [one for one, yes in zip(loads, done, strict=True) if yes]
+        judged = race.study.judged
+        left = [[] for _ in heads]
+        starts: list[tuple[Entrant, float]] = []
+        for i in range(len(heads)):
+            mine = [(e, load) for j, e, load in passed if j == i]
+            if mine:
+                first = max(mine, key=lambda one: judged[one[0].variant.label, one[1]].margin)
+                starts.append(first)
+                left[i] = [e for e, _ in mine if e is not first[0]]
+                best[i] = first[0]
+        race.measure(starts, gain)
+    return best

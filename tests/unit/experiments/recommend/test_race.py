@@ -26,7 +26,9 @@ class Known:
     def run_at(self, key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
         for v, load in wanted:
             assert (v.label, load) not in self.judged, "a load is run only once"
-            self.judged[v.label, load] = SimpleNamespace(carried=load <= self.limits[v.label])
+            self.judged[v.label, load] = SimpleNamespace(
+                carried=load <= self.limits[v.label], margin=self.limits[v.label] - load
+            )
 
 
 class Priced(PricePerRequest):
@@ -113,3 +115,13 @@ def test_climbing_stops_after_its_passes() -> None:
     race.measure([(entrant("0"), 10.0)], 0.01)
     [best] = climb(race, [entrant("0")], lambda head, _: [entrant(str(int(head.variant.label) + 1))], 0.01, 3)
     assert best.variant.label == "3"
+
+
+@given(st.lists(st.floats(1.05, 3.0), min_size=1, max_size=30))
+def test_few_challengers_are_measured(worth: list[float]) -> None:
+    known = {"": 10.0} | {str(i): 10 * times for i, times in enumerate(worth)}
+    race = race_of(known)
+    race.measure([(entrant(""), 10.0)], 0.01)
+    [best] = climb(race, [entrant("")], lambda head, _: [entrant(str(i)) for i in range(len(worth))], 0.01, 1)
+    assert known[best.variant.label] >= max(known.values()) * 0.975
+    assert len(race.prices) <= 3
