@@ -23,8 +23,10 @@ from typing import Any
 
 from servesim.experiments.capacity import Terms, opened
 from servesim.experiments.objects import Objects
+from servesim.experiments.recommend.question import Question
 from servesim.experiments.recommend.race import Entrant, Race
-from servesim.experiments.recommend.recommend import Question, Search, recommend
+from servesim.experiments.recommend.recommend import recommend
+from servesim.experiments.recommend.search import Search
 from servesim.experiments.recommend.space import measured
 
 WORKLOADS: dict[str, dict[str, Any]] = {

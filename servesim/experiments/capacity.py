@@ -220,7 +220,7 @@ def answer_with(
     near the answers, by label, if they are known."""
     check_names(variants, runner.objects)
     known = Scenario.of(variants[0].settings)
-    _check_question(known, variants)
+    check_question("capacity", known, variants)
     if not terms.by_formula:
         _check_measured(variants)
     goals, out = goals_of(known, terms.attainment), terms.out
@@ -307,22 +307,24 @@ def _frame(document: Mapping[str, Any], out: str | Path | None) -> pd.DataFrame:
     return frame
 
 
-def _check_question(known: Scenario, variants: Sequence[Variant]) -> None:
+def check_question(command: str, known: Scenario, variants: Sequence[Variant]) -> None:
+    """Raise UserError, with the name of the command, if a question on these deployments has no answer."""
     if not (known.slo or known.slo_classes):
-        raise UserError("capacity: specify an SLO, such as --slo ttft:500,tpot:50")
+        raise UserError(f"{command}: specify an SLO, such as --slo ttft:500,tpot:50")
     if any(key.partition(".")[0] in ("slo", "slo_classes") for v in variants for key in v.axes):
-        raise UserError("capacity: specify only one SLO, and run the command once per SLO")
+        raise UserError(f"{command}: specify only one SLO, and run the command once per SLO")
     if "rate" in {key for v in variants for key in v.axes}:
         raise UserError(
-            "capacity: specify one rate to find the cheapest deployment, or no rate to find the highest rate"
+            f"{command}: specify one rate to find the cheapest deployment, or no rate to find the highest rate"
         )
     if known.rate == math.inf:
         raise UserError(
-            "capacity: no deployment can sustain an infinite rate; specify --rate in requests/s, or omit it"
+            f"{command}: no deployment can sustain an infinite rate; specify --rate in requests/s, or omit it"
         )
     if known.rate is not None and any("replicas" in v.axes for v in variants):
         raise UserError(
-            "capacity: --replicas cannot be combined with --rate, because capacity searches for the number of replicas"
+            f"{command}: --replicas cannot be combined with --rate, because {command} searches for the number of "
+            "replicas"
         )
     if known.rate is not None:
         check_scalers(variants)

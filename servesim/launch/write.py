@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,12 @@ def write(settings: Mapping[str, Any], form: str) -> dict[str, str]:
     files = writer.files(scenario)
     line = comment(lost_of(settings, _read(writer, next(iter(files.values())), form)))
     return {name: _with(line, text) for name, text in files.items()}
+
+
+def check_forms(names: Iterable[str]) -> None:
+    """Raise UserError if a form is unknown."""
+    for name in names:
+        forms.resolve(name)
 
 
 def forms_for(settings: Mapping[str, Any]) -> list[str]:

@@ -82,7 +82,14 @@ def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
     [
         ({"slo": {}}, "recommend: specify an SLO"),
         ({"model": "llama-3.1-405b"}, "recommend: no deployment of llama-3.1-405b runs"),
-        ({"gpus": 0}, "gpus is 0 but must be at least 1"),
+        ({"gpus": 0}, "gpus is 0 but must be from 1 to 4096"),
+        ({"gpus": 5000}, "gpus is 5000 but must be from 1 to 4096"),
+        ({"gpus": 2, "rate": 3.0}, "recommend: specify either gpus, to find the highest rate, or a rate"),
+        ({"rate": float("inf")}, "recommend: no deployment can sustain an infinite rate"),
+        ({"rate": [1.0, 2.0]}, "recommend: specify one rate to find the cheapest deployment"),
+        ({"rate": 5.0, "replicas": [1, 2]}, "recommend: --replicas cannot be combined with --rate"),
+        ({"forms": "nosuch"}, "form 'nosuch'|unknown form"),
+        ({"gpu": "a10"}, "--by-formula"),
     ],
 )
 def test_a_question_without_an_answer_is_one_line(more: dict[str, Any], said: str) -> None:

@@ -1,0 +1,95 @@
+"""Question of a recommendation: what to search, for which workload, and what to minimize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant, product
+from servesim.experiments.capacity import Terms, check_question
+from servesim.experiments.goals import Goal, goals_of
+from servesim.experiments.objects import Objects
+from servesim.experiments.recommend.aims import Aim, MostTraffic, PriceForRate, PricePerRequest, gpus_of
+from servesim.experiments.recommend.space import Point, Space, space_of
+from servesim.experiments.replicates import replicates_of
+from servesim.experiments.run_lengths import fewest_requests
+from servesim.hardware import gpu_names
+from servesim.run.scenario import Scenario
+from servesim.run.trace_source import DRAWN, open_scenario
+from servesim.workload.trace import Trace
+
+SCOUT, CLIMB = 1_000, 2_500
+"""Lengths of screening and of improving runs, in requests."""
+MOST_GPUS = 4096
+"""Maximum number of GPUs in a question."""
+LOG = 5_000
+"""Length up to which a recorded log is replayed whole while searching."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to search, and for which workload."""
+
+    space: Space
+    terms: Terms
+    goals: list[Goal]
+    aim: Aim
+    trace: Trace
+    recorded: bool
+    lengths: tuple[int | None, int | None]
+    """Lengths of the screening and of the improving runs; None for the whole trace."""
+    gpus: int | None
+    rate: float
+    """Requests/s of the question, or 1."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Mapping[str, Any],
+        lists: Mapping[str, Any],
+        terms: Terms,
+        objects: Objects,
+        gpus: int | None,
+        tune: bool,
+    ) -> Question:
+        """Check a question. Raise UserError if it is invalid."""
+        if gpus is not None and not 1 <= gpus <= MOST_GPUS:
+            raise UserError(f"gpus is {gpus} but must be from 1 to {MOST_GPUS}")
+        listed_ones = product({"gpu": gpu_names()[0], **settings}, lists)
+        known = Scenario.of(listed_ones[0].settings)
+        check_question("recommend", known, listed_ones)
+        if gpus is not None and known.rate is not None:
+            raise UserError("recommend: specify either gpus, to find the highest rate, or a rate")
+        trace = open_scenario(known.model_copy(update={"rate": None}), objects.get(known.trace))
+        recorded = not known.trace.startswith(DRAWN)
+        if recorded and known.rate is None and gpus is None and not tune:
+            settings = {**settings, "rate": "1x"}
+            known = known.model_copy(update={"rate": "1x"})
+        space = space_of(settings, lists, trace.content is not None, tune, terms.by_formula)
+        goals = goals_of(known, terms.attainment)
+        aim: Aim = PricePerRequest()
+        rate = 1.0
+        if gpus is not None:
+            aim = MostTraffic()
+        elif known.rate is not None:
+            repeats = replicates_of(known.model_dump(), 1, objects)
+            rate = known.rate if isinstance(known.rate, float) else float(known.rate[:-1]) * (repeats.mean_rate or 0.0)
+            aim = PriceForRate(rate, terms.max_replicas)
+        whole = known.requests or (len(trace) if recorded or not known.trace.startswith("synth:") else None)
+        longest = whole or fewest_requests(goals)
+        most = (LOG, LOG) if recorded else (SCOUT, CLIMB)
+        lengths = tuple(None if recorded and longest <= length else min(longest, length) for length in most)
+        return cls(space, terms, goals, aim, trace, recorded, (lengths[0], lengths[1]), gpus, rate)
+
+    def variant(self, point: Point, length: int | None) -> Variant:
+        """Return a deployment with runs of some length."""
+        return self.space.variant(point, {} if length is None else {"requests": length})
+
+    def sized(self, point: Point) -> Point | None:
+        """Return a deployment with as many replicas as the GPUs of the question hold, or None if it does not fit."""
+        if self.gpus is None:
+            return point
+        replicas = self.gpus // gpus_of(self.variant(point, None))
+        return None if not replicas else {**point, "replicas": replicas} if replicas > 1 else point

@@ -1,0 +1,171 @@
+"""Search of one question, from bounds to finalists (recommend.py describes its stages)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from servesim.errors import UserError
+from servesim.experiments.axes import Variant
+from servesim.experiments.capacity_study import REPORTED, Study
+from servesim.experiments.metrics import METRICS
+from servesim.experiments.outcome import Measuring
+from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate, gpus_of
+from servesim.experiments.recommend.answer import Story
+from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
+from servesim.experiments.recommend.question import Question
+from servesim.experiments.recommend.race import Entrant, Race, climb, screen
+from servesim.experiments.recommend.space import Choices, Point, changed, grid, measured
+from servesim.experiments.replicates import replicates_of
+from servesim.experiments.runner import Runner
+
+HEADS = 4
+"""Maximum number of structures that are improved flag by flag."""
+CLIMBERS, FINALISTS = 2, 3
+"""Maximum numbers of deployments that are improved by more than one flag, and that are compared at full length."""
+GAIN = 0.01
+"""Smallest gain for which a flag is changed."""
+BATCH = 8
+"""Number of structures that run at a time; a constant, so that results do not depend on the number of processes."""
+COARSE = 0.1
+"""Ratio at which a coarse search for a rate stops."""
+PASSES, DRAWS = 2, 24
+"""Maximum number of changes per deployment, and number of random changes tried afterwards."""
+
+
+class Search:
+    """Search of one question."""
+
+    def __init__(self, question: Question, runner: Runner, draw: random.Random) -> None:
+        self._q, self._runner, self._draw = question, runner, draw
+        self._refused: dict[str, str] = {}
+        self._work = Work.of(question.trace)
+        self._limit = tpot_limit(question.goals)
+
+    def run(self) -> tuple[list[Variant], Story]:
+        """Search. Return the deployments to compare at full length, and the story of the search. Raise UserError if
+        nothing in the space runs."""
+        q = self._q
+        entrants = [e for point in q.space.structures() if (e := self._checked(point)) is not None]
+        if not entrants:
+            why = next(iter(self._refused.values()), "no GPU is left")
+            raise UserError(f"recommend: no deployment of {q.space.base.get('model')} runs: {why}")
+        screening = coarse = self.race(q.lengths[0], q.aim)
+        kept = screen(screening, entrants, BATCH)
+        heads = kept[:HEADS]
+        heads += [e for e in kept if self._published(e)][:1] if not any(map(self._published, heads)) else []
+        aim = q.aim
+        if isinstance(aim, PriceForRate):
+            heads, aim = self._with_replicas(heads, screening), Headroom()
+            coarse = self.race(q.lengths[0], aim)
+            coarse.measure([(e, q.rate) for e in heads], COARSE)
+        coarse.measure([(e, self._start(coarse, e)) for e in heads], GAIN)
+        heads = self._few(climb(coarse, heads, self._with_features, GAIN, 1), coarse, FINALISTS)
+        heads = self._few(climb(coarse, heads, self._with_flags, GAIN, 1), coarse, CLIMBERS)
+        heads = climb(coarse, heads, self._with_flags, GAIN, PASSES)
+        fine = self.race(q.lengths[1], aim)
+        best = self._few(heads, coarse, FINALISTS)
+        longer = [(replace(e, variant=q.variant(e.point, fine.length)), self._start(coarse, e)) for e in best]
+        fine.measure(longer, GAIN)
+        best = sorted([e for e, _ in longer], key=fine.rank)
+        best = [*climb(fine, best[:1], self._shaken, GAIN, 1), *best[1:]]
+        drop = ("replicas",) if isinstance(q.aim, PriceForRate) else ()
+        points = [({k: v for k, v in e.point.items() if k not in drop}, e) for e in best or entrants[:1]]
+        final = {(v := q.variant(point, None)).label: (v, e) for point, e in points}
+        finalists = {label: e for label, (_, e) in final.items()}
+        story = Story(q.space, q.aim, q.goals, screening, fine, entrants, kept, finalists, self._refused)
+        if best:
+            story.ablate(best[0], self._without(best[0]))
+        return [v for v, _ in final.values()], story
+
+    def _with_replicas(self, heads: Sequence[Entrant], race: Race) -> list[Entrant]:
+        """Return deployments with the number of replicas that each needs."""
+        found = []
+        for e in heads:
+            replicas = race.aim.load(e.variant, race.prices[e.variant.label] * 1.001)
+            point = {**e.point, "replicas": int(replicas or 1)}
+            found.append(Entrant(point, self._q.variant(point, race.length)))
+        return found
+
+    def _few(self, heads: Sequence[Entrant], race: Race, most: int) -> list[Entrant]:
+        """Return the best deployments, and the best one with the published formats if it is not among them."""
+        known = [e for e in heads if race.prices[e.variant.label] < math.inf]
+        best = known[:most]
+        return best + ([e for e in known if self._published(e)][:1] if not any(map(self._published, best)) else [])
+
+    def _published(self, e: Entrant) -> bool:
+        axes = self._q.space.axes
+        return all(e.point.get(key) == grid(axes[key])[0] for key in ("dtype", "kv_dtype") if key in axes)
+
+    def race(self, length: int | None, aim: Aim) -> Race:
+        q = self._q
+        settings = {**q.space.base, "gpu": grid(q.space.axes["gpu"])[0]}
+        settings |= {} if length is None else {"requests": length}
+        repeats = replicates_of(settings, None if q.recorded else 1, self._runner.objects, q.terms.window, 5)
+        ends = repeats.margins(q.terms.warmup, q.terms.cooldown)
+        metrics = [METRICS[name] for name in REPORTED]
+        measuring = Measuring(metrics, q.goals, repeats, ends, q.terms.window_minutes, q.terms.window_requests)
+        return Race(Study(self._runner, [], measuring), aim, length)
+
+    def _checked(self, point: Point) -> Entrant | None:
+        """Return a deployment that may race, or None, with the reason in `_refused`."""
+        v = self._q.variant(point, self._q.lengths[0])
+        setup = self._q.space.set_up(point)
+        if isinstance(setup, str):
+            self._refused[v.label] = setup
+            return None
+        if not self._q.terms.by_formula and not measured(setup):
+            self._refused[v.label] = "most of its GPU time would come from formulas (--by-formula accepts that)"
+            return None
+        sized = self._q.sized(point)
+        if sized is None:
+            self._refused[v.label] = f"more than {self._q.gpus} GPUs"
+            return None
+        rate = optimistic_rate(setup, self._work, self._limit) * int(sized.get("replicas", 1))
+        return Entrant(sized, self._q.variant(sized, self._q.lengths[0]), self._q.aim.bound(v, rate))
+
+    def _start(self, race: Race, e: Entrant) -> float:
+        return race.aim.load(e.variant, race.prices[e.variant.label]) or 1.0
+
+    def _with_features(self, head: Entrant, race: Race) -> list[Entrant]:
+        """Return the deployments that differ from one in a setting of a feature."""
+        return self._changed(head, race, self._q.space.features(head.point))
+
+    def _with_flags(self, head: Entrant, race: Race) -> list[Entrant]:
+        """Return the deployments that differ from one in one flag."""
+        return self._changed(head, race, self._q.space.flags(head.point))
+
+    def _changed(self, head: Entrant, race: Race, values: Mapping[str, Choices]) -> list[Entrant]:
+        each = [(key, value) for key, choices in values.items() for value in self._q.space.grid(key, choices)]
+        points = [changed(head.point, key, value) for key, value in each if value != head.point.get(key)]
+        found = [Entrant(point, self._q.variant(point, race.length)) for point in points]
+        return [e for e in found if self._comparable(e, head, race)]
+
+    def _comparable(self, e: Entrant, head: Entrant, race: Race) -> bool:
+        """Return whether a deployment can be set up, on as many GPUs as another one if the race is about these."""
+        try:
+            return not race.aim.same_gpus or gpus_of(e.variant) == gpus_of(head.variant)
+        except UserError:
+            return False
+
+    def _shaken(self, head: Entrant, race: Race) -> list[Entrant]:
+        """Return deployments that differ from one in one flag, or in several drawn at random."""
+        values = {**self._q.space.features(head.point), **self._q.space.flags(head.point)}
+        found = {e.variant.label: e for e in self._with_flags(head, race)}
+        for _ in range(DRAWS):
+            point = dict(head.point)
+            for key in self._draw.sample(sorted(values), min(len(values), self._draw.choice((2, 3)))):
+                point = changed(point, key, self._draw.choice(self._q.space.grid(key, values[key])))
+            e = Entrant(point, self._q.variant(point, race.length))
+            if self._comparable(e, head, race):
+                found[e.variant.label] = e
+        found.pop(head.variant.label, None)
+        return [*found.values()]
+
+    def _without(self, head: Entrant) -> dict[str, Variant]:
+        """Return, by flag, a deployment without that flag."""
+        keys = sorted(head.point.keys() - self._q.space.axes.keys() - {"replicas"})
+        points = {key: {k: v for k, v in head.point.items() if k != key} for key in keys}
+        return {key: self._q.variant(point, self._q.lengths[1]) for key, point in points.items()}
