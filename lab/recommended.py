@@ -23,8 +23,9 @@ from typing import Any
 
 from servesim.experiments.capacity import Terms, opened
 from servesim.experiments.objects import Objects
+from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.recommend.question import Question
-from servesim.experiments.recommend.race import Entrant, Race
+from servesim.experiments.recommend.race import Entrant, Length, Race
 from servesim.experiments.recommend.recommend import recommend
 from servesim.experiments.recommend.search import Search
 from servesim.experiments.recommend.space import measured
@@ -44,12 +45,12 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "batch": {"trace": "synth:prompt=lognormal(700,2000),output=lognormal(500,1500)", "slo": "e2el:p99<300s"},
 }
 MODELS = ("llama-3.1-8b", "qwen3-32b")
-REQUESTS = 1_500
-"""Length of runs; the second judgment is ten times as long."""
+LONG = 20_000
+"""Length of the second judgment: ten times the shortest full run, and the longest that a search makes."""
 MARGIN = 0.005
 """Share by which a drawn deployment must be cheaper to be measured."""
 BATCH = 16
-MEASURED = 20
+MEASURED = 5
 """Number of drawn deployments that are measured whatever they cost, for the CPU time of one."""
 
 
@@ -64,7 +65,7 @@ def cpu_s() -> float:
 def cell(name: str, out: Path, points: int, seed: int) -> dict[str, Any]:
     """Return the results of one workload and model."""
     workload, _, model = name.partition("/")
-    settings = {**WORKLOADS[workload], "model": model, "requests": REQUESTS}
+    settings = {**WORKLOADS[workload], "model": model}
     folder = out / name.replace("/", "-")
     kept = folder / f"result-{points}-{seed}.json"
     if kept.is_file():
@@ -77,15 +78,14 @@ def cell(name: str, out: Path, points: int, seed: int) -> dict[str, Any]:
     first = document["recommendation"]["first"]
     row = next(row for row in document["rows"] if row["label"] == first)
     chosen = {key: row[key] for key in ("label", "axes", "rate", "rate_low", "rate_high", "usd_per_hour")}
-    found |= {"first": chosen, "runner_up": document["recommendation"]["runner_up"], "refused_points": 0}
-    found |= compared(settings, document, row, folder, points, seed)
+    found |= {"first": chosen, "runner_up": document["recommendation"]["runner_up"]}
+    found |= compared(settings, row, folder, points, seed)
     kept.write_text(json.dumps(found, indent=1, default=str))
     return found
 
 
 def compared(
     settings: Mapping[str, Any],
-    document: Mapping[str, Any],
     row: Mapping[str, Any],
     folder: Path,
     points: int,
@@ -101,9 +101,9 @@ def compared(
             point = question.space.draw(draw)
             setup = question.space.set_up(point)
             if not isinstance(setup, str) and measured(setup):
-                drawn.append(Entrant(point, question.variant(point, None)))
-        race = search.race(None, question.aim)
-        winner = Entrant(dict(row["axes"]), question.variant(dict(row["axes"]), None))
+                drawn.append(Entrant(point, question.space.variant(point)))
+        race = search.race(question.climb, question.aim)
+        winner = Entrant(dict(row["axes"]), question.space.variant(dict(row["axes"])))
         race.measure([(winner, row["rate"])], 0.005)
         price = race.prices[winner.variant.label]
         better = list[tuple[Entrant, float]]()
@@ -111,7 +111,6 @@ def compared(
             better += race.beat(drawn[i : i + BATCH], price * (1 - MARGIN))
         race.measure(better, 0.005)
         best = min((e for e, _ in better), key=lambda e: race.prices[e.variant.label], default=None)
-        before = cpu_s(), len(race.study.points)
         found = {
             "points": len(drawn),
             "winner_price": price,
@@ -119,17 +118,28 @@ def compared(
             "best_ratio": race.prices[best.variant.label] / price if best is not None else None,
             "longer": longer(search, race, [e for e in (winner, best) if e is not None], row),
         }
-        del before
-    return found
+    return found | {"point_cpu_s": point_cpu_s(question, drawn[:MEASURED], folder, seed)}
+
+
+def point_cpu_s(question: Question, entrants: Sequence[Entrant], folder: Path, seed: int) -> float:
+    """Return the mean CPU seconds in which the price of a drawn deployment is measured to 1 %, without a search."""
+    terms = Terms(out=folder / "cost", overwrite=True, jobs=1)
+    with opened(terms, Objects(), question.space.base) as runner:
+        race = Search(question, runner, random.Random(seed)).race(question.climb, question.aim)
+        before = cpu_s()
+        for e in entrants:
+            setup = question.space.set_up(e.point)
+            assert not isinstance(setup, str)
+            work, limit = Work.of(question.trace), tpot_limit(question.goals)
+            rate = optimistic_rate(setup, work, limit)
+            race.measure([(e, rate / 2 if rate < float("inf") else 10.0)], 0.01)
+        return (cpu_s() - before) / len(entrants)
 
 
 def longer(search: Search, race: Race, entrants: Sequence[Entrant], row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Judge deployments at ten times the length with another seed."""
-    again = search.race(10 * REQUESTS, race.aim)
-    more = [
-        replace(e, variant=replace(e.variant, settings={**e.variant.settings, "requests": 10 * REQUESTS}))
-        for e in entrants
-    ]
+    """Judge deployments at ten times the shortest length with another seed."""
+    again = search.race(Length(LONG), race.aim)
+    more = list(entrants)
     loads = [race.aim.load(e.variant, race.prices[e.variant.label]) or 1.0 for e in more]
     seeds = tuple({"seed": change["seed"] + 1000} for change in again.study.measuring.repeats.changes)
     repeats = replace(again.study.measuring.repeats, changes=seeds)

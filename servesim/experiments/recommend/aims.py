@@ -44,6 +44,10 @@ class PricePerRequest:
         """Return the price of a deployment that carries a load."""
         return self.cost(v) / load
 
+    def rate_at(self, load: float) -> float:
+        """Return the requests/s of a load."""
+        return load
+
     def bound(self, v: Variant, rate: float) -> float:
         """Return the lowest price of a deployment of which a replica serves at most this rate."""
         return self.cost(v) / rate if rate > 0 else math.inf
@@ -92,6 +96,9 @@ class PriceForRate(PricePerRequest):
 
     def price(self, v: Variant, load: float) -> float:
         return self.cost(v) * load
+
+    def rate_at(self, load: float) -> float:
+        return self.rate
 
     def bound(self, v: Variant, rate: float) -> float:
         return self.cost(v) * max(math.ceil(self.rate / rate), 1) if rate > 0 else math.inf

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from servesim.errors import UserError
-from servesim.experiments.axes import Variant, product
+from servesim.experiments.axes import product
 from servesim.experiments.capacity import Terms, check_question
 from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.objects import Objects
 from servesim.experiments.recommend.aims import Aim, MostTraffic, PriceForRate, PricePerRequest, gpus_of
+from servesim.experiments.recommend.bounds import Work
+from servesim.experiments.recommend.race import Length
 from servesim.experiments.recommend.space import Point, Space, space_of
 from servesim.experiments.replicates import replicates_of
-from servesim.experiments.run_lengths import fewest_requests
 from servesim.hardware import gpu_names
 from servesim.run.scenario import Scenario
 from servesim.run.trace_source import DRAWN, open_scenario
 from servesim.workload.trace import Trace
 
-SCOUT, CLIMB = 1_000, 2_500
-"""Lengths of screening and of improving runs, in requests."""
+SCOUT, CLIMB = 0.5, 1.0
+"""Shares of the full horizon that screening and improving runs of a drawn workload last."""
+FEWEST = 2_000
+"""Minimum number of requests of a full run of a drawn workload."""
+TTFTS, ANSWERS = 10.0, 2.0
+"""Multiples of the TTFT limit, and of the time that an answer may take, that a full run lasts. With 10, a deployment
+that TTFT limits is overestimated by at most a tenth, all of them alike."""
 MOST_GPUS = 4096
 """Maximum number of GPUs in a question."""
 LOG = 5_000
 """Length up to which a recorded log is replayed whole while searching."""
+
+
+def horizon_s(goals: Sequence[Goal], output: float) -> float:
+    """Return the seconds of arrivals after which a queue that grows misses the goals of a workload, whose answers have
+    `output` tokens on average: many times the limits, since a shorter run only fills the queue."""
+    found = [0.0]
+    for goal in goals:
+        ttft, tpot, e2e = (goal.limits.get(name, 0.0) / 1e3 for name in ("ttft", "tpot", "e2el"))
+        found.append(TTFTS * ttft + ANSWERS * (output * tpot + e2e))
+    return max(found)
 
 
 @dataclass(frozen=True)
@@ -38,8 +54,10 @@ class Question:
     aim: Aim
     trace: Trace
     recorded: bool
-    lengths: tuple[int | None, int | None]
-    """Lengths of the screening and of the improving runs; None for the whole trace."""
+    scout: Length
+    """Length of the screening runs."""
+    climb: Length
+    """Length of the improving runs."""
     gpus: int | None
     rate: float
     """Requests/s of the question, or 1."""
@@ -77,19 +95,18 @@ class Question:
             repeats = replicates_of(known.model_dump(), 1, objects)
             rate = known.rate if isinstance(known.rate, float) else float(known.rate[:-1]) * (repeats.mean_rate or 0.0)
             aim = PriceForRate(rate, terms.max_replicas)
-        whole = known.requests or (len(trace) if recorded or not known.trace.startswith("synth:") else None)
-        longest = whole or fewest_requests(goals)
-        most = (LOG, LOG) if recorded else (SCOUT, CLIMB)
-        lengths = tuple(None if recorded and longest <= length else min(longest, length) for length in most)
-        return cls(space, terms, goals, aim, trace, recorded, (lengths[0], lengths[1]), gpus, rate)
-
-    def variant(self, point: Point, length: int | None) -> Variant:
-        """Return a deployment with runs of some length."""
-        return self.space.variant(point, {} if length is None else {"requests": length})
+        if recorded:
+            longest = known.requests or len(trace)
+            scout = climb = Length(None if longest <= LOG else LOG)
+        else:
+            seconds = horizon_s(goals, Work.of(trace).output)
+            fewest = max(FEWEST, known.requests or 0)
+            scout, climb = (Length(int(fewest * share), seconds * share) for share in (SCOUT, CLIMB))
+        return cls(space, terms, goals, aim, trace, recorded, scout, climb, gpus, rate)
 
     def sized(self, point: Point) -> Point | None:
         """Return a deployment with as many replicas as the GPUs of the question hold, or None if it does not fit."""
         if self.gpus is None:
             return point
-        replicas = self.gpus // gpus_of(self.variant(point, None))
+        replicas = self.gpus // gpus_of(self.space.variant(point))
         return None if not replicas else {**point, "replicas": replicas} if replicas > 1 else point

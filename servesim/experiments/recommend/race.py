@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_study import Study
@@ -16,6 +16,8 @@ from servesim.experiments.recommend.space import Point
 
 NEAR = 1.2
 """Ratio to the best price up to which a structure is improved flag by flag."""
+STEP, MOST = 500, 20_000
+"""Step and maximum of the length of a run, in requests."""
 ROUNDS = 12
 """Maximum number of loads tried to measure one deployment."""
 
@@ -30,14 +32,29 @@ class Entrant:
     """Lowest price that it can have, from the cost model alone."""
 
 
+@dataclass(frozen=True)
+class Length:
+    """Length of runs."""
+
+    least: int | None = None
+    """Minimum number of requests; None for the whole trace."""
+    seconds: float = 0.0
+    """Minimum duration of the arrivals."""
+
+    def at(self, rate: float) -> int | None:
+        """Return the number of requests at a rate, in steps so that runs share traces."""
+        if self.least is None:
+            return None
+        return min(max(self.least, STEP * math.ceil(self.seconds * rate / STEP)), MOST)
+
+
 @dataclass
 class Race:
     """Runs of one length, and the prices found by them."""
 
     study: Study
     aim: Aim
-    length: int | None = None
-    """Length of the runs in requests; None for the whole trace."""
+    length: Length = Length()
     prices: dict[str, float] = field(default_factory=dict)
     """Prices by label; infinity for a deployment that carried none of the loads tried."""
     runs: int = 0
@@ -49,13 +66,20 @@ class Race:
 
     def carried(self, asked: Sequence[tuple[Entrant, float]]) -> list[bool]:
         """Run deployments, each at a load. Return whether they carry it within the SLO."""
-        new = [(e.variant, load) for e, load in asked if (e.variant.label, load) not in self.study.judged]
+        new = [(self._long(e, load), load) for e, load in asked if (e.variant.label, load) not in self.study.judged]
         wanted = [one for one in new if one[0].label not in self.study.errors]
         if wanted:
             self.runs += len(wanted)
             self.study.run_at(self.aim.key, wanted)
         judged = self.study.judged
         return [bool((one := judged.get((e.variant.label, load))) and one.carried) for e, load in asked]
+
+    def _long(self, e: Entrant, load: float) -> Variant:
+        """Return a deployment with runs that are long enough for a load."""
+        requests = self.length.at(self.aim.rate_at(load))
+        return (
+            e.variant if requests is None else replace(e.variant, settings={**e.variant.settings, "requests": requests})
+        )
 
     def beat(self, entrants: Sequence[Entrant], price: float) -> list[tuple[Entrant, float]]:
         """Return the deployments that cost less than a price, each with a load that it carries at a lower one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
@@ -16,7 +15,7 @@ from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate, gpu
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.recommend.question import Question
-from servesim.experiments.recommend.race import Entrant, Race, climb, screen
+from servesim.experiments.recommend.race import Entrant, Length, Race, climb, screen
 from servesim.experiments.recommend.space import Choices, Point, changed, grid, measured
 from servesim.experiments.replicates import replicates_of
 from servesim.experiments.runner import Runner
@@ -52,33 +51,40 @@ class Search:
         if not entrants:
             why = next(iter(self._refused.values()), "no GPU is left")
             raise UserError(f"recommend: no deployment of {q.space.base.get('model')} runs: {why}")
-        screening = coarse = self.race(q.lengths[0], q.aim)
+        screening = coarse = self.race(q.scout, q.aim)
         kept = screen(screening, entrants, BATCH)
         heads = kept[:HEADS]
         heads += [e for e in kept if self._published(e)][:1] if not any(map(self._published, heads)) else []
         aim = q.aim
         if isinstance(aim, PriceForRate):
             heads, aim = self._with_replicas(heads, screening), Headroom()
-            coarse = self.race(q.lengths[0], aim)
+            coarse = self.race(q.scout, aim)
             coarse.measure([(e, q.rate) for e in heads], COARSE)
         coarse.measure([(e, self._start(coarse, e)) for e in heads], GAIN)
         heads = self._few(climb(coarse, heads, self._with_features, GAIN, 1), coarse, FINALISTS)
         heads = self._few(climb(coarse, heads, self._with_flags, GAIN, 1), coarse, CLIMBERS)
         heads = climb(coarse, heads, self._with_flags, GAIN, PASSES)
-        fine = self.race(q.lengths[1], aim)
+        fine = self.race(q.climb, aim)
         best = self._few(heads, coarse, FINALISTS)
-        longer = [(replace(e, variant=q.variant(e.point, fine.length)), self._start(coarse, e)) for e in best]
+        longer = [(e, self._start(coarse, e)) for e in best]
         fine.measure(longer, GAIN)
         best = sorted([e for e, _ in longer], key=fine.rank)
         best = [*climb(fine, best[:1], self._shaken, GAIN, 1), *best[1:]]
         drop = ("replicas",) if isinstance(q.aim, PriceForRate) else ()
         points = [({k: v for k, v in e.point.items() if k not in drop}, e) for e in best or entrants[:1]]
-        final = {(v := q.variant(point, None)).label: (v, e) for point, e in points}
+        final = {(v := self._final(point, e, fine)).label: (v, e) for point, e in points}
         finalists = {label: e for label, (_, e) in final.items()}
         story = Story(q.space, q.aim, q.goals, screening, fine, entrants, kept, finalists, self._refused)
         if best:
             story.ablate(best[0], self._without(best[0]))
         return [v for v, _ in final.values()], story
+
+    def _final(self, point: Point, e: Entrant, race: Race) -> Variant:
+        """Return a deployment with runs as long as its rate asks for, and at least as long as the user's."""
+        price = race.prices.get(e.variant.label, math.inf)
+        load = race.aim.load(e.variant, price) if price < math.inf else None
+        requests = race.length.at(race.aim.rate_at(load)) if load else None
+        return self._q.space.variant(point, {} if requests is None else {"requests": requests})
 
     def _with_replicas(self, heads: Sequence[Entrant], race: Race) -> list[Entrant]:
         """Return deployments with the number of replicas that each needs."""
@@ -86,7 +92,7 @@ class Search:
         for e in heads:
             replicas = race.aim.load(e.variant, race.prices[e.variant.label] * 1.001)
             point = {**e.point, "replicas": int(replicas or 1)}
-            found.append(Entrant(point, self._q.variant(point, race.length)))
+            found.append(Entrant(point, self._q.space.variant(point)))
         return found
 
     def _few(self, heads: Sequence[Entrant], race: Race, most: int) -> list[Entrant]:
@@ -99,10 +105,10 @@ class Search:
         axes = self._q.space.axes
         return all(e.point.get(key) == grid(axes[key])[0] for key in ("dtype", "kv_dtype") if key in axes)
 
-    def race(self, length: int | None, aim: Aim) -> Race:
+    def race(self, length: Length, aim: Aim) -> Race:
         q = self._q
         settings = {**q.space.base, "gpu": grid(q.space.axes["gpu"])[0]}
-        settings |= {} if length is None else {"requests": length}
+        settings |= {} if length.least is None else {"requests": length.least}
         repeats = replicates_of(settings, None if q.recorded else 1, self._runner.objects, q.terms.window, 5)
         ends = repeats.margins(q.terms.warmup, q.terms.cooldown)
         metrics = [METRICS[name] for name in REPORTED]
@@ -111,7 +117,7 @@ class Search:
 
     def _checked(self, point: Point) -> Entrant | None:
         """Return a deployment that may race, or None, with the reason in `_refused`."""
-        v = self._q.variant(point, self._q.lengths[0])
+        v = self._q.space.variant(point)
         setup = self._q.space.set_up(point)
         if isinstance(setup, str):
             self._refused[v.label] = setup
@@ -124,7 +130,7 @@ class Search:
             self._refused[v.label] = f"more than {self._q.gpus} GPUs"
             return None
         rate = optimistic_rate(setup, self._work, self._limit) * int(sized.get("replicas", 1))
-        return Entrant(sized, self._q.variant(sized, self._q.lengths[0]), self._q.aim.bound(v, rate))
+        return Entrant(sized, self._q.space.variant(sized), self._q.aim.bound(v, rate))
 
     def _start(self, race: Race, e: Entrant) -> float:
         return race.aim.load(e.variant, race.prices[e.variant.label]) or 1.0
@@ -140,7 +146,7 @@ class Search:
     def _changed(self, head: Entrant, race: Race, values: Mapping[str, Choices]) -> list[Entrant]:
         each = [(key, value) for key, choices in values.items() for value in self._q.space.grid(key, choices)]
         points = [changed(head.point, key, value) for key, value in each if value != head.point.get(key)]
-        found = [Entrant(point, self._q.variant(point, race.length)) for point in points]
+        found = [Entrant(point, self._q.space.variant(point)) for point in points]
         return [e for e in found if self._comparable(e, head, race)]
 
     def _comparable(self, e: Entrant, head: Entrant, race: Race) -> bool:
@@ -158,7 +164,7 @@ class Search:
             point = dict(head.point)
             for key in self._draw.sample(sorted(values), min(len(values), self._draw.choice((2, 3)))):
                 point = changed(point, key, self._draw.choice(self._q.space.grid(key, values[key])))
-            e = Entrant(point, self._q.variant(point, race.length))
+            e = Entrant(point, self._q.space.variant(point))
             if self._comparable(e, head, race):
                 found[e.variant.label] = e
         found.pop(head.variant.label, None)
@@ -168,4 +174,4 @@ class Search:
         """Return, by flag, a deployment without that flag."""
         keys = sorted(head.point.keys() - self._q.space.axes.keys() - {"replicas"})
         points = {key: {k: v for k, v in head.point.items() if k != key} for key in keys}
-        return {key: self._q.variant(point, self._q.lengths[1]) for key, point in points.items()}
+        return {key: self._q.space.variant(point) for key, point in points.items()}

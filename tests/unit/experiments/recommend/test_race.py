@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from servesim.experiments.axes import Variant
 from servesim.experiments.recommend.aims import PricePerRequest
-from servesim.experiments.recommend.race import NEAR, Entrant, Race, climb, screen
+from servesim.experiments.recommend.race import NEAR, Entrant, Length, Race, climb, screen
 
 
 class Known:
@@ -125,3 +125,12 @@ def test_few_challengers_are_measured(worth: list[float]) -> None:
     [best] = climb(race, [entrant("")], lambda head, _: [entrant(str(i)) for i in range(len(worth))], 0.01, 1)
     assert known[best.variant.label] >= max(known.values()) * 0.975
     assert len(race.prices) <= 3
+
+
+def test_runs_are_as_long_as_their_rate_asks_for() -> None:
+    length = Length(least=1_000, seconds=30.0)
+    assert length.at(10.0) == 1_000
+    assert length.at(100.0) == 3_000
+    assert length.at(101.0) == 3_500  # in steps
+    assert length.at(1e6) == 20_000
+    assert Length().at(100.0) is None  # a log is replayed whole

@@ -10,8 +10,10 @@ import pytest
 import servesim
 from servesim import UserError
 from servesim.experiments.axes import Variant
+from servesim.experiments.goals import goals_of
 from servesim.experiments.recommend.aims import Headroom, MostTraffic, PriceForRate, PricePerRequest
 from servesim.experiments.recommend.bounds import Work, optimistic_rate
+from servesim.experiments.recommend.question import horizon_s
 from servesim.experiments.recommend.space import space_of
 from servesim.run.scenario import Scenario
 from servesim.run.serve_command import merged, served
@@ -114,6 +116,14 @@ def test_the_bound_is_above_what_a_deployment_carries() -> None:
         bound = optimistic_rate(setup, Work.of(trace), float("inf"))
         document = servesim.capacity(space.settings(point), jobs=1, replicates=1, intervals=False)
         assert bound >= document.attrs["document"]["rows"][0]["rate"]
+
+
+def test_a_horizon_is_many_times_the_limits() -> None:
+    """10 x 0.5 s, and twice 100 tokens at 50 ms each."""
+    goals = goals_of(
+        Scenario.of({"trace": "synth:rate=1", "model": "m", "gpu": "h100", "slo": "ttft:500,tpot:50"}), 0.99
+    )
+    assert horizon_s(goals, 100.0) == pytest.approx(15.0)
 
 
 def test_loads_of_aims_by_hand() -> None:
