@@ -96,6 +96,7 @@ def finished(found: Found, story: Story) -> None:
     """Add the recommendation to the document of a capacity question."""
     document = found.document
     rows = [row for row in ordered(found.rows) if row["verdict"] == "carries"]
+    document["workload"] = dict(story.space.base)
     document["recommendation"] = _recommendation(found, story, rows) if rows else None
     document["notes"].append(searched_words(_search(story)))
 

@@ -35,8 +35,8 @@ QUESTION: dict[str, Any] = {
     "dp": 1,
     "slo": "ttft:p99<200ms",
     "jobs": 1,
-    "replicates": 3,
-    "tolerance": 0.05,
+    "replicates": 2,
+    "tolerance": 0.1,
     "intervals": False,
 }
 
@@ -48,10 +48,10 @@ def ask(**more: Any) -> Any:
 def test_the_winner_is_the_cheapest_of_all_and_its_command_starts_it(tmp_path: Path) -> None:
     document = ask(out=tmp_path / "out").attrs["document"]
     found = document["recommendation"]
-    every = servesim.capacity(**QUESTION).attrs["document"]
+    every = servesim.capacity(**{**QUESTION, "requests": 2_000, "replicates": 1}).attrs["document"]
     prices = [row["usd_per_hour"] / row["rate"] for row in every["rows"] if row["verdict"] == "carries"]
     row = next(row for row in document["rows"] if row["label"] == found["first"])
-    assert row["usd_per_hour"] / row["rate"] <= min(prices) * 1.05
+    assert row["usd_per_hour"] / row["rate"] <= min(prices) * 1.1
     assert found["aim"] == "price per request"
     read = merged({**found["settings"], "gpu": row["gpu"]}, served(found["run"]["command"]).settings)
     assert Scenario.of(read).scheduler == Scenario.of(found["settings"]).scheduler
