@@ -91,7 +91,8 @@ def _keys(engine: str) -> dict[str, st.SearchStrategy[Any]]:
             found.setdefault(meaning, VALUES.get(meaning, WHOLE))
         for key, to in (meaning or {}).items() if isinstance(meaning, Mapping) else ():
             values = [value for value in to.values() if value is not None] if isinstance(to, Mapping) else [to]
-            found[key] = found[key] | st.sampled_from(values) if key in found else st.sampled_from(values)
+            if values:
+                found[key] = found[key] | st.sampled_from(values) if key in found else st.sampled_from(values)
     found.pop("preset", None)
     return found
 
