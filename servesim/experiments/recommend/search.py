@@ -61,9 +61,9 @@ class Search:
             coarse = self.race(q.scout, aim)
             coarse.measure([(e, q.rate) for e in heads], COARSE)
         coarse.measure([(e, self._start(coarse, e)) for e in heads], GAIN)
-        heads = self._few(climb(coarse, heads, self._with_features, GAIN, 1), coarse, FINALISTS)
         heads = self._few(climb(coarse, heads, self._with_flags, GAIN, 1), coarse, CLIMBERS)
         heads = climb(coarse, heads, self._with_flags, GAIN, PASSES)
+        heads = climb(coarse, heads, self._with_features, GAIN, 1)
         fine = self.race(q.climb, aim)
         best = self._few(heads, coarse, FINALISTS)
         longer = [(e, self._start(coarse, e)) for e in best]
