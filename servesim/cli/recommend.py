@@ -22,9 +22,9 @@ from servesim.sentinels import COMMON
 EXAMPLES = """
 \b
 Examples:
-  servesim recommend --trace log.csv --model llama-3.1-8b --slo ttft:p99<1s,tpot:p99<50ms
-  servesim recommend --trace log.csv --model qwen3-32b --gpu h100,h200 --price h100=2.2,h200=3.1 --rate 3x --slo ttft:1s
-  servesim recommend --trace log.csv --serve 'vllm serve Qwen/Qwen3-8B' --gpu h100 --slo tpot:40
+  servesim recommend --trace trace.csv --model llama-3.1-8b --gpu h100,l40s --slo ttft:500,tpot:50
+  servesim recommend --trace trace.csv --model qwen3-8b --gpu h100 --price h100=2.2 --rate 3x --slo ttft:1s --engine vllm
+  servesim recommend --trace trace.csv --serve 'vllm serve Qwen/Qwen3-8B' --gpu h100 --slo tpot:40
 
 With --serve, hardware and engine stay as they are, and only flags are searched.
 """
