@@ -1,0 +1,100 @@
+"""Section of a capacity page for a recommendation: what to run, against what, why, and how to start it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from servesim.experiments.recommend.words import percent
+from servesim.experiments.store import DEPLOY
+from servesim.reports.page import Block, Section, Table
+
+RIVALS = {
+    "runner_up": "runner-up",
+    "published": "published formats",
+    "miss": "cheaper, but misses the SLO",
+}
+"""Words for each deployment that the first is compared with, by key of a recommendation."""
+
+
+def recommended(found: Mapping[str, Any]) -> list[Section]:
+    """Return the sections of a recommendation: the command first, then the reasons."""
+    lists = {
+        "Check first": found["needs"],
+        "What would change the answer": found["changes"],
+        "To be surer": found["measure"],
+        "Not searched": [one["says"] for one in found["not_searched"]],
+    }
+    why = [
+        *([Block("table", "Against the next best", _rivals(found), wide=True)] if _against(found) else []),
+        *([Block("table", "What each setting is worth", _knobs(found["knobs"]), wide=True, text=WORTH)]
+          if found["knobs"] else []),
+        *(Block("list", title, lines) for title, lines in lists.items() if lines),
+    ]  # fmt: skip
+    return [Section("What to run", _how_to_start(found["run"]), "run"), Section("Why this one", why, "why")]
+
+
+WORTH = (
+    "Prices are per unit of the aim, from short runs. Without a setting, the best other deployment found is compared. "
+    "Shares are of all gains, in logarithms."
+)
+"""How to read the table of settings."""
+
+
+def _how_to_start(run: Mapping[str, Any]) -> list[Block]:
+    """Return the command and the other files, each to copy."""
+    files = {name: text for name, text in run["files"].items() if text.strip() != (run["command"] or "").strip()}
+    lost = [f"{key}={value}" for key, value in run["lost"].items()]
+    said = [] if run["command"] else ["No single command starts this deployment. The files below do."]
+    said += [f"The command does not hold {', '.join(lost)}."] if lost else []
+    more = [form for form in run["forms"] if form != "command"]
+    forms = f"--form {','.join(more)} writes the same deployment in other forms." if more else ""
+    blocks = [Block("command", "Command", run["command"], wide=True)] if run["command"] else []
+    if said or forms:
+        blocks.append(Block("list", "", [*said, *filter(None, [forms])], wide=True))
+    return blocks + [Block("text", f"{DEPLOY}/{name}", text, wide=True) for name, text in files.items()]
+
+
+def _against(found: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(words, found[key]) for key, words in RIVALS.items() if found[key] is not None]
+
+
+def _rivals(found: Mapping[str, Any]) -> Table:
+    rows: list[tuple[Any, ...]] = [(found["first"], "recommended", "1.00", found["aim"])]
+    rows += [(one["label"], words, f"{one['price_ratio']:.2f}", one["says"]) for words, one in _against(found)]
+    return Table(
+        "Against the next best",
+        ("deployment", "", "times the price", "why"),
+        rows,
+        (False, False, True, False),
+        "wordy",
+    )
+
+
+def _knobs(knobs: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        (one["key"], "default" if one["value"] is None else str(one["value"]), _without(one), _bar(one["share"]))
+        for one in knobs
+    ]
+    return Table(
+        "What each setting is worth",
+        ("setting", "value", "without it", "share of the gain"),
+        rows,
+        (False, False, True, False),
+    )
+
+
+def _without(one: Mapping[str, Any]) -> str:
+    if one["price_ratio"] is None:
+        return "misses the SLO"
+    return f"{'at least ' if one['at_least'] else ''}{percent(one['price_ratio'])} more"
+
+
+def _bar(share: float | None) -> Any:
+    if share is None:
+        return "–"
+    return Markup('<span class="gauge"><i style="width: {}%"></i></span> {} %').format(
+        f"{100 * share:.1f}", f"{100 * share:.0f}"
+    )
