@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from servesim.experiments.recommend.words import percent
+from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.store import DEPLOY
 from servesim.reports.page import Block, Section, Table
 
@@ -18,21 +20,25 @@ RIVALS = {
 }
 """Words for each deployment that the first is compared with, by key of a recommendation."""
 
+QUESTION = (*WORKLOAD, "model", "gpu", "price", "slo", "slo_percentiles", "slo_classes", "model_classes")
+"""Settings that describe the question: a command never holds them, and nobody misses them in it."""
+
 
 def recommended(found: Mapping[str, Any]) -> list[Section]:
     """Return the sections of a recommendation: the command first, then the reasons."""
-    lists = {
+    lists: dict[str, list[str]] = {
         "Check first": found["needs"],
         "What would change the answer": found["changes"],
         "To be surer": found["measure"],
         "Not searched": [one["says"] for one in found["not_searched"]],
     }
-    why = [
-        *([Block("table", "Against the next best", _rivals(found), wide=True)] if _against(found) else []),
-        *([Block("table", "What each setting is worth", _knobs(found["knobs"]), wide=True, text=WORTH)]
-          if found["knobs"] else []),
-        *(Block("list", title, lines) for title, lines in lists.items() if lines),
-    ]  # fmt: skip
+    titles = [title for title, lines in lists.items() if lines]
+    why = [Block("table", "Against the next best", _rivals(found), wide=True)] if _against(found) else []
+    if found["knobs"]:
+        why.append(Block("table", "What each setting is worth", _knobs(found["knobs"]), wide=True, text=WORTH))
+    for i, title in enumerate(titles):
+        alone = i == len(titles) - 1 and i % 2 == 0
+        why.append(Block("list", title, [_marked(line) for line in lists[title]], wide=alone))
     return [Section("What to run", _how_to_start(found["run"]), "run"), Section("Why this one", why, "why")]
 
 
@@ -46,7 +52,7 @@ WORTH = (
 def _how_to_start(run: Mapping[str, Any]) -> list[Block]:
     """Return the command and the other files, each to copy."""
     files = {name: text for name, text in run["files"].items() if text.strip() != (run["command"] or "").strip()}
-    lost = [f"{key}={value}" for key, value in run["lost"].items()]
+    lost = [f"{key}={value}" for key, value in run["lost"].items() if key not in QUESTION]
     said = [] if run["command"] else ["No single command starts this deployment. The files below do."]
     said += [f"The command does not hold {', '.join(lost)}."] if lost else []
     more = [form for form in run["forms"] if form != "command"]
@@ -55,6 +61,11 @@ def _how_to_start(run: Mapping[str, Any]) -> list[Block]:
     if said or forms:
         blocks.append(Block("list", "", [*said, *filter(None, [forms])], wide=True))
     return blocks + [Block("text", f"{DEPLOY}/{name}", text, wide=True) for name, text in files.items()]
+
+
+def _marked(line: str) -> Markup:
+    """Return a sentence with its commands, which stand between backticks, as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(line))))
 
 
 def _against(found: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -20,13 +20,13 @@ FOUND: dict[str, Any] = {
         {"key": "dtype", "value": "fp8", "price_ratio": 1.5, "at_least": True, "share": 0.75},
         {"key": "tp", "value": None, "price_ratio": None, "at_least": False, "share": None},
     ],
-    "needs": ["fp8: check the quality of the answers"],
+    "needs": ["fp8: check the quality of the answers with `my <task>`"],
     "changes": ["below $1.20 per L40S-hour, dear is cheaper"],
     "measure": [],
     "not_searched": [{"keys": ["pp"], "says": "pipeline parallelism"}],
     "run": {
         "command": "vllm serve m --max-num-seqs 256",
-        "lost": {"replicas": 2},
+        "lost": {"replicas": 2, "trace": "t"},
         "forms": ["command", "compose"],
         "files": {"run.sh": "#!/bin/sh\nvllm serve m --max-num-seqs 256", "compose.yaml": "services: {}"},
     },
@@ -61,6 +61,7 @@ def test_every_reason_is_there_and_no_empty_list(tmp_path: Path) -> None:
         "pipeline",
     ):
         assert words in shown
+    assert "<code>my &lt;task&gt;</code>" in shown
     assert "tight &lt;b&gt;" in shown
     assert "To be surer" not in shown
     assert "published formats" not in shown
