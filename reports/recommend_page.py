@@ -21,7 +21,7 @@ RIVALS = {
 """Words for each deployment that the first is compared with, by key of a recommendation."""
 
 QUESTION = (*WORKLOAD, "model", "gpu", "price", "slo", "slo_percentiles", "slo_classes", "model_classes")
-"""Settings that describe the question: a command never holds them, and nobody misses them in it."""
+"""Settings of the question, which no command needs to hold."""
 
 
 def recommended(found: Mapping[str, Any]) -> list[Section]:
@@ -52,8 +52,10 @@ WORTH = (
 def _how_to_start(run: Mapping[str, Any]) -> list[Block]:
     """Return the command and the other files, each to copy."""
     files = {name: text for name, text in run["files"].items() if text.strip() != (run["command"] or "").strip()}
-    lost = [f"{key}={value}" for key, value in run["lost"].items() if key not in QUESTION]
+    several = int(run["lost"].get("replicas", 1))
+    lost = [f"{key}={value}" for key, value in run["lost"].items() if key not in (*QUESTION, "replicas")]
     said = [] if run["command"] else ["No single command starts this deployment. The files below do."]
+    said += [f"The command starts one of {several} replicas."] if several > 1 else []
     said += [f"The command does not hold {', '.join(lost)}."] if lost else []
     more = [form for form in run["forms"] if form != "command"]
     forms = f"--form {','.join(more)} writes the same deployment in other forms." if more else ""

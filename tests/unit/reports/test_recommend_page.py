@@ -26,7 +26,7 @@ FOUND: dict[str, Any] = {
     "not_searched": [{"keys": ["pp"], "says": "pipeline parallelism"}],
     "run": {
         "command": "vllm serve m --max-num-seqs 256",
-        "lost": {"replicas": 2, "trace": "t"},
+        "lost": {"replicas": 2, "router": "llm-d", "trace": "t"},
         "forms": ["command", "compose"],
         "files": {"run.sh": "#!/bin/sh\nvllm serve m --max-num-seqs 256", "compose.yaml": "services: {}"},
     },
@@ -44,7 +44,8 @@ def test_the_command_stands_first_and_whole(tmp_path: Path) -> None:
     shown = html(tmp_path, FOUND)
     assert '<pre tabindex="0">vllm serve m --max-num-seqs 256</pre>' in shown
     assert shown.index("What to run") < shown.index("Why this one") < shown.index(">Deployments<")
-    assert "The command does not hold replicas=2." in shown
+    assert "The command does not hold router=llm-d." in shown
+    assert "The command starts one of 2 replicas." in shown
     assert "deploy/compose.yaml" in shown
     assert "--form compose writes" in shown
 
