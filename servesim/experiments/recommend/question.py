@@ -46,7 +46,7 @@ def horizon_s(goals: Sequence[Goal], output: float) -> float:
 
 @dataclass(frozen=True)
 class Question:
-    """What to search, and for which workload."""
+    """Space, workload and aim of a search."""
 
     space: Space
     terms: Terms
