@@ -294,10 +294,12 @@ function withOrder(table) {
 // commands and files to copy
 function withCopy(text) {
   const button = make("button", { type: "button", class: "copy" }, "Copy");
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text.textContent);
-    button.textContent = "Copied";
-  });
+  button.addEventListener("click", () =>
+    navigator.clipboard.writeText(text.textContent).then(
+      () => (button.textContent = "Copied"),
+      () => getSelection().selectAllChildren(text), // refused: selected, to copy by hand
+    ),
+  );
   text.before(button);
 }
 

@@ -33,7 +33,7 @@ def recommended(found: Mapping[str, Any]) -> list[Section]:
         "Not searched": [one["says"] for one in found["not_searched"]],
     }
     titles = [title for title, lines in lists.items() if lines]
-    why = [Block("table", "Against the next best", _rivals(found), wide=True)] if _against(found) else []
+    why = [Block("pairs", "Against the next best", _rivals(found), wide=True)] if _against(found) else []
     if found["knobs"]:
         why.append(Block("table", "What each setting is worth", _knobs(found["knobs"]), wide=True, text=WORTH))
     for i, title in enumerate(titles):
@@ -74,29 +74,21 @@ def _against(found: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(words, found[key]) for key, words in RIVALS.items() if found[key] is not None]
 
 
-def _rivals(found: Mapping[str, Any]) -> Table:
-    rows: list[tuple[Any, ...]] = [(found["first"], "recommended", "1.00", found["aim"])]
-    rows += [(one["label"], words, f"{one['price_ratio']:.2f}", one["says"]) for words, one in _against(found)]
-    return Table(
-        "Against the next best",
-        ("deployment", "", "times the price", "why"),
-        rows,
-        (False, False, True, False),
-        "wordy",
-    )
+def _rivals(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    first = f"{found['first']} ({found['aim']})"
+    return [("recommended", first), *((words, one["says"]) for words, one in _against(found))]
 
 
 def _knobs(knobs: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
-        (one["key"], "default" if one["value"] is None else str(one["value"]), _without(one), _bar(one["share"]))
+        (
+            f"{one['key'].removeprefix('scheduler.')} = {'default' if one['value'] is None else one['value']}",
+            _without(one),
+            _bar(one["share"]),
+        )
         for one in knobs
     ]
-    return Table(
-        "What each setting is worth",
-        ("setting", "value", "without it", "share of the gain"),
-        rows,
-        (False, False, True, False),
-    )
+    return Table("What each setting is worth", ("setting", "without it", "share of the gain"), rows)
 
 
 def _without(one: Mapping[str, Any]) -> str:
@@ -108,6 +100,6 @@ def _without(one: Mapping[str, Any]) -> str:
 def _bar(share: float | None) -> Any:
     if share is None:
         return "–"
-    return Markup('<span class="gauge"><i style="width: {}%"></i></span> {} %').format(
-        f"{100 * share:.1f}", f"{100 * share:.0f}"
+    return Markup('{} % <span class="gauge"><i style="width: {}%"></i></span>').format(
+        f"{100 * share:.0f}", f"{100 * share:.1f}"
     )

@@ -15,7 +15,7 @@ FOUND: dict[str, Any] = {
     "settings": {"gpu": "h100"},
     "runner_up": {"label": "dear", "price_ratio": 1.25, "says": "dear costs 25 % more per request"},
     "published": None,
-    "miss": {"label": "tight <b>", "price_ratio": 0.8, "says": "tight at 20 % less misses the SLO"},
+    "miss": {"label": "tight <b>", "price_ratio": 0.8, "says": "tight <b> at 20 % less misses the SLO"},
     "knobs": [
         {"key": "dtype", "value": "fp8", "price_ratio": 1.5, "at_least": True, "share": 0.75},
         {"key": "tp", "value": None, "price_ratio": None, "at_least": False, "share": None},
