@@ -24,6 +24,7 @@ from servesim.reports.experiment import (
 from servesim.reports.figures.load import Dot, attainment, pareto
 from servesim.reports.ink import SERIES
 from servesim.reports.page import Block, Page, Section, Table
+from servesim.reports.recommend_page import recommended
 from servesim.reports.svg import Drawing
 from servesim.reports.variants import absent
 from servesim.reports.words import gpu_of, number
@@ -43,7 +44,9 @@ def page(folder: Path) -> Page:
     never = [Block("list", "Never", reasons, wide=True)] if reasons else []
     sure = [*filter(None, [bracket_words(document)]), *error_sentences(document)]
     sure += [one["says_worth"] for one in document.get("worth", ())]
+    found = document.get("recommendation")
     sections = [
+        *(recommended(found) if found is not None else []),
         Section("Deployments", [Block("table", "", _table(document), wide=True, text=_how_to_read(document)), *never]),
         Section("How sure", [Block("list", "", sure, wide=True)] if sure else []),
         Section("Behind it", [Block("drawing", "", drawing) for drawing in drawn]),

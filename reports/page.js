@@ -291,6 +291,18 @@ function withOrder(table) {
   table.closest(".scroll").before(words);
 }
 
+// commands and files to copy
+function withCopy(text) {
+  const button = make("button", { type: "button", class: "copy" }, "Copy");
+  button.addEventListener("click", () =>
+    navigator.clipboard.writeText(text.textContent).then(
+      () => (button.textContent = "Copied"),
+      () => getSelection().selectAllChildren(text), // refused: selected, to copy by hand
+    ),
+  );
+  text.before(button);
+}
+
 // links to sections
 function withLinks() {
   const heads = all("main section > h2");
@@ -311,6 +323,7 @@ function enliven(root) {
   all("figure.card", root).forEach(withSwitches);
   all("svg[data-axes]", root).forEach(withHand);
   all("figure.card", root).forEach(withFiles);
+  if (navigator.clipboard) all(".command pre, details pre", root).forEach(withCopy);
   all("table", root).filter((table) => table.tHead && table.tBodies[0].rows.length > 2).forEach(withOrder);
   withZoom(root);
 }

@@ -68,8 +68,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a section. Its kind is "drawing", "table", "pairs" (name and value), "list" (sentences) or "text" (a
-    file, collapsed under the title)."""
+    """Part of a section. Its kind is "drawing", "table", "pairs" (name and value), "list" (sentences), "text" (a
+    file, collapsed under the title) or "command" (to copy)."""
 
     kind: str
     title: str

@@ -23,7 +23,7 @@ EXAMPLES = """
 \b
 Examples:
   servesim recommend --trace trace.csv --model llama-3.1-8b --gpu h100,l40s --slo ttft:500,tpot:50
-  servesim recommend --trace trace.csv --model qwen3-8b --gpu h100 --price h100=2.2 --rate 3x --slo ttft:1s --engine vllm
+  servesim recommend --trace trace.csv --model qwen3-8b --gpu h100 --price h100=2.2 --rate 3x --slo ttft:1s
   servesim recommend --trace trace.csv --serve 'vllm serve Qwen/Qwen3-8B' --gpu h100 --slo tpot:40
 
 With --serve, hardware and engine stay as they are, and only flags are searched.
@@ -42,8 +42,8 @@ def recommend(
         typer.Option(
             "--form",
             metavar="NAME,...",
-            help="Files to write into DIR/deploy besides run.sh: compose, kubernetes, llm-d, dynamo, or "
-            "FILE.py:FUNCTION.",
+            help="Files to write into DIR/deploy besides the command: compose, kubernetes, llm-d, "
+            "dynamo, or FILE.py:CLASS.",
             rich_help_panel=COMMON,
         ),
     ] = None,

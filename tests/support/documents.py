@@ -103,7 +103,7 @@ def run(page: str, folder: Path) -> tuple[list[Outcome], str]:
     return failed, fresh + page[end:]
 
 
-PROGRESS = re.compile(r"(compare|sweep|capacity|worth): \d+ (of|runs) ")
+PROGRESS = re.compile(r"(compare|sweep|capacity|worth|recommend): \d+ (of|runs) ")
 """What experiments say while they run, if they run long: as often as the machine is slow."""
 
 

@@ -30,7 +30,6 @@ from typing import Any
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity import Found
 from servesim.experiments.capacity_answer import ordered
-from servesim.experiments.capacity_error import price_of_row
 from servesim.experiments.goals import Goal
 from servesim.experiments.recommend.aims import PriceForRate, PricePerRequest
 from servesim.experiments.recommend.race import NEAR, Entrant, Race
@@ -39,11 +38,13 @@ from servesim.experiments.recommend.words import (
     AIMS,
     NOT_SEARCHED,
     changes,
+    first_words,
     measure_words,
     miss_words,
     published_words,
     runner_up_words,
     searched_words,
+    sure_price,
 )
 from servesim.experiments.worth_words import needs
 from servesim.run.scenario import Scenario
@@ -95,10 +96,27 @@ class Story:
 def finished(found: Found, story: Story) -> None:
     """Add the recommendation to the document of a capacity question."""
     document = found.document
-    rows = [row for row in ordered(found.rows) if row["verdict"] == "carries"]
+    rows = _ranked([row for row in ordered(found.rows) if row["verdict"] == "carries"], story)
+    if rows:
+        for row in found.rows:
+            row["cheapest"] = row is rows[0]
+        document["answer"] = first_words(rows[0], rows[1:])
     document["workload"] = dict(story.space.base)
     document["recommendation"] = _recommendation(found, story, rows) if rows else None
     document["notes"].append(searched_words(_search(story)))
+
+
+def _ranked(rows: Sequence[Row], story: Story) -> list[Row]:
+    """Return rows by the price that they surely have: at the low end of the rate's interval, if the rate is searched.
+    Of prices that are the same, that of the published formats comes first."""
+    formats = _published(story.space)
+
+    def key(row: Row) -> tuple[float, bool, float]:
+        price = sure_price(row)
+        point = story.finalists[row["label"]].point
+        return round(math.log(price) / 0.005), any(point.get(k) != v for k, v in formats.items()), price
+
+    return sorted((row for row in rows if sure_price(row) < math.inf), key=key)
 
 
 def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str, Any]:
@@ -140,7 +158,7 @@ def _published(space: Space) -> dict[str, Any]:
 
 
 def _against(first: Row, other: Row, words: Any) -> dict[str, Any]:
-    ratio = price_of_row(other) / price_of_row(first)
+    ratio = sure_price(other) / sure_price(first)
     return {"label": other["label"], "price_ratio": ratio, "says": words(first, other, ratio)}
 
 

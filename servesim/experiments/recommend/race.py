@@ -55,6 +55,10 @@ class Race:
     study: Study
     aim: Aim
     length: Length = Length()
+    most_rate: float = math.inf
+    """Highest rate at which runs tell anything: above it, a log ends before a deployment is full."""
+    surely: bool = False
+    """Whether a load counts as carried only if its run also shows that the queue stays bounded."""
     prices: dict[str, float] = field(default_factory=dict)
     """Prices by label; infinity for a deployment that carried none of the loads tried."""
     runs: int = 0
@@ -66,13 +70,17 @@ class Race:
 
     def carried(self, asked: Sequence[tuple[Entrant, float]]) -> list[bool]:
         """Run deployments, each at a load. Return whether they carry it within the SLO."""
-        new = [(self._long(e, load), load) for e, load in asked if (e.variant.label, load) not in self.study.judged]
+        told = [(e, load) for e, load in asked if self.aim.rate_at(load) <= self.most_rate]
+        new = [(self._long(e, load), load) for e, load in told if (e.variant.label, load) not in self.study.judged]
         wanted = [one for one in new if one[0].label not in self.study.errors]
         if wanted:
             self.runs += len(wanted)
             self.study.run_at(self.aim.key, wanted)
-        judged = self.study.judged
-        return [bool((one := judged.get((e.variant.label, load))) and one.carried) for e, load in asked]
+        return [self._yes(e, load) for e, load in asked]
+
+    def _yes(self, e: Entrant, load: float) -> bool:
+        judged = self.study.judged.get((e.variant.label, load))
+        return judged is not None and (judged.margin_low >= 0 if self.surely else judged.carried)
 
     def _long(self, e: Entrant, load: float) -> Variant:
         """Return a deployment with runs that are long enough for a load."""
@@ -91,9 +99,9 @@ class Race:
         searches = [(e, self.aim.search(e.variant, load, tolerance)) for e, load in starts]
         known = self.study.judged
         for e, search in searches:
-            for (label, load), judged in sorted(known.items()):
+            for label, load in sorted(known):
                 if label == e.variant.label and isinstance(search, RateSearch):
-                    search.tell(load, judged.carried)
+                    search.tell(load, self._yes(e, load))
         for _ in range(ROUNDS):
             asked = [(e, float(at), s) for e, s in searches if (at := s.next()) is not None]
             if not asked:

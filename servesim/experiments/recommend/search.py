@@ -14,7 +14,7 @@ from servesim.experiments.outcome import Measuring
 from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate, gpus_of
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
-from servesim.experiments.recommend.question import Question
+from servesim.experiments.recommend.question import Question, horizon_s
 from servesim.experiments.recommend.race import Entrant, Length, Race, climb, screen
 from servesim.experiments.recommend.space import Choices, Point, changed, grid, measured
 from servesim.experiments.replicates import replicates_of
@@ -113,7 +113,8 @@ class Search:
         ends = repeats.margins(q.terms.warmup, q.terms.cooldown)
         metrics = [METRICS[name] for name in REPORTED]
         measuring = Measuring(metrics, q.goals, repeats, ends, q.terms.window_minutes, q.terms.window_requests)
-        return Race(Study(self._runner, [], measuring), aim, length)
+        most = len(q.trace) / horizon_s(q.goals, self._work.output) if q.recorded else math.inf
+        return Race(Study(self._runner, [], measuring), aim, length, max(most, q.rate), not q.recorded)
 
     def _checked(self, point: Point) -> Entrant | None:
         """Return a deployment that may race, or None, with the reason in `_refused`."""

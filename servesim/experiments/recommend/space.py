@@ -163,7 +163,8 @@ def space_of(
     fixed = {*single, *_flat(settings), *WORKLOAD}
     if tuned:
         known = Scenario.of(base)
-        kept = {key for key in fixed if not key.startswith("scheduler.")}
+        started = {key for key in _flat(settings) if key.startswith("scheduler.")} - {*single}
+        kept = fixed - started
         return Space(base, {"gpu": (known.gpu,)}, own, content, frozenset({*kept, *STRUCTURE, "pd"}))
     axes: dict[str, Choices] = {}
     for key, values_of in STRUCTURE.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,23 @@ def percent(ratio: float) -> str:
     return f"{share:.0f} %" if share >= 1 else f"{share:.1f} %"
 
 
+def sure_price(row: Row) -> float:
+    """Return the hourly price per request/s at the low end of the rate's interval, or at the rate of the question."""
+    rate = row["rate"] if row["by"] == "replicas" else row["rate_low"]
+    return float(row["usd_per_hour"] / rate) if rate else math.inf
+
+
+def first_words(first: Row, others: Sequence[Row]) -> str:
+    """Return the answer in one sentence."""
+    size = f"{first['gpus']} x {str(first['gpu']).upper()}"
+    said = f"Run {first['label']} on {size} at ${first['usd_per_hour']:,.2f}/h"
+    if first["by"] != "replicas":
+        said += f": it sustains at least {first['rate_low']:.4g} requests/s (estimate {first['rate']:.4g})"
+    if others and (ratio := sure_price(others[0]) / sure_price(first)) >= 1.005:
+        said += f"; the next costs {percent(ratio)} more per request"
+    return said
+
+
 def runner_up_words(first: Row, other: Row, ratio: float) -> str:
     """Return why the runner-up lost."""
     if ratio < 1.005:
@@ -44,8 +62,8 @@ def runner_up_words(first: Row, other: Row, ratio: float) -> str:
     if other["by"] == "replicas":
         said += f": it needs {other['gpus']} x {str(other['gpu']).upper()} at ${other['usd_per_hour']:,.2f}/h"
     else:
-        needed = other["usd_per_hour"] / (first["usd_per_hour"] / first["rate"])
-        said += f": it sustains {other['rate']:.4g} requests/s and would need {needed:.4g} for the same price"
+        needed = other["usd_per_hour"] / sure_price(first)
+        said += f": it surely sustains {other['rate_low']:.4g} requests/s, not {needed:.4g} for the same price"
     return said + (f"; its limiting factor is {other['binds']}" if other["binds"] else "")
 
 
@@ -70,7 +88,7 @@ def changes(document: Mapping[str, Any], first: Row, others: Sequence[Row]) -> l
         if one.name == two.name:
             continue
         paid = other["usd_per_hour"] / other["gpus"]
-        ratio = (first["usd_per_hour"] / first["rate"]) / (other["usd_per_hour"] / other["rate"])
+        ratio = sure_price(first) / sure_price(other)
         found.append(
             f"below ${paid * ratio:.2f} per {two.name.upper()}-hour (assumed: ${paid:.2f}), {other['label']} is cheaper"
         )
@@ -88,7 +106,7 @@ def measure_words(document: Mapping[str, Any], settings: Mapping[str, Any], firs
         width = f" Today the model's error spans {error['low']:.4g} to {error['high']:.4g} {unit}."
     command = f"servesim measure http://localhost:8000 --gpu {settings['gpu']}{tp} --out mine"
     return [
-        f"Start the command below on one replica and run `{command}` (20 minutes), then `servesim calibrate host mine "
+        f"Start the command on one replica and run `{command}` (20 minutes), then `servesim calibrate host mine "
         f"--out terms.yaml` and repeat this search with --host terms.yaml.{width}"
     ]
 
