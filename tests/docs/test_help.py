@@ -45,7 +45,6 @@ CHEAPER = {
     "servesim compare": "--requests 20 --replicates 2 --jobs 1",
     "servesim sweep": "--requests 20 --jobs 1",
     "servesim capacity": "--requests 20 --replicates 2 --jobs 1 --tolerance 0.2",
-    "servesim recommend": "--requests 20 --jobs 1 --no-intervals",
     "servesim worth": "--requests 20 --replicates 2 --jobs 1 --tolerance 0.5 --no-intervals",
     "servesim trace fetch": "--dry-run",
 }
