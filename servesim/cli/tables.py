@@ -215,6 +215,8 @@ def print_recommend(document: Mapping[str, Any], out: Path | None, verbose: bool
     run, where = found["run"], f" in {out / DEPLOY}" if out is not None else " (--out DIR writes them)"
     names = f"files: {', '.join(run['files'])}{where}; other forms: {', '.join(run['forms'])}"
     console.print(run["command"] or "no single command starts it", soft_wrap=True, highlight=False, markup=False)
+    if (several := int(found["settings"].get("replicas") or 1)) > 1 and run["command"]:
+        console.print(f"The command starts one of {several} replicas.", soft_wrap=True)
     console.print(names, style="dim", soft_wrap=True)
 
 

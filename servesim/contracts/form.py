@@ -42,9 +42,9 @@ class Form(ABC):
         """Return whether a file with these YAML documents, or a script as one text, has this form. Default: no."""
         return False
 
+    @abstractmethod
     def deployment(self, documents: Sequence[Any]) -> Deployment:
         """Return the settings in documents that it recognizes. Raise UserError if they start no engine."""
-        raise NotImplementedError
 
 
 forms: Registry[Form] = Registry("form", Form, "servesim.launch.forms")

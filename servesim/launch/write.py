@@ -28,7 +28,7 @@ def write(settings: Mapping[str, Any], form: str) -> dict[str, str]:
 
 
 def check_forms(names: Iterable[str]) -> None:
-    """Raise UserError if a form is unknown."""
+    """Raise UserError if a form is unknown, or lacks a method."""
     for name in names:
         forms.resolve(name)
 

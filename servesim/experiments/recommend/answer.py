@@ -59,6 +59,7 @@ class Story:
     space: Space
     aim: PricePerRequest
     goals: Sequence[Goal]
+    screening: Race
     coarse: Race
     fine: Race
     entrants: Sequence[Entrant]
@@ -172,7 +173,7 @@ def _in_published(
 
 def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
     """Return what each setting of the first deployment is worth."""
-    prices, ratios = story.coarse.prices, list[tuple[str, float, bool]]()
+    prices, ratios = story.screening.prices, list[tuple[str, float, bool]]()
     with_it = [e for e in story.kept if e.point == {k: best.point.get(k) for k in e.point}]
     own = min((prices[e.variant.label] for e in with_it), default=None)
     for key in story.space.axes:
@@ -200,7 +201,7 @@ def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
 
 def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     """Return the deployment that comes closest to the SLO at a load at which it would cost less than the first."""
-    race = story.coarse
+    race = story.screening
     own = [race.prices[e.variant.label] for e in story.kept if e.point.items() <= best.point.items()]
     if not own:
         return None
@@ -232,6 +233,8 @@ def _run(settings: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
     able = launch.forms_for(settings)
     written = launch.command(settings) if "command" in able else None
     own = [form for form in forms if form in able or ".py:" in form]
+    if own == ["command"] and int(settings.get("replicas") or 1) > 1:  # one command starts one replica
+        own += [form for form in able if form != "command"][:1]
     files: dict[str, str] = {}
     for form in own or able[:1]:
         files |= launch.write(settings, form)
@@ -240,12 +243,13 @@ def _run(settings: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
 
 
 def _search(story: Story) -> dict[str, int]:
-    labels = {label for label, _ in story.coarse.study.judged}
+    races = {id(race): race for race in (story.screening, story.coarse, story.fine)}.values()
+    labels = {label for race in races for label, _ in race.study.judged}
     structures = {e.variant.label for e in story.entrants}
     return {
         "structures": len(story.entrants) + len(story.refused),
         "refused": len(story.refused),
         "screened": len(labels & structures),
         "improved": len(labels - structures),
-        "runs": story.coarse.runs + story.fine.runs,
+        "runs": sum(race.runs for race in races),
     }

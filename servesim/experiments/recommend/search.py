@@ -74,7 +74,7 @@ class Search:
         points = [({k: v for k, v in e.point.items() if k not in drop}, e) for e in best or entrants[:1]]
         final = {(v := self._final(point, e, fine)).label: (v, e) for point, e in points}
         finalists = {label: e for label, (_, e) in final.items()}
-        story = Story(q.space, q.aim, q.goals, screening, fine, entrants, kept, finalists, self._refused)
+        story = Story(q.space, q.aim, q.goals, screening, coarse, fine, entrants, kept, finalists, self._refused)
         if best:
             story.ablate(best[0], self._without(best[0]))
         return [v for v, _ in final.values()], story

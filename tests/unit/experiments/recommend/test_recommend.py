@@ -71,6 +71,7 @@ def test_a_rate_asks_for_the_cheapest_number_of_replicas() -> None:
     rows = [row for row in found["rows"] if row["verdict"] == "carries"]
     assert found["recommendation"]["aim"] == "price for the rate"
     assert found["recommendation"]["settings"]["replicas"] == rows[0]["replicas"] >= 2
+    assert len(found["recommendation"]["run"]["files"]) >= 2  # one command starts one replica only
 
 
 def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
@@ -92,9 +93,14 @@ def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
         ({"rate": 5.0, "replicas": [1, 2]}, "recommend: --replicas cannot be combined with --rate"),
         ({"forms": "nosuch"}, "form 'nosuch'|unknown form"),
         ({"gpu": "a10"}, "--by-formula"),
+        ({"forms": "{own}:Half"}, "Half needs a method deployment"),
     ],
 )
-def test_a_question_without_an_answer_is_one_line(more: dict[str, Any], said: str) -> None:
+def test_a_question_without_an_answer_is_one_line(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    half = "class Half(Form):\n    def files(self, scenario):\n        return {}\n"
+    own.write_text(f"from servesim.contracts.form import Form\n\n\n{half}")
+    more = {key: value.format(own=own) if key == "forms" else value for key, value in more.items()}
     with pytest.raises(UserError, match=said) as caught:
         ask(**more)
     assert "\n" not in str(caught.value)
