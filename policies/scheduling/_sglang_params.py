@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from servesim.contracts.params import check_least
+from servesim.contracts.searched import Span
 from servesim.errors import suggest
 
 from ._sglang_order import POLICIES
@@ -14,6 +17,13 @@ from ._sglang_order import POLICIES
 class SglangParams:
     """SGLang's server arguments under its names, with its defaults."""
 
+    searched: ClassVar[Mapping[str, Any]] = {
+        "max_running_requests": Span(16, 2048),
+        "chunked_prefill_size": Span(1024, 32768),
+        "schedule_policy": ("fcfs", "lpm"),
+        "schedule_conservativeness": (1.0, 0.3),
+        "enable_mixed_chunk": (False, True),
+    }
     max_running_requests: int | None = None
     """Maximum number of running requests; None: vLLM's max_num_seqs for the GPU, but at least 2048 (SGLang: 2048 to
     4096, depending on memory)."""

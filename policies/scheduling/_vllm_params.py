@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from servesim.contracts.params import SchedulerParams, check_least, check_share
 
@@ -11,6 +13,7 @@ from servesim.contracts.params import SchedulerParams, check_least, check_share
 class VllmParams(SchedulerParams):
     """vLLM's settings under vLLM's names, with its defaults."""
 
+    searched: ClassVar[Mapping[str, Any]] = {"long_prefill_token_threshold": (0, 512, 2048)}
     performance_mode: str = "balanced"
     """vLLM's --performance-mode: "throughput" doubles max_num_batched_tokens and max_num_seqs where they are not given
     (vllm/engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args)."""

@@ -19,8 +19,9 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from servesim.contracts import Defaults, Hit, KVAllocator, Limits, Plan, PlanContext, Request, Scheduler, State
-from servesim.contracts.params import Span, check_least
+from servesim.contracts.params import check_least
 from servesim.contracts.scheduler import schedulers
+from servesim.contracts.searched import Span
 from servesim.errors import UserError
 
 from ._common import FOREVER, pending, refuse_if_hopeless
@@ -30,6 +31,11 @@ from ._common import FOREVER, pending, refuse_if_hopeless
 class SelectiveParams:
     """Orca's settings under the paper's names."""
 
+    searched: ClassVar[Mapping[str, Any]] = {
+        "max_bs": Span(16, 2048),
+        "max_num_tokens": Span(1024, 32768),
+        "enable_chunked_context": (False, True),
+    }
     max_bs: int | None = None
     """Maximum number of requests per iteration; None: vLLM's max_num_seqs for the GPU."""
     n_slots: int | None = None
@@ -65,11 +71,6 @@ class Selective(Scheduler):
     """Orca's Algorithm 1. If the allocator has its own reservation rule, that rule is used in place of the slots."""
 
     Params = SelectiveParams
-    searched: ClassVar[Mapping[str, Any]] = {
-        "max_bs": Span(16, 2048),
-        "max_num_tokens": Span(1024, 32768),
-        "enable_chunked_context": (False, True),
-    }
     paper = "Yu et al., Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022"
     params: SelectiveParams
     supports = frozenset({"remote_kv"})

@@ -38,7 +38,7 @@ SGLang's):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
@@ -46,7 +46,6 @@ from typing import Any, ClassVar
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts import Defaults, KVAllocator, Limits, Plan, PlanContext, Request, State
-from servesim.contracts.params import Span
 from servesim.contracts.scheduler import schedulers
 from servesim.errors import UserError
 
@@ -67,13 +66,6 @@ class Sglang(RunningBatch):
     memory runs out."""
 
     Params: ClassVar[type[Any]] = SglangParams
-    searched: ClassVar[Mapping[str, Any]] = {
-        "max_running_requests": Span(16, 2048),
-        "chunked_prefill_size": Span(1024, 32768),
-        "schedule_policy": ("fcfs", "lpm"),
-        "schedule_conservativeness": (1.0, 0.3),
-        "enable_mixed_chunk": (False, True),
-    }
     supports = frozenset({"async", "remote_kv", "external"})
     samples = "prefix-first"
     paper = "Zheng et al., SGLang: Efficient Execution of Structured Language Model Programs, NeurIPS 2024"

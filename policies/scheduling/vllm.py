@@ -35,7 +35,7 @@ differ from vLLM's):
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
@@ -55,7 +55,6 @@ class Vllm(Scheduler):
     """vLLM V1 scheduler: running first, then waiting, chunked by a token budget; preemption by recomputation."""
 
     Params: ClassVar[type[Any]] = VllmParams
-    searched: ClassVar[Mapping[str, Any]] = {**Scheduler.searched, "long_prefill_token_threshold": (0, 512, 2048)}
     paper = "Kwon et al., Efficient Memory Management for LLM Serving with PagedAttention, SOSP 2023"
     supports = frozenset({"async", "speculation", "remote_kv", "deferred", "external"})
 

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-
-class Span(NamedTuple):
-    """Range of whole numbers that a search for a deployment covers, in powers of 2 times `low`."""
-
-    low: int
-    high: int
+from typing import Any
 
 
 def _short(value: float) -> str:

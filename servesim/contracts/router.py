@@ -147,8 +147,6 @@ class Router(ABC):
     name: ClassVar[str] = "?"
     paper: ClassVar[str] = ""
     """Reference that describes the idea."""
-    searched: ClassVar[bool] = False
-    """Whether `servesim recommend` tries it for deployments of several replicas."""
     Params: ClassVar[type[Any]] = NoParams
     blind: ClassVar[bool] = False
     """Whether it routes without looking at the replicas, which then do not depend on each other; such a router has no

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from mypy_extensions import mypyc_attr
 
 from servesim.contracts.kv import KVAllocator
-from servesim.contracts.params import SchedulerParams, Span
+from servesim.contracts.params import SchedulerParams
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, SampleForm, State
 from servesim.errors import UserError
@@ -70,13 +70,6 @@ class Scheduler(ABC):
     that supports it, and `on_fork`."""
     cannot: ClassVar[Mapping[str, str]] = {}
     """Features it refuses at start-up, with reasons; "samples": requests with several samples."""
-
-    searched: ClassVar[Mapping[str, Span | tuple[Any, ...]]] = {
-        "max_num_seqs": Span(16, 1024),
-        "max_num_batched_tokens": Span(1024, 32768),
-    }
-    """Values that `servesim recommend` tries, by parameter: a range, or a tuple that begins with the default.
-    Parameters that `Params` lacks are left out."""
 
     keeps_budget: ClassVar[bool] = True
     """Whether a step computes at most `max_num_batched_tokens` of a request."""

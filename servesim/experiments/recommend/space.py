@@ -14,11 +14,11 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from servesim.contracts import routers, schedulers
-from servesim.contracts.params import Span
+from servesim.contracts.searched import Span, searched_of
 from servesim.contracts.section import Settings
 from servesim.cost.support import ENGINES, PARTLY, formats, support
 from servesim.errors import PolicyError, UserError
@@ -87,17 +87,18 @@ class Space:
         """Return the values of the settings of features, for a deployment."""
         found: dict[str, Choices] = {k: v for feature in scenario_features() for k, v in feature.searched.items()}
         if int(point.get("replicas") or self.base.get("replicas") or 1) > 1:
-            found["router"] = (None, *(name for name in routers.names() if routers.resolve(name)[0].searched))
+            found["router"] = (
+                None,
+                *(name for name in routers.names() if getattr(routers.resolve(name)[0], "searched", False)),
+            )
         return self._open({key: values for key, values in found.items() if key not in self.own}, point)
 
     def flags(self, point: Point) -> dict[str, Choices]:
         """Return the values of the flags of a deployment: those that the user listed, and those of its scheduler."""
         found: dict[str, Choices] = dict(self.own)
         scheduler = schedulers.resolve(Scenario.of(self.settings(point)).scheduler["name"])[0]
-        known = {field.name for field in fields(scheduler.Params)}
-        for name, choices in scheduler.searched.items():
-            if name in known:
-                found.setdefault(f"scheduler.{name}", choices)
+        for name, choices in searched_of(scheduler.Params).items():
+            found.setdefault(f"scheduler.{name}", choices)
         return self._open(found, point)
 
     def _open(self, found: dict[str, Choices], point: Point) -> dict[str, Choices]:

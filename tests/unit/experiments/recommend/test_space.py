@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servesim.contracts.params import Span
+from servesim.contracts.searched import LIMITS, Span
 from servesim.experiments.recommend.space import changed, drawn, grid, space_of
 from servesim.run.scenario import Scenario
 
@@ -70,12 +70,19 @@ def test_flags_are_those_of_the_engine_of_a_deployment() -> None:
 def test_a_scheduler_of_a_users_own_brings_its_own_values(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
+        "from dataclasses import dataclass\n"
         "from servesim.policies.scheduling.vllm import Vllm\n\n\n"
-        "class Own(Vllm):\n    searched = {'watermark': (0.0, 0.05)}\n"
+        "@dataclass(frozen=True)\n"
+        "class Params(Vllm.Params):\n    patience: int = 3\n    searched = {'patience': (3, 5)}\n\n\n"
+        "class Own(Vllm):\n    Params = Params\n"
     )
     space = space_of({**BASE, "scheduler": f"{file}:Own"}, {"gpu": "h100"}, True)
     assert "preset" not in space.axes
-    assert space.flags({"gpu": "h100", "tp": 1, "dtype": "bf16"}) == {"scheduler.watermark": (0.0, 0.05)}
+    assert space.flags({"gpu": "h100", "tp": 1, "dtype": "bf16"}) == {
+        "scheduler.max_num_seqs": LIMITS["max_num_seqs"],
+        "scheduler.max_num_batched_tokens": LIMITS["max_num_batched_tokens"],
+        "scheduler.patience": (3, 5),
+    }
 
 
 def test_what_needs_shared_content_is_not_searched_without_it() -> None:
