@@ -23,10 +23,7 @@ EXAMPLES = """
 \b
 Examples:
   servesim recommend --trace trace.csv --model llama-3.1-8b --gpu h100,l40s --slo ttft:500,tpot:50
-  servesim recommend --trace trace.csv --model qwen3-8b --gpu h100 --price h100=2.2 --rate 3x --slo ttft:1s
   servesim recommend --trace trace.csv --serve 'vllm serve Qwen/Qwen3-8B' --gpu h100 --slo tpot:40
-
-With --serve, hardware and engine stay as they are, and only flags are searched.
 """
 
 
@@ -42,9 +39,8 @@ def recommend(
         typer.Option(
             "--form",
             metavar="NAME,...",
-            help="Files to write into DIR/deploy besides the command: compose, kubernetes, llm-d, "
-            "dynamo, or FILE.py:CLASS.",
-            rich_help_panel=COMMON,
+            help="Files to write into DIR/deploy besides the command: compose, kubernetes, llm-d, dynamo, or "
+            "FILE.py:CLASS.",
         ),
     ] = None,
     attainment: Attainment = 0.99,
@@ -67,9 +63,8 @@ def recommend(
 ) -> None:
     """Find what to run for a workload and an SLO, and print the command.
 
-    Settings that are not given are searched: GPU, engine, weight and KV formats, parallelism, prefill and decode apart,
-    scheduler limits and routers. A setting with several values is searched over these. For a recorded log, the cheapest
-    deployment for its own rate is searched unless --rate says otherwise.
+    Settings that are not given are searched: hardware, engine, formats, parallelism and flags. For a recorded log,
+    the cheapest deployment for its own rate is searched. With --serve, only flags are searched.
     """
     tune = "serve" in context.obj
     answer("recommend", **locals())

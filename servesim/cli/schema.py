@@ -197,6 +197,28 @@ def _worth() -> Schema:
     return _capacity(worth=a_list(one))
 
 
+def _recommend() -> Schema:
+    against = or_null(an_object(label=TEXT, price_ratio=NUMBER, says=TEXT))
+    knob = an_object(key=TEXT, price_ratio=FIGURE, at_least=FLAG, share=FIGURE)
+    run = an_object(command=TEXT_OR_NULL, lost=a_map(ANY), forms=a_list(TEXT), files=a_map(TEXT))
+    found = an_object(
+        aim=TEXT,
+        first=TEXT,
+        settings=a_map(ANY),
+        runner_up=against,
+        published=against,
+        miss=against,
+        knobs=a_list(knob),
+        needs=a_list(TEXT),
+        changes=a_list(TEXT),
+        measure=a_list(TEXT),
+        not_searched=a_list(an_object(says=TEXT)),
+        run=run,
+        search=a_map(COUNT),
+    )
+    return _capacity(recommendation=or_null(found))
+
+
 def _roofline() -> Schema:
     step = an_object(label=TEXT, kind=TEXT, flops=FIGURE, bytes=FIGURE, intensity=FIGURE, operators=a_list(ANY))
     numbers = dict.fromkeys(("peak_flops", "bandwidth", "ridge"), NUMBER)
@@ -326,6 +348,7 @@ _OUTPUTS: dict[str, Callable[[], Schema]] = {
     "sweep": _sweep,
     "capacity": _capacity,
     "worth": _worth,
+    "recommend": _recommend,
     "roofline": _roofline,
     "size": _size,
     "trace inspect": _inspect,

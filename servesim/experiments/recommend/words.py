@@ -46,7 +46,7 @@ def sure_price(row: Row) -> float:
 def first_words(first: Row, others: Sequence[Row]) -> str:
     """Return the answer in one sentence."""
     size = f"{first['gpus']} x {str(first['gpu']).upper()}"
-    said = f"Run {first['label']} on {size} at ${first['usd_per_hour']:,.2f}/h"
+    said = f"Run {first['label'] or 'the deployment'} on {size} at ${first['usd_per_hour']:,.2f}/h"
     if first["by"] != "replicas":
         said += f": it sustains at least {first['rate_low']:.4g} requests/s (estimate {first['rate']:.4g})"
     if others and (ratio := sure_price(others[0]) / sure_price(first)) >= 1.005:

@@ -25,7 +25,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 SMALL = "--trace synth:rate=20,prompt=200,output=20 --model llama-3.1-8b --gpu h200 --requests 20"
 CHEAP = f"{SMALL} --replicates 2 --jobs 1"
-SECONDS = ("compare", "capacity", "worth", "policies check")
+SECONDS = ("compare", "capacity", "worth", "recommend", "policies check")
 """Beginnings of lines that take seconds: run by `make slow`."""
 COMMANDS = {
     "run": [f"run {SMALL}", f"run {SMALL} --slo ttft:500,tpot:50 --speculation ngram --tp 2"],
@@ -33,6 +33,7 @@ COMMANDS = {
     "sweep": [f"sweep {SMALL} --jobs 1 --rate 2,4"],
     "capacity": [f"capacity {CHEAP} --slo ttft:500 --tolerance 0.5"],
     "worth": [f"worth {CHEAP} --slo ttft:500 --tolerance 0.5 --of fp8"],
+    "recommend": [f"recommend {SMALL} --jobs 1 --slo ttft:500 --engine vllm --tp 1 --dtype bf16 --no-intervals"],
     "roofline": ["roofline result"],
     "size": ["size llama-3.1-8b qwen3-8b --gpu h200"],
     "trace inspect": [
