@@ -22,7 +22,7 @@ from servesim.sentinels import COMMON
 EXAMPLES = """
 \b
 Examples:
-  servesim recommend --trace trace.csv --model llama-3.1-8b --gpu h100,l40s --slo ttft:500,tpot:50
+  servesim recommend --trace trace.csv --model qwen3-8b --slo ttft:500,tpot:50
   servesim recommend --trace trace.csv --serve 'vllm serve Qwen/Qwen3-8B' --gpu h100 --slo tpot:40
 """
 
