@@ -61,7 +61,7 @@ def recommend(
         ),
     ] = True,
 ) -> None:
-    """Find what to run for a workload and an SLO, and print the command.
+    """Find what to run, and print the command.
 
     Settings that are not given are searched: hardware, engine, formats, parallelism and flags. For a recorded log,
     the cheapest deployment for its own rate is searched. With --serve, only flags are searched.
