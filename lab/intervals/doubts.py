@@ -28,19 +28,20 @@ FALSE_ALARMS = 0.1
 def doubts(data: Data) -> dict[str, Any]:
     """Return the expected error from which a case is doubtful (`above`), the relative error from which a cell is one of
     the worst (`worst`), the share of those found, the share of false alarms, the share of the doubtful cells that are
-    among the worst (`right`), and the metrics `by` and `of`."""
+    among the worst (`right`, null if none is doubtful), and the metrics `by` and `of`."""
     size, expected = np.abs(data.residuals(OF)), _expected(data)
     bound = float(np.quantile(size, 1 - WORST))
     worst = size >= bound
     above = float(np.quantile(expected[~worst], 1 - FALSE_ALARMS))
+    doubtful = expected > above
     return {
         "by": BY,
         "of": OF,
         "above": round(above, 3),
         "worst": round(float(np.expm1(bound)), 3),
-        "found": round(float((expected[worst] > above).mean()), 3),
-        "false_alarms": round(float((expected[~worst] > above).mean()), 3),
-        "right": round(float(worst[expected > above].mean()), 3),
+        "found": round(float(doubtful[worst].mean()), 3),
+        "false_alarms": round(float(doubtful[~worst].mean()), 3),
+        "right": round(float(worst[doubtful].mean()), 3) if doubtful.any() else None,
     }
 
 
