@@ -24,8 +24,9 @@ from typing import Any
 from servesim.experiments.capacity import Terms, opened
 from servesim.experiments.objects import Objects
 from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
+from servesim.experiments.recommend.lengths import Length
 from servesim.experiments.recommend.question import Question
-from servesim.experiments.recommend.race import Entrant, Length, Race
+from servesim.experiments.recommend.race import Entrant, Race
 from servesim.experiments.recommend.recommend import recommend
 from servesim.experiments.recommend.search import Search
 from servesim.experiments.recommend.space import measured
@@ -97,11 +98,13 @@ def compared(
     with opened(terms, objects, question.space.base) as runner:
         search = Search(question, runner, random.Random(seed))
         draw, drawn = random.Random(seed + 1), list[Entrant]()
+        work, limit = Work.of(question.trace), tpot_limit(question.goals)
         while len(drawn) < points:
             point = question.space.draw(draw)
             setup = question.space.set_up(point)
             if not isinstance(setup, str) and measured(setup):
-                drawn.append(Entrant(point, question.space.variant(point)))
+                v = question.space.variant(point)
+                drawn.append(Entrant(point, v, question.aim.bound(v, optimistic_rate(setup, work, limit))))
         race = search.race(question.climb, question.aim)
         winner = Entrant(dict(row["axes"]), question.space.variant(dict(row["axes"])))
         race.measure([(winner, row["rate"])], 0.005)
@@ -128,17 +131,14 @@ def point_cpu_s(question: Question, entrants: Sequence[Entrant], folder: Path, s
         race = Search(question, runner, random.Random(seed)).race(question.climb, question.aim)
         before = cpu_s()
         for e in entrants:
-            setup = question.space.set_up(e.point)
-            assert not isinstance(setup, str)
-            work, limit = Work.of(question.trace), tpot_limit(question.goals)
-            rate = optimistic_rate(setup, work, limit)
-            race.measure([(e, rate / 2 if rate < float("inf") else 10.0)], 0.01)
+            likely = race.aim.load(e.variant, 2 * e.bound) if e.bound else 10.0
+            race.measure([(e, likely or 1.0)], 0.01)
         return (cpu_s() - before) / len(entrants)
 
 
 def longer(search: Search, race: Race, entrants: Sequence[Entrant], row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Judge deployments at ten times the shortest length with another seed."""
-    again = search.race(Length(LONG), race.aim)
+    again = search.race(Length(LONG), race.aim)  # more than a lap of a preset
     more = list(entrants)
     loads = [race.aim.load(e.variant, race.prices[e.variant.label]) or 1.0 for e in more]
     seeds = tuple({"seed": change["seed"] + 1000} for change in again.study.measuring.repeats.changes)

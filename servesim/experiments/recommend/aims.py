@@ -20,9 +20,14 @@ STEP = 1.15
 
 
 def usd_of(settings: Mapping[str, Any]) -> float:
-    """Return the hourly price of one replica, or of all pools if prefill and decode are apart."""
-    usd = price_of({**settings, "replicas": 1} if not settings.get("pd") else settings)["usd_per_hour"]
+    """Return the hourly price of a deployment."""
+    usd = price_of(settings)["usd_per_hour"]
     return float(usd) if usd is not None else math.inf
+
+
+def replica_usd_of(settings: Mapping[str, Any]) -> float:
+    """Return the hourly price of one replica, or of all pools if prefill and decode are apart."""
+    return usd_of({**settings, "replicas": 1} if not settings.get("pd") else settings)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Headroom(MostTraffic):
     """Highest rate of deployments whose number of replicas is known: the cheapest first, then the fastest."""
 
     def rank(self, v: Variant, price: float) -> tuple[float, ...]:
-        return (usd_of({**v.settings, "pd": None}) * int(v.settings.get("replicas") or 1), price)
+        return (replica_usd_of({**v.settings, "pd": None}) * int(v.settings.get("replicas") or 1), price)
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,9 @@ class PriceForRate(PricePerRequest):
     most: int
     """Maximum number of replicas."""
     key = "replicas"
+
+    def cost(self, v: Variant) -> float:
+        return replica_usd_of(v.settings)
 
     def load(self, v: Variant, price: float) -> float | None:
         fewer = math.ceil(price / self.cost(v) - 1e-9) - 1 if price < math.inf else self.most

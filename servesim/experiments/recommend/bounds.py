@@ -1,9 +1,8 @@
 """Optimistic rate of a deployment, from the cost model alone: the analytic start of a search.
 
-A replica computes all prompt tokens and all output tokens. The better of two ideals bounds its rate: steps full of
-prompts with decodes for free, or the best batch of decodes that fits in its memory and its TPOT limit with prompts for
-free. Speculation and prefill on other replicas are not bounded, and short runs may exceed the bound by what they leave
-in the queue.
+Replicas compute all prompt tokens and all output tokens. The better of two ideals bounds their rate: steps full of
+prompts with decodes for free, or the best batch of decodes that fits in memory and in the TPOT limit with prompts for
+free. Speculation and autoscaling are not bounded, and short runs may exceed the bound by what they leave in the queue.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import NamedTuple
 
 from servesim.contracts.cost import Batch
 from servesim.experiments.goals import Goal
+from servesim.run.pool import PoolSetup
+from servesim.run.scenario import fleet_varies
 from servesim.run.setup import Setup
 from servesim.workload.trace import Trace
 
@@ -45,19 +46,30 @@ def tpot_limit(goals: Sequence[Goal]) -> float:
 
 
 def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
-    """Return the requests/s that a replica serves at most, or infinity if there is no bound."""
-    scenario, cost = setup.scenario, setup.cost
-    if len(setup.pools) > 1 or scenario.speculation["name"] != "none":
+    """Return the requests/s that a deployment serves at most, or infinity if there is no bound: with prefill and decode
+    apart, those of the slower side."""
+    if setup.scenario.speculation["name"] != "none" or fleet_varies(setup.scenario):
         return math.inf
-    core = setup.cores[0]
+    rates = dict[str, float]()
+    for pool in setup.pools:
+        prefill = 0.0 if work.shared or pool.pool.role == "decode" else work.prompt * _prefill_ns_per_token(pool, work)
+        decode = 0.0 if pool.pool.role == "prefill" else _decode_ns(pool, work, limit_ms)
+        busy = max(prefill, decode)
+        rate = len(pool.cores) * 1e9 / busy if busy else math.inf
+        rates[pool.pool.role] = rates.get(pool.pool.role, 0.0) + rate
+    both = rates.pop("both", 0.0)
+    return both + (min(rates.values()) if rates else 0.0)
+
+
+def _decode_ns(pool: PoolSetup, work: Work, limit_ms: float) -> float:
+    """Return the time of a request in the best batch of decodes."""
+    core = pool.cores[0]
     context = work.prompt + work.output / 2
     tokens = core.kv.num_blocks * core.kv.block_size
     most = max(1, min(core.scheduler.limits.max_num_seqs, int(tokens / context)))
     sizes = sorted({most, *(2**i for i in range(most.bit_length()))})
-    steps = ((size, cost.price(_decodes(size, context)).ns) for size in sizes)
-    decode = min((work.output * ns / size for size, ns in steps if ns <= limit_ms * 1e6), default=math.inf)
-    prefill = 0.0 if work.shared else work.prompt * _prefill_ns_per_token(setup, work)
-    return scenario.dp * 1e9 / max(prefill, decode)
+    steps = ((size, pool.cost.price(_decodes(size, context)).ns) for size in sizes)
+    return min((work.output * ns / size for size, ns in steps if ns <= limit_ms * 1e6), default=math.inf)
 
 
 def _decodes(size: int, context: float) -> Batch:
@@ -65,10 +77,10 @@ def _decodes(size: int, context: float) -> Batch:
     return Batch.decodes(size, size * each, size * each * each, each)
 
 
-def _prefill_ns_per_token(setup: Setup, work: Work) -> float:
+def _prefill_ns_per_token(pool: PoolSetup, work: Work) -> float:
     """Return the GPU time of a prompt token in a step full of prompts."""
-    budget = max(int(min(setup.cores[0].scheduler.limits.max_num_batched_tokens, MOST_TOKENS)), 1)
+    budget = max(int(min(pool.cores[0].scheduler.limits.max_num_batched_tokens, MOST_TOKENS)), 1)
     each = max(min(int(work.prompt), budget), 1)
     count = budget // each
     batch = Batch(linear_tokens=count * each, prefill=[(each, 0)] * count, sampled=count)
-    return setup.cost.price(batch).gpu_ns / (count * each)
+    return pool.cost.price(batch).gpu_ns / (count * each)

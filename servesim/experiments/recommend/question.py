@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from servesim.errors import UserError
@@ -13,7 +13,7 @@ from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.objects import Objects
 from servesim.experiments.recommend.aims import Aim, MostTraffic, PriceForRate, PricePerRequest, gpus_of
 from servesim.experiments.recommend.bounds import Work
-from servesim.experiments.recommend.race import Length
+from servesim.experiments.recommend.lengths import MOST, RELAXATIONS, Length, horizon_s, relaxation_s, work_of
 from servesim.experiments.recommend.space import Point, Space, space_of
 from servesim.experiments.replicates import replicates_of
 from servesim.hardware import gpu_names
@@ -25,23 +25,27 @@ SCOUT, CLIMB = 0.5, 1.0
 """Shares of the full horizon that screening and improving runs of a drawn workload last."""
 FEWEST = 2_000
 """Minimum number of requests of a full run of a drawn workload."""
-TTFTS, ANSWERS = 10.0, 2.0
-"""Multiples of the TTFT limit, and of the time that an answer may take, that a full run lasts. With 10, a deployment
-that TTFT limits is overestimated by at most a tenth, all of them alike."""
 MOST_GPUS = 4096
 """Maximum number of GPUs in a question."""
 LOG = 5_000
 """Length up to which a recorded log is replayed whole while searching."""
 
 
-def horizon_s(goals: Sequence[Goal], output: float) -> float:
-    """Return the seconds of arrivals after which a queue that grows misses the goals of a workload, whose answers have
-    `output` tokens on average: many times the limits, since a shorter run only fills the queue."""
-    found = [0.0]
-    for goal in goals:
-        ttft, tpot, e2e = (goal.limits.get(name, 0.0) / 1e3 for name in ("ttft", "tpot", "e2el"))
-        found.append(TTFTS * ttft + ANSWERS * (output * tpot + e2e))
-    return max(found)
+def _lengths(known: Scenario, trace: Trace, goals: Sequence[Goal]) -> tuple[Length, Length]:
+    """Return the lengths of screening runs and of improving runs. A workload that is drawn from distributions is as
+    long as its queue needs. The rows of a log or a preset differ from hour to hour: its busiest stretch screens, and
+    the whole decides."""
+    work = () if known.trace.startswith("synth:") or known.shape else work_of(trace)
+    whole = Length(None if len(trace) <= MOST else MOST, work=work, skip=known.skip)
+    if not known.trace.startswith(DRAWN):
+        return whole if len(trace) <= LOG else replace(whole, least=LOG), whole
+    seconds = horizon_s(goals, Work.of(trace).output)
+    relaxation = RELAXATIONS * relaxation_s(goals, trace.prompt_len)
+    fewest = max(FEWEST, known.requests or 0)
+    scout, climb = (
+        Length(int(fewest * share), seconds * share, relaxation * share, work, known.skip) for share in (SCOUT, CLIMB)
+    )
+    return scout, climb if known.trace.startswith("synth:") else whole
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,7 @@ class Question:
             repeats = replicates_of(known.model_dump(), 1, objects)
             rate = known.rate if isinstance(known.rate, float) else float(known.rate[:-1]) * (repeats.mean_rate or 0.0)
             aim = PriceForRate(rate, terms.max_replicas)
-        if recorded:
-            longest = known.requests or len(trace)
-            scout = climb = Length(None if longest <= LOG else LOG)
-        else:
-            seconds = horizon_s(goals, Work.of(trace).output)
-            fewest = max(FEWEST, known.requests or 0)
-            scout, climb = (Length(int(fewest * share), seconds * share) for share in (SCOUT, CLIMB))
+        scout, climb = _lengths(known, trace, goals)
         return cls(space, terms, goals, aim, trace, recorded, scout, climb, gpus, rate)
 
     def sized(self, point: Point) -> Point | None:

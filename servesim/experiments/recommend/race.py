@@ -12,12 +12,11 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.limit_search import RateSearch
 from servesim.experiments.recommend.aims import Aim
+from servesim.experiments.recommend.lengths import EARLY, Length
 from servesim.experiments.recommend.space import Point
 
 NEAR = 1.2
 """Ratio to the best price up to which a structure is improved flag by flag."""
-STEP, MOST = 500, 20_000
-"""Step and maximum of the length of a run, in requests."""
 ROUNDS = 12
 """Maximum number of loads tried to measure one deployment."""
 
@@ -32,37 +31,23 @@ class Entrant:
     """Lowest price that it can have, from the cost model alone."""
 
 
-@dataclass(frozen=True)
-class Length:
-    """Length of runs."""
-
-    least: int | None = None
-    """Minimum number of requests; None for the whole trace."""
-    seconds: float = 0.0
-    """Minimum duration of the arrivals."""
-
-    def at(self, rate: float) -> int | None:
-        """Return the number of requests at a rate, in steps so that runs share traces."""
-        if self.least is None:
-            return None
-        return min(max(self.least, STEP * math.ceil(self.seconds * rate / STEP)), MOST)
-
-
 @dataclass
 class Race:
     """Runs of one length, and the prices found by them."""
 
     study: Study
     aim: Aim
-    length: Length = Length()
+    length: Length = field(default_factory=Length)
     most_rate: float = math.inf
     """Highest rate at which runs tell anything: above it, a log ends before a deployment is full."""
-    surely: bool = False
-    """Whether a load counts as carried only if its run also shows that the queue stays bounded."""
     prices: dict[str, float] = field(default_factory=dict)
     """Prices by label; infinity for a deployment that carried none of the loads tried."""
     runs: int = 0
     """Number of deployments run at a load."""
+    early: Study | None = None
+    """Study of the first parts of runs."""
+    lost: set[tuple[str, float]] = field(default_factory=set)
+    """Labels and loads that the first parts of their runs have settled: they are not carried."""
 
     def rank(self, e: Entrant) -> tuple[float, ...]:
         """Return the sort key of a deployment that was measured, best first."""
@@ -71,27 +56,52 @@ class Race:
     def carried(self, asked: Sequence[tuple[Entrant, float]]) -> list[bool]:
         """Run deployments, each at a load. Return whether they carry it within the SLO."""
         told = [(e, load) for e, load in asked if self.aim.rate_at(load) <= self.most_rate]
-        new = [(self._long(e, load), load) for e, load in told if (e.variant.label, load) not in self.study.judged]
-        wanted = [one for one in new if one[0].label not in self.study.errors]
+        new = [(e, load) for e, load in told if self._open(e.variant.label, load)]
+        self._lose(new)
+        wanted = [(self._sized(e, load), load) for e, load in new if self._open(e.variant.label, load)]
         if wanted:
             self.runs += len(wanted)
             self.study.run_at(self.aim.key, wanted)
         return [self._yes(e, load) for e, load in asked]
 
+    def _open(self, label: str, load: float) -> bool:
+        failed = label in self.study.errors or (self.early is not None and label in self.early.errors)
+        return not failed and (label, load) not in self.study.judged and (label, load) not in self.lost
+
+    def _lose(self, asked: Sequence[tuple[Entrant, float]]) -> None:
+        """Run the first part of each run. Record the deployments that already miss the SLO more often in it than they
+        may in the whole run."""
+        if self.early is None:
+            return
+        wanted = list[tuple[Variant, float]]()
+        for e, load in asked:
+            if changes := self.length.early(self.aim.rate_at(load)):
+                wanted.append((replace(e.variant, settings={**e.variant.settings, **changes}), load))
+        if not wanted:
+            return
+        self.runs += len(wanted)
+        self.early.run_at(self.aim.key, wanted)
+        for v, load in wanted:
+            judged = self.early.judged.get((v.label, load))
+            goals = self.early.measuring.goals
+            if judged and any(
+                1 - share > EARLY * (1 - goal.share) for share, goal in zip(judged.shares, goals, strict=True)
+            ):
+                self.lost.add((v.label, load))
+
     def _yes(self, e: Entrant, load: float) -> bool:
         judged = self.study.judged.get((e.variant.label, load))
-        return judged is not None and (judged.margin_low >= 0 if self.surely else judged.carried)
+        return judged is not None and judged.carried
 
-    def _long(self, e: Entrant, load: float) -> Variant:
+    def _sized(self, e: Entrant, load: float) -> Variant:
         """Return a deployment with runs that are long enough for a load."""
-        requests = self.length.at(self.aim.rate_at(load))
-        return (
-            e.variant if requests is None else replace(e.variant, settings={**e.variant.settings, "requests": requests})
-        )
+        changes = self.length.settings(self.aim.rate_at(load))
+        return replace(e.variant, settings={**e.variant.settings, **changes}) if changes else e.variant
 
     def beat(self, entrants: Sequence[Entrant], price: float) -> list[tuple[Entrant, float]]:
         """Return the deployments that cost less than a price, each with a load that it carries at a lower one."""
-        asked = [(e, at) for e in entrants if (at := self.aim.load(e.variant, price)) is not None]
+        rivals = [e for e in entrants if e.bound < price]
+        asked = [(e, at) for e in rivals if (at := self.aim.load(e.variant, price)) is not None]
         return [one for one, yes in zip(asked, self.carried(asked), strict=True) if yes]
 
     def measure(self, starts: Sequence[tuple[Entrant, float]], tolerance: float) -> None:
@@ -99,7 +109,7 @@ class Race:
         searches = [(e, self.aim.search(e.variant, load, tolerance)) for e, load in starts]
         known = self.study.judged
         for e, search in searches:
-            for label, load in sorted(known):
+            for label, load in sorted({*known, *self.lost}):
                 if label == e.variant.label and isinstance(search, RateSearch):
                     search.tell(load, self._yes(e, load))
         for _ in range(ROUNDS):
@@ -168,7 +178,8 @@ def _knocked_out(
         loads: list[tuple[int, Entrant, float]] = []
         for i, challengers in enumerate(left):
             price = race.prices[best[i].variant.label] * (1 - gain)
-            loads += [(i, e, at) for e in challengers if (at := race.aim.load(e.variant, price)) is not None]
+            rivals = [e for e in challengers if e.bound < price]
+            loads += [(i, e, at) for e in rivals if (at := race.aim.load(e.variant, price)) is not None]
         done = race.carried([(e, load) for _, e, load in loads])
         passed = [one for one, yes in zip(loads, done, strict=True) if yes]
         judged = race.study.judged

@@ -14,11 +14,13 @@ from servesim.experiments.outcome import Measuring
 from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate, gpus_of
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
-from servesim.experiments.recommend.question import Question, horizon_s
-from servesim.experiments.recommend.race import Entrant, Length, Race, climb, screen
+from servesim.experiments.recommend.lengths import Length, horizon_s
+from servesim.experiments.recommend.question import Question
+from servesim.experiments.recommend.race import Entrant, Race, climb, screen
 from servesim.experiments.recommend.space import Choices, Point, changed, grid, measured
 from servesim.experiments.replicates import replicates_of
 from servesim.experiments.runner import Runner
+from servesim.run.setup import Setup
 
 HEADS = 4
 """Maximum number of structures that are improved flag by flag."""
@@ -64,12 +66,11 @@ class Search:
         heads = self._few(climb(coarse, heads, self._with_flags, GAIN, 1), coarse, CLIMBERS)
         heads = climb(coarse, heads, self._with_flags, GAIN, PASSES)
         heads = climb(coarse, heads, self._with_features, GAIN, 1)
+        heads = [*climb(coarse, heads[:1], self._shaken, GAIN, 1), *heads[1:]]
         fine = self.race(q.climb, aim)
         best = self._few(heads, coarse, FINALISTS)
-        longer = [(e, self._start(coarse, e)) for e in best]
-        fine.measure(longer, GAIN)
-        best = sorted([e for e, _ in longer], key=fine.rank)
-        best = [*climb(fine, best[:1], self._shaken, GAIN, 1), *best[1:]]
+        fine.measure([(e, self._start(coarse, e)) for e in best], GAIN)
+        best = sorted(best, key=fine.rank)
         drop = ("replicas",) if isinstance(q.aim, PriceForRate) else ()
         points = [({k: v for k, v in e.point.items() if k not in drop}, e) for e in best or entrants[:1]]
         final = {(v := self._final(point, e, fine)).label: (v, e) for point, e in points}
@@ -83,8 +84,7 @@ class Search:
         """Return a deployment with runs as long as its rate asks for, and at least as long as the user's."""
         price = race.prices.get(e.variant.label, math.inf)
         load = race.aim.load(e.variant, price) if price < math.inf else None
-        requests = race.length.at(race.aim.rate_at(load)) if load else None
-        return self._q.space.variant(point, {} if requests is None else {"requests": requests})
+        return self._q.space.variant(point, race.length.settings(race.aim.rate_at(load)) if load else {})
 
     def _with_replicas(self, heads: Sequence[Entrant], race: Race) -> list[Entrant]:
         """Return deployments with the number of replicas that each needs."""
@@ -108,13 +108,14 @@ class Search:
     def race(self, length: Length, aim: Aim) -> Race:
         q = self._q
         settings = {**q.space.base, "gpu": grid(q.space.axes["gpu"])[0]}
-        settings |= {} if length.least is None else {"requests": length.least}
+        settings |= length.settings(0.0)
         repeats = replicates_of(settings, None if q.recorded else 1, self._runner.objects, q.terms.window, 5)
         ends = repeats.margins(q.terms.warmup, q.terms.cooldown)
         metrics = [METRICS[name] for name in REPORTED]
         measuring = Measuring(metrics, q.goals, repeats, ends, q.terms.window_minutes, q.terms.window_requests)
         most = len(q.trace) / horizon_s(q.goals, self._work.output) if q.recorded else math.inf
-        return Race(Study(self._runner, [], measuring), aim, length, max(most, q.rate), not q.recorded)
+        early = None if q.recorded else Study(self._runner, [], measuring)
+        return Race(Study(self._runner, [], measuring), aim, length, max(most, q.rate), early=early)
 
     def _checked(self, point: Point) -> Entrant | None:
         """Return a deployment that may race, or None, with the reason in `_refused`."""
@@ -130,8 +131,16 @@ class Search:
         if sized is None:
             self._refused[v.label] = f"more than {self._q.gpus} GPUs"
             return None
-        rate = optimistic_rate(setup, self._work, self._limit) * int(sized.get("replicas", 1))
-        return Entrant(sized, self._q.space.variant(sized), self._q.aim.bound(v, rate))
+        return self._bounded(sized, self._q.aim, setup)
+
+    def _bounded(self, point: Point, aim: Aim, setup: Setup | None = None) -> Entrant:
+        """Return a deployment with the bound of its price; `setup` is that of one replica of it."""
+        v = self._q.space.variant(point)
+        one = setup or self._q.space.set_up(point)
+        if isinstance(one, str):
+            return Entrant(point, v, math.inf)
+        times = int(point.get("replicas") or 1) if setup is not None else 1
+        return Entrant(point, v, aim.bound(v, times * optimistic_rate(one, self._work, self._limit)))
 
     def _start(self, race: Race, e: Entrant) -> float:
         return race.aim.load(e.variant, race.prices[e.variant.label]) or 1.0
@@ -147,15 +156,12 @@ class Search:
     def _changed(self, head: Entrant, race: Race, values: Mapping[str, Choices]) -> list[Entrant]:
         each = [(key, value) for key, choices in values.items() for value in self._q.space.grid(key, choices)]
         points = [changed(head.point, key, value) for key, value in each if value != head.point.get(key)]
-        found = [Entrant(point, self._q.space.variant(point)) for point in points]
+        found = [self._bounded(point, race.aim) for point in points]
         return [e for e in found if self._comparable(e, head, race)]
 
     def _comparable(self, e: Entrant, head: Entrant, race: Race) -> bool:
         """Return whether a deployment can be set up, on as many GPUs as another one if the race is about these."""
-        try:
-            return not race.aim.same_gpus or gpus_of(e.variant) == gpus_of(head.variant)
-        except UserError:
-            return False
+        return e.bound < math.inf and (not race.aim.same_gpus or gpus_of(e.variant) == gpus_of(head.variant))
 
     def _shaken(self, head: Entrant, race: Race) -> list[Entrant]:
         """Return deployments that differ from one in one flag, or in several drawn at random."""
@@ -165,7 +171,7 @@ class Search:
             point = dict(head.point)
             for key in self._draw.sample(sorted(values), min(len(values), self._draw.choice((2, 3)))):
                 point = changed(point, key, self._draw.choice(self._q.space.grid(key, values[key])))
-            e = Entrant(point, self._q.space.variant(point))
+            e = self._bounded(point, race.aim)
             if self._comparable(e, head, race):
                 found[e.variant.label] = e
         found.pop(head.variant.label, None)

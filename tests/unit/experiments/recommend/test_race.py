@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from servesim.experiments.axes import Variant
 from servesim.experiments.recommend.aims import PricePerRequest
-from servesim.experiments.recommend.race import NEAR, Entrant, Length, Race, climb, screen
+from servesim.experiments.recommend.lengths import Length
+from servesim.experiments.recommend.race import NEAR, Entrant, Race, climb, screen
 
 
 class Known:
@@ -90,6 +91,27 @@ def test_a_deployment_that_carries_nothing_has_no_price() -> None:
     race = race_of({"one": 1e-9})
     race.measure([(entrant("one"), 1.0)], 0.02)
     assert race.prices["one"] == math.inf
+
+
+def test_a_first_part_with_more_misses_than_the_whole_run_may_have_settles_it() -> None:
+    """P99 of 16,000 requests may miss 160. Of the first 2,000, `late` misses 170 and `close` 150."""
+    race = race_of({"late": 10.0, "close": 10.0})
+    race.length = Length(least=16_000)
+    race.early = Known({"late": 10.0, "close": 10.0})  # type: ignore[assignment]
+    race.early.measuring = SimpleNamespace(goals=[SimpleNamespace(share=0.99)])  # type: ignore
+    seen = []
+
+    def run_at(key: str, wanted: Sequence[tuple[Variant, float]]) -> None:
+        for v, load in wanted:
+            seen.append(v.settings["requests"])
+            missed = {"late": 170, "close": 150}[v.label]
+            race.early.judged[v.label, load] = SimpleNamespace(shares=[1 - missed / 2_000])  # type: ignore
+
+    race.early.run_at = run_at  # type: ignore
+    asked = [(entrant("late"), 9.0), (entrant("close"), 9.0)]
+    assert race.carried(asked) == race.carried(asked) == [False, True]
+    assert {label for label, _ in race.study.judged} == {"close"}
+    assert seen == [2_000, 2_000]
 
 
 def test_climbing_takes_each_change_that_pays() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import servesim
@@ -13,11 +14,12 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.goals import goals_of
 from servesim.experiments.recommend.aims import Headroom, MostTraffic, PriceForRate, PricePerRequest
 from servesim.experiments.recommend.bounds import Work, optimistic_rate
-from servesim.experiments.recommend.question import horizon_s
+from servesim.experiments.recommend.lengths import Length, horizon_s, relaxation_s, work_of
 from servesim.experiments.recommend.space import space_of
 from servesim.run.scenario import Scenario
 from servesim.run.serve_command import merged, served
 from servesim.run.trace_source import open_scenario
+from servesim.workload.trace import Trace
 
 QUESTION: dict[str, Any] = {
     "trace": "synth:rate=1,prompt=600,output=20",
@@ -122,6 +124,47 @@ def test_the_bound_is_above_what_a_deployment_carries() -> None:
         bound = optimistic_rate(setup, Work.of(trace), float("inf"))
         document = servesim.capacity(space.settings(point), jobs=1, replicates=1, intervals=False)
         assert bound >= document.attrs["document"]["rows"][0]["rate"]
+
+
+def test_the_bound_with_prefill_and_decode_apart_is_above_what_they_carry() -> None:
+    asked = {k: QUESTION[k] for k in ("trace", "model", "slo")} | {"requests": 1_500, "gpu": "h100"}
+    space = space_of(asked, {}, False)
+    bounds = []
+    for pd in ("1x1:1x1", "2x1:1x1"):
+        setup = space.set_up({"pd": pd})
+        assert not isinstance(setup, str)
+        bounds.append(optimistic_rate(setup, Work.of(setup.trace)._replace(prompt=600, output=20), float("inf")))
+        document = servesim.capacity({**asked, "pd": pd}, jobs=1, replicates=1, intervals=False)
+        assert bounds[-1] >= document.attrs["document"]["rows"][0]["rate"]
+    assert bounds[0] < bounds[1] <= 2 * bounds[0]  # prefill is the slower side of the first
+
+
+def test_a_user_s_replicas_are_paid_for_and_counted_in_the_bound() -> None:
+    asked = {k: QUESTION[k] for k in ("trace", "model", "slo")} | {"gpu": "h100"}
+    one, two = (space_of({**asked, "replicas": n}, {}, False) for n in (1, 2))
+    rates = [optimistic_rate(space.set_up({}), Work(600, 20, False), 1e9) for space in (one, two)]  # type: ignore
+    assert rates[1] == pytest.approx(2 * rates[0])
+    assert PricePerRequest().cost(two.variant({})) == 2 * PricePerRequest().cost(one.variant({}))
+
+
+def test_runs_last_ten_relaxation_times_of_a_queue_that_just_meets_its_ttft() -> None:
+    """P99 of 1 s is a mean wait of 1 / ln 100 = 0.217 s. With prompts all alike, 4 x 0.217^2 = 0.189 s per request/s:
+    ten of them at 50/s are 94 s and 4,716 requests. Prompts as variable as exponential ones halve that."""
+    goals = goals_of(
+        Scenario.of({"trace": "synth:rate=1", "model": "m", "gpu": "h100", "slo": "ttft:p99<1s,tpot:p99<50ms"}), 0.99
+    )
+    alike, varied = np.full(1000, 600), np.tile([0, 1200], 500)
+    assert relaxation_s(goals, alike) == pytest.approx(0.1886, rel=1e-3)
+    assert relaxation_s(goals, varied) == pytest.approx(0.0943, rel=1e-3)
+    assert Length(least=2_000, relaxation_s=10 * relaxation_s(goals, alike)).at(50.0) == 5_000
+
+
+def test_a_shorter_run_of_a_log_replays_its_busiest_stretch() -> None:
+    prompts = [10] * 5 + [100, 100, 30] + [10] * 12
+    trace = Trace.from_lengths("log", range(20), prompts, [5] * 20)
+    assert Length(least=3, work=work_of(trace)).settings(1.0) == {"requests": 3, "skip": 5}
+    assert Length(least=3, work=work_of(trace), skip=7).settings(1.0) == {"requests": 3, "skip": 12}
+    assert Length(least=20, work=work_of(trace)).settings(1.0) == {}
 
 
 def test_a_horizon_is_many_times_the_limits() -> None:
