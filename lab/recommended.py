@@ -94,7 +94,7 @@ def compared(
 ) -> dict[str, Any]:
     """Compare the winner with deployments drawn at random."""
     terms, objects = Terms(out=folder / "points", overwrite=True), Objects()
-    question = Question.of(dict(settings), {}, terms, objects, None, False)
+    question = Question.of(dict(settings), {}, terms, objects, None, None, False)
     with opened(terms, objects, question.space.base) as runner:
         search = Search(question, runner, random.Random(seed))
         draw, drawn = random.Random(seed + 1), list[Entrant]()

@@ -8,7 +8,6 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from servesim.experiments.recommend.words import percent
 from servesim.experiments.replicates import WORKLOAD
 from servesim.experiments.store import DEPLOY
 from servesim.reports.page import Block, Section, Table
@@ -83,18 +82,12 @@ def _knobs(knobs: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         (
             f"{one['key'].removeprefix('scheduler.')} = {'default' if one['value'] is None else one['value']}",
-            _without(one),
+            one["without"],
             _bar(one["share"]),
         )
         for one in knobs
     ]
     return Table("What each setting is worth", ("setting", "without it", "share of the gain"), rows)
-
-
-def _without(one: Mapping[str, Any]) -> str:
-    if one["price_ratio"] is None:
-        return "misses the SLO"
-    return f"{'at least ' if one['at_least'] else ''}{percent(one['price_ratio'])} more"
 
 
 def _bar(share: float | None) -> Any:

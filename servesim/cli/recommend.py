@@ -34,6 +34,10 @@ def recommend(
         int | None,
         typer.Option(help="Find the highest rate of N GPUs instead of the lowest price.", rich_help_panel=COMMON),
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Find the highest rate for these dollars per hour instead of the lowest price."),
+    ] = None,
     forms: Annotated[
         str | None,
         typer.Option(

@@ -199,7 +199,7 @@ def _worth() -> Schema:
 
 def _recommend() -> Schema:
     against = or_null(an_object(label=TEXT, price_ratio=NUMBER, says=TEXT))
-    knob = an_object(key=TEXT, price_ratio=FIGURE, at_least=FLAG, share=FIGURE)
+    knob = an_object(key=TEXT, price_ratio=FIGURE, at_least=FLAG, share=FIGURE, without=TEXT)
     run = an_object(command=TEXT_OR_NULL, lost=a_map(ANY), forms=a_list(TEXT), files=a_map(TEXT))
     found = an_object(
         aim=TEXT,

@@ -35,11 +35,22 @@ class PricePerRequest:
     """Least dollars per request at the highest rate that a deployment carries."""
 
     key = "rate"
-    same_gpus = False
+    name = "price per request"
+    traffic = False
+    """Whether the highest rate is searched, whatever it costs."""
 
     def cost(self, v: Variant) -> float:
         """Return the cost that is divided by the rate: dollars per hour."""
         return usd_of(v.settings)
+
+    def replicas(self, v: Variant) -> int | None:
+        """Return the number of replicas that the question asks for, 0 if not one fits in it, None if it asks for
+        none."""
+        return None
+
+    def admits(self, v: Variant, head: Variant) -> bool:
+        """Return whether a deployment that can run may be compared with another one."""
+        return True
 
     def load(self, v: Variant, price: float) -> float | None:
         """Return the load at which a deployment has this price, or None if it cannot have it."""
@@ -67,22 +78,62 @@ class PricePerRequest:
 
 
 @dataclass(frozen=True)
-class MostTraffic(PricePerRequest):
-    """Highest rate of a number of GPUs: every deployment costs the same."""
+class Headroom(PricePerRequest):
+    """Highest rate of deployments whose number of replicas is known: the cheapest first, then the fastest."""
 
-    same_gpus = True
-    """Whether only deployments of the same number of GPUs are compared."""
+    name = "headroom"
+    traffic = True
 
     def cost(self, v: Variant) -> float:
         return 1.0
 
-
-@dataclass(frozen=True)
-class Headroom(MostTraffic):
-    """Highest rate of deployments whose number of replicas is known: the cheapest first, then the fastest."""
+    def admits(self, v: Variant, head: Variant) -> bool:
+        return gpus_of(v) == gpus_of(head)
 
     def rank(self, v: Variant, price: float) -> tuple[float, ...]:
         return (replica_usd_of({**v.settings, "pd": None}) * int(v.settings.get("replicas") or 1), price)
+
+
+@dataclass(frozen=True)
+class MostTraffic(PricePerRequest):
+    """Highest rate of a number of GPUs, whatever they cost."""
+
+    gpus: int
+    name = "highest rate for the GPUs"
+    traffic = True
+
+    def cost(self, v: Variant) -> float:
+        return 1.0
+
+    def replicas(self, v: Variant) -> int | None:
+        return self.gpus // gpus_of(v)
+
+    def admits(self, v: Variant, head: Variant) -> bool:
+        return gpus_of(v) == gpus_of(head)
+
+    def __str__(self) -> str:
+        return f"{self.gpus} GPU{'s' * (self.gpus > 1)}"
+
+
+@dataclass(frozen=True)
+class MostForBudget(PricePerRequest):
+    """Highest rate for dollars per hour."""
+
+    usd: float
+    name = "highest rate for the budget"
+    traffic = True
+
+    def cost(self, v: Variant) -> float:
+        return 1.0
+
+    def replicas(self, v: Variant) -> int | None:
+        return int(self.usd / replica_usd_of(v.settings) + 1e-9)
+
+    def admits(self, v: Variant, head: Variant) -> bool:
+        return usd_of(v.settings) <= self.usd * (1 + 1e-9)
+
+    def __str__(self) -> str:
+        return f"${self.usd:,.2f}/h"
 
 
 @dataclass(frozen=True)
@@ -94,6 +145,7 @@ class PriceForRate(PricePerRequest):
     most: int
     """Maximum number of replicas."""
     key = "replicas"
+    name = "price for the rate"
 
     def cost(self, v: Variant) -> float:
         return replica_usd_of(v.settings)

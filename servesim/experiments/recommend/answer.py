@@ -1,15 +1,15 @@
 """Part of the document that a recommendation adds to that of a capacity question: `recommendation`, null if no
 deployment carries any load, else
 
-    aim         words (words.AIMS)
+    aim         what is minimized or maximized, in words (aims.py)
     first       label of the recommended deployment
     settings    its settings, as a scenario
-    runner_up   null or {label, price_ratio, says}: the next deployment, and why it lost
-    aim         what is minimized: a text of words.AIMS
+    runner_up   null or {label, price_ratio: of prices per request, or of rates if the highest is searched, says}: the
+                next deployment, and why it lost
                 the one that comes closest to the SLO
     published   null or {label, price_ratio, says}: the best deployment with the formats of the published model
     knobs       [{key, value, price_ratio: of the price without it to the price with it, at_least: whether that is only
-                a lower bound, share: of the gain (in logarithms)}], the largest first
+                a lower bound, share: of the gain (in logarithms), without: the loss in words}], the largest first
     needs       [sentences] on quality to check and parts to obtain
     changes     [sentences] on what would change the answer
     measure     [sentences] on what to measure to be surer
@@ -23,7 +23,7 @@ deployment carries any load, else
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +31,11 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.capacity import Found
 from servesim.experiments.capacity_answer import ordered
 from servesim.experiments.goals import Goal
+from servesim.experiments.outcome import Judged
 from servesim.experiments.recommend.aims import PriceForRate, PricePerRequest
 from servesim.experiments.recommend.race import NEAR, Entrant, Race
 from servesim.experiments.recommend.space import Space, grid
 from servesim.experiments.recommend.words import (
-    AIMS,
     NOT_SEARCHED,
     changes,
     first_words,
@@ -45,6 +45,7 @@ from servesim.experiments.recommend.words import (
     runner_up_words,
     searched_words,
     sure_price,
+    without_words,
 )
 from servesim.experiments.worth_words import needs
 from servesim.run.scenario import Scenario
@@ -101,7 +102,7 @@ def finished(found: Found, story: Story) -> None:
     if rows:
         for row in found.rows:
             row["cheapest"] = row is rows[0]
-        document["answer"] = first_words(rows[0], rows[1:])
+        document["answer"] = first_words(story.aim, rows[0], rows[1:])
     document["workload"] = dict(story.space.base)
     document["recommendation"] = _recommendation(found, story, rows) if rows else None
     document["notes"].append(searched_words(_search(story)))
@@ -113,11 +114,11 @@ def _ranked(rows: Sequence[Row], story: Story) -> list[Row]:
     formats = _published(story.space)
 
     def key(row: Row) -> tuple[float, bool, float]:
-        price = sure_price(row)
+        price = sure_price(story.aim, row)
         point = story.finalists[row["label"]].point
         return round(math.log(price) / 0.005), any(point.get(k) != v for k, v in formats.items()), price
 
-    return sorted((row for row in rows if sure_price(row) < math.inf), key=key)
+    return sorted((row for row in rows if sure_price(story.aim, row) < math.inf), key=key)
 
 
 def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str, Any]:
@@ -129,15 +130,15 @@ def _recommendation(found: Found, story: Story, rows: Sequence[Row]) -> dict[str
     formats = _published(story.space)
     plain = Scenario.of({key: value for key, value in {**settings, **formats}.items() if value is not None})
     return {
-        "aim": AIMS[type(story.aim)],
+        "aim": story.aim.name,
         "first": first["label"],
         "settings": settings,
-        "runner_up": _against(first, others[0], runner_up_words) if others else None,
+        "runner_up": _against(story.aim, first, others[0], runner_up_words) if others else None,
         "miss": _miss(story, best),
         "published": _in_published(story, first, rows, entrants),
         "knobs": _knobs(story, best),
         "needs": [*needs(Scenario.of(settings), plain)],
-        "changes": changes(found.document, first, others),
+        "changes": changes(story.aim, found.document, first, others),
         "measure": measure_words(found.document, settings, first),
         "not_searched": [one for one in NOT_SEARCHED if not set(one["keys"]) <= {*story.space.own}],
         "run": _run(settings, story.forms),
@@ -158,9 +159,9 @@ def _published(space: Space) -> dict[str, Any]:
     return {key: grid(space.axes[key])[0] for key in ("dtype", "kv_dtype") if key in space.axes}
 
 
-def _against(first: Row, other: Row, words: Any) -> dict[str, Any]:
-    ratio = sure_price(other) / sure_price(first)
-    return {"label": other["label"], "price_ratio": ratio, "says": words(first, other, ratio)}
+def _against(aim: PricePerRequest, first: Row, other: Row, words: Any) -> dict[str, Any]:
+    ratio = sure_price(aim, other) / sure_price(aim, first)
+    return {"label": other["label"], "price_ratio": ratio, "says": words(aim, first, other, ratio)}
 
 
 def _in_published(
@@ -168,7 +169,7 @@ def _in_published(
 ) -> dict[str, Any] | None:
     formats = _published(story.space)
     same = [r for r in rows if all(entrants[r["label"]].point.get(k) == v for k, v in formats.items())]
-    return _against(first, same[0], published_words) if same and same[0] is not first else None
+    return _against(story.aim, first, same[0], published_words) if same and same[0] is not first else None
 
 
 def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
@@ -191,6 +192,7 @@ def _knobs(story: Story, best: Entrant) -> list[dict[str, Any]]:
             "value": best.point.get(key),
             "price_ratio": ratio if ratio < math.inf else None,
             "at_least": least,
+            "without": without_words(story.aim, ratio if ratio < math.inf else None, least),
             "share": gains[key] / whole if key in gains else None,
         }
         for key, ratio, least in ratios
@@ -205,11 +207,14 @@ def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     own = [race.prices[e.variant.label] for e in story.kept if e.point.items() <= best.point.items()]
     if not own:
         return None
+    runs: dict[str, list[tuple[float, Judged]]] = {}
+    for (label, load), judged in race.seen().items():
+        runs.setdefault(label, []).append((load, judged))
     missed = [
         (judged.margin, e, load, judged)
         for e in story.entrants
         if not e.point.items() <= best.point.items()
-        for load, judged in _judged(race, e)
+        for load, judged in runs.get(e.variant.label, ())
         if not judged.carried and race.aim.price(e.variant, load) < min(own)
     ]
     if not missed:
@@ -217,12 +222,8 @@ def _miss(story: Story, best: Entrant) -> dict[str, Any] | None:
     _, e, load, judged = max(missed, key=lambda one: (one[0], one[1].variant.label))
     goal, share = story.goals[judged.binding], judged.shares[judged.binding]
     ratio = race.aim.price(e.variant, load) / min(own)
-    said = miss_words(e.variant.label, ratio, share, goal.text)
+    said = miss_words(story.aim, e.variant.label, ratio, share, goal.text)
     return {"label": e.variant.label, "price_ratio": ratio, "share": share, "goal": goal.text, "says": said}
-
-
-def _judged(race: Race, e: Entrant) -> Iterator[tuple[float, Any]]:
-    return ((load, j) for (label, load), j in race.study.judged.items() if label == e.variant.label)
 
 
 def _run(settings: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def _run(settings: Mapping[str, Any], forms: Sequence[str]) -> dict[str, Any]:
 
 def _search(story: Story) -> dict[str, int]:
     races = {id(race): race for race in (story.screening, story.coarse, story.fine)}.values()
-    labels = {label for race in races for label, _ in race.study.judged}
+    labels = {label for race in races for label, _ in race.seen()}
     structures = {e.variant.label for e in story.entrants}
     return {
         "structures": len(story.entrants) + len(story.refused),

@@ -11,7 +11,7 @@ from servesim.experiments.axes import product
 from servesim.experiments.capacity import Terms, check_question
 from servesim.experiments.goals import Goal, goals_of
 from servesim.experiments.objects import Objects
-from servesim.experiments.recommend.aims import Aim, MostTraffic, PriceForRate, PricePerRequest, gpus_of
+from servesim.experiments.recommend.aims import Aim, MostForBudget, MostTraffic, PriceForRate, PricePerRequest
 from servesim.experiments.recommend.bounds import Work
 from servesim.experiments.recommend.lengths import MOST, RELAXATIONS, Length, horizon_s, relaxation_s, work_of
 from servesim.experiments.recommend.space import Point, Space, space_of
@@ -27,6 +27,8 @@ FEWEST = 2_000
 """Minimum number of requests of a full run of a drawn workload."""
 MOST_GPUS = 4096
 """Maximum number of GPUs in a question."""
+MOST_USD = 100_000.0
+"""Maximum budget of a question, in dollars per hour."""
 LOG = 5_000
 """Length up to which a recorded log is replayed whole while searching."""
 
@@ -48,6 +50,18 @@ def _lengths(known: Scenario, trace: Trace, goals: Sequence[Goal]) -> tuple[Leng
     return scout, climb if known.trace.startswith("synth:") else whole
 
 
+def _most(gpus: int | None, budget: float | None) -> Aim | None:
+    """Return the aim of a question for GPUs or for a budget, or None for another question. Raise UserError for an
+    invalid number."""
+    if gpus is not None and budget is not None:
+        raise UserError("recommend: specify either gpus or a budget")
+    if gpus is not None and not 1 <= gpus <= MOST_GPUS:
+        raise UserError(f"gpus is {gpus} but must be from 1 to {MOST_GPUS}")
+    if budget is not None and not 0 < budget <= MOST_USD:
+        raise UserError(f"budget is {budget:g} but must be above 0 and at most {MOST_USD:,.0f} dollars per hour")
+    return MostTraffic(gpus) if gpus is not None else MostForBudget(budget) if budget is not None else None
+
+
 @dataclass(frozen=True)
 class Question:
     """Space, aim and workload of a search."""
@@ -62,7 +76,6 @@ class Question:
     """Length of the screening runs."""
     climb: Length
     """Length of the improving runs."""
-    gpus: int | None
     rate: float
     """Requests/s of the question, or 1."""
 
@@ -74,37 +87,35 @@ class Question:
         terms: Terms,
         objects: Objects,
         gpus: int | None,
+        budget: float | None,
         tune: bool,
     ) -> Question:
         """Check a question. Raise UserError if it is invalid."""
-        if gpus is not None and not 1 <= gpus <= MOST_GPUS:
-            raise UserError(f"gpus is {gpus} but must be from 1 to {MOST_GPUS}")
+        most = _most(gpus, budget)
         listed_ones = product({"gpu": gpu_names()[0], **settings}, lists)
         known = Scenario.of(listed_ones[0].settings)
         check_question("recommend", known, listed_ones)
-        if gpus is not None and known.rate is not None:
-            raise UserError("recommend: specify either gpus, to find the highest rate, or a rate")
+        if most is not None and known.rate is not None:
+            raise UserError("recommend: specify either gpus or a budget, to find the highest rate, or a rate")
         trace = open_scenario(known.model_copy(update={"rate": None}), objects.get(known.trace))
         recorded = not known.trace.startswith(DRAWN)
-        if recorded and known.rate is None and gpus is None and not tune:
+        if recorded and known.rate is None and most is None and not tune:
             settings = {**settings, "rate": "1x"}
             known = known.model_copy(update={"rate": "1x"})
         space = space_of(settings, lists, trace.content is not None, tune, terms.by_formula)
         goals = goals_of(known, terms.attainment)
-        aim: Aim = PricePerRequest()
+        aim: Aim = PricePerRequest() if most is None else most
         rate = 1.0
-        if gpus is not None:
-            aim = MostTraffic()
-        elif known.rate is not None:
+        if known.rate is not None:
             repeats = replicates_of(known.model_dump(), 1, objects)
             rate = known.rate if isinstance(known.rate, float) else float(known.rate[:-1]) * (repeats.mean_rate or 0.0)
             aim = PriceForRate(rate, terms.max_replicas)
         scout, climb = _lengths(known, trace, goals)
-        return cls(space, terms, goals, aim, trace, recorded, scout, climb, gpus, rate)
+        return cls(space, terms, goals, aim, trace, recorded, scout, climb, rate)
 
     def sized(self, point: Point) -> Point | None:
-        """Return a deployment with as many replicas as the GPUs of the question hold, or None if it does not fit."""
-        if self.gpus is None:
+        """Return a deployment with as many replicas as the question asks for, or None if not one fits in it."""
+        replicas = self.aim.replicas(self.space.variant(point))
+        if replicas is None:
             return point
-        replicas = self.gpus // gpus_of(self.space.variant(point))
         return None if not replicas else {**point, "replicas": replicas} if replicas > 1 else point

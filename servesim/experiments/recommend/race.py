@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_study import Study
 from servesim.experiments.limit_search import RateSearch
+from servesim.experiments.outcome import Judged
 from servesim.experiments.recommend.aims import Aim
 from servesim.experiments.recommend.lengths import EARLY, Length
 from servesim.experiments.recommend.space import Point
@@ -64,6 +65,11 @@ class Race:
             self.study.run_at(self.aim.key, wanted)
         return [self._yes(e, load) for e, load in asked]
 
+    def seen(self) -> dict[tuple[str, float], Judged]:
+        """Return what every run told, by label and load: of its first part if that settled it."""
+        early = self.early.judged if self.early is not None else {}
+        return {**{one: early[one] for one in self.lost}, **self.study.judged}
+
     def _open(self, label: str, load: float) -> bool:
         failed = label in self.study.errors or (self.early is not None and label in self.early.errors)
         return not failed and (label, load) not in self.study.judged and (label, load) not in self.lost
@@ -107,9 +113,9 @@ class Race:
     def measure(self, starts: Sequence[tuple[Entrant, float]], tolerance: float) -> None:
         """Find the prices of deployments, each from a load near its limit."""
         searches = [(e, self.aim.search(e.variant, load, tolerance)) for e, load in starts]
-        known = self.study.judged
+        known = sorted(self.seen())
         for e, search in searches:
-            for label, load in sorted({*known, *self.lost}):
+            for label, load in known:
                 if label == e.variant.label and isinstance(search, RateSearch):
                     search.tell(load, self._yes(e, load))
         for _ in range(ROUNDS):

@@ -39,6 +39,7 @@ def recommend(
     scenario: str | Path | Mapping[str, Any] | None = None,
     *,
     gpus: int | None = None,
+    budget: float | None = None,
     tune: bool = False,
     search_seed: int = 0,
     forms: str | Sequence[str] | None = None,
@@ -48,15 +49,15 @@ def recommend(
 
     A setting with one value is fixed, one with several values is searched over these, and the others are searched over
     everything that runs. With a `rate`, which a recorded log has (`1x`), the cheapest deployment is searched; without
-    one, the least price per request at the highest rate; with `gpus`, the highest rate of that number of GPUs. `tune`
-    keeps hardware and engine, and searches flags alone. `forms` are names of files to write below `out`
-    (servesim.launch). Other keywords are those of `servesim.capacity`. The document is in
-    `.attrs["document"]`. Raises UserError if the question is invalid, or if nothing in the space runs.
+    one, the least price per request at the highest rate; with `gpus`, the highest rate of that number of GPUs; with
+    `budget`, the highest rate for these dollars per hour. `tune` keeps hardware and engine, and searches flags alone.
+    `forms` are names of files to write below `out` (servesim.launch). Other keywords are those of `servesim.capacity`.
+    The document is in `.attrs["document"]`. Raises UserError if the question is invalid, or if nothing in it runs.
     """
     terms, axes = Terms.of(asked)
     objects = Objects()
     settings, lists = load_grid(objects.named(scenario), objects.named(axes))
-    question = Question.of(settings, lists, terms, objects, gpus, tune)
+    question = Question.of(settings, lists, terms, objects, gpus, budget, tune)
     wanted = ["command", *(listed("form", forms) if isinstance(forms, str) else forms or ())]
     launch.check_forms(wanted)
     with opened(terms, objects, question.space.base) as runner:

@@ -11,7 +11,7 @@ from servesim.experiments.axes import Variant
 from servesim.experiments.capacity_study import REPORTED, Study
 from servesim.experiments.metrics import METRICS
 from servesim.experiments.outcome import Measuring
-from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate, gpus_of
+from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
 from servesim.experiments.recommend.lengths import Length, horizon_s
@@ -81,10 +81,12 @@ class Search:
         return [v for v, _ in final.values()], story
 
     def _final(self, point: Point, e: Entrant, race: Race) -> Variant:
-        """Return a deployment with runs as long as its rate asks for, and at least as long as the user's."""
+        """Return a deployment whose runs replay a whole log or preset, or are as long as its rate asks for."""
         price = race.prices.get(e.variant.label, math.inf)
         load = race.aim.load(e.variant, price) if price < math.inf else None
-        return self._q.space.variant(point, race.length.settings(race.aim.rate_at(load)) if load else {})
+        return self._q.space.variant(
+            point, race.length.settings(race.aim.rate_at(load)) if load and not race.length.work else {}
+        )
 
     def _with_replicas(self, heads: Sequence[Entrant], race: Race) -> list[Entrant]:
         """Return deployments with the number of replicas that each needs."""
@@ -129,7 +131,7 @@ class Search:
             return None
         sized = self._q.sized(point)
         if sized is None:
-            self._refused[v.label] = f"more than {self._q.gpus} GPUs"
+            self._refused[v.label] = f"more than {self._q.aim}"
             return None
         return self._bounded(sized, self._q.aim, setup)
 
@@ -160,8 +162,8 @@ class Search:
         return [e for e in found if self._comparable(e, head, race)]
 
     def _comparable(self, e: Entrant, head: Entrant, race: Race) -> bool:
-        """Return whether a deployment can be set up, on as many GPUs as another one if the race is about these."""
-        return e.bound < math.inf and (not race.aim.same_gpus or gpus_of(e.variant) == gpus_of(head.variant))
+        """Return whether a deployment can be set up and be compared with another one."""
+        return e.bound < math.inf and race.aim.admits(e.variant, head.variant)
 
     def _shaken(self, head: Entrant, race: Race) -> list[Entrant]:
         """Return deployments that differ from one in one flag, or in several drawn at random."""

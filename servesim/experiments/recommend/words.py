@@ -6,15 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.experiments.recommend.aims import MostTraffic, PriceForRate, PricePerRequest
+from servesim.experiments.recommend.aims import Aim
 from servesim.hardware import Gpu
 
 Row = Mapping[str, Any]
-AIMS: dict[type[Any], str] = {
-    PricePerRequest: "price per request",
-    PriceForRate: "price for the rate",
-    MostTraffic: "highest rate for the GPUs",
-}
 NOT_SEARCHED: list[dict[str, Any]] = [
     {
         "keys": ["speculation"],
@@ -37,58 +32,68 @@ def percent(ratio: float) -> str:
     return f"{share:.0f} %" if share >= 1 else f"{share:.1f} %"
 
 
-def sure_price(row: Row) -> float:
-    """Return the hourly price per request/s at the low end of the rate's interval, or at the rate of the question."""
+def worse(aim: Aim, ratio: float, at_least: bool = False) -> str:
+    """Return in words by how much a deployment loses that has `ratio` times the price of another."""
+    least = "at least " if at_least else ""
+    if aim.traffic:
+        return f"sustains {least}{percent(2 - 1 / ratio)} less"
+    return f"costs {least}{percent(ratio)} more"
+
+
+def sure_price(aim: Aim, row: Row) -> float:
+    """Return what is minimized, at the low end of the rate's interval or at the rate of the question: the hourly price
+    per request/s, or the time per request if the highest rate is searched."""
     rate = row["rate"] if row["by"] == "replicas" else row["rate_low"]
-    return float(row["usd_per_hour"] / rate) if rate else math.inf
+    cost = 1.0 if aim.traffic else row["usd_per_hour"]
+    return float(cost / rate) if rate else math.inf
 
 
-def first_words(first: Row, others: Sequence[Row]) -> str:
+def first_words(aim: Aim, first: Row, others: Sequence[Row]) -> str:
     """Return the answer in one sentence."""
     size = f"{first['gpus']} x {str(first['gpu']).upper()}"
     said = f"Run {first['label'] or 'the deployment'} on {size} at ${first['usd_per_hour']:,.2f}/h"
     if first["by"] != "replicas":
         said += f": it sustains at least {first['rate_low']:.4g} requests/s (estimate {first['rate']:.4g})"
-    if others and (ratio := sure_price(others[0]) / sure_price(first)) >= 1.005:
-        said += f"; the next costs {percent(ratio)} more per request"
+    if others and (ratio := sure_price(aim, others[0]) / sure_price(aim, first)) >= 1.005:
+        said += f"; the next {worse(aim, ratio)}" + ("" if aim.traffic else " per request")
     return said
 
 
-def runner_up_words(first: Row, other: Row, ratio: float) -> str:
+def runner_up_words(aim: Aim, first: Row, other: Row, ratio: float) -> str:
     """Return why the runner-up lost."""
     if ratio < 1.005:
-        return f"{other['label']} costs the same per request"
-    said = f"{other['label']} costs {percent(ratio)} more per request"
+        return f"{other['label']} {'sustains the same rate' if aim.traffic else 'costs the same per request'}"
+    said = f"{other['label']} {worse(aim, ratio)}" + ("" if aim.traffic else " per request")
     if other["by"] == "replicas":
         said += f": it needs {other['gpus']} x {str(other['gpu']).upper()} at ${other['usd_per_hour']:,.2f}/h"
+    elif aim.traffic:
+        said += f": surely {other['rate_low']:.4g} requests/s"
     else:
-        needed = other["usd_per_hour"] / sure_price(first)
+        needed = other["usd_per_hour"] / sure_price(aim, first)
         said += f": it surely sustains {other['rate_low']:.4g} requests/s, not {needed:.4g} for the same price"
     return said + (f"; its limiting factor is {other['binds']}" if other["binds"] else "")
 
 
-def published_words(first: Row, other: Row, ratio: float) -> str:
+def published_words(aim: Aim, first: Row, other: Row, ratio: float) -> str:
     """Return the price of keeping the published formats."""
-    return f"with the formats of the published model, {other['label']} is the best and costs {percent(ratio)} more"
+    return f"with the formats of the published model, {other['label']} is the best and {worse(aim, ratio)}"
 
 
-def miss_words(label: str, ratio: float, share: float, goal: str) -> str:
-    """Return by how much a cheaper deployment misses the SLO."""
-    return (
-        f"{label} at {100 * (1 - ratio):.0f} % less misses the SLO: {100 * share:.4g} % instead of {goal} "
-        "(in a short run)"
-    )
+def miss_words(aim: Aim, label: str, ratio: float, share: float, goal: str) -> str:
+    """Return by how much a better deployment misses the SLO."""
+    gain = f"{percent(1 / ratio)} more requests/s" if aim.traffic else f"{100 * (1 - ratio):.0f} % less"
+    return f"{label} at {gain} misses the SLO: {100 * share:.4g} % instead of {goal} (in a short run)"
 
 
-def changes(document: Mapping[str, Any], first: Row, others: Sequence[Row]) -> list[str]:
+def changes(aim: Aim, document: Mapping[str, Any], first: Row, others: Sequence[Row]) -> list[str]:
     """Return what would change the answer: other prices, and errors of the model."""
     found = []
-    for other in others[:2]:
+    for other in others[: 0 if aim.traffic else 2]:
         one, two = Gpu.load(first["gpu"]), Gpu.load(other["gpu"])
         if one.name == two.name:
             continue
         paid = other["usd_per_hour"] / other["gpus"]
-        ratio = sure_price(first) / sure_price(other)
+        ratio = sure_price(aim, first) / sure_price(aim, other)
         found.append(
             f"below ${paid * ratio:.2f} per {two.name.upper()}-hour (assumed: ${paid:.2f}), {other['label']} is cheaper"
         )
@@ -111,15 +116,18 @@ def measure_words(document: Mapping[str, Any], settings: Mapping[str, Any], firs
     ]
 
 
+def without_words(aim: Aim, ratio: float | None, at_least: bool) -> str:
+    """Return what the best deployment without a setting loses; `ratio` is None if it carries nothing."""
+    if ratio is None:
+        return "the SLO is missed at any load"
+    return f"the best found {worse(aim, ratio, at_least)}"
+
+
 def knob_words(one: Mapping[str, Any]) -> str:
     """Return what a setting of the recommended deployment is worth."""
-    ratio, value = one["price_ratio"], one["value"]
-    what = f"{one['key']}={'the default' if value is None else value}"
-    if ratio is None:
-        return f"{what}: without it, the SLO is missed at any load"
-    least = "at least " if one["at_least"] else ""
+    value = "the default" if one["value"] is None else one["value"]
     share = f", {100 * one['share']:.0f} % of the gain" if one["share"] is not None else ""
-    return f"{what}: without it, the best found costs {least}{percent(ratio)} more{share}"
+    return f"{one['key']}={value}: without it, {one['without']}{share}"
 
 
 def searched_words(search: Mapping[str, int]) -> str:

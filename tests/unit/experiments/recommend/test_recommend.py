@@ -12,7 +12,7 @@ import servesim
 from servesim import UserError
 from servesim.experiments.axes import Variant
 from servesim.experiments.goals import goals_of
-from servesim.experiments.recommend.aims import Headroom, MostTraffic, PriceForRate, PricePerRequest
+from servesim.experiments.recommend.aims import Headroom, MostForBudget, MostTraffic, PriceForRate, PricePerRequest
 from servesim.experiments.recommend.bounds import Work, optimistic_rate
 from servesim.experiments.recommend.lengths import Length, horizon_s, relaxation_s, work_of
 from servesim.experiments.recommend.space import space_of
@@ -22,7 +22,7 @@ from servesim.run.trace_source import open_scenario
 from servesim.workload.trace import Trace
 
 QUESTION: dict[str, Any] = {
-    "trace": "synth:rate=1,prompt=600,output=20",
+    "trace": "synth:rate=1,prompt=4000,output=20",
     "requests": 80,
     "model": "llama-3.2-1b",
     "gpu": ["h100", "l40s"],
@@ -35,6 +35,7 @@ QUESTION: dict[str, Any] = {
     "scheduler.max_num_batched_tokens": [2048, 8192],
     "pd": None,
     "dp": 1,
+    "router": "round-robin",
     "slo": "ttft:p99<200ms",
     "jobs": 1,
     "replicates": 2,
@@ -69,7 +70,7 @@ def test_a_rerun_computes_nothing_and_names_the_same(tmp_path: Path) -> None:
 
 
 def test_a_rate_asks_for_the_cheapest_number_of_replicas() -> None:
-    found = ask(gpu="h100", rate=2000.0).attrs["document"]
+    found = ask(gpu="h100", rate=100.0).attrs["document"]
     rows = [row for row in found["rows"] if row["verdict"] == "carries"]
     assert found["recommendation"]["aim"] == "price for the rate"
     assert found["recommendation"]["settings"]["replicas"] == rows[0]["replicas"] >= 2
@@ -82,6 +83,20 @@ def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
     assert found["settings"]["replicas"] == 2
 
 
+def test_gpus_are_compared_by_rate_and_a_budget_by_what_it_buys() -> None:
+    """One H100 carries more than one L40S, which costs less per request; $1.25 buy one H100, or eight L40S."""
+    prices = {"price": {"h100": 1.2, "l40s": 0.14}}
+    cheap = ask(**prices).attrs["document"]["recommendation"]
+    fast = ask(**prices, gpus=1).attrs["document"]["recommendation"]
+    assert (cheap["settings"]["gpu"], fast["settings"]["gpu"]) == ("l40s", "h100")
+    assert all("less" in one["without"] for one in fast["knobs"])
+    bought = ask(**prices, budget=1.25).attrs["document"]
+    assert bought["recommendation"]["aim"] == "highest rate for the budget"
+    first = next(r for r in bought["rows"] if r["label"] == bought["recommendation"]["first"])
+    assert first["usd_per_hour"] <= 1.25
+    assert bought["recommendation"]["settings"]["replicas"] == 8
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -89,7 +104,12 @@ def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
         ({"model": "llama-3.1-405b"}, "recommend: no deployment of llama-3.1-405b runs"),
         ({"gpus": 0}, "gpus is 0 but must be from 1 to 4096"),
         ({"gpus": 5000}, "gpus is 5000 but must be from 1 to 4096"),
-        ({"gpus": 2, "rate": 3.0}, "recommend: specify either gpus, to find the highest rate, or a rate"),
+        ({"gpus": 2, "rate": 3.0}, "specify either gpus or a budget, to find the highest rate, or a rate"),
+        ({"budget": 9.0, "rate": 3.0}, "specify either gpus or a budget, to find the highest rate, or a rate"),
+        ({"budget": 9.0, "gpus": 3}, "recommend: specify either gpus or a budget"),
+        ({"budget": 0.0}, "budget is 0 but must be above 0 and at most 100,000 dollars per hour"),
+        ({"budget": float("nan")}, "budget is nan but must be above 0"),
+        ({"budget": 0.5}, r"no deployment of llama-3.2-1b runs: more than \$0.50/h"),
         ({"rate": float("inf")}, "recommend: no deployment can sustain an infinite rate"),
         ({"rate": [1.0, 2.0]}, "recommend: specify one rate to find the cheapest deployment"),
         ({"rate": 5.0, "replicas": [1, 2]}, "recommend: --replicas cannot be combined with --rate"),
@@ -133,7 +153,7 @@ def test_the_bound_with_prefill_and_decode_apart_is_above_what_they_carry() -> N
     for pd in ("1x1:1x1", "2x1:1x1"):
         setup = space.set_up({"pd": pd})
         assert not isinstance(setup, str)
-        bounds.append(optimistic_rate(setup, Work.of(setup.trace)._replace(prompt=600, output=20), float("inf")))
+        bounds.append(optimistic_rate(setup, Work.of(setup.trace)._replace(prompt=4000, output=20), float("inf")))
         document = servesim.capacity({**asked, "pd": pd}, jobs=1, replicates=1, intervals=False)
         assert bounds[-1] >= document.attrs["document"]["rows"][0]["rate"]
     assert bounds[0] < bounds[1] <= 2 * bounds[0]  # prefill is the slower side of the first
@@ -185,6 +205,7 @@ def test_loads_of_aims_by_hand() -> None:
     assert PriceForRate(10.0, 2).load(v, 12.0) == 2
     assert PriceForRate(10.0, 64).price(v, 3) == 9.0
     assert PriceForRate(10.0, 64).bound(v, 4.0) == 9.0
-    assert MostTraffic().load(v, 1 / 8) == 8.0
+    assert MostTraffic(8).load(v, 1 / 8) == 8.0
+    assert (MostTraffic(8).replicas(v), MostForBudget(10.0).replicas(v), MostForBudget(2.9).replicas(v)) == (8, 3, 0)
     two = Variant("two", {}, {**v.settings, "replicas": 2})
     assert Headroom().rank(v, 0.9) < Headroom().rank(two, 0.1)
