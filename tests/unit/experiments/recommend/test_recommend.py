@@ -84,8 +84,8 @@ def test_a_number_of_gpus_asks_for_the_highest_rate() -> None:
 
 
 def test_gpus_are_compared_by_rate_and_a_budget_by_what_it_buys() -> None:
-    """One H100 carries more than one L40S, which costs less per request; $1.25 buy one H100, or eight L40S."""
-    prices = {"price": {"h100": 1.2, "l40s": 0.14}}
+    """One H100 carries more than one L40S, which costs less per request; $1.25 buy one H100, or twelve L40S."""
+    prices = {"price": {"h100": 1.2, "l40s": 0.1}}
     cheap = ask(**prices).attrs["document"]["recommendation"]
     fast = ask(**prices, gpus=1).attrs["document"]["recommendation"]
     assert (cheap["settings"]["gpu"], fast["settings"]["gpu"]) == ("l40s", "h100")
@@ -94,7 +94,7 @@ def test_gpus_are_compared_by_rate_and_a_budget_by_what_it_buys() -> None:
     assert bought["recommendation"]["aim"] == "highest rate for the budget"
     first = next(r for r in bought["rows"] if r["label"] == bought["recommendation"]["first"])
     assert first["usd_per_hour"] <= 1.25
-    assert bought["recommendation"]["settings"]["replicas"] == 8
+    assert bought["recommendation"]["settings"]["replicas"] == 12
 
 
 @pytest.mark.parametrize(
