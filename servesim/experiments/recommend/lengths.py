@@ -15,9 +15,9 @@ from servesim.workload.trace import Trace
 
 STEP, MOST = 500, 20_000
 """Step and maximum of the length of a run, in requests."""
-TTFTS, ANSWERS = 10.0, 2.0
-"""Multiples of the TTFT limit, and of the time that an answer may take, that a full run lasts. With 10, a deployment
-that TTFT limits is overestimated by at most a tenth, all of them alike."""
+WAITS, ANSWERS = 10.0, 2.0
+"""Multiples of the limit of TTFT or of the whole request, and of the time that an answer may take, that a full run
+lasts. With 10, a deployment that such a limit binds is overestimated by at most a tenth, all of them alike."""
 RELAXATIONS = 10.0
 """Number of relaxation times that a full run lasts."""
 
@@ -31,7 +31,7 @@ def horizon_s(goals: Sequence[Goal], output: float) -> float:
     found = [0.0]
     for goal in goals:
         ttft, tpot, e2e = (goal.limits.get(name, 0.0) / 1e3 for name in ("ttft", "tpot", "e2el"))
-        found.append(TTFTS * ttft + ANSWERS * (output * tpot + e2e))
+        found.append(WAITS * max(ttft, e2e) + ANSWERS * output * tpot)
     return max(found)
 
 
@@ -71,9 +71,17 @@ class Length:
         """Return the number of requests at a rate, in steps so that runs share traces."""
         if self.least is None:
             return None
-        seconds = self.seconds + self.relaxation_s * rate
-        found = min(max(self.least, STEP * math.ceil(seconds * rate / STEP)), MOST)
+        found = min(max(self.least, self._wanted(rate)), MOST)
         return found if not self.work or found < len(self.work) - 1 else None
+
+    def _wanted(self, rate: float) -> int:
+        return STEP * math.ceil((self.seconds + self.relaxation_s * rate) * rate / STEP)
+
+    def short(self, rate: float) -> bool:
+        """Return whether runs at a rate are shorter than its queue needs, so that they must also show that it stays
+        bounded."""
+        requests = self.at(rate)
+        return self._wanted(rate) > (requests if requests is not None else max(len(self.work) - 1, MOST))
 
     def settings(self, rate: float) -> dict[str, Any]:
         """Return the settings of a run at a rate."""

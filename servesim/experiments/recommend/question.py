@@ -47,7 +47,7 @@ def _lengths(known: Scenario, trace: Trace, goals: Sequence[Goal]) -> tuple[Leng
     scout, climb = (
         Length(int(fewest * share), seconds * share, relaxation * share, work, known.skip) for share in (SCOUT, CLIMB)
     )
-    return scout, climb if known.trace.startswith("synth:") else whole
+    return scout, climb if known.trace.startswith("synth:") else replace(climb, least=whole.least)
 
 
 def _most(gpus: int | None, budget: float | None) -> Aim | None:

@@ -97,7 +97,9 @@ class Race:
 
     def _yes(self, e: Entrant, load: float) -> bool:
         judged = self.study.judged.get((e.variant.label, load))
-        return judged is not None and judged.carried
+        if judged is None:
+            return False
+        return judged.margin_low >= 0 if self.length.short(self.aim.rate_at(load)) else judged.carried
 
     def _sized(self, e: Entrant, load: float) -> Variant:
         """Return a deployment with runs that are long enough for a load."""

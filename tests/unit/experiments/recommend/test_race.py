@@ -28,7 +28,9 @@ class Known:
         for v, load in wanted:
             assert (v.label, load) not in self.judged, "a load is run only once"
             self.judged[v.label, load] = SimpleNamespace(
-                carried=load <= self.limits[v.label], margin=self.limits[v.label] - load
+                carried=load <= self.limits[v.label],
+                margin=self.limits[v.label] - load,
+                margin_low=self.limits[v.label] * 0.9 - load,
             )
 
 
@@ -112,6 +114,13 @@ def test_a_first_part_with_more_misses_than_the_whole_run_may_have_settles_it() 
     assert race.carried(asked) == race.carried(asked) == [False, True]
     assert {label for label, _ in race.study.judged} == {"close"}
     assert seen == [2_000, 2_000]
+
+
+def test_a_load_of_runs_that_are_too_short_counts_only_if_their_queue_surely_stays_bounded() -> None:
+    race = race_of({"one": 10.0})
+    race.length = Length(least=1_000, seconds=2_500.0)
+    assert race.carried([(entrant("one"), 9.5), (entrant("one"), 8.9)]) == [False, True]
+    assert race.carried([(entrant("one"), 7.9)]) == [True]
 
 
 def test_climbing_takes_each_change_that_pays() -> None:

@@ -179,6 +179,15 @@ def test_runs_last_ten_relaxation_times_of_a_queue_that_just_meets_its_ttft() ->
     assert Length(least=2_000, relaxation_s=10 * relaxation_s(goals, alike)).at(50.0) == 5_000
 
 
+def test_runs_that_cannot_be_long_enough_must_show_that_their_queue_stays_bounded() -> None:
+    """Ten times an end-to-end limit of 300 s takes 20,000 requests up to 6.67/s."""
+    goals = goals_of(Scenario.of({"trace": "synth:rate=1", "model": "m", "gpu": "h100", "slo": "e2el:p99<300s"}), 0.99)
+    length = Length(least=2_000, seconds=horizon_s(goals, 100.0))
+    assert (length.at(6.0), length.at(7.0)) == (18_000, 20_000)
+    assert (length.short(6.6), length.short(6.7)) == (False, True)
+    assert not Length().short(1e9)  # a log is as long as it is
+
+
 def test_a_shorter_run_of_a_log_replays_its_busiest_stretch() -> None:
     prompts = [10] * 5 + [100, 100, 30] + [10] * 12
     trace = Trace.from_lengths("log", range(20), prompts, [5] * 20)
