@@ -36,6 +36,7 @@ from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
 from servesim.cli.roofline import ROOFLINE_EXAMPLES, roofline
 from servesim.cli.run import RUN_EXAMPLES, run
 from servesim.cli.schema import SCHEMA_EXAMPLES, schema
+from servesim.cli.serve import SERVE_EXAMPLES, serve
 from servesim.cli.size import SIZE_EXAMPLES, size
 from servesim.cli.trace import trace_app
 from servesim.cli.validate import validate
@@ -112,6 +113,7 @@ register_experiments(app)
 register_recommend(app)
 app.command(epilog=REPORT_EXAMPLES, cls=TrustCommand)(report)
 app.command(epilog=EXPLORE_EXAMPLES, cls=ScenarioCommand)(explore)
+app.command(epilog=SERVE_EXAMPLES, cls=ScenarioCommand)(serve)
 app.command(epilog=PLAY_EXAMPLES, cls=ListingCommand)(play)
 app.command(epilog=LECTURE_EXAMPLES)(lecture)
 app.command(epilog=EXPORT_EXAMPLES, cls=TrustCommand)(export)
