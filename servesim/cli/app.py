@@ -56,7 +56,6 @@ ROOT_EXAMPLES = """
 \b
 Examples:
   servesim run --trace synth:rate=5 --model llama-3.1-8b --gpu h200
-  servesim compare a.yaml b.yaml --scheduler vllm,sarathi
 
 `servesim COMMAND --help` has examples of every command.
 """

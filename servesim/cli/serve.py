@@ -52,7 +52,7 @@ def serve(
         str,
         typer.Option(
             metavar="LENGTHS",
-            help="Lengths of answers in tokens, as for synth traces; max_tokens caps them.",
+            help="Lengths of answers, as for synth traces.",
             rich_help_panel=COMMON,
         ),
     ] = "lognormal(p50=200,p95=900)",
@@ -64,11 +64,7 @@ def serve(
         str | None, typer.Option(metavar="NAME", help="Name of the model in answers.", rich_help_panel=COMMON)
     ] = None,
 ) -> None:
-    """Answer requests of OpenAI's API in simulated time.
-
-    Completions and chats, whole or streamed, get meaningless words at the times at which the deployment would have
-    sent them.
-    """
+    """Answer requests of OpenAI's API in simulated time."""
     from servesim.live.app import App
     from servesim.live.driver import Driver
     from servesim.live.recording import Recording

@@ -1,4 +1,4 @@
-"""Workload whose requests come from outside one by one, at times that nobody knew before."""
+"""Workload of requests that come from outside one by one, at times that were not known before."""
 
 from __future__ import annotations
 
