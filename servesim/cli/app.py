@@ -36,6 +36,7 @@ from servesim.cli.report import EXPORT_EXAMPLES, REPORT_EXAMPLES, export, report
 from servesim.cli.roofline import ROOFLINE_EXAMPLES, roofline
 from servesim.cli.run import RUN_EXAMPLES, run
 from servesim.cli.schema import SCHEMA_EXAMPLES, schema
+from servesim.cli.serve import SERVE_EXAMPLES, serve
 from servesim.cli.size import SIZE_EXAMPLES, size
 from servesim.cli.trace import trace_app
 from servesim.cli.validate import validate
@@ -55,7 +56,6 @@ ROOT_EXAMPLES = """
 \b
 Examples:
   servesim run --trace synth:rate=5 --model llama-3.1-8b --gpu h200
-  servesim compare a.yaml b.yaml --scheduler vllm,sarathi
 
 `servesim COMMAND --help` has examples of every command.
 """
@@ -112,6 +112,7 @@ register_experiments(app)
 register_recommend(app)
 app.command(epilog=REPORT_EXAMPLES, cls=TrustCommand)(report)
 app.command(epilog=EXPLORE_EXAMPLES, cls=ScenarioCommand)(explore)
+app.command(epilog=SERVE_EXAMPLES, cls=ScenarioCommand)(serve)
 app.command(epilog=PLAY_EXAMPLES, cls=ListingCommand)(play)
 app.command(epilog=LECTURE_EXAMPLES)(lecture)
 app.command(epilog=EXPORT_EXAMPLES, cls=TrustCommand)(export)

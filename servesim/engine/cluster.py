@@ -141,7 +141,7 @@ class Cluster:
         """Schedule the first arrival, as `run` does before it starts the clock."""
         for part in self.parts:
             part.start()
-        self._arm()
+        self.arm()
 
     def step(self) -> bool:
         """Process one event. Return False if none is left."""
@@ -152,7 +152,14 @@ class Cluster:
             self.clock.step()
         return True
 
-    def _arm(self) -> None:
+    def advance(self, until_ns: int) -> None:
+        """Process all events up to and including `until_ns`."""
+        if self.clock.peek() <= until_ns:
+            with self._blaming():
+                while self.clock.peek() <= until_ns:
+                    self.clock.step()
+
+    def arm(self) -> None:
         """Schedule a wake-up at the next arrival."""
         due = self.workload.next_ns()
         if due is None or (self._armed is not None and self._armed_ns <= due):
@@ -171,10 +178,10 @@ class Cluster:
                 continue
             request, output_len = popped
             for deadline in request.deadlines:
-                self.clock.at(max(deadline.ns, now), ABORT, partial(self._give_up, request, deadline))
+                self.clock.at(max(deadline.ns, now), ABORT, partial(self.give_up, request, deadline))
             self.num_arrived += 1
             self.place(request, output_len)
-        self._arm()
+        self.arm()
 
     # Lifecycle of a request.
 
@@ -238,7 +245,7 @@ class Cluster:
             self.telling.dropped(request)
         self.gone(request)
 
-    def _give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
+    def give_up(self, request: Request, deadline: Deadline, event: Event) -> None:
         """Cancel a request whose client gives up now."""
         if self._gives_up and any(gives_up(request, deadline) for gives_up in self._gives_up):
             return
@@ -258,7 +265,7 @@ class Cluster:
             left(request)
         self.workload.on_finish(request, self.clock.ns)
         if self._answers_matter:
-            self._arm()
+            self.arm()
         if self._on_progress is not None and self.num_left % PROGRESS_EVERY == 0:
             self._on_progress(self.now_ns, self.num_left)
 

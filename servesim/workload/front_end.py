@@ -244,6 +244,17 @@ class FrontEnd:
             process.add(sent, self._terms.request_ns)
         self._look()
 
+    def look_again(self) -> None:
+        """Ask the inner workload again, which has a request that it did not know of before. The request must have been
+        sent late enough to reach the queue after this instant."""
+        self._known = False
+
+    def holds(self, request: Request) -> bool:
+        """Return whether a request has been received but has not reached the queue."""
+        sent = [entry[2] for entry in self._on_way]
+        sent += [each for process in self._processes for _, each in process.received]
+        return any(each[2] is request for each in sent)
+
     def on_finish(self, request: Request, now: int) -> None:
         self._inner.on_finish(request, now + self._terms.out_ns)
 

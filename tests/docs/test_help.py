@@ -34,6 +34,7 @@ ELSEWHERE = {
     "servesim calibrate left-out": "half a minute: tests/unit/calibrate/test_table_accuracy.py",
     "servesim calibrate accuracy": "half a minute: tests/unit/calibrate/test_table_accuracy.py",
     "servesim explore": "serves until it is interrupted: tests/unit/reports/test_explore.py",
+    "servesim serve": "serves until it is interrupted: tests/unit/live/test_server.py",
     "servesim recommend": "minutes: docs/recommend.md, tests/unit/experiments",
     "servesim reproduce all": "minutes",
     "servesim reproduce pagedattention": "half a minute: tests/validation",

@@ -23,6 +23,7 @@ ROOMS = (
     "run",
     "features",
     "launch",
+    "live",
     "experiments",
     "checking",
     "cli",

@@ -1,0 +1,219 @@
+"""ASGI application in front of a driver: OpenAI's API, and what gateways ask of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from servesim.live.driver import Driver
+from servesim.live.protocol import Refused, asked_of, chat_tokens, document_of, prompt_tokens
+from servesim.live.replies import Reply, failed
+from servesim.live.stream import Stream
+from servesim.live.tokens import pieces_of, token_of
+
+MOST_BODY = 8 << 20
+"""Maximum size of a body in bytes."""
+MOST_STREAMS = 4096
+"""Maximum number of answers in progress."""
+KEPT_PIECES = 1 << 20
+"""Maximum number of pieces that /detokenize remembers."""
+LATE_EVERY_S = 60
+LATE_NS = 50_000_000
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class App:
+    """Server of one model. `make` creates the driver; it is called again if a policy has failed. `draw`: see
+    asked_of. `extra`: further pages, by (method, path), each a function from the body to a document."""
+
+    def __init__(
+        self,
+        make: Callable[[], Driver],
+        draw: Callable[[int], int],
+        model: str,
+        extra: Iterable[tuple[tuple[str, str], Handler]] = (),
+    ) -> None:
+        self._make, self._draw, self.model = make, draw, model
+        self.driver = make()
+        self.max_model_len = int(self.driver.setup.scenario.engine.max_model_len)
+        self.draining = False
+        self._open = 0
+        self._pieces: dict[int, str] = {}
+        self._pages: dict[tuple[str, str], Handler] = {
+            ("GET", "/health"): lambda body: {},
+            ("GET", "/load"): lambda body: {"server_load": self._open},
+            ("GET", "/v1/models"): lambda body: self._models(),
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
+            **dict(extra),
+        }
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Answer one request, or take part in the server's start and end."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:  # web sockets are not served
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self.driver.start()
+        self._tell_late()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self.driver.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
+        came_ns = self.driver.now_ns()
+        method, path = scope["method"], scope["path"]
+        try:
+            if path in _COMPLETIONS:
+                if method != "POST":
+                    raise Refused(405, f"{path} is asked by POST")
+                body = document_of(await _body(receive))
+                await self._complete(body, path == "/v1/chat/completions", came_ns, receive, send)
+                return
+            page = self._pages.get((method, path))
+            if page is None:
+                raise Refused(404, f"{method} {path} is not served")
+            await _send_json(send, page(document_of(await _body(receive)) if method == "POST" else {}))
+        except _Gone:
+            return
+        except Refused as error:
+            await _send_json(send, error.document, error.status)
+
+    async def _complete(self, body: dict[str, Any], chat: bool, came_ns: int, receive: Receive, send: Send) -> None:
+        if self.draining or self._open >= MOST_STREAMS:
+            reason = "the server is shutting down" if self.draining else f"{MOST_STREAMS} answers are in progress"
+            raise Refused(503, reason)
+        if self.driver.failure:
+            self._renew()
+            came_ns = 0
+        driver = self.driver
+        asked = asked_of(
+            body, chat, row=driver.next_row, max_model_len=self.max_model_len, draw=self._draw, model=self.model
+        )
+        stream = driver.submit(
+            asked.prompt, asked.max_tokens, len(asked.pieces), asked.answer, at_ns=came_ns, priority=asked.priority
+        )
+        watch = asyncio.ensure_future(_watch(receive, lambda: driver.cancel(stream)))
+        self._open += 1
+        try:
+            reply = Reply(asked, stream, int(time.time()))
+            await (_streamed if asked.stream else _whole)(stream, reply, driver, send)
+        finally:
+            self._open -= 1
+            watch.cancel()
+            driver.cancel(stream)
+
+    def _tell_late(self) -> None:
+        """Say once in LATE_EVERY_S how late the machine was, if it was late by more than LATE_NS of simulated time."""
+        if self.driver.late_ns > LATE_NS:
+            late_ms = self.driver.late_ns / 1e6
+            sys.stderr.write(f"warning: tokens were up to {late_ms:.0f} ms late in simulated time; lower --speed\n")
+        self.driver.late_ns = 0
+        asyncio.get_running_loop().call_later(LATE_EVERY_S, self._tell_late)
+
+    def _renew(self) -> None:
+        """Begin again after a policy has failed; its error is told once."""
+        sys.stderr.write(f"error: {self.driver.failure}; its answers ended with status 500, and the engine restarts\n")
+        self.driver = self._make()
+        self.driver.start()
+
+    def _models(self) -> dict[str, Any]:
+        one = {"id": self.model, "object": "model", "created": 0, "owned_by": "servesim", "root": self.model}
+        return {"object": "list", "data": [{**one, "max_model_len": self.max_model_len}]}
+
+    def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        if "messages" in body:
+            tokens = chat_tokens(body)
+        else:
+            prompt = body.get("prompt")
+            tokens = prompt_tokens(prompt)
+            if isinstance(prompt, str) and len(self._pieces) < KEPT_PIECES:
+                self._pieces |= {token_of(piece): piece for piece in pieces_of(prompt)}
+        return {"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens}
+
+    def _detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise Refused(400, "tokens must be a list of token ids")
+        return {"prompt": "".join(self._pieces.get(token, f" t{token}") for token in tokens)}
+
+
+_COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
+
+
+class _Gone(Exception):
+    """The client left before its request was complete."""
+
+
+async def _streamed(stream: Stream, reply: Reply, driver: Driver, send: Send) -> None:
+    tokens = await stream.take()
+    if not tokens and not stream.cancelled:
+        raise _refusal(stream, driver)
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while not stream.cancelled:
+        out = reply.chunk(tokens) if tokens else b""
+        whole = stream.taken >= stream.output_len
+        if whole:
+            out += reply.end()
+        elif stream.error:
+            out += failed(_refusal(stream, driver).document)
+        last = whole or bool(stream.error)
+        await send({"type": "http.response.body", "body": out, "more_body": not last})
+        if last:
+            return
+        tokens = await stream.take()
+
+
+async def _whole(stream: Stream, reply: Reply, driver: Driver, send: Send) -> None:
+    while not stream.ended:
+        await stream.take()
+    if stream.cancelled:
+        return
+    if stream.error:
+        raise _refusal(stream, driver)
+    await _send_json(send, reply.whole())
+
+
+def _refusal(stream: Stream, driver: Driver) -> Refused:
+    """Return the error of an answer that ended early: 500 for a failed policy, else 503."""
+    return Refused(500 if driver.failure else 503, stream.error)
+
+
+async def _watch(receive: Receive, gone: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone()
+
+
+async def _body(receive: Receive) -> bytes:
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MOST_BODY:
+            raise Refused(413, f"the body has more than {MOST_BODY} bytes")
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _send_json(send: Send, document: dict[str, Any], status: int = 200) -> None:
+    body = json.dumps(document).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,235 @@
+"""Driver of a cluster in the time of an asyncio event loop.
+
+Everything happens in one thread. A step ends when it ends, however late the loop hears of it, and a request arrives at
+the time with which its caller stamped it; so lateness never adds up, and an offline run of the same requests is the
+same to the nanosecond. Timers are set for absolute times. The engine's clock stands still between events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from servesim.contracts.part import Part
+from servesim.contracts.request import Deadline, Request, State
+from servesim.engine.clock import ABORT
+from servesim.errors import PolicyError, UserError
+from servesim.live.arrivals import Arrivals
+from servesim.live.recording import Recording
+from servesim.live.stream import Stream
+from servesim.live.tokens import TokenContent
+from servesim.records.recorder import Recorder
+from servesim.run.scenario import Scenario
+from servesim.run.setup import Setup, set_up
+from servesim.workload.front_end import FrontEnd
+from servesim.workload.predictor import predict
+from servesim.workload.trace import Trace
+from servesim.workload.workload import CANCELLED
+
+NS = 1e9
+FOREVER = float("inf")
+
+
+class Outputs(Part):
+    """Part that reports the tokens of each step: `told` is called with each request and its number of tokens."""
+
+    def __init__(self, told: Any) -> None:
+        self._told = told
+
+    def core_made(self, replica: Any) -> None:
+        core, others, told = replica.core, replica.core.on_output, self._told
+        core.step_plainly()
+        if others is None:
+            core.on_output = told
+            return
+
+        def both(request: Request, tokens: int) -> None:
+            others(request, tokens)
+            told(request, tokens)
+
+        core.on_output = both
+
+
+class Driver:
+    """Cluster of a scenario, driven by the running event loop. Simulated time passes `speed` times as fast as the
+    loop's. `recording` receives every request."""
+
+    def __init__(self, scenario: Scenario, *, speed: float = 1.0, recording: Recording | None = None) -> None:
+        """Set up the cluster. Raise UserError if it needs to know the future."""
+        self.setup = set_up_live(scenario)
+        self.speed = speed
+        self.recording = recording
+        self.streams: dict[int, Stream] = {}
+        """Answers in progress, by row."""
+        self.failure = ""
+        """The error of the policy that ended the run; empty while all is well."""
+        self.late_ns = 0
+        """Most by which the loop was late, in simulated ns. What it delays is when clients are told, nothing else."""
+        self._front = self.setup.front
+        self._arrivals = Arrivals(self._left)
+        self._deliveries: deque[tuple[int, Stream, int, str]] = deque()  # (due in ns, stream, tokens, error)
+        self._rows, self._last_ns = 0, 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: float = FOREVER
+        self.setup.parts.append(Outputs(self._output))
+        self.cluster = self.setup.cluster(self._arrivals, Recorder(_drop, self._front.out_ns, _drop, _drop, _drop))
+        assert isinstance(self.cluster.workload, FrontEnd)
+        self._queue: FrontEnd = self.cluster.workload
+        self._clock = self.cluster.clock
+
+    def start(self) -> None:
+        """Let simulated time begin, at 0, in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self.cluster.start()
+        self._set_timer()
+
+    def close(self) -> None:
+        """Let simulated time stop."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = FOREVER
+
+    def now_ns(self) -> int:
+        """Return the current simulated time in ns."""
+        return round((self._loop.time() - self._began) * self.speed * NS)
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        output_len: int,
+        answer: Sequence[int] = (),
+        *,
+        at_ns: int | None = None,
+        **fields: Any,
+    ) -> Stream:
+        """Take a request that was sent at `at_ns` (default: now), and return its answer. `answer`: its token ids, which
+        later prompts may quote. A time before the last request, or too early to reach the queue after what has already
+        happened there, is moved. `fields`: further fields of the Request."""
+        if self.failure:
+            raise PolicyError(self.failure)
+        sent = self.now_ns() if at_ns is None else at_ns
+        sent = max(sent, self._last_ns, self._clock.ns - self._front.in_ns + 1, 0)
+        self._last_ns, row = sent, self._rows
+        self._rows += 1
+        content = TokenContent(prompt, answer)
+        request = Request(row, str(row), len(prompt), max_tokens, sent, content=content, **fields)
+        request._stops = output_len < max_tokens
+        request.predicted_output_len = self._predicted(request, output_len)
+        stream = self.streams[row] = Stream(request, output_len)
+        if self.recording is not None:
+            self.recording.arrived(request, output_len, prompt, answer)
+        self._arrivals.push(request, output_len)
+        self._queue.look_again()
+        self.cluster.arm()
+        self._set_timer()
+        return stream
+
+    @property
+    def next_row(self) -> int:
+        """Row of the next request."""
+        return self._rows
+
+    def cancel(self, stream: Stream) -> None:
+        """Handle the disconnection of a client at this instant. Do nothing if its answer has ended."""
+        request = stream.request
+        if stream.ended:
+            return
+        stream.cancelled = True
+        stream.wake()
+        self.streams.pop(request.row, None)
+        in_ns = self._front.in_ns
+        left = max(self.now_ns(), request.arrival_ns, self._clock.ns - in_ns + 1)
+        if self.recording is not None:
+            self.recording.left(request, left)
+        if self._arrivals.holds(request) or self._queue.holds(request):
+            request.deadlines = (Deadline(left, False, CANCELLED),)
+            return
+        deadline = Deadline(left + in_ns, False, CANCELLED)
+        self._clock.at(deadline.ns, ABORT, partial(self.cluster.give_up, request, deadline))
+        self._set_timer()
+
+    def _predicted(self, request: Request, output_len: int) -> int:
+        name, row = self.setup.predictor, request.row
+        if name == "max_tokens":
+            return request.max_tokens
+        told = _one_row(request.prompt_len, output_len)
+        return int(predict(name, told, self.setup.scenario.seed, row)[0])
+
+    # Time.
+
+    def _set_timer(self) -> None:
+        due = self._clock.peek()
+        if self._deliveries and self._deliveries[0][0] < due:
+            due = self._deliveries[0][0]
+        if due == self._due or self.failure:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = due
+        if due != FOREVER:
+            self._timer = self._loop.call_at(self._began + due / (self.speed * NS), self._wake)
+
+    def _wake(self) -> None:
+        due, now = int(self._due), self.now_ns()
+        if now - due > self.late_ns:
+            self.late_ns = now - due
+        now = max(now, due)  # a timer may go off a little early
+        self._timer, self._due = None, FOREVER
+        try:
+            self.cluster.advance(now)
+        except Exception as error:  # of a policy, most likely: it ends the answers, not the server
+            self._fail(error)
+            return
+        deliveries = self._deliveries
+        while deliveries and deliveries[0][0] <= now:
+            _, stream, tokens, reason = deliveries.popleft()
+            if stream.cancelled:
+                continue
+            if reason:
+                stream.end(reason)
+            else:
+                stream.add(tokens)
+            if stream.ended:
+                self.streams.pop(stream.request.row, None)
+        self._set_timer()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = " ".join(str(error).split()) or type(error).__name__
+        self._deliveries.clear()
+        for stream in self.streams.values():
+            stream.end(self.failure)
+        self.streams.clear()
+        self.close()
+
+    def _output(self, request: Request, tokens: int) -> None:
+        """Handle tokens that the engine has delivered at this instant."""
+        if request.owner is None and (stream := self.streams.get(request.row)) is not None:
+            self._deliveries.append((request._last_token_ns + self._front.out_ns, stream, tokens, ""))
+
+    def _left(self, request: Request, now: int) -> None:
+        """Handle a request that has left; `now`: when its client learns it."""
+        if request.state is not State.FINISHED and (stream := self.streams.get(request.row)) is not None:
+            self._deliveries.append((now, stream, 0, request.reason or request.state.name.lower()))
+
+
+def set_up_live(scenario: Scenario) -> Setup:
+    """Set up a scenario without its trace. Raise UserError if a policy needs to know future requests."""
+    setup = set_up(scenario, _one_row(1, 1))
+    for core in setup.cores:
+        if "future" in core.kv.needs:
+            raise UserError(f"kv {core.kv.name} needs to know future requests, which a live server cannot know")
+    return setup
+
+
+def _one_row(prompt_len: int, output_len: int) -> Trace:
+    return Trace.from_lengths("live", [0], [prompt_len], [output_len])
+
+
+def _drop(*rows: Any) -> None:
+    """Forget records: a server has no end at which to report them."""

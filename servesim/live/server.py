@@ -1,0 +1,79 @@
+"""Server on a socket: an application under uvicorn, until a signal lets it drain."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from servesim.errors import UserError
+from servesim.live.app import App
+
+MOST_CONNECTIONS = 8192
+DRAIN_S = 60
+"""Time in s that answers in progress have after SIGTERM."""
+
+
+def check_installed() -> None:
+    """Raise UserError if the extra `serve` is not installed."""
+    try:
+        import_module("uvicorn")
+    except ImportError:
+        raise UserError("serve: the package uvicorn is missing (pip install 'servesim[serve]')") from None
+
+
+def lengths(spec: str, seed: int) -> Callable[[int], int]:
+    """Return a function that draws the length of the answer to a row in tokens, from a distribution as in
+    servesim.traces.synth. Raise UserError for an invalid one."""
+    from servesim.traces.spec import Call
+    from servesim.traces.synth.lengths import draw
+
+    call = Call.parse("output", spec)
+    draw(call, np.zeros(1, dtype=np.int64), seed)  # reports an error before the server starts
+    return lambda row: int(draw(call, np.array([row], dtype=np.int64), seed)[0])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a port (0: a free one). Raise UserError if that is impossible."""
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(2048)
+    except OSError as error:
+        found.close()
+        raise UserError(f"--host {host} --port {port}: {error.strerror} (port 0 picks a free one)") from None
+    return found
+
+
+def serve(app: App, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; answers in progress may then end, and new ones are refused. `ready` is called with
+    the address once the socket listens."""
+    import uvicorn
+
+    class Draining(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            app.draining = True
+            super().handle_exit(sig, frame)
+
+    with listening(host, port) as found:
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=DRAIN_S,
+            limit_concurrency=MOST_CONNECTIONS,
+        )
+        gc.collect()
+        gc.freeze()  # what was set up stays, so collections need not look at it
+        ready(f"http://{host}:{found.getsockname()[1]}")
+        try:
+            Draining(config).run(sockets=[found])
+        except KeyboardInterrupt:  # uvicorn raises the signal again after it has drained
+            return

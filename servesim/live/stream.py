@@ -1,0 +1,59 @@
+"""The tokens that a client is owed, as counters: a slow reader gets several tokens at once, and nothing overflows."""
+
+from __future__ import annotations
+
+import asyncio
+
+from servesim.contracts.request import Request
+
+
+class Stream:
+    """Answer of one request on its way to its client, who reads it from one coroutine."""
+
+    __slots__ = ("_waiter", "cancelled", "error", "output_len", "ready", "request", "taken")
+
+    def __init__(self, request: Request, output_len: int) -> None:
+        self.request = request
+        self.output_len = output_len
+        self.ready = 0
+        """Number of tokens that have reached the client's end."""
+        self.taken = 0
+        """Number of tokens that the client has taken."""
+        self.error = ""
+        """Why the answer ends early; empty if it does not."""
+        self.cancelled = False
+        """Whether its client is gone."""
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.ready >= self.output_len or bool(self.error) or self.cancelled
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens found in the prefix cache at the first admission."""
+        return (self.request.leg or self.request).hit_tokens
+
+    def add(self, tokens: int) -> None:
+        """Let tokens reach the client."""
+        self.ready += tokens
+        self.wake()
+
+    def end(self, error: str) -> None:
+        """End the answer early."""
+        self.error = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the reader look again."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> int:
+        """Wait until there are tokens or the answer has ended, and return the number of tokens not yet taken."""
+        while self.ready == self.taken and not self.ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        tokens, self.taken = self.ready - self.taken, self.ready
+        return tokens

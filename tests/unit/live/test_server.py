@@ -1,0 +1,56 @@
+"""The server on a socket, as a command: it answers, drains at SIGTERM, and writes what it recorded."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import servesim
+from servesim.errors import UserError
+from servesim.live.server import lengths
+
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+DEPLOYMENT = ("--model", "llama-3.2-1b", "--gpu", "h200")
+
+
+@pytest.mark.medium
+def test_a_server_answers_drains_at_sigterm_and_its_recording_is_replayed(tmp_path: Path) -> None:
+    import httpx
+
+    record = tmp_path / "seen.jsonl"
+    command = [sys.executable, "-m", "servesim", "serve", *DEPLOYMENT, "--port", "0", "--record", str(record)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+", said)
+        assert address is not None, said
+        body = {"prompt": "some words", "max_tokens": 50, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{address[0]}/v1/completions", json=body, timeout=300) as answer:
+            lines = answer.iter_lines()
+            text = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
+            process.send_signal(signal.SIGTERM)
+            events = [line for line in lines if line]
+        out, err = process.communicate(timeout=300)
+    assert events.pop() == "data: [DONE]"
+    text += "".join(json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events)
+    assert len(text.split()) == 50
+    assert (process.returncode, out, err) == (0, f"1 requests recorded in {record}\n", "")
+    result = servesim.simulate(trace=str(record), model="llama-3.2-1b", gpu="h200")
+    assert result.requests["output_len"].tolist() == [50]
+
+
+def test_lengths_are_drawn_by_row_and_seed() -> None:
+    draw = lengths("uniform(10,20)", 1)
+    assert {draw(row) for row in range(200)} == set(range(10, 21))
+    assert draw(3) == lengths("uniform(10,20)", 1)(3)
+
+
+def test_an_unknown_distribution_of_lengths_is_refused() -> None:
+    with pytest.raises(UserError, match="unknown distribution 'long'"):
+        lengths("long", 1)
