@@ -26,6 +26,8 @@ HEADS = 4
 """Maximum number of structures that are improved flag by flag."""
 CLIMBERS, FINALISTS = 2, 3
 """Maximum numbers of deployments that are improved by more than one flag, and that are compared at full length."""
+PUBLISHED = 3
+"""Maximum number of structures with the published formats that are measured only because they have these."""
 GAIN = 0.01
 """Smallest gain for which a flag is changed."""
 BATCH = 8
@@ -56,7 +58,7 @@ class Search:
         screening = coarse = self.race(q.scout, q.aim)
         kept = screen(screening, entrants, BATCH)
         heads = kept[:HEADS]
-        heads += [e for e in kept if self._published(e)][:1] if not any(map(self._published, heads)) else []
+        heads += [] if any(map(self._published, heads)) else self._best_published(screening, entrants)
         aim = q.aim
         if isinstance(aim, PriceForRate):
             heads, aim = self._with_replicas(heads, screening), Headroom()
@@ -79,6 +81,17 @@ class Search:
         if best:
             story.ablate(best[0], self._without(best[0]))
         return [v for v, _ in final.values()], story
+
+    def _best_published(self, race: Race, entrants: Sequence[Entrant]) -> list[Entrant]:
+        """Return the best structure with the published formats, however far it is from the best, if there is one."""
+        known = [e for e in entrants if self._published(e) and race.prices.get(e.variant.label, math.inf) < math.inf]
+        if not known:
+            likely = [e for e in entrants if self._published(e) and e.variant.label not in race.prices]
+            likely = sorted(likely, key=lambda e: e.bound)[:PUBLISHED]
+            starts = [(e, race.aim.load(e.variant, 2 * e.bound)) for e in likely]
+            race.measure([(e, load) for e, load in starts if load], COARSE)
+            known = [e for e in likely if race.prices.get(e.variant.label, math.inf) < math.inf]
+        return sorted(known, key=race.rank)[:1]
 
     def _final(self, point: Point, e: Entrant, race: Race) -> Variant:
         """Return a deployment whose runs replay a whole log or preset, or are as long as its rate asks for."""

@@ -128,6 +128,14 @@ def test_a_question_without_an_answer_is_one_line(more: dict[str, Any], said: st
     assert "\n" not in str(caught.value)
 
 
+def test_what_the_published_formats_cost_is_told_however_much_it_is() -> None:
+    more = {"model": "llama-3.1-8b", "gpu": "h100", "dtype": ["bf16", "fp8"], "slo": "tpot:p99<8ms"}
+    found = ask(**more).attrs["document"]["recommendation"]
+    assert found["settings"]["dtype"] == "fp8"
+    assert found["published"]["label"].startswith("bf16")
+    assert found["published"]["price_ratio"] > 1.2
+
+
 def test_an_slo_that_nothing_meets_is_said_and_recommends_nothing() -> None:
     document = ask(slo="ttft:0.001").attrs["document"]
     assert document["recommendation"] is None
