@@ -21,8 +21,16 @@ lasts. With 10, a deployment that such a limit binds is overestimated by at most
 RELAXATIONS = 10.0
 """Number of relaxation times that a full run lasts."""
 
-EARLY, EARLIEST = 8, 200
+EARLY, EARLIEST = 4, 200
 """Factor by which the first part of a run is shorter than the whole, and its minimum length in requests."""
+
+
+def early_misses(share: float, ends: tuple[float, float]) -> float:
+    """Return the share of the requests that count in the first part of a run, above which the whole run misses a goal
+    of `share` whatever comes later. `ends` are the shares of the whole that are left out at its start and end; the part
+    leaves out the same requests at its start, and none at its end."""
+    warmup, cooldown = ends
+    return (1 - share) * EARLY * (1 - warmup - cooldown) / (1 - EARLY * warmup)
 
 
 def horizon_s(goals: Sequence[Goal], output: float) -> float:

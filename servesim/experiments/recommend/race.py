@@ -13,7 +13,7 @@ from servesim.experiments.capacity_study import Study
 from servesim.experiments.limit_search import RateSearch
 from servesim.experiments.outcome import Judged
 from servesim.experiments.recommend.aims import Aim
-from servesim.experiments.recommend.lengths import EARLY, Length
+from servesim.experiments.recommend.lengths import Length, early_misses
 from servesim.experiments.recommend.space import Point
 
 NEAR = 1.2
@@ -87,12 +87,11 @@ class Race:
             return
         self.runs += len(wanted)
         self.early.run_at(self.aim.key, wanted)
+        whole = self.study.measuring
+        most = [early_misses(goal.share, whole.ends) for goal in whole.goals]
         for v, load in wanted:
             judged = self.early.judged.get((v.label, load))
-            goals = self.early.measuring.goals
-            if judged and any(
-                1 - share > EARLY * (1 - goal.share) for share, goal in zip(judged.shares, goals, strict=True)
-            ):
+            if judged and any(1 - share > may for share, may in zip(judged.shares, most, strict=True)):
                 self.lost.add((v.label, load))
 
     def _yes(self, e: Entrant, load: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from servesim.errors import UserError
 from servesim.experiments.axes import Variant
@@ -14,7 +15,7 @@ from servesim.experiments.outcome import Measuring
 from servesim.experiments.recommend.aims import Aim, Headroom, PriceForRate
 from servesim.experiments.recommend.answer import Story
 from servesim.experiments.recommend.bounds import Work, optimistic_rate, tpot_limit
-from servesim.experiments.recommend.lengths import Length, horizon_s
+from servesim.experiments.recommend.lengths import EARLY, Length, horizon_s
 from servesim.experiments.recommend.question import Question
 from servesim.experiments.recommend.race import Entrant, Race, climb, screen
 from servesim.experiments.recommend.space import Choices, Point, changed, grid, measured
@@ -129,7 +130,9 @@ class Search:
         metrics = [METRICS[name] for name in REPORTED]
         measuring = Measuring(metrics, q.goals, repeats, ends, q.terms.window_minutes, q.terms.window_requests)
         most = len(q.trace) / horizon_s(q.goals, self._work.output) if q.recorded else math.inf
-        early = None if q.recorded else Study(self._runner, [], measuring)
+        early = None
+        if not q.recorded and EARLY * ends[0] < 1:
+            early = Study(self._runner, [], replace(measuring, ends=(EARLY * ends[0], 0.0)))
         return Race(Study(self._runner, [], measuring), aim, length, max(most, q.rate), early=early)
 
     def _checked(self, point: Point) -> Entrant | None:
