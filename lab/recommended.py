@@ -2,8 +2,9 @@
 
 For each workload and model, the search runs, and then deployments are drawn at random from the whole space (numbers
 from whole ranges, not from the searched grid). A drawn deployment runs once, at the load at which it would cost as much
-as the winner less `MARGIN`; only one that carries it is measured. The winner and the best drawn one are judged again at
-ten times the length with other seeds. Every result is kept, and a rerun computes only what is missing.
+as the winner less `MARGIN`, unless the cost model's bound rules that out; only one that carries it is measured. The
+winner and the best drawn one are judged again at ten times the length with other seeds. Every result is kept, and a
+rerun computes only what is missing.
 
     python -m lab.recommended --out DIR [--cells chat/llama-3.1-8b,...] [--points 100]
 """

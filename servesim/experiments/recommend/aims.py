@@ -77,11 +77,9 @@ class PricePerRequest:
         return (price,)
 
 
-@dataclass(frozen=True)
-class Headroom(PricePerRequest):
-    """Highest rate of deployments whose number of replicas is known: the cheapest first, then the fastest."""
+class _Rate(PricePerRequest):
+    """Highest rate, whatever it costs."""
 
-    name = "headroom"
     traffic = True
 
     def cost(self, v: Variant) -> float:
@@ -89,42 +87,38 @@ class Headroom(PricePerRequest):
 
     def admits(self, v: Variant, head: Variant) -> bool:
         return gpus_of(v) == gpus_of(head)
+
+
+@dataclass(frozen=True)
+class Headroom(_Rate):
+    """Highest rate of deployments whose number of replicas is known: the cheapest first, then the fastest."""
+
+    name = "headroom"
 
     def rank(self, v: Variant, price: float) -> tuple[float, ...]:
         return (replica_usd_of({**v.settings, "pd": None}) * int(v.settings.get("replicas") or 1), price)
 
 
 @dataclass(frozen=True)
-class MostTraffic(PricePerRequest):
-    """Highest rate of a number of GPUs, whatever they cost."""
+class MostTraffic(_Rate):
+    """Highest rate of a number of GPUs."""
 
     gpus: int
     name = "highest rate for the GPUs"
-    traffic = True
-
-    def cost(self, v: Variant) -> float:
-        return 1.0
 
     def replicas(self, v: Variant) -> int | None:
         return self.gpus // gpus_of(v)
-
-    def admits(self, v: Variant, head: Variant) -> bool:
-        return gpus_of(v) == gpus_of(head)
 
     def __str__(self) -> str:
         return f"{self.gpus} GPU{'s' * (self.gpus > 1)}"
 
 
 @dataclass(frozen=True)
-class MostForBudget(PricePerRequest):
+class MostForBudget(_Rate):
     """Highest rate for dollars per hour."""
 
     usd: float
     name = "highest rate for the budget"
-    traffic = True
-
-    def cost(self, v: Variant) -> float:
-        return 1.0
 
     def replicas(self, v: Variant) -> int | None:
         return int(self.usd / replica_usd_of(v.settings) + 1e-9)

@@ -170,7 +170,11 @@ def test_the_bound_with_prefill_and_decode_apart_is_above_what_they_carry() -> N
 def test_a_user_s_replicas_are_paid_for_and_counted_in_the_bound() -> None:
     asked = {k: QUESTION[k] for k in ("trace", "model", "slo")} | {"gpu": "h100"}
     one, two = (space_of({**asked, "replicas": n}, {}, False) for n in (1, 2))
-    rates = [optimistic_rate(space.set_up({}), Work(600, 20, False), 1e9) for space in (one, two)]  # type: ignore
+    rates = []
+    for space in (one, two):
+        setup = space.set_up({})
+        assert not isinstance(setup, str)
+        rates.append(optimistic_rate(setup, Work(600, 20, False), 1e9))
     assert rates[1] == pytest.approx(2 * rates[0])
     assert PricePerRequest().cost(two.variant({})) == 2 * PricePerRequest().cost(one.variant({}))
 
