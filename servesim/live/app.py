@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from servesim.live.driver import Driver
@@ -14,6 +14,7 @@ from servesim.live.protocol import Refused, asked_of, chat_tokens, document_of, 
 from servesim.live.replies import Reply, failed
 from servesim.live.stream import Stream
 from servesim.live.tokens import pieces_of, token_of
+from servesim.live.watcher import Handler, Page, Visit, Watcher
 
 MOST_BODY = 8 << 20
 """Maximum size of a body in bytes."""
@@ -21,23 +22,24 @@ MOST_STREAMS = 4096
 """Maximum number of answers in progress."""
 KEPT_PIECES = 1 << 20
 """Maximum number of pieces that /detokenize remembers."""
+CAME = "came"
+"""Key in the state of a connection: a list of the time of the loop at which it last received something."""
 LATE_EVERY_S = 60
 LATE_NS = 50_000_000
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class App:
     """Server of one model. `make` creates the driver; it is called again if a policy has failed. `draw`: see
-    asked_of. `extra`: further pages, by (method, path), each a function from the body to a document."""
+    asked_of. `watchers`, which `make` gives to each driver, add pages."""
 
     def __init__(
         self,
         make: Callable[[], Driver],
         draw: Callable[[int], int],
         model: str,
-        extra: Iterable[tuple[tuple[str, str], Handler]] = (),
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._make, self._draw, self.model = make, draw, model
         self.driver = make()
@@ -45,14 +47,16 @@ class App:
         self.draining = False
         self._open = 0
         self._pieces: dict[int, str] = {}
+        self._watchers = watchers
         self._pages: dict[tuple[str, str], Handler] = {
-            ("GET", "/health"): lambda body: {},
-            ("GET", "/load"): lambda body: {"server_load": self._open},
-            ("GET", "/v1/models"): lambda body: self._models(),
-            ("POST", "/tokenize"): self._tokenize,
-            ("POST", "/detokenize"): self._detokenize,
-            **dict(extra),
+            ("GET", "/health"): lambda visit: {},
+            ("GET", "/load"): lambda visit: {"server_load": self._open},
+            ("GET", "/v1/models"): lambda visit: self._models(),
+            ("POST", "/tokenize"): lambda visit: self._tokenize(visit.body),
+            ("POST", "/detokenize"): lambda visit: self._detokenize(visit.body),
         }
+        for watcher in watchers:
+            self._pages |= watcher.pages()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer one request, or take part in the server's start and end."""
@@ -70,40 +74,52 @@ class App:
         await send({"type": "lifespan.startup.complete"})
         await receive()
         self.driver.close()
+        for watcher in self._watchers:
+            watcher.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
-        came_ns = self.driver.now_ns()
         method, path = scope["method"], scope["path"]
         try:
             if path in _COMPLETIONS:
                 if method != "POST":
                     raise Refused(405, f"{path} is asked by POST")
-                body = document_of(await _body(receive))
-                await self._complete(body, path == "/v1/chat/completions", came_ns, receive, send)
+                raw = await _body(receive)
+                await self._complete(document_of(raw), path == _CHAT, self._came(scope), receive, send)
                 return
             page = self._pages.get((method, path))
             if page is None:
                 raise Refused(404, f"{method} {path} is not served")
-            await _send_json(send, page(document_of(await _body(receive)) if method == "POST" else {}))
+            body = document_of(await _body(receive)) if method == "POST" else {}
+            found = page(Visit(body, _headers(scope)))
+            await (_send(send, *found) if isinstance(found, Page) else _send_json(send, found))
         except _Gone:
             return
         except Refused as error:
             await _send_json(send, error.document, error.status)
 
-    async def _complete(self, body: dict[str, Any], chat: bool, came_ns: int, receive: Receive, send: Send) -> None:
+    def _came(self, scope: Any) -> float:
+        """Return the time in s, of the loop, at which the last bytes of a request reached the socket."""
+        came: list[float] | None = scope.get("state", {}).get(CAME)
+        return came[0] if came else asyncio.get_running_loop().time()
+
+    async def _complete(self, body: dict[str, Any], chat: bool, came: float, receive: Receive, send: Send) -> None:
         if self.draining or self._open >= MOST_STREAMS:
             reason = "the server is shutting down" if self.draining else f"{MOST_STREAMS} answers are in progress"
             raise Refused(503, reason)
         if self.driver.failure:
             self._renew()
-            came_ns = 0
         driver = self.driver
         asked = asked_of(
             body, chat, row=driver.next_row, max_model_len=self.max_model_len, draw=self._draw, model=self.model
         )
         stream = driver.submit(
-            asked.prompt, asked.max_tokens, len(asked.pieces), asked.answer, at_ns=came_ns, priority=asked.priority
+            asked.prompt,
+            asked.max_tokens,
+            len(asked.pieces),
+            asked.answer,
+            at_ns=driver.ns_of(came),
+            priority=asked.priority,
         )
         watch = asyncio.ensure_future(_watch(receive, lambda: driver.cancel(stream)))
         self._open += 1
@@ -117,10 +133,10 @@ class App:
 
     def _tell_late(self) -> None:
         """Say once in LATE_EVERY_S how late the machine was, if it was late by more than LATE_NS of simulated time."""
-        if self.driver.late_ns > LATE_NS:
-            late_ms = self.driver.late_ns / 1e6
+        if (late_ns := self.driver.late.lately_ns) > LATE_NS:
+            late_ms = late_ns / 1e6
             sys.stderr.write(f"warning: tokens were up to {late_ms:.0f} ms late in simulated time; lower --speed\n")
-        self.driver.late_ns = 0
+        self.driver.late.lately_ns = 0
         asyncio.get_running_loop().call_later(LATE_EVERY_S, self._tell_late)
 
     def _renew(self) -> None:
@@ -133,7 +149,7 @@ class App:
         one = {"id": self.model, "object": "model", "created": 0, "owned_by": "servesim", "root": self.model}
         return {"object": "list", "data": [{**one, "max_model_len": self.max_model_len}]}
 
-    def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if "messages" in body:
             tokens = chat_tokens(body)
         else:
@@ -143,14 +159,15 @@ class App:
                 self._pieces |= {token_of(piece): piece for piece in pieces_of(prompt)}
         return {"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens}
 
-    def _detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _detokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
         tokens = body.get("tokens")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise Refused(400, "tokens must be a list of token ids")
         return {"prompt": "".join(self._pieces.get(token, f" t{token}") for token in tokens)}
 
 
-_COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
+_CHAT = "/v1/chat/completions"
+_COMPLETIONS = ("/v1/completions", _CHAT)
 
 
 class _Gone(Exception):
@@ -164,6 +181,7 @@ async def _streamed(stream: Stream, reply: Reply, driver: Driver, send: Send) ->
     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     while not stream.cancelled:
+        driver.handed(stream)
         out = reply.chunk(tokens) if tokens else b""
         whole = stream.taken >= stream.output_len
         if whole:
@@ -212,8 +230,15 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
+def _headers(scope: Any) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
 async def _send_json(send: Send, document: dict[str, Any], status: int = 200) -> None:
-    body = json.dumps(document).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await _send(send, json.dumps(document).encode(), "application/json", status)
+
+
+async def _send(send: Send, body: bytes, content_type: str, status: int = 200) -> None:
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

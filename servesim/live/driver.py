@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from servesim.contracts.part import Part
+from servesim.contracts.part import Part, verbs
 from servesim.contracts.request import Deadline, Request, State
 from servesim.engine.clock import ABORT
 from servesim.errors import PolicyError, UserError
@@ -21,7 +21,7 @@ from servesim.live.arrivals import Arrivals
 from servesim.live.recording import Recording
 from servesim.live.stream import Stream
 from servesim.live.tokens import TokenContent
-from servesim.records.recorder import Recorder
+from servesim.live.watcher import Telling, Watcher
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup, set_up
 from servesim.workload.front_end import FrontEnd
@@ -31,6 +31,25 @@ from servesim.workload.workload import CANCELLED
 
 NS = 1e9
 FOREVER = float("inf")
+
+
+class Lateness:
+    """Most by which this machine was late, in simulated ns. It delays when clients are told, and nothing else."""
+
+    __slots__ = ("lately_ns", "run_ns")
+
+    def __init__(self) -> None:
+        self.run_ns = 0
+        """Since the start."""
+        self.lately_ns = 0
+        """Since it was last set to 0."""
+
+    def add(self, ns: int) -> None:
+        """Count something that was late by `ns`."""
+        if ns > self.lately_ns:
+            self.lately_ns = ns
+            if ns > self.run_ns:
+                self.run_ns = ns
 
 
 class Outputs(Part):
@@ -55,9 +74,16 @@ class Outputs(Part):
 
 class Driver:
     """Cluster of a scenario, driven by the running event loop. Simulated time passes `speed` times as fast as the
-    loop's. `recording` receives every request."""
+    loop's. `recording` receives every request; `watchers` follow what happens."""
 
-    def __init__(self, scenario: Scenario, *, speed: float = 1.0, recording: Recording | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        speed: float = 1.0,
+        recording: Recording | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
         """Set up the cluster. Raise UserError if it needs to know the future."""
         self.setup = set_up_live(scenario)
         self.speed = speed
@@ -66,16 +92,16 @@ class Driver:
         """Answers in progress, by row."""
         self.failure = ""
         """The error of the policy that ended the run; empty while all is well."""
-        self.late_ns = 0
-        """Most by which the loop was late, in simulated ns. What it delays is when clients are told, nothing else."""
+        self.late = Lateness()
         self._front = self.setup.front
         self._arrivals = Arrivals(self._left)
         self._deliveries: deque[tuple[int, Stream, int, str]] = deque()  # (due in ns, stream, tokens, error)
         self._rows, self._last_ns = 0, 0
         self._timer: asyncio.TimerHandle | None = None
         self._due: float = FOREVER
-        self.setup.parts.append(Outputs(self._output))
-        self.cluster = self.setup.cluster(self._arrivals, Recorder(_drop, self._front.out_ns, _drop, _drop, _drop))
+        self.setup.parts.extend([Outputs(self._output), *watchers])
+        self._first_token = verbs(watchers, "first_token")
+        self.cluster = self.setup.cluster(self._arrivals, Telling(watchers, self._front.out_ns))
         assert isinstance(self.cluster.workload, FrontEnd)
         self._queue: FrontEnd = self.cluster.workload
         self._clock = self.cluster.clock
@@ -95,7 +121,16 @@ class Driver:
 
     def now_ns(self) -> int:
         """Return the current simulated time in ns."""
-        return round((self._loop.time() - self._began) * self.speed * NS)
+        return self.ns_of(self._loop.time())
+
+    def ns_of(self, time: float) -> int:
+        """Return the simulated time in ns of a time of the loop in s."""
+        return round((time - self._began) * self.speed * NS)
+
+    def handed(self, stream: Stream) -> None:
+        """Count how late the tokens are that the client of a stream has taken just now."""
+        if stream.waited:
+            self.late.add(self.now_ns() - stream.due_ns)
 
     def submit(
         self,
@@ -177,8 +212,7 @@ class Driver:
 
     def _wake(self) -> None:
         due, now = int(self._due), self.now_ns()
-        if now - due > self.late_ns:
-            self.late_ns = now - due
+        self.late.add(now - due)
         now = max(now, due)  # a timer may go off a little early
         self._timer, self._due = None, FOREVER
         try:
@@ -188,13 +222,13 @@ class Driver:
             return
         deliveries = self._deliveries
         while deliveries and deliveries[0][0] <= now:
-            _, stream, tokens, reason = deliveries.popleft()
+            due, stream, tokens, reason = deliveries.popleft()
             if stream.cancelled:
                 continue
             if reason:
                 stream.end(reason)
             else:
-                stream.add(tokens)
+                stream.add(tokens, due)
             if stream.ended:
                 self.streams.pop(stream.request.row, None)
         self._set_timer()
@@ -210,7 +244,11 @@ class Driver:
     def _output(self, request: Request, tokens: int) -> None:
         """Handle tokens that the engine has delivered at this instant."""
         if request.owner is None and (stream := self.streams.get(request.row)) is not None:
-            self._deliveries.append((request._last_token_ns + self._front.out_ns, stream, tokens, ""))
+            now = request._last_token_ns
+            self._deliveries.append((now + self._front.out_ns, stream, tokens, ""))
+            if self._first_token and request.first_token_ns == now:
+                for told in self._first_token:
+                    told(request)
 
     def _left(self, request: Request, now: int) -> None:
         """Handle a request that has left; `now`: when its client learns it."""
@@ -229,7 +267,3 @@ def set_up_live(scenario: Scenario) -> Setup:
 
 def _one_row(prompt_len: int, output_len: int) -> Trace:
     return Trace.from_lengths("live", [0], [prompt_len], [output_len])
-
-
-def _drop(*rows: Any) -> None:
-    """Forget records: a server has no end at which to report them."""

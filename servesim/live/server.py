@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from servesim.errors import UserError
-from servesim.live.app import App
+from servesim.live.app import CAME, App
 
 MOST_CONNECTIONS = 8192
 DRAIN_S = 60
@@ -50,6 +50,24 @@ def listening(host: str, port: int) -> socket.socket:
     return found
 
 
+def _stamping() -> Any:
+    """Return the class of connections, which keep the time at which they last received something: requests arrive then,
+    however long it takes to parse them."""
+    base: Any = import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol
+
+    class Stamping(base):  # type: ignore[misc]  # the class of the installed parser
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self._came = [0.0]
+            self.app_state: dict[str, Any] = {**named["app_state"], CAME: self._came}
+
+        def data_received(self, data: bytes) -> None:
+            self._came[0] = self.loop.time()
+            super().data_received(data)
+
+    return Stamping
+
+
 def serve(app: App, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; answers in progress may then end, and new ones are refused. `ready` is called with
     the address once the socket listens."""
@@ -63,6 +81,7 @@ def serve(app: App, host: str, port: int, ready: Callable[[str], None]) -> None:
     with listening(host, port) as found:
         config = uvicorn.Config(
             app,
+            http=_stamping(),
             log_level="warning",
             access_log=False,
             lifespan="on",

@@ -10,7 +10,7 @@ from servesim.contracts.request import Request
 class Stream:
     """Answer of one request on its way to its client, who reads it from one coroutine."""
 
-    __slots__ = ("_waiter", "cancelled", "error", "output_len", "ready", "request", "taken")
+    __slots__ = ("_waiter", "cancelled", "due_ns", "error", "output_len", "ready", "request", "taken", "waited")
 
     def __init__(self, request: Request, output_len: int) -> None:
         self.request = request
@@ -23,6 +23,10 @@ class Stream:
         """Why the answer ends early; empty if it does not."""
         self.cancelled = False
         """Whether its client is gone."""
+        self.due_ns = 0
+        """Time at which the first of the tokens not yet taken was due."""
+        self.waited = False
+        """Whether the client was waiting for the tokens that it took last; if not, it reads slowly."""
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -35,8 +39,10 @@ class Stream:
         """Number of prompt tokens found in the prefix cache at the first admission."""
         return (self.request.leg or self.request).hit_tokens
 
-    def add(self, tokens: int) -> None:
-        """Let tokens reach the client."""
+    def add(self, tokens: int, due_ns: int) -> None:
+        """Let tokens reach the client, which are due at `due_ns`."""
+        if self.ready == self.taken:
+            self.due_ns = due_ns
         self.ready += tokens
         self.wake()
 
@@ -52,6 +58,7 @@ class Stream:
 
     async def take(self) -> int:
         """Wait until there are tokens or the answer has ended, and return the number of tokens not yet taken."""
+        self.waited = self.ready == self.taken
         while self.ready == self.taken and not self.ended:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

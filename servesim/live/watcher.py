@@ -1,0 +1,82 @@
+"""Contract of watchers: what follows a live run as it happens, such as metrics and events for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from servesim.contracts.part import Part, verbs
+from servesim.contracts.request import Request
+from servesim.records.recorder import Recorder
+from servesim.records.step import Step
+
+
+class Visit(NamedTuple):
+    """A visit to a page."""
+
+    body: Mapping[str, Any]
+    """The JSON object that was sent; empty for GET."""
+    headers: Mapping[str, str]
+    """Headers by name in lower case."""
+
+
+class Page(NamedTuple):
+    """A page that is not a JSON object."""
+
+    body: bytes
+    content_type: str
+
+
+Handler = Callable[[Visit], "dict[str, Any] | Page"]
+Pages = Mapping[tuple[str, str], Handler]
+"""Handlers by (method, path)."""
+
+
+class Watcher(Part):
+    """Part that also handles the records of a live run. All verbs are optional, and only those that a class overrides
+    are called. If a policy fails, the engine starts again with the same watchers, which `join` the new cluster."""
+
+    def first_token(self, request: Request) -> None:
+        """Handle a request whose first token is delivered now."""
+
+    def stepped(self, step: Step, replica: int, gaps: Sequence[tuple[int, int]]) -> None:
+        """Handle a step that has just ended. `gaps`: times between successive tokens of one request that end with it,
+        as (ns, number of gaps)."""
+
+    def recorded(self, request: Request, replica: int) -> None:
+        """Handle a request that has ended, in any way; `replica` is -1 if it reached none."""
+
+    def pages(self) -> Pages:
+        """Return the pages that it adds to the server."""
+        return {}
+
+    def close(self) -> None:
+        """Release what it holds, as the server stops."""
+
+    def wants(self, verb: str) -> bool:
+        return getattr(type(self), verb) is not getattr(Watcher, verb)
+
+
+class Telling(Recorder):
+    """Recorder that keeps nothing and tells watchers."""
+
+    def __init__(self, watchers: Sequence[Watcher], out_ns: int) -> None:
+        super().__init__(_drop, out_ns, _drop, _drop, _drop)
+        self._stepped, self._recorded = verbs(watchers, "stepped"), verbs(watchers, "recorded")
+        self._between: list[tuple[int, int]] = []
+
+    def step(self, step: Step, replica: int) -> None:
+        gaps, self._between = self._between, []
+        for stepped in self._stepped:
+            stepped(step, replica, gaps)
+
+    def gap(self, ns: int, count: int) -> None:
+        self._between.append((ns, count))
+
+    def leave(self, request: Request, replica: int) -> None:
+        for recorded in self._recorded:
+            recorded(request, replica)
+
+
+def _drop(*rows: Any) -> None:
+    """Forget records: a server has no end at which to report them."""
