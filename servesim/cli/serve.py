@@ -67,6 +67,7 @@ def serve(
     """Answer requests of OpenAI's API in simulated time."""
     from servesim.live.app import App
     from servesim.live.driver import Driver
+    from servesim.live.information import Information
     from servesim.live.recording import Recording
     from servesim.live.server import check_installed, lengths
     from servesim.live.server import serve as run_server
@@ -82,11 +83,14 @@ def serve(
     recording = Recording() if record is not None else None
     drivers: list[Driver] = []
 
+    model = served_model_name or str(asked.model)
+    watchers = [Information(model, asked)]
+
     def make() -> Driver:
-        drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording))
+        drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording, watchers=watchers))
         return drivers[-1]
 
-    app = App(make, draw, served_model_name or str(asked.model))
+    app = App(make, draw, model, watchers)
     run_server(app, host, port, lambda address: typer.echo(f"serving {app.model} at {address} (press Ctrl-C to stop)"))
     if recording is not None and record is not None:
         if not len(recording):

@@ -9,8 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from servesim.errors import UserError
 from servesim.live.driver import Driver
-from servesim.live.protocol import Refused, asked_of, chat_tokens, document_of, prompt_tokens
+from servesim.live.protocol import OUTPUT_HEADER, Refused, asked_of, chat_tokens, document_of, prompt_tokens
 from servesim.live.replies import Reply, failed
 from servesim.live.stream import Stream
 from servesim.live.tokens import pieces_of, token_of
@@ -85,7 +86,8 @@ class App:
                 if method != "POST":
                     raise Refused(405, f"{path} is asked by POST")
                 raw = await _body(receive)
-                await self._complete(document_of(raw), path == _CHAT, self._came(scope), receive, send)
+                body, headers = document_of(raw), _headers(scope)
+                await self._complete(body, path == _CHAT, headers, self._came(scope), receive, send)
                 return
             page = self._pages.get((method, path))
             if page is None:
@@ -103,7 +105,15 @@ class App:
         came: list[float] | None = scope.get("state", {}).get(CAME)
         return came[0] if came else asyncio.get_running_loop().time()
 
-    async def _complete(self, body: dict[str, Any], chat: bool, came: float, receive: Receive, send: Send) -> None:
+    async def _complete(
+        self,
+        body: dict[str, Any],
+        chat: bool,
+        headers: Mapping[str, str],
+        came: float,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         if self.draining or self._open >= MOST_STREAMS:
             reason = "the server is shutting down" if self.draining else f"{MOST_STREAMS} answers are in progress"
             raise Refused(503, reason)
@@ -111,25 +121,35 @@ class App:
             self._renew()
         driver = self.driver
         asked = asked_of(
-            body, chat, row=driver.next_row, max_model_len=self.max_model_len, draw=self._draw, model=self.model
+            body,
+            chat,
+            row=driver.next_row,
+            max_model_len=self.max_model_len,
+            draw=self._draw,
+            model=self.model,
+            told=headers.get(OUTPUT_HEADER),
         )
-        stream = driver.submit(
-            asked.prompt,
-            asked.max_tokens,
-            len(asked.pieces),
-            asked.answer,
-            at_ns=driver.ns_of(came),
-            priority=asked.priority,
-        )
-        watch = asyncio.ensure_future(_watch(receive, lambda: driver.cancel(stream)))
+        answers = asked.answers
+        try:
+            streams = driver.submit_samples(
+                asked.prompt,
+                asked.max_tokens,
+                [len(answer.pieces) for answer in answers],
+                [answer.tokens for answer in answers],
+                at_ns=driver.ns_of(came),
+                priority=asked.priority,
+            )
+        except UserError as error:
+            raise Refused(400, str(error)) from None
+        watch = asyncio.ensure_future(_watch(receive, lambda: _cancel(driver, streams)))
         self._open += 1
         try:
-            reply = Reply(asked, stream, int(time.time()))
-            await (_streamed if asked.stream else _whole)(stream, reply, driver, send)
+            reply = Reply(asked, streams, int(time.time()))
+            await (_streamed if asked.stream else _whole)(streams, reply, driver, send)
         finally:
             self._open -= 1
             watch.cancel()
-            driver.cancel(stream)
+            _cancel(driver, streams)
 
     def _tell_late(self) -> None:
         """Say once in LATE_EVERY_S how late the machine was, if it was late by more than LATE_NS of simulated time."""
@@ -174,35 +194,48 @@ class _Gone(Exception):
     """The client left before its request was complete."""
 
 
-async def _streamed(stream: Stream, reply: Reply, driver: Driver, send: Send) -> None:
-    tokens = await stream.take()
-    if not tokens and not stream.cancelled:
-        raise _refusal(stream, driver)
+async def _streamed(streams: Sequence[Stream], reply: Reply, driver: Driver, send: Send) -> None:
+    first = streams[0]
+    await first.some()
+    if first.ready == 0 and not first.cancelled:
+        raise _refusal(first, driver)
     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    while not stream.cancelled:
-        driver.handed(stream)
-        out = reply.chunk(tokens) if tokens else b""
-        whole = stream.taken >= stream.output_len
-        if whole:
-            out += reply.end()
-        elif stream.error:
-            out += failed(_refusal(stream, driver).document)
-        last = whole or bool(stream.error)
-        await send({"type": "http.response.body", "body": out, "more_body": not last})
-        if last:
-            return
-        tokens = await stream.take()
-
-
-async def _whole(stream: Stream, reply: Reply, driver: Driver, send: Send) -> None:
-    while not stream.ended:
-        await stream.take()
-    if stream.cancelled:
+    if len(streams) == 1:
+        await _stream_one(0, first, reply, driver, send)
+    else:
+        await asyncio.gather(*(_stream_one(i, each, reply, driver, send) for i, each in enumerate(streams)))
+    if first.cancelled:
         return
-    if stream.error:
-        raise _refusal(stream, driver)
+    error = next((stream for stream in streams if stream.error), None)
+    out = failed(_refusal(error, driver).document) if error is not None else reply.end()
+    await send({"type": "http.response.body", "body": out, "more_body": False})
+
+
+async def _stream_one(index: int, stream: Stream, reply: Reply, driver: Driver, send: Send) -> None:
+    """Send the chunks of one answer, until its last token or its early end."""
+    while stream.taken < stream.output_len:
+        tokens = await stream.take()
+        if stream.cancelled or not tokens:
+            return
+        driver.handed(stream)
+        await send({"type": "http.response.body", "body": reply.chunk(index, tokens), "more_body": True})
+
+
+async def _whole(streams: Sequence[Stream], reply: Reply, driver: Driver, send: Send) -> None:
+    for stream in streams:
+        while not stream.ended:
+            await stream.take()
+        if stream.cancelled:
+            return
+        if stream.error:
+            raise _refusal(stream, driver)
     await _send_json(send, reply.whole())
+
+
+def _cancel(driver: Driver, streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        driver.cancel(stream)
 
 
 def _refusal(stream: Stream, driver: Driver) -> Refused:
@@ -234,7 +267,7 @@ def _headers(scope: Any) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-async def _send_json(send: Send, document: dict[str, Any], status: int = 200) -> None:
+async def _send_json(send: Send, document: dict[str, Any] | list[Any], status: int = 200) -> None:
     await _send(send, json.dumps(document).encode(), "application/json", status)
 
 

@@ -15,41 +15,21 @@ from typing import Any
 
 from servesim.contracts.part import Part, verbs
 from servesim.contracts.request import Deadline, Request, State
-from servesim.engine.clock import ABORT
+from servesim.engine.clock import ABORT, FOLLOW
 from servesim.errors import PolicyError, UserError
 from servesim.live.arrivals import Arrivals
+from servesim.live.deployment import one_row, set_up_live, why_no_samples
 from servesim.live.recording import Recording
-from servesim.live.stream import Stream
+from servesim.live.stream import Lateness, Stream
 from servesim.live.tokens import TokenContent
 from servesim.live.watcher import Telling, Watcher
 from servesim.run.scenario import Scenario
-from servesim.run.setup import Setup, set_up
 from servesim.workload.front_end import FrontEnd
 from servesim.workload.predictor import predict
-from servesim.workload.trace import Trace
 from servesim.workload.workload import CANCELLED
 
 NS = 1e9
 FOREVER = float("inf")
-
-
-class Lateness:
-    """Most by which this machine was late, in simulated ns. It delays when clients are told, and nothing else."""
-
-    __slots__ = ("lately_ns", "run_ns")
-
-    def __init__(self) -> None:
-        self.run_ns = 0
-        """Since the start."""
-        self.lately_ns = 0
-        """Since it was last set to 0."""
-
-    def add(self, ns: int) -> None:
-        """Count something that was late by `ns`."""
-        if ns > self.lately_ns:
-            self.lately_ns = ns
-            if ns > self.run_ns:
-                self.run_ns = ns
 
 
 class Outputs(Part):
@@ -94,7 +74,9 @@ class Driver:
         """The error of the policy that ended the run; empty while all is well."""
         self.late = Lateness()
         self._front = self.setup.front
-        self._arrivals = Arrivals(self._left)
+        form = self.setup.cores[0].scheduler.samples
+        self._arrivals = Arrivals(form, self._left, self._samples_due)
+        self._no_samples: str | None = None
         self._deliveries: deque[tuple[int, Stream, int, str]] = deque()  # (due in ns, stream, tokens, error)
         self._rows, self._last_ns = 0, 0
         self._timer: asyncio.TimerHandle | None = None
@@ -130,6 +112,7 @@ class Driver:
     def handed(self, stream: Stream) -> None:
         """Count how late the tokens are that the client of a stream has taken just now."""
         if stream.waited:
+            stream.waited = False
             self.late.add(self.now_ns() - stream.due_ns)
 
     def submit(
@@ -145,24 +128,65 @@ class Driver:
         """Take a request that was sent at `at_ns` (default: now), and return its answer. `answer`: its token ids, which
         later prompts may quote. A time before the last request, or too early to reach the queue after what has already
         happened there, is moved. `fields`: further fields of the Request."""
+        return self.submit_samples(prompt, max_tokens, [output_len], [answer], at_ns=at_ns, **fields)[0]
+
+    def submit_samples(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        outputs: Sequence[int],
+        answers: Sequence[Sequence[int]],
+        *,
+        at_ns: int | None = None,
+        **fields: Any,
+    ) -> list[Stream]:
+        """Take a request for several samples, with their output lengths and token ids; see `submit`. Raise UserError
+        if the deployment cannot serve them."""
         if self.failure:
             raise PolicyError(self.failure)
+        if len(outputs) > 1:
+            self._check_samples()
         sent = self.now_ns() if at_ns is None else at_ns
         sent = max(sent, self._last_ns, self._clock.ns - self._front.in_ns + 1, 0)
         self._last_ns, row = sent, self._rows
         self._rows += 1
-        content = TokenContent(prompt, answer)
-        request = Request(row, str(row), len(prompt), max_tokens, sent, content=content, **fields)
-        request._stops = output_len < max_tokens
-        request.predicted_output_len = self._predicted(request, output_len)
-        stream = self.streams[row] = Stream(request, output_len)
+
+        def make(sample: int) -> Request:
+            content = TokenContent(prompt, answers[sample])
+            request = Request(row, str(row), len(prompt), max_tokens, sent, content=content, **fields)
+            request._stops = outputs[sample] < max_tokens
+            request.predicted_output_len = self._predicted(request, outputs[sample])
+            return request
+
+        members = self._arrivals.push(outputs, make)
+        streams = [Stream(request, output) for request, output in zip(members, outputs, strict=True)]
+        self.streams |= {stream.request.row: stream for stream in streams}
         if self.recording is not None:
-            self.recording.arrived(request, output_len, prompt, answer)
-        self._arrivals.push(request, output_len)
+            self.recording.arrived(members[0], outputs, prompt, answers[0])
+        self._look_again()
+        return streams
+
+    def _check_samples(self) -> None:
+        if self._no_samples is None:
+            self._no_samples = why_no_samples(self.setup.scenario)
+        if self._no_samples:
+            raise UserError(self._no_samples)
+
+    def _samples_due(self, ns: int) -> None:
+        """Send at `ns` the samples whose prompt has been computed for them."""
+
+        def send(event: Any) -> None:
+            self._last_ns = max(self._last_ns, ns)
+            self._arrivals.send_samples()
+            self._look_again()
+
+        self._clock.at(ns, FOLLOW, send)
+
+    def _look_again(self) -> None:
+        """Let the cluster see the requests that have been pushed."""
         self._queue.look_again()
         self.cluster.arm()
         self._set_timer()
-        return stream
 
     @property
     def next_row(self) -> int:
@@ -171,12 +195,12 @@ class Driver:
 
     def cancel(self, stream: Stream) -> None:
         """Handle the disconnection of a client at this instant. Do nothing if its answer has ended."""
-        request = stream.request
         if stream.ended:
             return
         stream.cancelled = True
         stream.wake()
-        self.streams.pop(request.row, None)
+        self.streams.pop(stream.request.row, None)
+        request = self._arrivals.sent_for(stream.request)
         in_ns = self._front.in_ns
         left = max(self.now_ns(), request.arrival_ns, self._clock.ns - in_ns + 1)
         if self.recording is not None:
@@ -192,7 +216,7 @@ class Driver:
         name, row = self.setup.predictor, request.row
         if name == "max_tokens":
             return request.max_tokens
-        told = _one_row(request.prompt_len, output_len)
+        told = one_row(request.prompt_len, output_len)
         return int(predict(name, told, self.setup.scenario.seed, row)[0])
 
     # Time.
@@ -252,18 +276,9 @@ class Driver:
 
     def _left(self, request: Request, now: int) -> None:
         """Handle a request that has left; `now`: when its client learns it."""
-        if request.state is not State.FINISHED and (stream := self.streams.get(request.row)) is not None:
-            self._deliveries.append((now, stream, 0, request.reason or request.state.name.lower()))
-
-
-def set_up_live(scenario: Scenario) -> Setup:
-    """Set up a scenario without its trace. Raise UserError if a policy needs to know future requests."""
-    setup = set_up(scenario, _one_row(1, 1))
-    for core in setup.cores:
-        if "future" in core.kv.needs:
-            raise UserError(f"kv {core.kv.name} needs to know future requests, which a live server cannot know")
-    return setup
-
-
-def _one_row(prompt_len: int, output_len: int) -> Trace:
-    return Trace.from_lengths("live", [0], [prompt_len], [output_len])
+        if request.state is State.FINISHED:
+            return
+        parent = request.parent
+        for each in [request] if parent is None or request.sample > 0 else parent.members:
+            if (stream := self.streams.get(each.row)) is not None:
+                self._deliveries.append((now, stream, 0, request.reason or request.state.name.lower()))

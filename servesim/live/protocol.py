@@ -13,6 +13,12 @@ from servesim.live.tokens import answer_to, token_of, tokens_of
 COMPLETION_TOKENS = 16
 """Default of max_tokens for completions, as in OpenAI's API; chat completions may fill the context."""
 TOKEN_IDS = 1 << 32
+MOST_ANSWERS = 128
+"""Maximum of n, as in OpenAI's API."""
+OUTPUT_HEADER = "x-output-tokens"
+"""Header with the length of an answer, in place of a drawn one."""
+APART = 26**4
+"""Distance between the numbers of a request's answers, from which their first words come."""
 
 
 class Refused(Exception):
@@ -30,26 +36,18 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A checked request for one answer."""
+class Answer:
+    """One answer that a request will get."""
 
     chat: bool
-    prompt: Sequence[int]
-    """Token ids."""
-    max_tokens: int
     pieces: list[str]
-    """The answer, by tokens."""
+    """Its text, by tokens."""
     stopped: bool
-    """Whether the answer ends before max_tokens."""
-    priority: int
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    model: str
+    """Whether it ends before max_tokens."""
 
     @property
-    def answer(self) -> list[int]:
-        """Token ids of the answer."""
+    def tokens(self) -> list[int]:
+        """Token ids."""
         first = self.pieces[0].lstrip() if self.chat else self.pieces[0]
         return [token_of(first), *map(token_of, self.pieces[1:])]
 
@@ -57,6 +55,23 @@ class Asked:
         """Return the text of the tokens from `start` to `stop`. A chat's answer begins without a space."""
         text = "".join(self.pieces[start:stop])
         return text.lstrip() if self.chat and start == 0 else text
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checked request."""
+
+    chat: bool
+    prompt: Sequence[int]
+    """Token ids."""
+    max_tokens: int
+    answers: list[Answer]
+    """Its n answers."""
+    priority: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    model: str
 
 
 def document_of(body: bytes) -> dict[str, Any]:
@@ -71,16 +86,26 @@ def document_of(body: bytes) -> dict[str, Any]:
 
 
 def asked_of(
-    body: Mapping[str, Any], chat: bool, *, row: int, max_model_len: int, draw: Callable[[int], int], model: str
+    body: Mapping[str, Any],
+    chat: bool,
+    *,
+    row: int,
+    max_model_len: int,
+    draw: Callable[[int], int],
+    model: str,
+    told: str | None = None,
 ) -> Asked:
     """Check a request, which becomes that of `row`. `draw` gives the length of an answer to a row in tokens, if nothing
-    ends it before. Raise Refused for an invalid request."""
+    ends it before; `told` gives it instead, for all answers or separated by commas. Raise Refused for an invalid
+    request."""
     prompt = chat_tokens(body) if chat else prompt_tokens(body.get("prompt"))
-    if (n := _whole(body, "n", 1)) != 1:
-        raise Refused(400, f"n is {n}, but this server gives one answer to a request")
+    n = _whole(body, "n", 1)
+    if n > MOST_ANSWERS:
+        raise Refused(400, f"n is {n} but must be at most {MOST_ANSWERS}")
+    lengths = _lengths(told, n) if told is not None else [draw(row + (i << 32)) for i in range(n)]
     room = max_model_len - len(prompt)
     key = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    most = _whole(body, key, room if chat else min(COMPLETION_TOKENS, room))
+    most = _whole(body, key, room if chat or told is not None else min(COMPLETION_TOKENS, room))
     least = min(_whole(body, "min_tokens", 0, 0), most)
     if room < max(most, 1):
         raise Refused(
@@ -88,9 +113,13 @@ def asked_of(
             f"this model's maximum context length is {max_model_len} tokens, but the prompt has {len(prompt)} and the "
             f"answer may have {max(most, 1)}",
         )
-    length = most if body.get("ignore_eos") is True else min(most, max(draw(row), least, 1))
-    pieces = answer_to(row, length)
-    pieces = pieces[: _stopped(pieces, body.get("stop"), least)]
+    if body.get("ignore_eos") is True:
+        lengths = [most] * n
+    answers = []
+    for i, length in enumerate(lengths):
+        pieces = answer_to(row + i * APART, min(most, max(length, least, 1)))
+        pieces = pieces[: _stopped(pieces, body.get("stop"), least)]
+        answers.append(Answer(chat, pieces, len(pieces) < most))
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise Refused(400, "stream_options is not an object")
@@ -98,14 +127,26 @@ def asked_of(
         chat=chat,
         prompt=prompt,
         max_tokens=most,
-        pieces=pieces,
-        stopped=len(pieces) < most,
+        answers=answers,
         priority=_whole(body, "priority", 0, -(1 << 31)),
         stream=body.get("stream") is True,
         include_usage=options.get("include_usage") is True,
         continuous_usage=options.get("continuous_usage_stats") is True,
         model=body["model"] if isinstance(body.get("model"), str) else model,
     )
+
+
+def _lengths(told: str, n: int) -> list[int]:
+    """Parse the lengths of n answers."""
+    try:
+        lengths = [int(each) for each in told.split(",")]
+    except ValueError:
+        lengths = []
+    if len(lengths) == 1:
+        lengths *= n
+    if len(lengths) != n or not all(1 <= each < 1 << 31 for each in lengths):
+        raise Refused(400, f"{OUTPUT_HEADER} is {shown(told)} but must be a number of tokens, or {n} of them by commas")
+    return lengths
 
 
 def prompt_tokens(prompt: Any) -> list[int]:

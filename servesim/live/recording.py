@@ -11,7 +11,7 @@ import numpy as np
 
 from servesim.contracts.request import Request
 from servesim.errors import UserError
-from servesim.workload.trace import Content, Trace
+from servesim.workload.trace import Content, Samples, Trace
 
 
 class _Node:
@@ -83,21 +83,27 @@ class Recording:
         self._columns: dict[str, list[int]] = {name: [] for name in _COLUMNS}
         self._runs: list[tuple[int, int]] = []
         self._ends = [0]
+        self._further: list[int] = []  # by row: number of samples after the first
+        self._outputs: list[int] = []  # their lengths
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def arrived(self, request: Request, output_len: int, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Record a request, whose `row` is the number of requests recorded before it."""
-        row = (request.arrival_ns, request.prompt_len, output_len, request.max_tokens, request.priority, -1)
+    def arrived(self, request: Request, outputs: Sequence[int], prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Record a request, whose `row` is the number of requests recorded before it. `outputs`: the length of each of
+        its samples; `answer`: the tokens of the first."""
+        row = (request.arrival_ns, request.prompt_len, outputs[0], request.max_tokens, request.priority, -1)
         for column, value in zip(self._columns.values(), row, strict=True):
             column.append(value)
+        self._further.append(len(outputs) - 1)
+        self._outputs += outputs[1:]
         self._runs += self._tree.add(prompt, answer, request.row)
         self._ends.append(len(self._runs))
 
     def left(self, request: Request, ns: int) -> None:
         """Record that the client of a request left at `ns`, before the end of its answer."""
-        self._columns["cancel_ns"][request.row] = ns - request.arrival_ns
+        row = request.parent.number if request.parent is not None else request.row
+        self._columns["cancel_ns"][row] = ns - self._columns["arrival_ns"][row]
 
     def trace(self, name: str = "live") -> Trace:
         """Return the requests so far. Raise UserError if there are none."""
@@ -110,6 +116,7 @@ class Recording:
             name=name,
             stop=columns["output_len"] < columns["max_tokens"],
             content=Content(np.array(self._ends, dtype=np.int64), ids.copy(), lengths.copy()),
+            samples=Samples.of(np.array(self._further), np.array(self._outputs, dtype=np.int64)),
             cancel_ns=cancel if (cancel >= 0).any() else None,
             notes=("recorded by a live server",),
             **columns,

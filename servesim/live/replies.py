@@ -3,66 +3,71 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from servesim.live.protocol import Asked
+from servesim.live.protocol import Answer, Asked
 from servesim.live.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
 
 
 class Reply:
-    """Answer to one request. `created`: Unix time in s."""
+    """Answers to one request, each from its stream. `created`: Unix time in s."""
 
-    def __init__(self, asked: Asked, stream: Stream, created: int) -> None:
-        self._asked, self._stream = asked, stream
+    def __init__(self, asked: Asked, streams: Sequence[Stream], created: int) -> None:
+        self._asked, self._streams = asked, streams
         kind = "chat.completion" if asked.chat else "text_completion"
-        self._sent = 0
-        name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{stream.request.row}"
+        self._sent = [0] * len(streams)
+        name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{streams[0].request.row}"
         chunked = f"{kind}.chunk" if asked.chat else kind
         self._head = {"id": name, "object": kind, "created": created, "model": asked.model}
         self._chunk = {**self._head, "object": chunked}
 
     def whole(self) -> dict[str, Any]:
-        """Return the whole answer."""
-        text = self._asked.text(0, self._stream.output_len)
-        said = {"message": {"role": "assistant", "content": text}} if self._asked.chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": self._reason}
-        return {**self._head, "choices": [choice], "usage": self._usage(self._stream.output_len)}
+        """Return all answers."""
+        choices = []
+        for index, answer in enumerate(self._asked.answers):
+            text = answer.text(0, len(answer.pieces))
+            said = {"message": {"role": "assistant", "content": text}} if self._asked.chat else {"text": text}
+            choices.append({"index": index, **said, "logprobs": None, "finish_reason": _reason(answer)})
+        tokens = sum(len(answer.pieces) for answer in self._asked.answers)
+        return {**self._head, "choices": choices, "usage": self._usage(tokens)}
 
-    def chunk(self, tokens: int) -> bytes:
-        """Return the event for the next `tokens` tokens."""
-        start, self._sent = self._sent, self._sent + tokens
-        text = self._asked.text(start, self._sent)
-        last = self._sent == self._stream.output_len
+    def chunk(self, index: int, tokens: int) -> bytes:
+        """Return the event for the next `tokens` tokens of an answer."""
+        answer, start = self._asked.answers[index], self._sent[index]
+        stop = self._sent[index] = start + tokens
+        text = answer.text(start, stop)
         said: dict[str, Any] = {"text": text}
         if self._asked.chat:
             said = {"delta": {"role": "assistant", "content": text} if start == 0 else {"content": text}}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": self._reason if last else None}
+        reason = _reason(answer) if stop == len(answer.pieces) else None
+        choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
         chunk: dict[str, Any] = {**self._chunk, "choices": [choice]}
         if self._asked.continuous_usage:
-            chunk["usage"] = self._usage(self._sent)
+            chunk["usage"] = self._usage(sum(self._sent))
         return _event(chunk)
 
     def end(self) -> bytes:
         """Return the events after the last token."""
         if not self._asked.include_usage:
             return DONE
-        return _event({**self._chunk, "choices": [], "usage": self._usage(self._sent)}) + DONE
-
-    @property
-    def _reason(self) -> str:
-        return "stop" if self._asked.stopped else "length"
+        return _event({**self._chunk, "choices": [], "usage": self._usage(sum(self._sent))}) + DONE
 
     def _usage(self, output: int) -> dict[str, Any]:
         prompt = len(self._asked.prompt)
-        cached = {"cached_tokens": self._stream.cached_tokens}
+        cached = {"cached_tokens": self._streams[0].cached_tokens}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
             "prompt_tokens_details": cached,
         }
+
+
+def _reason(answer: Answer) -> str:
+    return "stop" if answer.stopped else "length"
 
 
 def _event(document: dict[str, Any]) -> bytes:

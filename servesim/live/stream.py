@@ -26,7 +26,7 @@ class Stream:
         self.due_ns = 0
         """Time at which the first of the tokens not yet taken was due."""
         self.waited = False
-        """Whether the client was waiting for the tokens that it took last; if not, it reads slowly."""
+        """Whether the client has waited for the tokens that it takes now; if not, it reads slowly."""
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -56,11 +56,34 @@ class Stream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> int:
-        """Wait until there are tokens or the answer has ended, and return the number of tokens not yet taken."""
-        self.waited = self.ready == self.taken
+    async def some(self) -> None:
+        """Wait until there are tokens or the answer has ended."""
         while self.ready == self.taken and not self.ended:
+            self.waited = True
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+    async def take(self) -> int:
+        """Wait for `some`, and return the number of tokens not yet taken."""
+        await self.some()
         tokens, self.taken = self.ready - self.taken, self.ready
         return tokens
+
+
+class Lateness:
+    """Most by which this machine was late, in simulated ns. It delays when clients are told, and nothing else."""
+
+    __slots__ = ("lately_ns", "run_ns")
+
+    def __init__(self) -> None:
+        self.run_ns = 0
+        """Since the start."""
+        self.lately_ns = 0
+        """Since it was last set to 0."""
+
+    def add(self, ns: int) -> None:
+        """Count something that was late by `ns`."""
+        if ns > self.lately_ns:
+            self.lately_ns = ns
+            if ns > self.run_ns:
+                self.run_ns = ns

@@ -21,13 +21,13 @@ class Visit(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page that is not a JSON object."""
+    """A page that is not JSON."""
 
     body: bytes
     content_type: str
 
 
-Handler = Callable[[Visit], "dict[str, Any] | Page"]
+Handler = Callable[[Visit], "dict[str, Any] | list[Any] | Page"]
 Pages = Mapping[tuple[str, str], Handler]
 """Handlers by (method, path)."""
 

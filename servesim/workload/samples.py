@@ -9,26 +9,17 @@ PagedAttention, SOSP 2023).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from servesim.contracts.request import ParentRequest, Request, SampleForm
-from servesim.workload.trace import Samples
 
 
 class FanOut:
-    """Factory for the samples of a trace's requests, which also holds the samples still to be sent.
+    """Factory for the samples of requests, which also holds the samples still to be sent."""
 
-    With `rows` rows, each tried up to `attempts` times, the first rows * attempts numbers belong to the requests
-    themselves. Further samples are numbered after those, and prompt-only requests after all others.
-    """
-
-    def __init__(self, samples: Samples, form: SampleForm, rows: int, attempts: int) -> None:
-        self._samples = samples
+    def __init__(self, form: SampleForm) -> None:
         self._form = form
-        self._rows = rows
-        self._further = rows * attempts
-        self._prompts = self._further + attempts * len(samples.output_len)
         self._due: list[tuple[int, int, Request, int]] = []
 
     def next_ns(self) -> int | None:
@@ -40,34 +31,33 @@ class FanOut:
         _, _, request, output_len = heappop(self._due)
         return request, output_len
 
+    def holds(self, request: Request) -> bool:
+        """Return whether a sample is still to be sent."""
+        return any(entry[2] is request for entry in self._due)
+
     def open(
-        self, number: int, output_len: int, make: Callable[[int | None], Request], now: int
+        self, outputs: Sequence[int], make: Callable[[int], Request], now: int, *, further: int, prompt: int
     ) -> tuple[Request, int]:
-        """Return the first request to send for request `number`, and its output length. `make` creates the request or,
-        given i, the sample whose answer is text i; i is the row for the first sample, and a position after all rows for
-        further samples."""
-        attempt, row = divmod(number, self._rows)
-        lengths = self._samples.lengths(row)
-        if not lengths:
-            return make(None), output_len
-        start = int(self._samples.offsets[row])
-        parent = ParentRequest(number, outputs=[output_len, *lengths])
-        for sample in range(1, len(lengths) + 2):
-            text = row if sample == 1 else self._rows + start + sample - 2
-            member = self._member(parent, sample, make(text))
-            if sample > 1:
-                member.row = self._further + attempt * len(self._samples.output_len) + start + sample - 2
-                member._stops = False  # its stop token ends it before the cap
+        """Return the first request to send for a request with several samples, and its output length. `outputs`: the
+        lengths of the samples. `make(i)` creates sample i from 0. `further`: number of sample 1, after which the others
+        count up; `prompt`: number of the request that only computes the prompt, if there is one."""
+        first = make(0)
+        parent = ParentRequest(first.row, outputs=list(outputs))
+        parent.members.append(self._member(parent, 1, first))
+        for i in range(1, len(outputs)):
+            member = self._member(parent, i + 1, make(i))
+            member.row = further + i - 1
+            member._stops = False  # its stop token ends it before the cap
             parent.members.append(member)
         if self._form == "prefix-first":
-            prompt = self._member(parent, -1, make(row))
-            prompt.row, prompt.max_tokens, prompt.predicted_output_len = self._prompts + number, 1, 1
-            return prompt, 1
+            alone = self._member(parent, -1, make(0))
+            alone.row, alone.max_tokens, alone.predicted_output_len = prompt, 1, 1
+            return alone, 1
         if self._form == "fork":
-            parent.unforked = len(lengths)
+            parent.unforked = len(outputs) - 1
         else:
             self._send(parent, 1, now)
-        return parent.members[0], output_len
+        return first, outputs[0]
 
     def leave(self, request: Request, now: int) -> bool:
         """Record that a client learns at `now` that a sample has left; return whether the whole request has now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from heapq import heappop, heappush
 from math import log1p
 from typing import Protocol
@@ -101,9 +100,8 @@ class TraceWorkload:
         self._prefixes: Prefixes | None = None
         self._window(trace, predicted, 0)
         self._form = form
-        self._fan_out: FanOut | None = None
-        if trace.samples is not None:
-            self._fan_out = FanOut(trace.samples, form, self._count, 1 + clients.retries)
+        self._samples = trace.samples
+        self._fan_out = FanOut(form) if trace.samples is not None else None
         self._due: list[tuple[int, int]] = []  # rows that will be sent out of trace order, by send time
         self._next = 0  # first row sent at its recorded time regardless of other events
         self._sessions: Sessions | None = None
@@ -176,8 +174,28 @@ class TraceWorkload:
             if self._sessions is not None:
                 self._release(row, DISPATCH, now)
         if self._fan_out is not None:
-            return self._fan_out.open(number, self._output[row], partial(self._request, number, row, now), now)
+            return self._opened(number, row, self._output[row], now)
         return self._request(number, row, now), self._output[row - self._first]
+
+    def _opened(self, number: int, row: int, output_len: int, now: int) -> tuple[Request, int]:
+        """Return the first request to send for request `number`, which may have several samples, and its output length.
+        Further samples are numbered after all requests and their retries, and requests that only compute a prompt
+        after those."""
+        samples, fan_out = self._samples, self._fan_out
+        assert samples is not None
+        assert fan_out is not None
+        lengths = samples.lengths(row)
+        if not lengths:
+            return self._request(number, row, now), output_len
+        rows, total, start = self._count, len(samples.output_len), int(samples.offsets[row])
+        attempts = 1 + self._clients.retries
+        further = rows * attempts + number // rows * total + start
+
+        def make(sample: int) -> Request:
+            return self._request(number, row, now, rows + start + sample - 1 if sample else row)
+
+        prompt = (rows + total) * attempts + number
+        return fan_out.open([output_len, *lengths], make, now, further=further, prompt=prompt)
 
     def on_finish(self, request: Request, now: int) -> None:
         """Free the client of a finished request, and release the requests that were waiting for it."""
@@ -224,7 +242,7 @@ class TraceWorkload:
             return [self._request(row, row, 0) for row in range(self._count)]
         requests = []
         for row in range(self._count):
-            requests.append(self._fan_out.open(row, 1, partial(self._request, row, row, 0), 0)[0])
+            requests.append(self._opened(row, row, 1, 0)[0])
             while self._fan_out.next_ns() is not None:
                 requests.append(self._fan_out.pop()[0])
         return requests

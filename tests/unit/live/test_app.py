@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from servesim.live.app import MOST_BODY, App
 from servesim.live.driver import Driver
+from servesim.live.information import Information
 from servesim.live.virtual_clock import VirtualLoop
 from servesim.run.scenario import Scenario
 
@@ -25,7 +26,14 @@ class Client:
     def __init__(self, app: App) -> None:
         self.app = app
 
-    async def ask(self, path: str, body: Any = None, *, leave_after: float | None = None) -> tuple[int, bytes, int]:
+    async def ask(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        leave_after: float | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> tuple[int, bytes, int]:
         """Send a request and return status, body, and number of chunks."""
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -38,12 +46,14 @@ class Client:
         if leave_after is not None:
             asyncio.get_running_loop().call_later(leave_after, inbox.put_nowait, {"type": "http.disconnect"})
         method = "GET" if body is None else "POST"
-        await self.app({"type": "http", "method": method, "path": path, "headers": []}, inbox.get, send)
+        await self.app({"type": "http", "method": method, "path": path, "headers": headers}, inbox.get, send)
         status = sent[0]["status"] if sent else 0
         return status, b"".join(each.get("body", b"") for each in sent), len(sent) - 1
 
-    async def document(self, path: str, body: Any = None) -> tuple[int, Any]:
-        status, found, _ = await self.ask(path, body)
+    async def document(
+        self, path: str, body: Any = None, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> tuple[int, Any]:
+        status, found, _ = await self.ask(path, body, headers=headers)
         return status, json.loads(found)
 
     async def events(self, path: str, body: Any) -> list[Any]:
@@ -57,7 +67,9 @@ class Client:
 def served(clients: Callable[[Client], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
     """Run clients against a server in virtual time."""
     loop = VirtualLoop()
-    app = App(lambda: Driver(Scenario.of({**ONE, **settings})), lambda row: 30, "m")
+    scenario = Scenario.of({**ONE, **settings})
+    watchers = [Information("m", scenario)]
+    app = App(lambda: Driver(scenario, watchers=watchers), lambda row: 30, "m", watchers)
 
     async def main() -> Any:
         app.driver.start()
@@ -141,7 +153,7 @@ def test_a_stop_text_ends_the_answer_after_min_tokens() -> None:
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0 but must be an integer of at least 1"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": True}, 400, "max_tokens is True but must be an integer"),
         (COMPLETIONS, {"prompt": [1] * 5000}, 400, "this model's maximum context length is 4096 tokens"),
-        (COMPLETIONS, {"prompt": "a", "n": 2}, 400, "n is 2, but this server gives one answer to a request"),
+        (COMPLETIONS, {"prompt": "a", "n": 129}, 400, "n is 129 but must be at most 128"),
         (COMPLETIONS, {"prompt": "a", "stop": 1}, 400, "stop must be a text or a list of texts"),
         (CHAT, {"messages": "a"}, 400, "messages must be a list of objects, and not empty"),
         (CHAT, None, 405, "/v1/chat/completions is asked by POST"),
@@ -164,6 +176,17 @@ def test_pages_for_gateways() -> None:
         tokens = (await client.document("/tokenize", {"prompt": "some longer words"}))[1]
         assert tokens["count"] == len(tokens["tokens"])
         assert (await client.document("/detokenize", tokens))[1] == {"prompt": "some longer words"}
+        info = (await client.document("/server_info"))[1]
+        assert (info["context_length"], info["max_running_requests"], info["tp_size"]) == (4096, 1024, 1)
+        assert (await client.document("/get_server_info"))[1] == info
+        assert (await client.document("/get_model_info"))[1]["model_path"] == "m"
+        body = {"prompt": "some longer words", "max_tokens": 5, "model": "m"}
+        rendered = (await client.document("/v1/completions/render", body))[1]
+        assert [each["token_ids"] for each in rendered] == [tokens["tokens"]]
+        assert rendered[0]["sampling_params"] == {"max_tokens": 5}
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        expected = (await client.document("/tokenize", chat))[1]["tokens"]
+        assert (await client.document("/v1/chat/completions/render", chat))[1]["token_ids"] == expected
 
     served(clients)
 
