@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from servesim.live.protocol import Answer, Asked
 from servesim.live.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
+_ROLE = '"role":"assistant",'
 
 
 class Reply:
@@ -23,6 +25,7 @@ class Reply:
         chunked = f"{kind}.chunk" if asked.chat else kind
         self._head = {"id": name, "object": kind, "created": created, "model": asked.model}
         self._chunk = {**self._head, "object": chunked}
+        self._opening = f'data: {_json(self._chunk)[:-1]},"choices":[{{"index":'
 
     def whole(self) -> dict[str, Any]:
         """Return all answers."""
@@ -35,19 +38,17 @@ class Reply:
         return {**self._head, "choices": choices, "usage": self._usage(tokens)}
 
     def chunk(self, index: int, tokens: int) -> bytes:
-        """Return the event for the next `tokens` tokens of an answer."""
+        """Return the event for the next `tokens` tokens of an answer. It is put together from parts of JSON, because
+        there are thousands a second."""
         answer, start = self._asked.answers[index], self._sent[index]
         stop = self._sent[index] = start + tokens
-        text = answer.text(start, stop)
-        said: dict[str, Any] = {"text": text}
+        text = quoted(answer.text(start, stop))
+        said = f'"text":{text}'
         if self._asked.chat:
-            said = {"delta": {"role": "assistant", "content": text} if start == 0 else {"content": text}}
-        reason = _reason(answer) if stop == len(answer.pieces) else None
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
-        chunk: dict[str, Any] = {**self._chunk, "choices": [choice]}
-        if self._asked.continuous_usage:
-            chunk["usage"] = self._usage(sum(self._sent))
-        return _event(chunk)
+            said = f'"delta":{{{_ROLE if start == 0 else ""}"content":{text}}}'
+        reason = f'"{_reason(answer)}"' if stop == len(answer.pieces) else "null"
+        usage = f',"usage":{_json(self._usage(sum(self._sent)))}' if self._asked.continuous_usage else ""
+        return f'{self._opening}{index},{said},"logprobs":null,"finish_reason":{reason}}}]{usage}}}\n\n'.encode()
 
     def end(self) -> bytes:
         """Return the events after the last token."""
@@ -71,7 +72,11 @@ def _reason(answer: Answer) -> str:
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {_json(document)}\n\n".encode()
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"))
 
 
 def failed(document: dict[str, Any]) -> bytes:
