@@ -88,6 +88,10 @@ class Part:
     policy breaks its contract; any other exception from a user's own part becomes a PolicyError that names its class
     and line. A part changes requests, replicas and the clock only through their methods."""
 
+    has_end: bool = True
+    """Whether the run has an end, after which its results are asked for. A live server has none, so what a part would
+    keep for its results would only grow."""
+
     # Told.
 
     def join(self, cluster: ClusterView) -> None:

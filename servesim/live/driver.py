@@ -81,6 +81,8 @@ class Driver:
         self._rows, self._last_ns = 0, 0
         self._timer: asyncio.TimerHandle | None = None
         self._due: float = FOREVER
+        for part in self.setup.parts:
+            part.has_end = False
         self.setup.parts.extend([Outputs(self._output), *watchers])
         self._first_token = verbs(watchers, "first_token")
         self.cluster = self.setup.cluster(self._arrivals, Telling(watchers, self._front.out_ns))

@@ -240,7 +240,8 @@ class Handoff(Part, ABC):
         passage = self.passages.pop(request, None)
         if passage is None:
             return
-        self.done.append(passage)
+        if self.has_end:
+            self.done.append(passage)
         if not passage.loading:
             self.release(passage)
 
