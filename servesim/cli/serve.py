@@ -73,6 +73,9 @@ def serve(
     from servesim.run.scenario import Scenario
 
     check_installed()
+    from servesim.live.metrics.dialects import dialect_of  # of the extra, too
+    from servesim.live.metrics.watcher import Metrics
+
     if not 0.001 <= speed <= 1000:
         raise UserError(f"--speed is {speed:g} but must be from 0.001 to 1000")
     if record is not None and (record.exists() or not record.absolute().parent.is_dir()):
@@ -81,12 +84,14 @@ def serve(
     draw = lengths(output, asked.seed)
     recording = Recording() if record is not None else None
     drivers: list[Driver] = []
+    model = served_model_name or str(asked.model)
+    watchers = [Metrics(model, dialect_of(asked), lambda: drivers[-1])]
 
     def make() -> Driver:
-        drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording))
+        drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording, watchers=watchers))
         return drivers[-1]
 
-    app = App(make, draw, served_model_name or str(asked.model))
+    app = App(make, draw, model, watchers)
     run_server(app, host, port, lambda address: typer.echo(f"serving {app.model} at {address} (press Ctrl-C to stop)"))
     if recording is not None and record is not None:
         if not len(recording):

@@ -121,6 +121,7 @@ class App:
             at_ns=driver.ns_of(came),
             priority=asked.priority,
         )
+        stream.streamed = asked.stream
         watch = asyncio.ensure_future(_watch(receive, lambda: driver.cancel(stream)))
         self._open += 1
         try:
