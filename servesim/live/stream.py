@@ -10,7 +10,9 @@ from servesim.contracts.request import Request
 class Stream:
     """Answer of one request on its way to its client, who reads it from one coroutine."""
 
-    __slots__ = ("_waiter", "cancelled", "due_ns", "error", "output_len", "ready", "request", "streamed", "taken", "waited")
+    __slots__ = (
+        *("_waiter", "cancelled", "due_ns", "error", "output_len", "ready", "request", "streamed", "taken", "waited"),
+    )
 
     def __init__(self, request: Request, output_len: int) -> None:
         self.request = request

@@ -34,8 +34,7 @@ class Gap(NamedTuple):
     """Time since the previous delivery to the same request, or 0 for the tokens that come with its first one."""
     tokens: int
     """Number of tokens that each request got."""
-    count: int
-    """Number of requests."""
+    requests: int
 
 
 Handler = Callable[[Visit], "dict[str, Any] | Page"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import Request
 from servesim.live.metrics.histogram import NS, Histogram
 from servesim.live.watcher import Gap
 from servesim.metrics.steps import ORIGINS

@@ -20,6 +20,8 @@ class Engine:
 
     replica: Any
     counts: Counts
+    scenario: Any
+    """Resolved scenario of its pool."""
     several: bool
     """Whether there are others."""
 
@@ -86,6 +88,9 @@ class Dialect:
     only from then on (vLLM behind a proxy); False: both get them at once (SGLang)."""
     tpot_of_one: bool = False
     """Whether a request with one output token counts as one with 0 s between its tokens."""
+    queue_at_admission: bool = False
+    """Whether the time in the queue is counted when a request is first scheduled, and not for prompts and outputs that
+    are computed apart; otherwise, when it ends."""
     at_plan: bool = False
     """Whether the number of requests that run when a step with new requests is planned matters."""
 

@@ -46,8 +46,8 @@ class _Snapshot(Collector):
         named = [name for name, _ in next(iter(found))] if found else []
         name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
         made: Any = _CLASSES[family.kind](name, family.text, labels=named)
-        for labels, values in found.items():
-            _add(made, [value for _, value in labels], _merged(values, family.averaged), self._dialect.lazy)
+        for which, samples in found.items():
+            _add(made, [value for _, value in which], _merged(samples, family.averaged), self._dialect.lazy)
         return made
 
 

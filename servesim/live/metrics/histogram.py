@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from prometheus_client.utils import floatToGoString
+from prometheus_client import utils
 
 NS = 1_000_000_000
 
@@ -18,7 +19,8 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float], scale: int = 1) -> None:
         self.scale = scale
-        self._names = [floatToGoString(bound) for bound in bounds]
+        name_of: Any = utils.floatToGoString
+        self._names: list[str] = [name_of(bound) for bound in bounds]
         self._tops = [round(bound * scale) for bound in bounds]
         self.counts = [0] * (len(bounds) + 1)
         """Number of values in each bucket; the last one has no upper bound."""

@@ -1,9 +1,9 @@
 """Metrics of SGLang 0.5.23 (srt/observability/metrics_collector.py, srt/managers/tokenizer_manager.py and
 scheduler_components/metrics_reporter.py).
 
-Prompts, hits and outputs are counted when a request ends. The scheduler reports its state after each prefill batch, and
-after each 40th decode batch (`--decode-log-interval`); when nothing runs, it reports at once. Several replicas are shown
-as data-parallel ranks behind one tokenizer manager. Counters appear when they first count.
+Prompts, hits and outputs are counted when a request ends, even if it was aborted while it ran. The scheduler reports
+its state after each prefill batch and each 40th decode batch (`--decode-log-interval`); when nothing runs, at once.
+Several replicas are shown as data-parallel ranks behind one tokenizer manager. Counters appear when they first count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 from servesim.live.metrics.counts import Bounds, Counts, Load
 from servesim.live.metrics.dialect import Dialect, Engine, Family, Labelled, load_of, one
 from servesim.live.metrics.histogram import NS, Histogram
-from servesim.live.watcher import Gap
 from servesim.records.step import Step
 
 REPORT_EVERY = 40
@@ -97,11 +96,9 @@ class SglangCounts(Counts):
             return
         self.throughput = self._tokens * NS / (step.end_ns - self._since_ns)
         self._tokens, self._since_ns = 0, step.end_ns
-        drafts = self.drafts
-        count, proposed, accepted = (
-            now - before for now, before in zip((drafts.count, drafts.tokens, drafts.accepted), self._drafts, strict=True)
-        )
-        self._drafts = (drafts.count, drafts.tokens, drafts.accepted)
+        now = (self.drafts.count, self.drafts.tokens, self.drafts.accepted)
+        count, proposed, accepted = (these - before for these, before in zip(now, self._drafts, strict=True))
+        self._drafts = now
         self.accept_length = 1 + accepted / count if count else 0.0
         self.accept_rate = accepted / proposed if proposed else 0.0
         self.decode_context = step.batch.decode_context_sum
@@ -121,12 +118,12 @@ def stepped(counts: Counts, replica: Any, step: Step, tokens: int, running: int)
         counts.decoded(step, replica, tokens)
 
 
-def _sglang(read: Callable[[SglangCounts], float]) -> Callable[[Engine], Labelled]:
+def _own(read: Callable[[SglangCounts], float]) -> Callable[[Engine], float]:
     def value(engine: Engine) -> float:
         assert isinstance(engine.counts, SglangCounts)
         return read(engine.counts)
 
-    return one(value)
+    return value
 
 
 def _throughput(engine: Engine) -> float:
@@ -171,80 +168,72 @@ def _used(engine: Engine) -> float:
     return capacity - free if free >= 0 else 0
 
 
-STREAMING = ("is_streaming",)
+def _gauge(name: str, text: str, read: Callable[[Engine], float]) -> Family:
+    return Family("gauge", f"sglang:{name}", text, one(read))
+
+
+def _counter(name: str, text: str, read: Callable[[Engine], float], of_engine: bool = True) -> Family:
+    return Family("counter", f"sglang:{name}_total", text, one(read), of_engine=of_engine)
+
+
+def _lengths(name: str, text: str, measure: str) -> Family:
+    return Family("histogram", f"sglang:{name}", text, one(_both(measure)), of_engine=False)
+
+
+def _sums(name: str, text: str, measure: str) -> Family:
+    return Family("counter", f"sglang:{name}_total", text, _added(measure), ("is_streaming",), of_engine=False)
+
+
+def _times(name: str, text: str, measure: str) -> Family:
+    return Family("histogram", f"sglang:{name}_seconds", text, _served(measure), ("is_streaming",), of_engine=False)
+
+
 FAMILIES = (
-    Family("gauge", "sglang:num_running_reqs", "Requests that run.", one(lambda e: e.load.running)),
-    Family("gauge", "sglang:num_queue_reqs", "Requests that wait.", one(lambda e: e.load.waiting)),
-    Family("gauge", "sglang:num_grammar_queue_reqs", "Requests that wait for a grammar; none.", one(lambda e: 0)),
-    Family("gauge", "sglang:gen_throughput", "Output tokens per second.", one(_throughput)),
-    Family("gauge", "sglang:cache_hit_rate", "Hits of the last prefill batch.", _sglang(lambda c: c.hit_rate)),
-    Family("gauge", "sglang:decode_sum_seq_lens", "Sum of lengths in decode.", _sglang(lambda c: c.decode_context)),
-    Family("gauge", "sglang:token_usage", "Share of the KV cache in use, 0 to 1.", one(lambda e: round(e.usage, 2))),
-    Family("gauge", "sglang:full_token_usage", "Share of the KV cache in use, not rounded.", one(lambda e: e.usage)),
-    Family("gauge", "sglang:num_used_tokens", "Tokens in use.", one(_used)),
-    Family("gauge", "sglang:kv_used_tokens", "Tokens in use.", one(_used)),
-    Family("gauge", "sglang:spec_accept_length", "Tokens per verification.", _sglang(lambda c: c.accept_length)),
-    Family("gauge", "sglang:spec_accept_rate", "Share of drafts accepted.", _sglang(lambda c: c.accept_rate)),
-    Family("gauge", "sglang:num_retracted_reqs", "Requests retracted lately.", _sglang(lambda c: c.retracted)),
-    Family("gauge", "sglang:num_paused_reqs", "Requests paused; none.", one(lambda e: 0)),
-    Family(
-        "counter", "sglang:num_retracted_requests_total", "Retractions.", one(lambda e: e.counts.preemptions)
-    ),
-    Family(
-        "counter",
-        "sglang:num_retracted_input_tokens_total",
-        "Prompt tokens of retracted requests.",
-        one(lambda e: e.counts.retracted_prompt),
-    ),
-    Family(
-        "counter",
-        "sglang:num_retracted_output_tokens_total",
-        "Output tokens of retracted requests.",
-        one(lambda e: e.counts.retracted_output),
+    _gauge("num_running_reqs", "Requests that run.", lambda e: e.load.running),
+    _gauge("num_queue_reqs", "Requests that wait.", lambda e: e.load.waiting),
+    _gauge("num_grammar_queue_reqs", "Requests that wait for a grammar; none.", lambda e: 0),
+    _gauge("gen_throughput", "Output tokens per second, over the last decode batches.", _throughput),
+    _gauge("cache_hit_rate", "Share of hits in the last prefill batch.", _own(lambda counts: counts.hit_rate)),
+    _gauge("decode_sum_seq_lens", "Sum of lengths in decode.", _own(lambda counts: counts.decode_context)),
+    _gauge("token_usage", "Share of the KV cache in use, 0 to 1.", lambda e: round(e.usage, 2)),
+    _gauge("full_token_usage", "Share of the KV cache in use, not rounded.", lambda e: e.usage),
+    _gauge("num_used_tokens", "Tokens in use.", _used),
+    _gauge("kv_used_tokens", "Tokens in use.", _used),
+    _gauge("spec_accept_length", "Tokens per verification.", _own(lambda counts: counts.accept_length)),
+    _gauge("spec_accept_rate", "Share of drafts accepted.", _own(lambda counts: counts.accept_rate)),
+    _gauge("num_retracted_reqs", "Requests retracted before the last report.", _own(lambda counts: counts.retracted)),
+    _gauge("num_paused_reqs", "Requests paused; none.", lambda e: 0),
+    _counter("num_retracted_requests", "Retractions.", lambda e: e.counts.preemptions),
+    _counter("num_retracted_input_tokens", "Prompt tokens of retracted requests.", lambda e: e.counts.retracted_prompt),
+    _counter(
+        "num_retracted_output_tokens", "Output tokens of retracted requests.", lambda e: e.counts.retracted_output
     ),
     Family("histogram", "sglang:queue_time_seconds", "Time until first scheduled.", one(_both("queue"))),
     Family("counter", "sglang:realtime_tokens_total", "Tokens processed.", _tokens, ("mode",)),
+    _gauge("max_total_num_tokens", "Capacity in tokens.", lambda e: e.replica.core.kv.capacity_tokens),
+    _gauge("page_size", "Tokens per page.", lambda e: e.replica.core.kv.block_size),
+    _gauge("num_pages", "Pages.", lambda e: e.replica.core.kv.num_blocks),
+    _gauge("context_len", "Longest request in tokens.", lambda e: e.replica.core.scheduler.limits.max_model_len),
+    _sums("prompt_tokens", "Prompt tokens.", "prompt"),
+    _sums("generation_tokens", "Output tokens.", "generation"),
+    _sums("num_requests", "Requests that ended.", "n"),
+    _counter("spec_verify_calls", "Verifications of drafts.", lambda e: e.counts.drafts.count, of_engine=False),
+    _counter("num_aborted_requests", "Requests aborted.", lambda e: e.counts.aborted, of_engine=False),
     Family(
-        "gauge", "sglang:max_total_num_tokens", "Capacity in tokens.", one(lambda e: e.replica.core.kv.capacity_tokens)
+        "counter", "sglang:cached_tokens_total", "Tokens found, by tier.", _cached, ("cache_source",), of_engine=False
     ),
-    Family("gauge", "sglang:page_size", "Tokens per page.", one(lambda e: e.replica.core.kv.block_size)),
-    Family("gauge", "sglang:num_pages", "Pages.", one(lambda e: e.replica.core.kv.num_blocks)),
-    Family(
-        "gauge",
-        "sglang:context_len",
-        "Longest request in tokens.",
-        one(lambda e: e.replica.core.scheduler.limits.max_model_len),
-    ),
-    Family("counter", "sglang:prompt_tokens_total", "Prompt tokens.", _added("prompt"), STREAMING, False),
-    Family("counter", "sglang:generation_tokens_total", "Output tokens.", _added("generation"), STREAMING, False),
-    Family("counter", "sglang:spec_verify_calls_total", "Verifications.", one(lambda e: e.counts.drafts.count), (), False),
-    Family("histogram", "sglang:prompt_tokens_histogram", "Prompt tokens of a request.", one(_both("prompt")), (), False),
+    _lengths("prompt_tokens_histogram", "Prompt tokens of a request.", "prompt"),
+    _lengths("uncached_prompt_tokens_histogram", "Prompt tokens of a request that were computed.", "uncached"),
+    _lengths("generation_tokens_histogram", "Output tokens of a request.", "generation"),
+    _times("time_to_first_token", "Time from arrival to first token.", "ttft"),
+    _times("request_time_per_output_token", "Mean time between the tokens of a request.", "tpot"),
+    _times("e2e_request_latency", "Time from arrival to the end.", "e2e"),
     Family(
         "histogram",
-        "sglang:uncached_prompt_tokens_histogram",
-        "Prompt tokens of a request that were computed.",
-        one(_both("uncached")),
-        (),
-        False,
-    ),
-    Family(
-        "histogram", "sglang:generation_tokens_histogram", "Output tokens of a request.", one(_both("generation")), (), False
-    ),
-    Family("counter", "sglang:cached_tokens_total", "Prompt tokens found, by tier.", _cached, ("cache_source",), False),
-    Family("counter", "sglang:num_requests_total", "Requests that ended.", _added("n"), STREAMING, False),
-    Family("counter", "sglang:num_aborted_requests_total", "Requests aborted.", one(lambda e: e.counts.aborted), (), False),
-    Family("histogram", "sglang:time_to_first_token_seconds", "Time to first token.", _served("ttft"), STREAMING, False),
-    Family("histogram", "sglang:inter_token_latency_seconds", "Time per token.", one(lambda e: e.counts.itl), (), False),
-    Family(
-        "histogram",
-        "sglang:request_time_per_output_token_seconds",
-        "Mean time between the tokens of a request.",
-        _served("tpot"),
-        STREAMING,
-        False,
-    ),
-    Family(
-        "histogram", "sglang:e2e_request_latency_seconds", "Time from arrival to end.", _served("e2e"), STREAMING, False
+        "sglang:inter_token_latency_seconds",
+        "Time between deliveries, per token.",
+        one(lambda e: e.counts.itl),
+        of_engine=False,
     ),
 )
 SGLANG = Dialect(
@@ -256,5 +245,6 @@ SGLANG = Dialect(
     lazy=True,
     counts_aborted=True,
     prefill_ttft=False,
+    queue_at_admission=True,
     at_plan=True,
 )

@@ -31,6 +31,11 @@ TOKEN = (
     *(10.0, 20.0, 40.0, 80.0),
 )
 REASONS = ("stop", "length", "abort", "error", "repetition")
+CACHE_CONFIG = (
+    *("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization"),
+    "kv_cache_size_tokens",
+)
+"""Labels of vLLM's CacheConfig that a simulated engine has; the real ones are many more."""
 TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
 
 
@@ -114,9 +119,16 @@ def _rejections(engine: Engine) -> Labelled:
 
 
 def _cache_config(engine: Engine) -> Labelled:
-    kv = engine.replica.core.kv
-    values = (kv.memory.block_size, kv.memory.num_blocks, kv.capacity_tokens, kv.shares)
-    return [(tuple(map(str, values)), 1)]
+    kv, settings = engine.replica.core.kv, engine.scenario
+    values = {
+        "block_size": kv.memory.block_size,
+        "num_gpu_blocks": kv.memory.num_blocks,
+        "cache_dtype": "auto" if settings.kv_dtype == "bf16" else settings.kv_dtype,
+        "enable_prefix_caching": kv.shares,
+        "gpu_memory_utilization": settings.engine.gpu_memory_utilization,
+        "kv_cache_size_tokens": kv.capacity_tokens,
+    }
+    return [(tuple(str(values[name]) for name in CACHE_CONFIG), 1)]
 
 
 def _accepted_at(engine: Engine) -> Labelled:
@@ -254,7 +266,7 @@ FAMILIES = (
         "vllm:cache_config_info",
         "Configuration of the KV cache.",
         _cache_config,
-        ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"),
+        CACHE_CONFIG,
     ),
     Family(
         "counter",

@@ -35,8 +35,11 @@ class Metrics(Watcher):
 
     def engines(self) -> list[Engine]:
         """Return all replicas that exist now."""
+        pools, pool_of = self.driver().setup.pools, self._cluster.fleet.pool_of
+        scenarios = {id(each.pool): each.scenario for each in pools}
         found = [replica for replica in self._cluster.replicas if replica.state != "gone"]
-        return [Engine(replica, self._counts[replica.index], len(found) > 1) for replica in found]
+        several = len(found) > 1
+        return [Engine(r, self._counts[r.index], scenarios[id(pool_of[r.index])], several) for r in found]
 
     # What happens.
 
@@ -92,6 +95,9 @@ class Metrics(Watcher):
             for request in plan.admitted:
                 external = self._loaded(core, request) if connected else 0
                 counts.admitted(request, external, core.shares, connected)
+                if self.dialect.queue_at_admission and request.leg is None and request.owner is None:
+                    queue_ns = request.scheduled_ns - self._sent[request]
+                    counts.served[request not in self._whole].of["queue"].add(queue_ns)
             if self.dialect.at_plan:
                 self._running[index, step] = len(core.scheduler.running)
         for request in plan.preempted:
@@ -143,18 +149,18 @@ class Metrics(Watcher):
             counts.refused += request.reason.startswith(QUEUE_FULL)
         else:
             counts.aborted += 1
-        if request.scheduled_ns >= 0 and (state is State.FINISHED or (self.dialect.counts_aborted and state is State.ABORTED)):
+        counted = state is State.FINISHED or (state is State.ABORTED and self.dialect.counts_aborted)
+        if counted and request.scheduled_ns >= 0:
             counts.served[streamed].ended(request, self._end(request, sent_ns, external))
 
     def _end(self, request: Request, sent_ns: int, external: int) -> End:
         dialect, leg = self.dialect, request.leg
-        apart = leg is not None or request.owner is not None
         cached = request.hit_tokens + external
         if leg is not None and dialect.prefill_ttft:
             cached = leg.hit_tokens  # the prefill engine tells the decode engine, which reports it
         return End(
             e2e_ns=request.finished_ns + self._out() - self._arrived(request),
-            queue_ns=None if apart and not dialect.prefill_ttft else request.scheduled_ns - sent_ns,
+            queue_ns=None if dialect.queue_at_admission else request.scheduled_ns - sent_ns,
             cached=cached,
             external=external,
             has_tpot=request.state is State.FINISHED and (request.num_output_tokens > 1 or dialect.tpot_of_one),
