@@ -308,8 +308,8 @@ def _watched(settings: dict[str, Any], clients: Clients, runs: list[Metrics]) ->
 
 
 def test_gauges_are_as_the_last_step_left_them() -> None:
-    """During the first step of an idle engine, vLLM still shows what was before. The prompt is in the queue after 16 ms,
-    and its step takes far longer than until this looks, after 30 ms."""
+    """During the first step of an idle engine, vLLM still shows what was before. The prompt reaches the queue after
+    16 ms, and its step takes far longer than until this looks, after 30 ms."""
     seen: list[Scrape] = []
     runs: list[Metrics] = []
     look = answers(1, 8000, 2, 0.03, lambda driver: seen.append(Scrape(text_of(runs[0]))))
