@@ -179,10 +179,10 @@ class Counts:
     def stepped(self, step: Step, gaps: Sequence[Gap]) -> int:
         """Count a step that has ended; return the number of tokens that it delivered."""
         tokens = self._firsts
-        for ns, each, count in gaps:
-            tokens += each * count
+        for ns, each, requests in gaps:
+            tokens += each * requests
             if ns:
-                self.gap(ns, each, count)
+                self.itl.add(ns, requests)  # one for each delivery, however many tokens it has
         self.generated += tokens
         self.preemptions += step.preempted
         if tokens:
@@ -193,7 +193,3 @@ class Counts:
         self.gpu_ns += step.gpu_ns
         self.extrapolated_ns += step.sources[_EXTRAPOLATED]
         return tokens
-
-    def gap(self, ns: int, tokens: int, count: int) -> None:
-        """Count times between deliveries: in vLLM, one for each delivery, however many tokens it has."""
-        self.itl.add(ns, count)

@@ -4,6 +4,7 @@ scheduler_components/metrics_reporter.py).
 Prompts, hits and outputs are counted when a request ends, even if it was aborted while it ran. The scheduler reports
 its state after each prefill batch and each 40th decode batch (`--decode-log-interval`); when nothing runs, at once.
 Several replicas are shown as data-parallel ranks behind one tokenizer manager. Counters appear when they first count.
+The simulated scheduler cannot verify drafts.
 """
 
 from __future__ import annotations
@@ -63,18 +64,12 @@ class SglangCounts(Counts):
         self.throughput = self.hit_rate = 0.0
         """Output tokens per second between the last two reports of decode, and hits among the prompt tokens of the last
         prefill batch."""
-        self.accept_length = self.accept_rate = 0.0
         self.decode_context = self.retracted = 0
         """Sum of the lengths at the last report of decode, and number of requests preempted before the last report."""
         self.prefill_tokens = self.decode_tokens = 0
         """Prompt tokens computed, and tokens delivered by decode batches."""
         self._batches = self._tokens = self._since_ns = 0  # decode batches; tokens since the last report, and its time
         self._hits = self._preemptions = 0  # up to the last report
-        self._drafts = (0, 0, 0)  # drafts, draft tokens and accepted ones up to the last report
-
-    def gap(self, ns: int, tokens: int, count: int) -> None:
-        """Count times between deliveries, each divided among the tokens of the second."""
-        self.itl.add(ns / tokens if tokens > 1 else ns, tokens * count)
 
     def prefilled(self, step: Step, replica: Any, running: int) -> None:
         """Report after a prefill batch; `running` counts its requests, too."""
@@ -96,11 +91,6 @@ class SglangCounts(Counts):
             return
         self.throughput = self._tokens * NS / (step.end_ns - self._since_ns)
         self._tokens, self._since_ns = 0, step.end_ns
-        now = (self.drafts.count, self.drafts.tokens, self.drafts.accepted)
-        count, proposed, accepted = (these - before for these, before in zip(now, self._drafts, strict=True))
-        self._drafts = now
-        self.accept_length = 1 + accepted / count if count else 0.0
-        self.accept_rate = accepted / proposed if proposed else 0.0
         self.decode_context = step.batch.decode_context_sum
         self._report(load_of(replica)._replace(running=step.batch.decode_count))
 
@@ -199,8 +189,8 @@ FAMILIES = (
     _gauge("full_token_usage", "Share of the KV cache in use, not rounded.", lambda e: e.usage),
     _gauge("num_used_tokens", "Tokens in use.", _used),
     _gauge("kv_used_tokens", "Tokens in use.", _used),
-    _gauge("spec_accept_length", "Tokens per verification.", _own(lambda counts: counts.accept_length)),
-    _gauge("spec_accept_rate", "Share of drafts accepted.", _own(lambda counts: counts.accept_rate)),
+    _gauge("spec_accept_length", "Tokens per verification of drafts; none.", lambda e: 0),
+    _gauge("spec_accept_rate", "Share of drafts accepted; none.", lambda e: 0),
     _gauge("num_retracted_reqs", "Requests retracted before the last report.", _own(lambda counts: counts.retracted)),
     _gauge("num_paused_reqs", "Requests paused; none.", lambda e: 0),
     _counter("num_retracted_requests", "Retractions.", lambda e: e.counts.preemptions),
@@ -217,7 +207,6 @@ FAMILIES = (
     _sums("prompt_tokens", "Prompt tokens.", "prompt"),
     _sums("generation_tokens", "Output tokens.", "generation"),
     _sums("num_requests", "Requests that ended.", "n"),
-    _counter("spec_verify_calls", "Verifications of drafts.", lambda e: e.counts.drafts.count, of_engine=False),
     _counter("num_aborted_requests", "Requests aborted.", lambda e: e.counts.aborted, of_engine=False),
     Family(
         "counter", "sglang:cached_tokens_total", "Tokens found, by tier.", _cached, ("cache_source",), of_engine=False

@@ -20,8 +20,8 @@ QUEUE_FULL = "queue full"
 
 
 class Metrics(Watcher):
-    """Metrics of all replicas, which go on when the engine starts again. `driver` returns the current driver; it is
-    first called when a request is sent."""
+    """Metrics of all replicas, which go on when the engine starts again because a policy has failed. `driver` returns
+    the current driver; it is first called when a request is sent."""
 
     def __init__(self, model: str, dialect: Dialect, driver: Callable[[], Driver]) -> None:
         self.model, self.dialect, self.driver = model, dialect, driver
@@ -46,6 +46,7 @@ class Metrics(Watcher):
     def join(self, cluster: Any) -> None:
         self._cluster, self._clock = cluster, cluster.clock
         self._handoff: Handoff | None = cluster.part(Handoff)
+        self._made: set[int] = set()  # replicas of this cluster that have had a core
         self._out_ns = -1  # not asked yet
         self._sent: dict[Request, int] = {}  # when requests were sent to their replica
         self._external: dict[Request, int] = {}  # prompt tokens that were loaded from elsewhere
@@ -54,9 +55,12 @@ class Metrics(Watcher):
 
     def core_made(self, replica: Any) -> None:
         index, core = replica.index, replica.core
-        counts = self._counts.get(index)
-        if counts is None:
-            counts = self._counts[index] = self.dialect.counts(core.scheduler.limits.max_model_len)
+        if (
+            index not in self._counts or index in self._made
+        ):  # a replica that has crashed begins at 0, as its server does
+            self._counts[index] = self.dialect.counts(core.scheduler.limits.max_model_len)
+        self._made.add(index)
+        counts = self._counts[index]
         told_first, told_plan = core.on_first, core.on_plan
 
         def first(request: Request) -> None:

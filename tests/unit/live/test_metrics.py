@@ -222,6 +222,20 @@ def test_prefill_and_decode_engines_count_what_each_of_them_does() -> None:
     assert page.of("vllm:num_requests_kv_fetch_by_stage", engine="1") == 0
 
 
+@pytest.mark.feature("offload")
+def test_what_host_memory_gives_back_is_external_and_of_the_host() -> None:
+    run = Run({**FEW_BLOCKS, "offload": "cpu=64GiB"}, crowd(60, 300, 0.0))
+    page, rows = run.page, run.rows
+    assert page is not None
+    found, hits = page.of("vllm:external_prefix_cache_hits_total"), rows.hit_tokens.sum()
+    assert page.of("vllm:external_prefix_cache_queries_total") == rows.prompt_len.sum() - hits
+    assert page.of("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == found > 0
+    assert page.of("vllm:prompt_tokens_cached_by_source_total", source="host") == found
+    assert page.of("vllm:request_prefill_kv_computed_tokens_sum") == rows.prompt_len.sum() - hits - found
+    share = run.result.summary["offload"]["hit_rate"]["cpu"]  # of prompts, without what preempted requests loaded again
+    assert found == pytest.approx(share * rows.prompt_len.sum())
+
+
 def test_sglangs_counters_and_histograms_are_those_of_the_offline_run() -> None:
     run = Run(SGLANG, crowd(60, 300, 0.2))
     page, rows, finished = run.page, run.rows, run.finished

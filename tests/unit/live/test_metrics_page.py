@@ -278,3 +278,22 @@ def test_what_an_endpoint_picker_reads_is_there_before_the_first_request() -> No
         else:
             assert page.of("sglang:page_size") == 1
             assert page.of("sglang:num_pages") == page.of("sglang:max_total_num_tokens") == kv.capacity_tokens
+
+
+@pytest.mark.feature("cluster.failures")
+def test_counters_of_a_replica_that_crashes_begin_again() -> None:
+    seen: list[Scrape] = []
+
+    async def clients(driver: Driver, all_of_them: Any) -> None:
+        metrics = driver.cluster.part(Metrics)
+        assert metrics is not None
+        asyncio.get_running_loop().call_later(1.9, lambda: seen.append(Scrape(text_of(metrics))))
+        await crowd(40, 200, 0.0)(driver, all_of_them)
+
+    run = Run({**BEHIND_ROUTER, "cluster": {"failures": ["crash:replica=0,at=2,restart=1"]}}, clients)
+    assert run.page is not None
+    before, after = (page.of("vllm:generation_tokens_total", engine="0") for page in (seen[0], run.page))
+    whole = run.rows[run.rows.replica == 0].output_len.sum()
+    assert before > 0 < after
+    assert 0.8 * whole < before + after < whole  # those between the look and the crash are lost
+    assert run.page.of("vllm:generation_tokens_total", engine="1") == run.rows[run.rows.replica == 1].output_len.sum()
