@@ -32,7 +32,7 @@ class Load(NamedTuple):
 
 
 class End(NamedTuple):
-    """What is known of a request as it ends, beyond the request."""
+    """Facts of a request that has ended, beyond those that it keeps."""
 
     e2e_ns: int
     """Time from its arrival to its last token."""
@@ -47,7 +47,7 @@ class End(NamedTuple):
 
 
 class Served:
-    """What requests took and got. Measures: see `_MEASURES`."""
+    """Histograms of what requests took and got."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.of = {name: histogram(name, bounds) for name in _MEASURES}
@@ -142,7 +142,7 @@ class Counts:
 
     def __init__(self, bounds: Bounds) -> None:
         self.served = {True: Served(bounds), False: Served(bounds)}
-        """By whether the answer was streamed."""
+        """Requests by whether the answer was streamed."""
         self.itl, self.iteration = histogram("itl", bounds), histogram("iteration", bounds)
         self.prompts, self.local, self.external, self.drafts = Prompts(), Lookups(), Lookups(), Drafts()
         self.finished: dict[str, int] = {}
