@@ -74,6 +74,9 @@ def serve(
     from servesim.run.scenario import Scenario
 
     check_installed()
+    from servesim.live.metrics.dialects import dialect_of  # of the extra, too
+    from servesim.live.metrics.watcher import Metrics
+
     if not 0.001 <= speed <= 1000:
         raise UserError(f"--speed is {speed:g} but must be from 0.001 to 1000")
     if record is not None and (record.exists() or not record.absolute().parent.is_dir()):
@@ -82,9 +85,8 @@ def serve(
     draw = lengths(output, asked.seed)
     recording = Recording() if record is not None else None
     drivers: list[Driver] = []
-
     model = served_model_name or str(asked.model)
-    watchers = [Information(model, asked)]
+    watchers = [Information(model, asked), Metrics(model, dialect_of(asked), lambda: drivers[-1])]
 
     def make() -> Driver:
         drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording, watchers=watchers))

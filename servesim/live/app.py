@@ -141,6 +141,8 @@ class App:
             )
         except UserError as error:
             raise Refused(400, str(error)) from None
+        for stream in streams:
+            stream.streamed = asked.stream
         watch = asyncio.ensure_future(_watch(receive, lambda: _cancel(driver, streams)))
         self._open += 1
         try:

@@ -20,10 +20,11 @@ DRAIN_S = 60
 
 def check_installed() -> None:
     """Raise UserError if the extra `serve` is not installed."""
-    try:
-        import_module("uvicorn")
-    except ImportError:
-        raise UserError("serve: the package uvicorn is missing (pip install 'servesim[serve]')") from None
+    for package in ("uvicorn", "prometheus_client"):
+        try:
+            import_module(package)
+        except ImportError:
+            raise UserError(f"serve: the package {package} is missing (pip install 'servesim[serve]')") from None
 
 
 def lengths(spec: str, seed: int) -> Callable[[int], int]:

@@ -10,7 +10,9 @@ from servesim.contracts.request import Request
 class Stream:
     """Answer of one request on its way to its client, who reads it from one coroutine."""
 
-    __slots__ = ("_waiter", "cancelled", "due_ns", "error", "output_len", "ready", "request", "taken", "waited")
+    __slots__ = (
+        *("_waiter", "cancelled", "due_ns", "error", "output_len", "ready", "request", "streamed", "taken", "waited"),
+    )
 
     def __init__(self, request: Request, output_len: int) -> None:
         self.request = request
@@ -21,6 +23,8 @@ class Stream:
         """Number of tokens that the client has taken."""
         self.error = ""
         """Why the answer ends early; empty if it does not."""
+        self.streamed = True
+        """Whether its client asked for tokens as they come."""
         self.cancelled = False
         """Whether its client is gone."""
         self.due_ns = 0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from servesim.contracts.part import Part, verbs
 from servesim.contracts.request import Request
 from servesim.records.recorder import Recorder
-from servesim.records.step import Step
+from servesim.records.step import Late, Step
 
 
 class Visit(NamedTuple):
@@ -27,6 +27,16 @@ class Page(NamedTuple):
     content_type: str
 
 
+class Gap(NamedTuple):
+    """Equal deliveries of one step."""
+
+    ns: int
+    """Time since the previous delivery to the same request, or 0 for the tokens that come with its first one."""
+    tokens: int
+    """Number of tokens that each request got."""
+    requests: int
+
+
 Handler = Callable[[Visit], "dict[str, Any] | list[Any] | Page"]
 Pages = Mapping[tuple[str, str], Handler]
 """Handlers by (method, path)."""
@@ -39,9 +49,8 @@ class Watcher(Part):
     def first_token(self, request: Request) -> None:
         """Handle a request whose first token is delivered now."""
 
-    def stepped(self, step: Step, replica: int, gaps: Sequence[tuple[int, int]]) -> None:
-        """Handle a step that has just ended. `gaps`: times between successive tokens of one request that end with it,
-        as (ns, number of gaps)."""
+    def stepped(self, step: Step, replica: int, gaps: Sequence[Gap]) -> None:
+        """Handle a step that has just ended. `gaps`: what it delivered to requests that had tokens before."""
 
     def recorded(self, request: Request, replica: int) -> None:
         """Handle a request that has ended, in any way; `replica` is -1 if it reached none."""
@@ -63,7 +72,7 @@ class Telling(Recorder):
     def __init__(self, watchers: Sequence[Watcher], out_ns: int) -> None:
         super().__init__(_drop, out_ns, _drop, _drop, _drop)
         self._stepped, self._recorded = verbs(watchers, "stepped"), verbs(watchers, "recorded")
-        self._between: list[tuple[int, int]] = []
+        self._between: list[Gap] = []
 
     def step(self, step: Step, replica: int) -> None:
         gaps, self._between = self._between, []
@@ -71,7 +80,14 @@ class Telling(Recorder):
             stepped(step, replica, gaps)
 
     def gap(self, ns: int, count: int) -> None:
-        self._between.append((ns, count))
+        self._between.append(Gap(ns, 1, count))
+
+    def late(self, now: int, late: list[Late]) -> None:
+        alike: dict[tuple[int, int], int] = {}
+        for _, since, tokens in late:
+            which = (now - since, tokens if since != now else tokens - 1)
+            alike[which] = alike.get(which, 0) + 1
+        self._between += [Gap(ns, tokens, count) for (ns, tokens), count in alike.items()]
 
     def leave(self, request: Request, replica: int) -> None:
         for recorded in self._recorded:

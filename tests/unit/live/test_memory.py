@@ -21,7 +21,6 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "llm-d": {**ONE, "replicas": 2, "router": "llm-d"},
     "apart": {**ONE, "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]},
     "sglang": {**ONE, "scheduler": "sglang", "kv": "prefix-radix"},
-    "offload": {**ONE, "offload": "vllm:cpu=4GiB"},
     "ranks": {**ONE, "model": "qwen3-30b-a3b", "dp": 2, "ep": 2},
 }
 
