@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from servesim.contracts.request import PrefixIdentity
+
 
 class BlockStored(NamedTuple):
     """Blocks that become findable, in order."""
@@ -21,6 +23,10 @@ class BlockStored(NamedTuple):
     """Key of the block before the first, or None if they start the prompt."""
     block_size: int
     """Tokens per block."""
+    content: PrefixIdentity | None = None
+    """Content that the blocks are part of, for listeners that need more than keys; None if the cache does not tell."""
+    start: int = 0
+    """Tokens of the content before the first block."""
 
 
 class BlockRemoved(NamedTuple):

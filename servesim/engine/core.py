@@ -88,12 +88,21 @@ class EngineCore:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
-        """Make the prefix cache report each block that it stores or removes. Call this before the first step. Raise
-        UserError if the cache cannot report them."""
+        """Make the prefix cache also report to `on_event` each block that it stores or removes. Call this before the
+        first step. Raise UserError if the cache cannot report them."""
         kv = self.kv
         if kv.shares and "events" not in kv.supports:
             raise UserError(f'kv {kv.name} does not report which blocks it stores ("events" is not in its `supports`)')
-        kv.on_event = on_event
+        others = kv.on_event
+        if others is None:
+            kv.on_event = on_event
+            return
+
+        def both(event: KVEvent) -> None:
+            others(event)
+            on_event(event)
+
+        kv.on_event = both
 
     def step_plainly(self) -> None:
         """Take every step separately, even in fast mode. Call this before the first step."""
