@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from servesim.errors import UserError
 from servesim.sentinels import COMMON
 
+if TYPE_CHECKING:
+    from servesim.live.events.forward import ForwardMetrics
+    from servesim.live.events.kv import KVEvents
+    from servesim.run.scenario import Scenario
+
+EVENTS = "Events over ZMQ"
 SERVE_EXAMPLES = """
 \b
 Examples:
@@ -63,6 +69,31 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the model in answers.", rich_help_panel=COMMON)
     ] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Publish KV-cache events, such as at tcp://127.0.0.1:5557 (replica i: port + i).",
+            rich_help_panel=EVENTS,
+        ),
+    ] = None,
+    kv_events_topic: Annotated[str, typer.Option(help="Topic of KV events.", rich_help_panel=EVENTS)] = "",
+    kv_events_replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Send missed KV events again, such as at tcp://127.0.0.1:6557.",
+            rich_help_panel=EVENTS,
+        ),
+    ] = None,
+    forward_metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Publish metrics of each step, such as at tcp://127.0.0.1:20380 (replica i: port + i).",
+            rich_help_panel=EVENTS,
+        ),
+    ] = None,
 ) -> None:
     """Answer requests of OpenAI's API in simulated time."""
     from servesim.live.app import App
@@ -77,23 +108,53 @@ def serve(
         raise UserError(f"--speed is {speed:g} but must be from 0.001 to 1000")
     if record is not None and (record.exists() or not record.absolute().parent.is_dir()):
         raise UserError(f"--record {record}: must be a new file in an existing directory")
+    if kv_events is None and (kv_events_topic or kv_events_replay is not None):
+        raise UserError("--kv-events-topic and --kv-events-replay require --kv-events")
     asked = Scenario.of(_settings(scenario, context.obj))
     draw = lengths(output, asked.seed)
     recording = Recording() if record is not None else None
     drivers: list[Driver] = []
+    publishers = _publishers(asked, kv_events, kv_events_topic, kv_events_replay, forward_metrics)
 
     def make() -> Driver:
-        drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording))
+        drivers.append(
+            Driver(asked, speed=speed, recording=None if drivers else recording, watchers=[*publishers.values()])
+        )
         return drivers[-1]
 
-    app = App(make, draw, served_model_name or str(asked.model))
-    run_server(app, host, port, lambda address: typer.echo(f"serving {app.model} at {address} (press Ctrl-C to stop)"))
+    def ready(address: str) -> None:
+        for name, publisher in publishers.items():
+            typer.echo(f"publishing {name} at {', '.join(publisher.endpoints)}")
+        typer.echo(f"serving {app.model} at {address} (press Ctrl-C to stop)")
+
+    app = App(make, draw, served_model_name or str(asked.model), [*publishers.values()])
+    run_server(app, host, port, ready)
     if recording is not None and record is not None:
         if not len(recording):
             typer.echo(f"note: no request arrived, so {record} was not written", err=True)
             return
         recording.save(record)
         typer.echo(f"{len(recording):,} requests recorded in {record}")
+
+
+def _publishers(
+    scenario: Scenario, kv: str | None, topic: str, replay: str | None, forward: str | None
+) -> dict[str, KVEvents | ForwardMetrics]:
+    """Return the publishers of events, by what they publish."""
+    from servesim.live.server import check_installed
+
+    made: dict[str, KVEvents | ForwardMetrics] = {}
+    if kv is not None or forward is not None:
+        check_installed("zmq", "msgspec")
+    if kv is not None:
+        from servesim.live.events.kv import KVEvents
+
+        made["KV events"] = KVEvents(scenario, kv, topic=topic, replay=replay)
+    if forward is not None:
+        from servesim.live.events.forward import ForwardMetrics
+
+        made["forward-pass metrics"] = ForwardMetrics(scenario, forward)
+    return made
 
 
 def _settings(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -18,12 +18,13 @@ DRAIN_S = 60
 """Time in s that answers in progress have after SIGTERM."""
 
 
-def check_installed() -> None:
-    """Raise UserError if the extra `serve` is not installed."""
-    try:
-        import_module("uvicorn")
-    except ImportError:
-        raise UserError("serve: the package uvicorn is missing (pip install 'servesim[serve]')") from None
+def check_installed(*packages: str) -> None:
+    """Raise UserError if the extra `serve` is not installed, as far as it is needed."""
+    for package in packages or ("uvicorn",):
+        try:
+            import_module(package)
+        except ImportError:
+            raise UserError(f"serve: the package {package} is missing (pip install 'servesim[serve]')") from None
 
 
 def lengths(spec: str, seed: int) -> Callable[[int], int]:
