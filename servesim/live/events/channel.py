@@ -37,6 +37,8 @@ def check_endpoint(option: str, endpoint: str) -> None:
     port = rest.rpartition(":")[2]
     if scheme not in ("tcp", "ipc", "inproc") or not rest or (scheme == "tcp" and not port.isdecimal()):
         raise UserError(f"{option} is {endpoint!r} but must be like tcp://127.0.0.1:5557")
+    if scheme == "tcp" and int(port) > 65535:  # ZeroMQ would take another port
+        raise UserError(f"{option} {endpoint}: ports end at 65535")
 
 
 class Channel:
@@ -51,16 +53,16 @@ class Channel:
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         self._due: deque[tuple[bytes, ...]] = deque()  # to be sent again
         self._loop: asyncio.AbstractEventLoop | None = None
-        context = zmq.Context.instance()
-        self._pub = context.socket(zmq.PUB)
-        self._pub.set_hwm(HWM)
-        self.endpoint = _bind(self._pub, endpoint, option)
+        self._pub = _bound(zmq.PUB, HWM, endpoint, option)
+        self.endpoint = _address(self._pub)
         self._router: zmq.Socket[bytes] | None = None
-        self.replay_endpoint = ""
         if replay is not None:
-            self._router = context.socket(zmq.ROUTER)
-            self._router.setsockopt(zmq.SNDHWM, 2 * (KEPT + 1))
-            self.replay_endpoint = _bind(self._router, replay, f"{option}-replay")
+            try:
+                self._router = _bound(zmq.ROUTER, 2 * (KEPT + 1), replay, f"{option}-replay")
+            except UserError:
+                self._pub.close(linger=0)
+                raise
+        self.replay_endpoint = _address(self._router) if self._router is not None else ""
 
     def send(self, payload: bytes) -> None:
         """Publish a message."""
@@ -98,7 +100,7 @@ class Channel:
             return
         for _ in range(min(BURST, len(self._due))):
             router.send_multipart(self._due.popleft(), zmq.NOBLOCK)
-        while router.EVENTS & zmq.POLLIN:
+        while router.poll(0):
             frames = router.recv_multipart(zmq.NOBLOCK)
             if len(frames) == 3:  # else it is no request, and the engines drop it too
                 self._again(frames[0], int.from_bytes(frames[2], "big"))
@@ -112,11 +114,18 @@ class Channel:
         self._due.append((client, b"", b"", END, b""))
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str, option: str) -> str:
-    """Bind a socket and return its endpoint."""
+def _bound(kind: int, hwm: int, endpoint: str, option: str) -> zmq.Socket[bytes]:
+    """Return a socket that is bound to an endpoint."""
+    check_endpoint(option, endpoint)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.SNDHWM, hwm)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)
         raise UserError(f"{option} {endpoint}: {error.strerror}") from None
-    return socket.LAST_ENDPOINT.decode().rstrip("\0")
+    return socket
+
+
+def _address(socket: zmq.Socket[bytes]) -> str:
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")

@@ -32,7 +32,7 @@ class Batch(msgspec.Struct, array_like=True, gc=False):
 
 
 class VllmStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
-    """vLLM's BlockStored, as far as it can differ from its defaults here."""
+    """vLLM's BlockStored. All its fields are declared, because their number decides how the map is encoded."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -44,6 +44,10 @@ class VllmStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"
     extra_keys: list[tuple[str, ...] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
     lookahead_token_ids: list[list[int]] | None = None
 
 
@@ -53,6 +57,8 @@ class VllmRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemove
     block_hashes: list[int]
     medium: str | None
     group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
 
 
 class SglangStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
@@ -65,6 +71,8 @@ class SglangStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStore
     lora_id: int | None
     medium: str | None = None
     cache_salt: str | None = None
+    session_id: str | None = None
+    lora_name: str | None = None
 
 
 class SglangRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):

@@ -66,14 +66,14 @@ class ForwardPass(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Moments(NamedTuple):
-    count: int
+    num: int
     total: int
     square: int
 
     @property
     def variance(self) -> float:
         """Variance of the whole population."""
-        return max(self.count * self.square - self.total**2, 0) / self.count**2 if self.count else 0.0
+        return max(self.num * self.square - self.total**2, 0) / self.num**2 if self.num else 0.0
 
 
 class _Sender:
@@ -173,7 +173,7 @@ def scheduled_of(step: Step, sglang: bool) -> Scheduled:
     if not sglang or step.drafts:
         total -= count + batch.drafts
     return Scheduled(
-        prefill.count,
+        prefill.num,
         sum(new for new, _, _, _ in batch.prompts),
         prefill.variance,
         sum(past for _, past, _, _ in batch.prompts),
@@ -196,7 +196,7 @@ def queued_of(replica: Any, sglang: bool) -> Queued:
     if decoding:
         decode += [request.num_tokens for request in core.fetched if request.state is State.LOADING]
     first, later = moments(prefill), moments(decode)
-    return Queued(first.count, first.total, first.variance, later.count, later.total, later.variance)
+    return Queued(first.num, first.total, first.variance, later.num, later.total, later.variance)
 
 
 def moments(values: Iterable[int]) -> _Moments:
