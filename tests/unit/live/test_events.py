@@ -1,35 +1,28 @@
-"""KV events on the wire: bytes by hand, what a subscriber can tell from them alone, replay, no effect on the run."""
+"""KV events on the wire: what a subscriber can tell from them alone, no effect on the run."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import random
-from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
+from typer.testing import CliRunner
 
 import servesim
-from servesim.contracts.cost import Batch as StepBatch
-from servesim.contracts.kv import Usage
-from servesim.contracts.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from servesim.cli.app import app
 from servesim.contracts.request import Request
-from servesim.errors import PolicyError, UserError
+from servesim.errors import UserError
 from servesim.live.driver import Driver
-from servesim.live.events.channel import BURST, HWM, KEPT, Channel, endpoint_of
-from servesim.live.events.formats import Batch, Sglang, Vllm
 from servesim.live.events.kv import KVEvents
 from servesim.live.recording import Recording
 from servesim.live.stream import Stream
 from servesim.live.tokens import TokenContent, answer_to, tokens_of
 from servesim.live.virtual_clock import VirtualLoop
 from servesim.live.watcher import Watcher
-from servesim.records.step import Step
 from servesim.run.scenario import Scenario
 from tests.support.kv_wire import BATCHES, Subscriber, WireIndex
 from tests.unit.live.test_driver import APART, BEHIND_ROUTER, ONE, Clients, Seen, conversations, crowd, same
@@ -69,119 +62,6 @@ def run(
         loop.close()
     assert not driver.failure
     return seen
-
-
-def name(tokens: Sequence[int], before: bytes = b"") -> bytes:
-    return blake2b(before + array("I", tokens).tobytes(), digest_size=16).digest()
-
-
-def payload(form: Any, events: Sequence[Any], rank: int = 3) -> bytes:
-    """Return the batch of these events at 1.5 s."""
-    added: list[Any] = []
-    for event in events:
-        form.add(added, event)
-    return msgspec.msgpack.encode(Batch(1.5, added, rank))
-
-
-def stored(content: TokenContent, start: int, stop: int, size: int, salt: str = "") -> BlockStored:
-    """Return the event of blocks [start, stop), in tokens."""
-    keys = [content.prefix_key(end) for end in range(start + size, stop + 1, size)]
-    parent = content.prefix_key(start) if start else None
-    if salt:
-        return BlockStored(tuple((salt, k) for k in keys), (salt, parent) if parent else None, size, content, start)
-    return BlockStored(tuple(keys), parent, size, content, start)
-
-
-def test_batches_of_vllm_are_its_bytes() -> None:
-    content = TokenContent(range(40), range(100, 120))
-    links = [name(range(16))]
-    links.append(name(range(16, 32), links[0]))
-    links.append(name([*range(32, 40), *range(100, 108)], links[1]))
-    first, second, third = (int.from_bytes(link[:8], "big") for link in links)
-    rest = {"block_size": 16, "lora_id": None, "medium": "GPU", "lora_name": None}
-    sent = payload(Vllm("full_attention", 0), [stored(content, 0, 32, 16), stored(content, 32, 48, 16)])
-    expected = [
-        {"type": "BlockStored", "block_hashes": [first, second], "parent_block_hash": None}
-        | {"token_ids": [*range(32)], **rest, "extra_keys": [None, None]}
-        | {"group_idx": 0, "kv_cache_spec_kind": "full_attention"},
-        {"type": "BlockStored", "block_hashes": [third], "parent_block_hash": second}
-        | {"token_ids": [*range(32, 40), *range(100, 108)], **rest, "extra_keys": [None]}
-        | {"group_idx": 0, "kv_cache_spec_kind": "full_attention"},
-    ]
-    assert msgspec.msgpack.decode(sent) == [1.5, expected, 3]
-    decoded = msgspec.msgpack.decode(sent, type=BATCHES["vllm"])
-    assert msgspec.msgpack.encode(decoded) == sent  # as the engine itself would encode it
-
-
-def test_a_stored_block_of_vllm_to_the_byte() -> None:
-    """The map has the long header of one that could have all 16 keys."""
-    link = name([7])
-    expected = (
-        b"\x93\xcb\x3f\xf8" + bytes(6) + b"\x91\xde\x00\x0b\xa4type\xabBlockStored\xacblock_hashes\x91\xcf" + link[:8]
-        + b"\xb1parent_block_hash\xc0\xa9token_ids\x91\x07\xaablock_size\x01\xa7lora_id\xc0\xa6medium\xa3GPU"
-        b"\xa9lora_name\xc0\xaaextra_keys\x91\xc0\xa9group_idx\x00\xb2kv_cache_spec_kind\xaefull_attention\x03"
-    )  # fmt: skip
-    assert link[0] >= 0x80 or int.from_bytes(link[:8], "big") >= 1 << 32  # so it takes 9 bytes
-    assert payload(Vllm("full_attention", 0), [stored(TokenContent([7], ()), 0, 1, 1)]) == expected
-
-
-def test_removals_of_vllm_come_one_by_one_to_the_byte() -> None:
-    key, other = bytes(7) + b"\x01" + b"rest 8 b", bytes(7) + b"\x7f" + b"rest 8 b"
-    sent = payload(Vllm("full_attention", 0), [BlockRemoved((key, other)), AllBlocksCleared()])
-    one = b"\x84\xa4type\xacBlockRemoved\xacblock_hashes\x91%b\xa6medium\xa3GPU\xa9group_idx\x00"
-    cleared = b"\x81\xa4type\xb0AllBlocksCleared"
-    assert sent == b"\x93\xcb\x3f\xf8" + bytes(6) + b"\x93" + one % b"\x01" + one % b"\x7f" + cleared + b"\x03"
-    assert msgspec.msgpack.encode(msgspec.msgpack.decode(sent, type=BATCHES["vllm"])) == sent
-
-
-def test_batches_of_sglang_are_its_bytes_and_what_belongs_together_is_merged() -> None:
-    content, other = TokenContent(range(6), ()), TokenContent([9, 9], ())
-    keys = [int.from_bytes(name(range(end))[:8], "big", signed=True) for end in range(2, 7, 2)]
-    gone = (b"\xff" * 8 + bytes(8), bytes(16))
-    events = [
-        *(stored(content, 0, 4, 2), stored(content, 4, 6, 2), stored(other, 0, 2, 2)),
-        *(BlockRemoved(gone[:1]), BlockRemoved(gone[1:]), AllBlocksCleared()),
-    ]
-    sent = payload(Sglang(), events)
-    rest = {"block_size": 2, "lora_id": None, "medium": "GPU"}
-    last = int.from_bytes(name([9, 9])[:8], "big", signed=True)
-    expected = [
-        {"type": "BlockStored", "block_hashes": keys, "parent_block_hash": None, "token_ids": [*range(6)], **rest},
-        {"type": "BlockStored", "block_hashes": [last], "parent_block_hash": None, "token_ids": [9, 9], **rest},
-        {"type": "BlockRemoved", "block_hashes": [-1, 0], "medium": "GPU"},
-        {"type": "AllBlocksCleared"},
-    ]
-    assert sent == msgspec.msgpack.encode([1.5, expected, 3])
-    assert msgspec.msgpack.encode(msgspec.msgpack.decode(sent, type=BATCHES["sglang"])) == sent
-
-
-def test_salts_and_lookahead_are_told_as_the_engines_do() -> None:
-    content = TokenContent(range(9), ())
-    event = stored(content, 0, 8, 4, "me")
-    vllm = msgspec.msgpack.decode(payload(Vllm("mla_attention", 1), [event]), type=BATCHES["vllm"]).events[0]
-    assert vllm.extra_keys == [("me",), None]
-    assert vllm.lookahead_token_ids == [[4], [8]]
-    sglang = msgspec.msgpack.decode(payload(Sglang(), [event]), type=BATCHES["sglang"]).events[0]
-    assert sglang.cache_salt == "me"
-    plain = msgspec.msgpack.decode(payload(Vllm("x", 0), [stored(content, 0, 8, 4)]), type=BATCHES["vllm"]).events[0]
-    assert not set(vllm.block_hashes) & set(plain.block_hashes)
-
-
-def test_sglang_publishes_after_prefills_every_40th_other_step_and_when_idle() -> None:
-    decode, prefill = (
-        Step(0, StepBatch(1, prompts=prompts), [], Usage(0, 0, 0, 0)) for prompts in ([], [(1, 0, 1, 1)])
-    )
-    sglang = Sglang()
-    assert [sglang.due(decode, False) for _ in range(80)] == [*[False] * 39, True] * 2
-    assert sglang.due(prefill, False)
-    assert sglang.due(decode, True)
-    assert [sglang.due(decode, False) for _ in range(39)] == [*[False] * 38, True]
-    assert Vllm("full_attention", 0).due(decode, False)
-
-
-def test_a_cache_that_does_not_tell_content_is_an_error() -> None:
-    with pytest.raises(PolicyError, match="its BlockStored has no content"):
-        Vllm("full_attention", 0).add([], BlockStored((b"1" * 16,), None, 16))
 
 
 class Law(Watcher):
@@ -329,73 +209,6 @@ def test_after_a_crash_numbers_begin_again_with_all_blocks_cleared() -> None:
     assert index.told
 
 
-def asked_again(channel: Channel, *requests: Sequence[bytes]) -> list[list[bytes]]:
-    """Return what a client is sent that asks for missed messages."""
-    client = zmq.Context.instance().socket(zmq.DEALER)
-    client.set_hwm(0)
-    client.connect(channel.replay_endpoint)
-    loop = VirtualLoop()
-
-    async def main() -> None:
-        channel.answer(asyncio.get_running_loop())
-        for frames in requests:
-            client.send_multipart(frames)
-        await asyncio.sleep(1)
-
-    loop.run_until_complete(main())
-    found = []
-    while client.poll(0):
-        found.append(client.recv_multipart())
-    client.close(linger=0)
-    channel.close()
-    loop.close()
-    return found
-
-
-def test_missed_messages_are_sent_again_in_order_with_an_end() -> None:
-    channel = Channel("--kv-events", next(_names), b"topic", next(_names))
-    for number in range(3 * BURST):
-        channel.send(b"%d" % number)
-    bad = [b"", b"", (0).to_bytes(8, "big")]
-    found = asked_again(channel, bad, [b"", (BURST - 50).to_bytes(8, "big")], [b"", (10**6).to_bytes(8, "big")])
-    missed = [[b"", b"topic", n.to_bytes(8, "big"), b"%d" % n] for n in range(BURST - 50, 3 * BURST)]
-    end = [b"", b"", b"\xff" * 8, b""]
-    assert found == [*missed, end, end]
-
-
-def test_only_the_last_messages_are_kept_and_none_of_before_a_restart() -> None:
-    channel = Channel("--kv-events", next(_names), b"", next(_names))
-    for _ in range(KEPT + 5):
-        channel.send(b"old")
-    assert [number for number, _ in channel._kept] == list(range(5, KEPT + 5))
-    channel.restart()
-    channel.send(b"new")
-    found = asked_again(channel, [b"", bytes(8)])
-    assert found == [[b"", b"", bytes(8), b"new"], [b"", b"", b"\xff" * 8, b""]]
-
-
-def test_a_subscriber_over_tcp_gets_topic_number_and_payload() -> None:
-    channel = Channel("--kv-events", "tcp://127.0.0.1:0", b"kv-events")
-    assert channel._pub.get_hwm() == HWM
-    hearing = Subscriber(channel.endpoint)
-    for _ in range(100):  # a subscription takes a moment
-        channel.send(b"x")
-        if hearing.socket.poll(10):
-            break
-    topic, number, sent = hearing.frames()[0]
-    assert (topic, sent) == (b"kv-events", b"x")
-    assert int.from_bytes(number, "big") < channel.number
-    hearing.close()
-    channel.close()
-
-
-def test_endpoints_are_offset_as_those_of_data_parallel_ranks() -> None:
-    assert endpoint_of("tcp://127.0.0.1:5557", 0) == "tcp://127.0.0.1:5557"
-    assert endpoint_of("tcp://*:5557", 3) == "tcp://*:5560"
-    assert endpoint_of("tcp://127.0.0.1:0", 3) == "tcp://127.0.0.1:0"
-    assert endpoint_of("inproc://cache", 2) == "inproc://cache_dp2"
-
-
 @pytest.mark.parametrize(
     ("settings", "endpoint", "error"),
     [
@@ -421,8 +234,8 @@ def test_what_cannot_be_published_is_refused_in_one_line(settings: dict[str, Any
     assert "\n" not in str(raised.value)
 
 
-def test_an_endpoint_in_use_is_an_error() -> None:
-    channel = Channel("--kv-events", "tcp://127.0.0.1:0")
-    with pytest.raises(UserError, match=r"--kv-events tcp://127.0.0.1:\d+: Address already in use"):
-        Channel("--kv-events", channel.endpoint)
-    channel.close()
+def test_options_of_kv_events_without_an_endpoint_are_refused_in_one_line() -> None:
+    for option in ("--kv-events-topic", "--kv-events-replay"):
+        done = CliRunner().invoke(app, ["serve", "--model", "llama-3.1-8b", "--gpu", "h100", option, "tcp://*:0"])
+        assert isinstance(done.exception, UserError)
+        assert str(done.exception) == "--kv-events-topic and --kv-events-replay require --kv-events"
