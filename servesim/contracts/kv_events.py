@@ -16,7 +16,7 @@ from servesim.contracts.request import PrefixIdentity
 
 
 class BlockStored(NamedTuple):
-    """Blocks that become findable, in order."""
+    """Blocks that become findable, in order. They begin at token `start` of `content`; None if a cache tells neither."""
 
     keys: tuple[Hashable, ...]
     parent: Hashable | None
@@ -24,9 +24,7 @@ class BlockStored(NamedTuple):
     block_size: int
     """Tokens per block."""
     content: PrefixIdentity | None = None
-    """Content that the blocks are part of, for listeners that need more than keys; None if the cache does not tell."""
     start: int = 0
-    """Tokens of the content before the first block."""
 
 
 class BlockRemoved(NamedTuple):

@@ -23,6 +23,7 @@ from servesim.engine.checks import PATIENCE, check_integrity, check_progress
 from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
+from servesim.engine.listeners import heard_also
 from servesim.errors import PolicyError, UserError
 from servesim.records.spec_stats import SpecStats
 from servesim.records.step import Late, Step
@@ -93,16 +94,7 @@ class EngineCore:
         kv = self.kv
         if kv.shares and "events" not in kv.supports:
             raise UserError(f'kv {kv.name} does not report which blocks it stores ("events" is not in its `supports`)')
-        others = kv.on_event
-        if others is None:
-            kv.on_event = on_event
-            return
-
-        def both(event: KVEvent) -> None:
-            others(event)
-            on_event(event)
-
-        kv.on_event = both
+        kv.on_event = heard_also(kv.on_event, on_event)
 
     def step_plainly(self) -> None:
         """Take every step separately, even in fast mode. Call this before the first step."""
