@@ -16,7 +16,7 @@ from servesim.contracts.request import PrefixIdentity
 
 
 class BlockStored(NamedTuple):
-    """Blocks that become findable, in order. They begin at token `start` of `content`; None if a cache tells neither."""
+    """Blocks that become findable, in order. They begin at token `start` of `content`; None if not told."""
 
     keys: tuple[Hashable, ...]
     parent: Hashable | None
