@@ -77,7 +77,7 @@ class PrefixCaching(Paged):
         keys = [key_of(content.prefix_key(end), request.salt) for end in self._ends(start - before, stop)]
         parent = keys.pop(0) if before else None
         told.update(zip(table[start:stop], keys, strict=True))
-        tell(BlockStored(tuple(keys), parent, self.block_size))
+        tell(BlockStored(tuple(keys), parent, self.block_size, content, start * self.block_size))
 
     def _tell_removed(self, blocks: Iterable[int]) -> None:
         """Report that blocks are evicted, if they could be found."""

@@ -210,7 +210,7 @@ class PrefixRadix(KVAllocator):
         if self.on_event is not None and request.content is not None and node.end > found:
             keys = self._page_keys(request.content, request.salt, found, node.end)
             parent = key_of(request.content.prefix_key(found), request.salt) if found else None
-            self.on_event(BlockStored(keys, parent, self.block_size))
+            self.on_event(BlockStored(keys, parent, self.block_size, request.content, found))
 
     def _page_keys(self, content: PrefixIdentity, salt: str, start: int, end: int) -> tuple[Hashable, ...]:
         """Return the keys of the pages from token `start` to token `end`."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from servesim.errors import UserError
 from servesim.sentinels import COMMON
 
+if TYPE_CHECKING:
+    from servesim.live.watcher import Watcher
+
+EVENTS = "Events over ZMQ"
 SERVE_EXAMPLES = """
 \b
 Examples:
@@ -63,37 +67,74 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the model in answers.", rich_help_panel=COMMON)
     ] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Publish KV-cache events, such as at tcp://127.0.0.1:5557 (replica i: port + i).",
+            rich_help_panel=EVENTS,
+        ),
+    ] = None,
+    kv_events_topic: Annotated[str, typer.Option(help="Topic of KV events.", rich_help_panel=EVENTS)] = "",
+    kv_events_replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Send missed KV events again, such as at tcp://127.0.0.1:6557.",
+            rich_help_panel=EVENTS,
+        ),
+    ] = None,
+    forward_metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Publish metrics of each step, such as at tcp://127.0.0.1:20380 (replica i: port + i).",
+            rich_help_panel=EVENTS,
+        ),
+    ] = None,
 ) -> None:
     """Answer requests of OpenAI's API in simulated time."""
-    from servesim.live.app import App
-    from servesim.live.driver import Driver
-    from servesim.live.information import Information
-    from servesim.live.recording import Recording
     from servesim.live.server import check_installed, lengths
-    from servesim.live.server import serve as run_server
-    from servesim.run.scenario import Scenario
 
     check_installed()
-    from servesim.live.metrics.dialects import dialect_of  # of the extra, too
+    from servesim.live.app import App  # what follows is of the extra
+    from servesim.live.driver import Driver
+    from servesim.live.events.forward import ForwardMetrics
+    from servesim.live.events.kv import KVEvents
+    from servesim.live.information import Information
+    from servesim.live.metrics.dialects import dialect_of
     from servesim.live.metrics.watcher import Metrics
+    from servesim.live.recording import Recording
+    from servesim.live.server import serve as run_server
+    from servesim.run.scenario import Scenario
 
     if not 0.001 <= speed <= 1000:
         raise UserError(f"--speed is {speed:g} but must be from 0.001 to 1000")
     if record is not None and (record.exists() or not record.absolute().parent.is_dir()):
         raise UserError(f"--record {record}: must be a new file in an existing directory")
+    if kv_events is None and (kv_events_topic or kv_events_replay is not None):
+        raise UserError("--kv-events-topic and --kv-events-replay require --kv-events")
     asked = Scenario.of(_settings(scenario, context.obj))
     draw = lengths(output, asked.seed)
     recording = Recording() if record is not None else None
-    drivers: list[Driver] = []
     model = served_model_name or str(asked.model)
-    watchers = [Information(model, asked), Metrics(model, dialect_of(asked), lambda: drivers[-1])]
+    drivers: list[Driver] = []
+    watchers: list[Watcher] = [Information(model, asked), Metrics(model, dialect_of(asked), lambda: drivers[-1])]
+    if kv_events is not None:
+        watchers.append(KVEvents(asked, kv_events, topic=kv_events_topic, replay=kv_events_replay))
+    if forward_metrics is not None:
+        watchers.append(ForwardMetrics(asked, forward_metrics))
 
     def make() -> Driver:
         drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording, watchers=watchers))
         return drivers[-1]
 
-    app = App(make, draw, model, watchers)
-    run_server(app, host, port, lambda address: typer.echo(f"serving {app.model} at {address} (press Ctrl-C to stop)"))
+    def ready(address: str) -> None:
+        for line in filter(None, [watcher.announced() for watcher in watchers]):
+            typer.echo(line)
+        typer.echo(f"serving {model} at {address} (press Ctrl-C to stop)")
+
+    run_server(App(make, draw, model, watchers), host, port, ready)
     if recording is not None and record is not None:
         if not len(recording):
             typer.echo(f"note: no request arrived, so {record} was not written", err=True)

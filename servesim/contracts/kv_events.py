@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from servesim.contracts.request import PrefixIdentity
+
 
 class BlockStored(NamedTuple):
-    """Blocks that become findable, in order."""
+    """Blocks that become findable, in order. They begin at token `start` of `content`; None if not told."""
 
     keys: tuple[Hashable, ...]
     parent: Hashable | None
     """Key of the block before the first, or None if they start the prompt."""
     block_size: int
     """Tokens per block."""
+    content: PrefixIdentity | None = None
+    start: int = 0
 
 
 class BlockRemoved(NamedTuple):

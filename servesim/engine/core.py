@@ -23,6 +23,7 @@ from servesim.engine.checks import PATIENCE, check_integrity, check_progress
 from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
+from servesim.engine.listeners import heard_also
 from servesim.errors import PolicyError, UserError
 from servesim.records.spec_stats import SpecStats
 from servesim.records.step import Late, Step
@@ -88,12 +89,12 @@ class EngineCore:
             kv.output_len = lambda request: request._end_tokens - request.prompt_len
 
     def listen(self, on_event: Callable[[KVEvent], None]) -> None:
-        """Make the prefix cache report each block that it stores or removes. Call this before the first step. Raise
-        UserError if the cache cannot report them."""
+        """Make the prefix cache also report to `on_event` each block that it stores or removes. Call this before the
+        first step. Raise UserError if the cache cannot report them."""
         kv = self.kv
         if kv.shares and "events" not in kv.supports:
             raise UserError(f'kv {kv.name} does not report which blocks it stores ("events" is not in its `supports`)')
-        kv.on_event = on_event
+        kv.on_event = heard_also(kv.on_event, on_event)
 
     def step_plainly(self) -> None:
         """Take every step separately, even in fast mode. Call this before the first step."""

@@ -133,8 +133,8 @@ class Replica:
         """Complete everything that ended before this instant. Fast mode defers this work until it is needed."""
 
     def listen(self, told: Callable[[int, int, KVEvent], None]) -> None:
-        """Make the prefix cache report each block that it stores or removes: `told` is called with (replica, ns,
-        event). Call it before the first step. Raise UserError if the cache does not report them."""
+        """Make the prefix cache also report to `told` each block that it stores or removes, as (replica, ns, event).
+        Call it before the first step. Raise UserError if the cache does not report them."""
         self.core.listen(lambda event: told(self.index, self.clock.ns, event))
 
     def connect(self, connector: Connector) -> None:

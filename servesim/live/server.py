@@ -18,9 +18,13 @@ DRAIN_S = 60
 """Time in s that answers in progress have after SIGTERM."""
 
 
+PACKAGES = ("uvicorn", "httptools", "prometheus_client", "zmq", "msgspec")
+"""Packages of the extra `serve`."""
+
+
 def check_installed() -> None:
     """Raise UserError if the extra `serve` is not installed."""
-    for package in ("uvicorn", "prometheus_client"):
+    for package in PACKAGES:
         try:
             import_module(package)
         except ImportError:

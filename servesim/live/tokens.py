@@ -60,12 +60,20 @@ class TokenContent:
         self._answer = answer
         self._links = [b""]
 
-    def prefix_key(self, stop: int) -> Hashable:
-        """Return the key of a prefix; see PrefixIdentity."""
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Return tokens [start, stop)."""
+        return self._known(stop)[start:stop].tolist()
+
+    def _known(self, stop: int) -> array[int]:
+        """Return the tokens, with those of the answer if `stop` is behind the prompt."""
         if stop > len(self._tokens):
             self._tokens.extend(self._answer)
             self._answer = ()
-        links, tokens = self._links, self._tokens
+        return self._tokens
+
+    def prefix_key(self, stop: int) -> Hashable:
+        """Return the key of a prefix; see PrefixIdentity."""
+        links, tokens = self._links, self._known(stop)
         while len(links) <= stop // LINK:
             first = (len(links) - 1) * LINK
             links.append(_digest(links[-1], tokens[first : first + LINK]))

@@ -59,6 +59,10 @@ class Watcher(Part):
         """Return the pages that it adds to the server."""
         return {}
 
+    def announced(self) -> str:
+        """Return a line for the terminal of a server that is ready, or an empty text."""
+        return ""
+
     def close(self) -> None:
         """Release what it holds, as the server stops."""
 

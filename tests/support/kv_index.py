@@ -20,7 +20,7 @@ class BlockIndex:
 
     def on_event(self, replica: int, ns: int, event: KVEvent) -> None:
         """Take in what a replica tells."""
-        self.told.append((replica, ns, event))
+        self.told.append((replica, ns, event._replace(content=None) if isinstance(event, BlockStored) else event))
         copies = self._copies.setdefault(replica, Counter())
         if isinstance(event, BlockStored):
             assert event.block_size == self._block_size

@@ -41,11 +41,12 @@ def test_a_block_is_told_of_with_the_identity_of_all_before_it_and_what_it_follo
     first = prompt(0, [(1, 10)], prefixes)
     key = first.content.prefix_key  # type: ignore[union-attr]
     serve(kv, first)
-    assert told == [BlockStored((key(4), key(8)), None, 4)]  # the third block is not full
+    assert told == [BlockStored((key(4), key(8)), None, 4, first.content, 0)]  # the third block is not full
     told.clear()
     second = prompt(1, [(1, 8), (2, 5)], prefixes)
     serve(kv, second, kv.lookup(second))  # type: ignore[attr-defined]
-    assert told == [BlockStored((second.content.prefix_key(12),), key(8), 4)]  # type: ignore[union-attr]
+    stored = BlockStored((second.content.prefix_key(12),), key(8), 4, second.content, 8)  # type: ignore[union-attr]
+    assert told == [stored]
 
 
 @pytest.mark.parametrize("spec", ["prefix-hash", "prefix-oracle"])
@@ -57,7 +58,7 @@ def test_blocks_are_told_of_as_removed_when_they_are_given_to_another_the_last_o
     serve(kv, first)
     told.clear()
     serve(kv, second)
-    assert told == [BlockRemoved((a(12), a(8))), BlockStored((b(4), b(8), b(12)), None, 4)]
+    assert told == [BlockRemoved((a(12), a(8))), BlockStored((b(4), b(8), b(12)), None, 4, second.content, 0)]
 
 
 def test_the_radix_tree_tells_of_the_pages_of_a_leaf_it_drops() -> None:
@@ -66,9 +67,10 @@ def test_the_radix_tree_tells_of_the_pages_of_a_leaf_it_drops() -> None:
     first, second = prompt(0, [(1, 12)], prefixes, "x"), prompt(1, [(2, 8)], prefixes)
     a, b = first.content.prefix_key, second.content.prefix_key  # type: ignore[union-attr]
     serve(kv, first)
-    assert told.pop() == BlockStored((("x", a(4)), ("x", a(8)), ("x", a(12))), None, 4)
+    keys = (("x", a(4)), ("x", a(8)), ("x", a(12)))
+    assert told.pop() == BlockStored(keys, None, 4, first.content, 0)
     serve(kv, second)
-    assert told == [BlockRemoved((("x", a(4)), ("x", a(8)), ("x", a(12)))), BlockStored((b(4), b(8)), None, 4)]
+    assert told == [BlockRemoved(keys), BlockStored((b(4), b(8)), None, 4, second.content, 0)]
 
 
 def test_two_copies_of_a_block_are_told_of_one_by_one() -> None:
@@ -77,7 +79,8 @@ def test_two_copies_of_a_block_are_told_of_one_by_one() -> None:
     both = [prompt(row, [(1, 5)], prefixes) for row in range(2)]
     for request in both:
         kv.admit(request, MISS, 5, 0)  # type: ignore[attr-defined]
-    assert told == [BlockStored((both[0].content.prefix_key(4),), None, 4)] * 2  # type: ignore[union-attr]
+    key = both[0].content.prefix_key(4)  # type: ignore[union-attr]
+    assert told == [BlockStored((key,), None, 4, request.content, 0) for request in both]
 
 
 def test_a_cache_that_is_reset_says_so() -> None:
@@ -125,10 +128,22 @@ def test_blocks_that_samples_bring_back_from_the_host_together_are_told_of_once(
     kv.fork(request, sample)
     kv.swap_out(request, [sample])
     key = request.content.prefix_key  # type: ignore[union-attr]
-    stored = BlockStored((key(4), key(8)), None, 4)
+    stored = BlockStored((key(4), key(8)), None, 4, request.content, 0)
     assert told == [stored]
     assert kv.can_swap_in(request, 1, 0, [sample])
     kv.swap_in(request, 1, 0, [sample])
     kept = kv.cached()
     assert told == [stored, stored]
     assert sorted(len(blocks) for blocks in kept) == [2, 2]  # those in memory from before, and those brought back
+
+
+@pytest.mark.parametrize("mode", ["reference", "fast"])
+def test_several_listeners_all_hear_everything_in_the_order_in_which_they_came(mode: str) -> None:
+    cluster = World(toy_trace([0], [40], [4], runs=[[(1, 40)]]), kv="prefix-hash").cluster(mode)
+    told: list[tuple[int, KVEvent]] = []
+    for each in range(3):
+        cluster.replicas[0].listen(lambda replica, ns, event, each=each: told.append((each, event)))
+    cluster.run()
+    assert [each for each, _ in told] == [0, 1, 2] * (len(told) // 3)
+    assert told
+    assert all(event is told[i - i % 3][1] for i, (_, event) in enumerate(told))
