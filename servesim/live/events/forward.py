@@ -18,7 +18,7 @@ from servesim.contracts.request import State
 from servesim.contracts.router import ReplicaState
 from servesim.live.events.channel import Channel, check_endpoint, endpoint_of
 from servesim.live.events.engines import engine_of
-from servesim.live.watcher import Watcher
+from servesim.live.watcher import Gap, Watcher
 from servesim.records.step import Step
 from servesim.run.pools import pool_scenarios
 from servesim.run.scenario import Scenario
@@ -125,7 +125,7 @@ class ForwardMetrics(Watcher):
             self._timer.cancel()
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
 
-    def stepped(self, step: Step, replica: int, gaps: Sequence[tuple[int, int]]) -> None:
+    def stepped(self, step: Step, replica: int, gaps: Sequence[Gap]) -> None:
         sender = self._senders.get(replica)
         if sender is None or not step.batch.linear_tokens:
             return

@@ -17,7 +17,7 @@ from servesim.hardware.model import ModelSpec
 from servesim.live.events.channel import Channel, check_endpoint, endpoint_of
 from servesim.live.events.engines import engine_of
 from servesim.live.events.formats import Batch, Format, Sglang, Vllm
-from servesim.live.watcher import Watcher
+from servesim.live.watcher import Gap, Watcher
 from servesim.records.step import Step
 from servesim.run.pools import PoolScenario, pool_scenarios
 from servesim.run.scenario import Scenario
@@ -99,7 +99,7 @@ class KVEvents(Watcher):
             cache.channel.answer(self._loop)
             self._publish(index, cache)
 
-    def stepped(self, step: Step, replica: int, gaps: Sequence[tuple[int, int]]) -> None:
+    def stepped(self, step: Step, replica: int, gaps: Sequence[Gap]) -> None:
         cache = self._caches.get(replica)
         if cache is not None and cache.form.due(step, self._replicas[replica].core.num_unfinished == 0):
             self._publish(replica, cache)
