@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from servesim.errors import UserError
 from servesim.sentinels import COMMON
+
+if TYPE_CHECKING:
+    from servesim.live.driver import Driver
+    from servesim.live.watcher import Watcher
 
 SERVE_EXAMPLES = """
 \b
@@ -34,6 +40,8 @@ OF_TRACES = (
     "clients",
 )
 """Settings of what `run` sends, which a server does not."""
+ADMIN_TOKEN = "SERVESIM_ADMIN_TOKEN"
+"""Environment variable that holds the token of operators; an option would show it to all users of the machine."""
 
 
 def serve(
@@ -67,7 +75,7 @@ def serve(
     """Answer requests of OpenAI's API in simulated time."""
     from servesim.live.app import App
     from servesim.live.driver import Driver
-    from servesim.live.recording import Recording
+    from servesim.live.recording import Recording, replay_of, save_replay
     from servesim.live.server import check_installed, lengths
     from servesim.live.server import serve as run_server
     from servesim.run.scenario import Scenario
@@ -77,23 +85,45 @@ def serve(
         raise UserError(f"--speed is {speed:g} but must be from 0.001 to 1000")
     if record is not None and (record.exists() or not record.absolute().parent.is_dir()):
         raise UserError(f"--record {record}: must be a new file in an existing directory")
+    if record is not None and (replay_of(record) == record or replay_of(record).exists()):
+        raise UserError(f"--record {record}: the scenario {replay_of(record)} is written too, which must be a new file")
     asked = Scenario.of(_settings(scenario, context.obj))
     draw = lengths(output, asked.seed)
     recording = Recording() if record is not None else None
     drivers: list[Driver] = []
+    admin = _admin(lambda: drivers[-1])
 
     def make() -> Driver:
-        drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording))
+        own = None if drivers else recording
+        drivers.append(Driver(asked, speed=speed, recording=own, watchers=admin, operated=bool(admin)))
         return drivers[-1]
 
-    app = App(make, draw, served_model_name or str(asked.model))
-    run_server(app, host, port, lambda address: typer.echo(f"serving {app.model} at {address} (press Ctrl-C to stop)"))
+    app = App(make, draw, served_model_name or str(asked.model), admin)
+
+    def ready(address: str) -> None:
+        typer.echo(f"serving {app.model} at {address} (press Ctrl-C to stop)")
+        if admin:
+            typer.echo(f"operators: {address}/admin, with the token in {ADMIN_TOKEN}")
+
+    run_server(app, host, port, ready)
     if recording is not None and record is not None:
         if not len(recording):
             typer.echo(f"note: no request arrived, so {record} was not written", err=True)
             return
         recording.save(record)
-        typer.echo(f"{len(recording):,} requests recorded in {record}")
+        operations = drivers[0].operations
+        replay = save_replay(asked, record, operations.done if operations is not None else ())
+        typer.echo(f"{len(recording):,} requests recorded in {record}; the same run offline: servesim run {replay}")
+
+
+def _admin(driver: Callable[[], Driver]) -> list[Watcher]:
+    """Return the pages of operators, if there is a token for them."""
+    token = os.environ.get(ADMIN_TOKEN)
+    if token is None:
+        return []
+    from servesim.live.admin import Admin
+
+    return [Admin(token, driver)]
 
 
 def _settings(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:

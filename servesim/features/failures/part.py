@@ -101,7 +101,8 @@ class Failing(Part):
 
     def start(self) -> None:
         failures = self._failures
-        for each in (*failures.crashes, *failures.slowdowns, *failures.drains, *failures.adds):
+        all_of_them: list[Happening] = [*failures.crashes, *failures.slowdowns, *failures.drains, *failures.adds]
+        for each in all_of_them:
             self.happens(each)
 
     def happens(self, what: Happening) -> None:

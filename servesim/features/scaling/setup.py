@@ -59,6 +59,8 @@ def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Sca
     """Return the pools whose replicas come and go. Raise UserError if their settings are invalid."""
     found = []
     for pool, settings in pools:
+        if not pool.scenario.replicas:  # it is for replicas that are added one by one
+            continue
         start = start_of(settings.start)
         if settings.scaler is None:
             if settings.start:
