@@ -1,4 +1,4 @@
-"""What is done to a live cluster, as text that does the same in a run of what was recorded: `cluster.failures`."""
+"""Operations on a live cluster, as texts of `cluster.failures` that do the same in a run of what was recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Operations:
         scenario = setup.scenario
         check_together(scenario, setup.pools, setup.trace, also=FailuresFeature.name)
         self.done: list[str] = []
-        """What was done, with its times, in the form of `cluster.failures`."""
+        """Texts of what was done, with its times, in the form of `cluster.failures`."""
         self._setup, self._kind_of = setup, kinds_of(setup)
         found = next((part for part in setup.parts if isinstance(part, Failing)), None)
         if found is None:
