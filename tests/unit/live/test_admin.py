@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,42 @@ def test_what_operators_did_is_done_again_offline_to_the_nanosecond(tmp_path: Pa
     pools = result.summary["pools"]
     assert [pools[name]["replicas"] for name in pools] == [len(last) - 1, 1]
     assert [*pools] == ["default", "default gpu=h200 model=llama-3.2-1b"]
+
+
+def anything(draw: random.Random, count: int) -> tuple[str, dict[str, Any]]:
+    """What an operator may come up with: a page and its body."""
+    index, seconds = draw.randrange(count), draw.choice([0, 0.25, 0.5])
+    return draw.choice(
+        [
+            ("crash", {"replica": index, "restart_s": seconds}),
+            ("slow", {"replica": index, "for_s": 0.25 + seconds, "factor": draw.choice([0.5, 1, 3.3])}),
+            ("add", {"startup_s": seconds}),
+            ("drain", {"replica": index}),
+            ("replace", {"replica": index, "gpu": "h200", "startup_s": seconds}),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_operators_do_at_whatever_times_is_done_again_offline(tmp_path: Path, seed: int) -> None:
+    cluster = {"detection_s": (0, 0.2)[seed % 2], "report_every_s": (0, 0.1)[seed // 2]}
+    recording, settings, draw = Recording(), {**THREE, "cluster": cluster}, random.Random(seed)
+
+    async def acts(operator: Operator, driver: Driver, seen: Seen) -> None:
+        async def operators() -> None:
+            for _ in range(14):
+                await asyncio.sleep(draw.choice([0, 0.25, 0.5, draw.random()]))
+                assert (await operator.ask(*anything(draw, len(driver.cluster.replicas))))[0] in (200, 409)
+            await operator.do("add", startup_s=0)
+
+        acting = asyncio.create_task(operators())
+        await crowd(60, 300, 0.1)(driver, seen)
+        await acting
+
+    seen, _ = operated(settings, acts, recording)
+    assert not seen.driver.streams
+    assert len(seen.driver.operations.done) >= 8  # type: ignore[union-attr]
+    same_but_for_lost(seen, replayed(seen, recording, settings, tmp_path))
 
 
 def test_a_replacement_serves_from_the_instant_at_which_the_replaced_one_drains(tmp_path: Path) -> None:
