@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def kinds_of(setup: Setup) -> KindOf:
     """Return the function that finds or makes the pool of an added replica. Pools that it makes are appended to those
     of the run, without replicas. It raises UserError for what cannot be added."""
-    return partial(_kind, setup, len(setup.pools))
+    return partial(_kind, setup, len(setup.scenario.pools) or 1)
 
 
 def _kind(setup: Setup, own: int, name: str, gpu: str, model: str) -> Kind:

@@ -323,3 +323,20 @@ def test_the_pages_tell_what_replicas_do() -> None:
     assert 1000 <= one["kv_usage"] * tokens < 1100
     assert (idle["replicas"][0]["running"], idle["replicas"][0]["slowed"]) == (0, 1)
     assert busy["done"] == idle["done"] == ["slow:replica=0,at=0.000000001,until=0.500000001,factor=4"]
+
+
+def test_operators_go_on_where_the_settings_have_added_another_gpu(tmp_path: Path) -> None:
+    settings = {**ONE, "cluster": {"failures": ["add:at=0.5,startup=0,gpu=h200"]}}
+    recording = Recording()
+
+    async def acts(operator: Operator, driver: Driver, seen: Seen) -> Any:
+        await asyncio.sleep(1)
+        found = await operator.do("replace", replica=0, gpu="h200", startup_s=0)
+        await operator.do("add", gpu="a100", startup_s=0)
+        await crowd(40, 40, 0)(driver, seen)
+        return found
+
+    seen, _ = operated(settings, acts, recording)
+    gpus = [replica.pool for replica in seen.driver.cluster.replicas]
+    assert gpus == ["default", "default gpu=h200", "default gpu=h200", "default gpu=a100"]
+    same(seen, replayed(seen, recording, settings, tmp_path))
