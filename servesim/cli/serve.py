@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from servesim.errors import UserError
 from servesim.sentinels import COMMON
 
 if TYPE_CHECKING:
+    from servesim.live.driver import Driver
     from servesim.live.watcher import Watcher
 
 EVENTS = "Events over ZMQ"
@@ -38,6 +40,8 @@ OF_TRACES = (
     "clients",
 )
 """Settings of what `run` sends, which a server does not."""
+ADMIN_TOKEN = "SERVESIM_ADMIN_TOKEN"
+"""Environment variable that holds the token of operators; an option would show it to all users of the machine."""
 
 
 def serve(
@@ -97,6 +101,7 @@ def serve(
     from servesim.live.server import check_installed, lengths
 
     check_installed()
+    from servesim.live.admin import Admin
     from servesim.live.app import App  # what follows is of the extra
     from servesim.live.driver import Driver
     from servesim.live.events.forward import ForwardMetrics
@@ -104,7 +109,7 @@ def serve(
     from servesim.live.information import Information
     from servesim.live.metrics.dialects import dialect_of
     from servesim.live.metrics.watcher import Metrics
-    from servesim.live.recording import Recording
+    from servesim.live.recording import Recording, replay_of, save_replay
     from servesim.live.server import serve as run_server
     from servesim.run.scenario import Scenario
 
@@ -114,6 +119,8 @@ def serve(
         raise UserError(f"--record {record}: must be a new file in an existing directory")
     if kv_events is None and (kv_events_topic or kv_events_replay is not None):
         raise UserError("--kv-events-topic and --kv-events-replay require --kv-events")
+    if record is not None and (replay_of(record) == record or replay_of(record).exists()):
+        raise UserError(f"--record {record}: the scenario {replay_of(record)} is written too, which must be a new file")
     asked = Scenario.of(_settings(scenario, context.obj))
     draw = lengths(output, asked.seed)
     recording = Recording() if record is not None else None
@@ -124,9 +131,14 @@ def serve(
         watchers.append(KVEvents(asked, kv_events, topic=kv_events_topic, replay=kv_events_replay))
     if forward_metrics is not None:
         watchers.append(ForwardMetrics(asked, forward_metrics))
+    token = os.environ.get(ADMIN_TOKEN)
+    if token is not None:
+        watchers.append(Admin(token, lambda: drivers[-1]))
 
     def make() -> Driver:
-        drivers.append(Driver(asked, speed=speed, recording=None if drivers else recording, watchers=watchers))
+        own = None if drivers else recording
+        operated = token is not None
+        drivers.append(Driver(asked, speed=speed, recording=own, watchers=watchers, operated=operated))
         return drivers[-1]
 
     def ready(address: str) -> None:
@@ -140,7 +152,9 @@ def serve(
             typer.echo(f"note: no request arrived, so {record} was not written", err=True)
             return
         recording.save(record)
-        typer.echo(f"{len(recording):,} requests recorded in {record}")
+        operations = drivers[0].operations
+        replay = save_replay(asked, record, operations.done if operations is not None else ())
+        typer.echo(f"{len(recording):,} requests recorded in {record}; the same run offline: servesim run {replay}")
 
 
 def _settings(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Fleet:
     cluster."""
 
     def __init__(self, pools: Sequence[Pool], make: Callable[[int, EngineCore, Pool], Replica]) -> None:
-        self.pools = pools
+        self.pools = [*pools]
         self._make = make
         self.replicas: list[Replica] = []
         self.pool_of: list[Pool] = []

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servesim.contracts.part import Part, verbs
 from servesim.contracts.request import Deadline, Request, State
@@ -27,6 +27,9 @@ from servesim.run.scenario import Scenario
 from servesim.workload.front_end import FrontEnd
 from servesim.workload.predictor import predict
 from servesim.workload.workload import CANCELLED
+
+if TYPE_CHECKING:
+    from servesim.live.operations import Operations
 
 NS = 1e9
 FOREVER = float("inf")
@@ -63,9 +66,16 @@ class Driver:
         speed: float = 1.0,
         recording: Recording | None = None,
         watchers: Sequence[Watcher] = (),
+        operated: bool = False,
     ) -> None:
-        """Set up the cluster. Raise UserError if it needs to know the future."""
+        """Set up the cluster, on which `operate` acts if it is `operated`. Raise UserError if it needs to know the
+        future, or cannot be operated."""
         self.setup = set_up_live(scenario)
+        self.operations: Operations | None = None
+        if operated:
+            from servesim.live.operations import Operations
+
+            self.operations = Operations(self.setup)
         self.speed = speed
         self.recording = recording
         self.streams: dict[int, Stream] = {}
@@ -214,6 +224,20 @@ class Driver:
         self._clock.at(deadline.ns, ABORT, partial(self.cluster.give_up, request, deadline))
         self._set_timer()
 
+    def operate(self, say: Callable[[int], str], at_ns: int = 0) -> None:
+        """Let something happen to the cluster at a time at which nothing else does: now or, if that is later, at
+        `at_ns`. `say` returns it for this time, in the form of `cluster.failures`. Raise UserError if it cannot be."""
+        assert self.operations is not None
+        now = self.now_ns()
+        if not self._advance(now):
+            return
+        soon = max(now, self._clock.ns + 1)
+        at = self._clock.free_ns(max(soon, at_ns))
+        self.operations.happens(say(at), self.cluster.fleet)
+        if at_ns <= soon:
+            self._advance(at)
+        self._set_timer()
+
     def _predicted(self, request: Request, output_len: int) -> int:
         name, row = self.setup.predictor, request.row
         if name == "max_tokens":
@@ -241,10 +265,7 @@ class Driver:
         self.late.add(now - due)
         now = max(now, due)  # a timer may go off a little early
         self._timer, self._due = None, FOREVER
-        try:
-            self.cluster.advance(now)
-        except Exception as error:  # of a policy, most likely: it ends the answers, not the server
-            self._fail(error)
+        if not self._advance(now):
             return
         deliveries = self._deliveries
         while deliveries and deliveries[0][0] <= now:
@@ -258,6 +279,15 @@ class Driver:
             if stream.ended:
                 self.streams.pop(stream.request.row, None)
         self._set_timer()
+
+    def _advance(self, now: int) -> bool:
+        """Let everything happen that is due by `now`. Return False if a policy fails."""
+        try:
+            self.cluster.advance(now)
+        except Exception as error:  # of a policy, most likely: it ends the answers, not the server
+            self._fail(error)
+            return False
+        return True
 
     def _fail(self, error: Exception) -> None:
         self.failure = " ".join(str(error).split()) or type(error).__name__

@@ -11,6 +11,8 @@ import numpy as np
 
 from servesim.contracts.request import Request
 from servesim.errors import UserError
+from servesim.run.result_files import write_text
+from servesim.run.scenario import Scenario
 from servesim.workload.trace import Content, Samples, Trace
 
 
@@ -127,6 +129,22 @@ class Recording:
         from servesim.traces import save_trace
 
         save_trace(self.trace(path.stem), path, "jsonl")
+
+
+def save_replay(asked: Scenario, trace: Path, done: Sequence[str]) -> Path:
+    """Write next to a recorded trace the scenario that replays it: the deployment, and what was done to it while it
+    served, in the form of `cluster.failures`. Return the file."""
+    file, changed = replay_of(trace), dict[str, Any](trace=trace.name)
+    if done:
+        cluster: Any = vars(asked)["cluster"]
+        changed["cluster"] = cluster.model_copy(update={"failures": [*cluster.failures, *done]})
+    write_text(file, asked.model_copy(update=changed).to_yaml(), "--record")
+    return file
+
+
+def replay_of(trace: Path) -> Path:
+    """Return the file of the scenario that replays a recorded trace."""
+    return trace.with_suffix(".yaml")
 
 
 _COLUMNS = ("arrival_ns", "prompt_len", "output_len", "max_tokens", "priority", "cancel_ns")

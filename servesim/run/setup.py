@@ -146,7 +146,7 @@ def set_up(scenario: Scenario, trace: Trace | None = None, options: Any = None) 
         for server, (name, role, _), size in zip(servers, asked, sizes, strict=True)
     ]
     scenario = _resolved(scenario, pools, {"name": scenario.router["name"], **dataclasses.asdict(params)})
-    _check_together(scenario, pools, trace)
+    check_together(scenario, pools, trace)
     _check_models(pools, trace)
     parse_predictor(scenario.predictor)
     tells = any(PREDICTED in each.scheduler.needs for each in policies)
@@ -208,10 +208,11 @@ def _resolved(scenario: Scenario, pools: list[PoolSetup], router: dict[str, Any]
     return scenario.model_copy(update=resolved_pools(each) | {"router": router})
 
 
-def _check_together(scenario: Scenario, pools: list[PoolSetup], trace: Trace) -> None:
-    """Raise UserError for features of a run that exclude one another."""
+def check_together(scenario: Scenario, pools: list[PoolSetup], trace: Trace, also: str = "") -> None:
+    """Raise UserError for features of a run that exclude one another. `also`: a feature that is on, whatever the
+    scenario says."""
     scenarios = [pool.scenario for pool in pools]
-    on = [f for f in features_of(scenario) if f.is_on(scenario) or any(map(f.is_on, scenarios))]
+    on = [f for f in features_of(scenario) if f.name == also or f.is_on(scenario) or any(map(f.is_on, scenarios))]
     present = {feature.name for feature in on}
     present |= {"samples"} if trace.samples is not None else set()
     present |= {"stream"} if scenario.stream else set()

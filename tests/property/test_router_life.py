@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from servesim.contracts import State
 from servesim.engine.cluster import Cluster
-from servesim.features.failures.part import LOST, Crash, Failures, Slowdown
+from servesim.features.failures.part import LOST, Add, Crash, Drain, Failures, Slowdown
 from servesim.records.columns import REQUEST_COLUMNS
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.examples import examples
@@ -95,7 +95,9 @@ def breakages(draw: st.DrawFn) -> Failures:
     slow = st.builds(lambda i, at, ns, x: Slowdown(i, at, at + ns, x), st.just(0), times, st.just(50_000), st.just(2.5))
     return Failures(
         tuple(draw(st.lists(crash, min_size=1, max_size=3))),
-        tuple(draw(st.lists(slow, max_size=1))),
+        tuple(draw(st.lists(slow, max_size=2))),
+        tuple(draw(st.lists(st.builds(Drain, st.sampled_from([0, 1]), times), max_size=1))),
+        tuple(draw(st.lists(st.builds(Add, times, st.sampled_from([0, 900, 30_000]), st.just(0)), max_size=2))),
         detect_ns=draw(st.sampled_from([0, 3_000])),
         reroutes=draw(st.sampled_from([1, 5])),
         backoff_ns=draw(st.sampled_from([0, 2_000])),

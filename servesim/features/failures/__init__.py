@@ -1,4 +1,4 @@
-"""Replicas that crash and restart with a cold cache, and replicas that are slow for a time."""
+"""Replicas that crash and restart with a cold cache, are slow for a time, drain or are added."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class FailureSettings(Section):
-    """Failures, and the response to them."""
+    """Failures and operations, and the response to them."""
 
     failures: list[str] = Field(default=[])
-    """Failures, with times in seconds. `crash:replica=0,at=10,restart=60` stops a replica. Its cache is cold after
-    the restart. Without `restart`, the replica stays down. `slow:replica=1,at=5,until=60,factor=3` slows a replica
-    down: its GPU time is multiplied by the factor."""
+    """Failures and operations, with times in seconds. `crash:replica=0,at=10,restart=60` stops a replica. Its cache is
+    cold after the restart. Without `restart`, the replica stays down. `slow:replica=1,at=5,until=60,factor=3` slows a
+    replica down: its GPU time is multiplied by the factor. `drain:replica=1,at=30` lets a replica finish its requests
+    and go. `add:at=30` starts one more, also of another pool, GPU or model (`add:at=30,startup=60,gpu=h200`)."""
     detection_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds until the router detects a crash. Requests that it sends to the replica in the meantime fail
     immediately."""
@@ -34,13 +35,18 @@ class FailureSettings(Section):
 
 @features.register("failures")
 class FailuresFeature(Feature):
-    """Crashes and stragglers."""
+    """Crashes, stragglers, and replicas that are drained and added."""
 
     rank, section, Settings = 30, "cluster", FailureSettings
     acts = True
 
     def is_on(self, scenario: Any) -> bool:
         return bool(self.settings(scenario).failures)
+
+    def fleet_varies(self, scenario: Any) -> bool:
+        from servesim.features.failures.setup import VARYING
+
+        return any(text.startswith(VARYING) for text in self.settings(scenario).failures)
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
@@ -49,10 +55,17 @@ class FailuresFeature(Feature):
         }
 
     def build(self, setup: Any) -> Part | None:
+        settings = self.settings(setup.scenario)
+        if not settings.failures:
+            return None
+        from servesim.features.failures.added import kinds_of
         from servesim.features.failures.part import Failing
         from servesim.features.failures.setup import failures_of
+        from servesim.run.scenario import fleet_varies
 
-        failures = failures_of(self.settings(setup.scenario), setup.scenario.replicas, setup.scenario.seed)
+        scenario = setup.scenario
+        replicas = None if fleet_varies(scenario) else scenario.replicas
+        failures = failures_of(settings, replicas, scenario.seed, kinds_of(setup))
         return Failing(failures) if failures is not None else None
 
     def in_world(self, world: Any, draws: Any) -> Any:

@@ -1,9 +1,12 @@
-"""Failures: replicas that crash and restart with a cold cache, and replicas that are slow for a time."""
+"""Failures and operations: replicas that crash and restart with a cold cache, are slow for a time, drain or are added.
+
+They are known before a run, or happen while it goes on (`Failing.happens`); either way they do the same.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simpy.events import Event
 
@@ -11,8 +14,10 @@ from servesim.contracts.part import ClusterView, Part
 from servesim.contracts.request import LAST, Request, State
 from servesim.cost.slowed import Slowed
 from servesim.draws import uniform_one
+from servesim.engine import turnover
 from servesim.engine.clock import CHANGE, RECALL, REPORT
 from servesim.engine.telling import LOST
+from servesim.errors import UserError
 
 
 class Crash(NamedTuple):
@@ -33,11 +38,34 @@ class Slowdown(NamedTuple):
     factor: float
 
 
+class Drain(NamedTuple):
+    """A replica that takes no more requests from an instant on, and is gone when its last one has left."""
+
+    replica: int
+    at_ns: int
+
+
+class Add(NamedTuple):
+    """A replica that starts under the next index."""
+
+    at_ns: int
+    start_ns: int
+    """Time from then until it serves."""
+    pool: int = 0
+    """Number of its pool, in the order of the fleet's."""
+
+
+Happening = Crash | Slowdown | Drain | Add
+
+
 class Failures(NamedTuple):
-    """Failures, and the response to them."""
+    """Failures and operations, and the response to them. At one instant, crashes come before drains, and these before
+    added replicas."""
 
     crashes: tuple[Crash, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
+    drains: tuple[Drain, ...] = ()
+    adds: tuple[Add, ...] = ()
     detect_ns: int = 0
     """Time from a crash until the router detects it; requests sent there in the meantime fail immediately."""
     reroutes: int = 5
@@ -54,14 +82,16 @@ class Failures(NamedTuple):
 
 
 class Failing(Part):
-    """Part that crashes or slows replicas of a cluster, and reroutes requests that were lost before their first
-    token."""
+    """Part that crashes, slows, drains or adds replicas of a cluster, and reroutes requests that were lost before their
+    first token."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
         self._here: dict[Request, int] = {}  # on a replica: output length
         self._pausing: dict[Request, int] = {}  # to be rerouted: output length
         self._attempts: dict[Request, int] = {}
+        self._slow: dict[int, Slowdown] = {}  # now, by replica
+        self._drained: set[int] = set()
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
@@ -70,12 +100,27 @@ class Failing(Part):
         return len(self._pausing)
 
     def start(self) -> None:
+        failures = self._failures
+        all_of_them: list[Happening] = [*failures.crashes, *failures.slowdowns, *failures.drains, *failures.adds]
+        for each in all_of_them:
+            self.happens(each)
+
+    def happens(self, what: Happening) -> None:
+        """Schedule something that happens in this run, now or later."""
         clock = self._cluster.clock
-        for crash in self._failures.crashes:
-            clock.at(crash.at_ns, CHANGE, partial(self._crash, crash))
-        for slow in self._failures.slowdowns:
-            clock.at(slow.at_ns, REPORT, partial(self._reprice, slow.replica, slow.factor))
-            clock.at(slow.until_ns, REPORT, partial(self._reprice, slow.replica, 1.0))
+        if isinstance(what, Crash):
+            clock.at(what.at_ns, CHANGE, partial(self._crash, what))
+        elif isinstance(what, Drain):
+            clock.at(what.at_ns, CHANGE, partial(self._drain, what))
+        elif isinstance(what, Add):
+            clock.at(what.at_ns, CHANGE, partial(self._add, what))
+        else:
+            clock.at(what.at_ns, REPORT, partial(self._slower, what))
+            clock.at(what.until_ns, REPORT, partial(self._as_before, what))
+
+    def slow(self, index: int) -> Slowdown | None:
+        """Return why a replica is slow now, or None if it is not."""
+        return self._slow.get(index)
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
         self._here[request] = output_len
@@ -90,13 +135,35 @@ class Failing(Part):
         self._here.pop(request, None)
         self._pausing.pop(request, None)
         self._attempts.pop(request, None)
+        if request.replica in self._drained:
+            turnover.left_draining(self._cluster, request.replica)
 
-    def _reprice(self, index: int, factor: float, event: Event) -> None:
-        cost = self._cluster.fleet.pool_of[index].cost
-        self._cluster.replicas[index].reprice(Slowed(cost, factor) if factor != 1 else cost)
+    def _replica(self, what: Crash | Slowdown | Drain) -> Any:
+        replicas = self._cluster.replicas
+        if what.replica >= len(replicas):
+            raise UserError(f"cluster.failures: there is no replica {what.replica} at {what.at_ns / 1e9:g} s")
+        return replicas[what.replica]
+
+    def _slower(self, slow: Slowdown, event: Event) -> None:
+        replica, cost = self._replica(slow), self._cluster.fleet.pool_of[slow.replica].cost
+        self._slow[slow.replica] = slow
+        replica.reprice(Slowed(cost, slow.factor) if slow.factor != 1 else cost)
+
+    def _as_before(self, slow: Slowdown, event: Event) -> None:
+        if self._slow.get(slow.replica) is slow:  # else another slowdown has begun since
+            del self._slow[slow.replica]
+            self._replica(slow).reprice(self._cluster.fleet.pool_of[slow.replica].cost)
+
+    def _drain(self, drain: Drain, event: Event) -> None:
+        if self._replica(drain).state not in ("draining", "gone"):
+            self._drained.add(drain.replica)
+            turnover.drain(self._cluster, drain.replica)
+
+    def _add(self, add: Add, event: Event) -> None:
+        turnover.begin(self._cluster, self._cluster.fleet.pools[add.pool], add.start_ns)
 
     def _crash(self, crash: Crash, event: Event) -> None:
-        cluster, replica = self._cluster, self._cluster.replicas[crash.replica]
+        cluster, replica = self._cluster, self._replica(crash)
         if not replica.up:
             return
         spawn = cluster.fleet.pool_of[crash.replica].spawn

@@ -17,7 +17,8 @@ from servesim.contracts.part import ClusterView, Part
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import ReplicaState, Report
 from servesim.contracts.scaler import PoolLoad, Scaler
-from servesim.engine.clock import CHANGE, REPORT
+from servesim.engine import turnover
+from servesim.engine.clock import REPORT
 from servesim.engine.pool import Pool
 
 IDLE_TICKS = 100_000
@@ -76,8 +77,7 @@ class Scaling(Part):
         if each is not None and request.state is State.FINISHED:
             each.finished += 1
             each.output_tokens += request.num_tokens - request.prompt_len
-        if cluster.replicas[index].state == "draining":
-            cluster.clock.at(cluster.clock.ns, CHANGE, partial(self._empty, index))
+        turnover.left_draining(cluster, index)
 
     def _ask(self, number: int, each: Scaled, event: Event) -> None:
         clock = self._cluster.clock
@@ -118,36 +118,7 @@ class Scaling(Part):
         starting = self._in(each.pool, "starting")
         there = self._in(each.pool, "ready", "failed")
         for _ in range(wanted - len(starting) - len(there)):
-            self._begin(each)
+            turnover.begin(cluster, each.pool, each.start_ns)
         spare = len(starting) + len(there) - wanted
         for _ in range(max(spare, 0)):
-            if starting:
-                self._end(starting.pop())
-            else:
-                index = there.pop()
-                cluster.set_state(index, "draining")
-                self._empty(index, None)
-
-    def _begin(self, each: Scaled) -> None:
-        cluster = self._cluster
-        assert each.pool.spawn is not None
-        replica = cluster.fleet.add(each.pool.spawn(), each.pool)
-        replica.up = False
-        cluster.set_state(replica.index, "starting")
-        cluster.new_core(replica)
-        cluster.clock.at(cluster.clock.ns + each.start_ns, CHANGE, partial(self._ready, replica.index))
-
-    def _ready(self, index: int, event: Event) -> None:
-        replica = self._cluster.replicas[index]
-        if replica.state == "starting":
-            replica.up = True
-            self._cluster.set_state(index, "ready")
-
-    def _empty(self, index: int, event: Event | None) -> None:
-        replica = self._cluster.replicas[index]
-        if replica.state == "draining" and (replica.core.num_unfinished == 0 or not replica.up):
-            self._end(index)
-
-    def _end(self, index: int) -> None:
-        self._cluster.replicas[index].up = False
-        self._cluster.set_state(index, "gone")
+            turnover.drain(cluster, (starting or there).pop())

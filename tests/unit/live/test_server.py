@@ -14,6 +14,7 @@ import pytest
 import servesim
 from servesim.errors import UserError
 from servesim.live.server import lengths
+from servesim.run.setting_names import load_settings
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 DEPLOYMENT = ("--model", "llama-3.2-1b", "--gpu", "h200")
@@ -40,9 +41,12 @@ def test_a_server_answers_drains_at_sigterm_and_its_recording_is_replayed(tmp_pa
     assert events.pop() == "data: [DONE]"
     text += "".join(json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events)
     assert len(text.split()) == 50
-    assert (process.returncode, out, err) == (0, f"1 requests recorded in {record}\n", "")
+    told = f"1 requests recorded in {record}; the same run offline: servesim run {record.with_suffix('.yaml')}\n"
+    assert (process.returncode, out, err) == (0, told, "")
     result = servesim.simulate(trace=str(record), model="llama-3.2-1b", gpu="h200")
     assert result.requests["output_len"].tolist() == [50]
+    again = servesim.simulate(load_settings(record.with_suffix(".yaml")))
+    assert again.requests.equals(result.requests)
 
 
 def test_lengths_are_drawn_by_row_and_seed() -> None:

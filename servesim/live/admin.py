@@ -1,0 +1,193 @@
+"""Pages for operators, which hold a token: they crash, slow, drain, add and replace replicas of a server."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from servesim.errors import UserError, shown, suggest
+from servesim.features.failures.setup import ns_of, seconds_of
+from servesim.live.driver import Driver
+from servesim.live.protocol import Refused
+from servesim.live.watcher import Handler, Pages, Visit, Watcher
+from servesim.parsing import pairs
+
+TOKEN_LEAST = 16
+"""Minimum number of characters of a token."""
+KEYS = {
+    "crash": ("replica", "restart_s"),
+    "slow": ("replica", "for_s", "factor"),
+    "drain": ("replica",),
+    "add": ("startup_s", "pool", "gpu", "model"),
+    "replace": ("replica", "startup_s", "pool", "gpu", "model"),
+}
+"""Keys of the body of each page."""
+Body = Mapping[str, Any]
+
+
+class Admin(Watcher):
+    """Pages under /admin, for those who send `token`. `driver`: returns the driver that serves now."""
+
+    def __init__(self, token: str, driver: Callable[[], Driver]) -> None:
+        """Raise UserError for a token that could be guessed or not be sent."""
+        if len(token) < TOKEN_LEAST or not token.isascii() or not token.isprintable() or " " in token:
+            raise UserError(f"the admin token must have at least {TOKEN_LEAST} printable ASCII characters, no spaces")
+        self._expected = f"Bearer {token}".encode()
+        self._driver = driver
+
+    def announced(self) -> str:
+        return "operators may use the pages under /admin"
+
+    def pages(self) -> Pages:
+        did: dict[str, Callable[[Driver, Body], None]] = {
+            "crash": _crash,
+            "slow": _slow,
+            "drain": _drain,
+            "add": _add,
+            "replace": _replace,
+        }
+        pages = {("POST", f"/admin/{name}"): self._page(name, do) for name, do in did.items()}
+        return {("GET", "/admin"): self._page(), **pages}
+
+    def _page(self, name: str = "", do: Callable[[Driver, Body], None] | None = None) -> Handler:
+        def page(visit: Visit) -> dict[str, Any]:
+            self._check(visit)
+            driver = self._driver()
+            if driver.failure:
+                raise Refused(503, "the engine has failed; it restarts with the next request")
+            if do is not None:
+                for key in visit.body:
+                    if key not in KEYS[name]:
+                        raise Refused(400, f"unknown key {shown(key)}{suggest(key, KEYS[name])}")
+                try:
+                    do(driver, visit.body)
+                except UserError as error:
+                    raise Refused(400, str(error).removeprefix("cluster.failures: ")) from None
+            return state_of(driver)
+
+        return page
+
+    def _check(self, visit: Visit) -> None:
+        given = visit.headers.get("authorization")
+        if given is None:
+            raise Refused(401, "send the admin token: Authorization: Bearer TOKEN")
+        if not hmac.compare_digest(given.encode("latin-1"), self._expected):
+            raise Refused(403, "this is not the admin token")
+
+
+def state_of(driver: Driver) -> dict[str, Any]:
+    """Return the state of a server's replicas, and what was done to them."""
+    assert driver.operations is not None
+    cluster, deployments = driver.cluster, {pool.name: pool.deployment for pool in driver.setup.pools}
+    replicas = []
+    for replica in cluster.replicas:
+        deployment, slow = deployments[replica.pool], driver.operations.slow(replica.index)
+        replicas.append(
+            {
+                "replica": replica.index,
+                "state": replica.state,
+                "pool": replica.pool,
+                "gpu": deployment.gpu.name,
+                "model": deployment.model.name,
+                "running": replica.num_running,
+                "waiting": replica.num_waiting + replica.num_unread,
+                "kv_usage": replica.kv_usage,
+                "slowed": slow.factor if slow is not None else 1,
+            }
+        )
+    return {
+        "now_s": driver.now_ns() / 1e9,
+        "waiting_in_router": cluster.num_waiting,
+        "replicas": replicas,
+        "done": driver.operations.done,
+    }
+
+
+def _crash(driver: Driver, body: Body) -> None:
+    def say(at_ns: int) -> str:
+        index = _replica(driver, body)
+        if not driver.cluster.replicas[index].up:
+            raise Refused(409, f"replica {index} is down already")
+        restart = "" if body.get("restart_s") is None else f",restart={_number(body, 'restart_s')}"
+        return f"crash:replica={index},at={seconds_of(at_ns)}{restart}"
+
+    driver.operate(say)
+
+
+def _slow(driver: Driver, body: Body) -> None:
+    def say(at_ns: int) -> str:
+        index, until_ns = _replica(driver, body), at_ns + ns_of(_number(body, "for_s"))
+        times = f"at={seconds_of(at_ns)},until={seconds_of(until_ns)}"
+        return f"slow:replica={index},{times},factor={_number(body, 'factor')}"
+
+    driver.operate(say)
+
+
+def _drain(driver: Driver, body: Body) -> None:
+    driver.operate(lambda at_ns: f"drain:replica={_staying(driver, body)},at={seconds_of(at_ns)}")
+
+
+def _add(driver: Driver, body: Body) -> None:
+    driver.operate(lambda at_ns: _added(driver, body, at_ns))
+
+
+def _replace(driver: Driver, body: Body) -> None:
+    """Add a replica, and drain another one when it is ready."""
+    index, ready = -1, 0
+
+    def say(at_ns: int) -> str:
+        nonlocal index, ready
+        index = _staying(driver, body)
+        text = _added(driver, body, at_ns)
+        ready = at_ns + ns_of(text.partition("startup=")[2].partition(",")[0])
+        return text
+
+    driver.operate(say)
+    driver.operate(lambda at_ns: f"drain:replica={index},at={seconds_of(at_ns)}", ready)
+
+
+def _added(driver: Driver, body: Body, at_ns: int) -> str:
+    """Return what adds a replica, with the time that it takes to start."""
+    assert driver.operations is not None
+    names = {key: _name(body, key) for key in ("pool", "gpu", "model") if body.get(key) is not None}
+    if body.get("startup_s") is None:
+        startup = seconds_of(driver.operations.start_ns(**names))
+    else:
+        startup = _number(body, "startup_s")
+    return ",".join([f"add:at={seconds_of(at_ns)}", f"startup={startup}", *(f"{k}={v}" for k, v in names.items())])
+
+
+def _staying(driver: Driver, body: Body) -> int:
+    index = _replica(driver, body)
+    if driver.cluster.replicas[index].state == "draining":
+        raise Refused(409, f"replica {index} is draining already")
+    return index
+
+
+def _replica(driver: Driver, body: Body) -> int:
+    """Return the replica that a body names, unless it is gone."""
+    index, count = body.get("replica"), len(driver.cluster.replicas)
+    if type(index) is not int:
+        raise Refused(400, f"replica is {shown(index)} but must be the number of a replica")
+    if not 0 <= index < count:
+        raise Refused(404, f"there is no replica {shown(index)}; they are numbered from 0 to {count - 1}")
+    if driver.cluster.replicas[index].state == "gone":
+        raise Refused(409, f"replica {index} is gone")
+    return index
+
+
+def _number(body: Body, key: str) -> str:
+    """Return a number of a body as text."""
+    value = body.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e7:
+        return str(value)
+    raise Refused(400, f"{key} is {shown(value)} but must be a number from 0 to 1e7")
+
+
+def _name(body: Body, key: str) -> str:
+    """Return a name of a body, which a setting can hold."""
+    value = body[key]
+    if isinstance(value, str) and value and value.isprintable() and pairs(key, f"{key}={value}") == {key: value}:
+        return value
+    raise Refused(400, f"{key} is {shown(value)} but must be a name")

@@ -1,0 +1,42 @@
+"""Operations on a live cluster, as texts of `cluster.failures` that do the same in a run of what was recorded."""
+
+from __future__ import annotations
+
+from servesim.engine.fleet import Fleet
+from servesim.features.failures import FailuresFeature
+from servesim.features.failures.added import kinds_of
+from servesim.features.failures.part import Failing, Slowdown
+from servesim.features.failures.setup import happening, response_of
+from servesim.run.setup import Setup, check_together
+
+
+class Operations:
+    """Part of a run that crashes, slows, drains and adds replicas whenever it is told to."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Add the part to a run. Raise UserError if something in the run excludes it."""
+        scenario = setup.scenario
+        check_together(scenario, setup.pools, setup.trace, also=FailuresFeature.name)
+        self.done: list[str] = []
+        """Texts of what was done, with its times, in the form of `cluster.failures`."""
+        self._setup, self._kind_of = setup, kinds_of(setup)
+        found = next((part for part in setup.parts if isinstance(part, Failing)), None)
+        if found is None:
+            found = Failing(response_of(FailuresFeature.settings(scenario), scenario.seed))
+            setup.parts.insert(0, found)
+        self._part = found
+
+    def happens(self, text: str, fleet: Fleet) -> None:
+        """Schedule something of the run in progress, at a time yet to come. Raise UserError if it cannot happen."""
+        what = happening(text, kind_of=self._kind_of)
+        fleet.pools += [made.pool for made in self._setup.pools[len(fleet.pools) :]]
+        self._part.happens(what)
+        self.done.append(text)
+
+    def start_ns(self, pool: str = "", gpu: str = "", model: str = "") -> int:
+        """Return the time in ns that an added replica takes to start. Raise UserError if it cannot be added."""
+        return self._kind_of(pool, gpu, model).start_ns
+
+    def slow(self, index: int) -> Slowdown | None:
+        """Return why a replica is slow now, or None if it is not."""
+        return self._part.slow(index)
