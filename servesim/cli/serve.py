@@ -101,7 +101,6 @@ def serve(
     from servesim.live.server import check_installed, lengths
 
     check_installed()
-    from servesim.live.admin import Admin
     from servesim.live.app import App  # what follows is of the extra
     from servesim.live.driver import Driver
     from servesim.live.events.forward import ForwardMetrics
@@ -133,6 +132,8 @@ def serve(
         watchers.append(ForwardMetrics(asked, forward_metrics))
     token = os.environ.get(ADMIN_TOKEN)
     if token is not None:
+        from servesim.live.admin import Admin
+
         watchers.append(Admin(token, lambda: drivers[-1]))
 
     def make() -> Driver:

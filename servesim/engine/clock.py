@@ -41,13 +41,6 @@ class Clock(simpy.Environment):
         """Current time in ns."""
         return self._now  # type: ignore[return-value]
 
-    def free_ns(self, ns: int) -> int:
-        """Return the first time from `ns` on at which nothing is due so far."""
-        taken = {due for due, *_ in self._queue}
-        while ns in taken:
-            ns += 1
-        return ns
-
     def at(self, ns: int, order: int, callback: Callable[[Event], None]) -> Event:
         """Call `callback(event)` at `ns`. Among events at one instant, the lowest `order` goes first."""
         event = Event(self)

@@ -232,8 +232,7 @@ class Driver:
         if not self._advance(now):
             return
         soon = max(now, self._clock.ns + 1)
-        at = self._clock.free_ns(max(soon, at_ns))
-        self.operations.happens(say(at), self.cluster.fleet)
+        at = self.operations.happens(say, max(soon, at_ns), self.cluster.fleet, self._clock)
         if at_ns <= soon:
             self._advance(at)
         self._set_timer()

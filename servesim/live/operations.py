@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from servesim.engine.clock import Clock
 from servesim.engine.fleet import Fleet
 from servesim.features.failures import FailuresFeature
 from servesim.features.failures.added import kinds_of
@@ -26,12 +29,18 @@ class Operations:
             setup.parts.insert(0, found)
         self._part = found
 
-    def happens(self, text: str, fleet: Fleet) -> None:
-        """Schedule something of the run in progress, at a time yet to come. Raise UserError if it cannot happen."""
+    def happens(self, say: Callable[[int], str], ns: int, fleet: Fleet, clock: Clock) -> int:
+        """Schedule something of the run in progress from `ns` on, at a time at which nothing else is due, and return
+        that. `say` returns its text for that time. Raise UserError if it cannot happen."""
+        taken = {due for due, *_ in clock._queue}
+        while ns in taken:
+            ns += 1
+        text = say(ns)
         what = happening(text, kind_of=self._kind_of)
         fleet.pools += [made.pool for made in self._setup.pools[len(fleet.pools) :]]
         self._part.happens(what)
         self.done.append(text)
+        return ns
 
     def start_ns(self, pool: str = "", gpu: str = "", model: str = "") -> int:
         """Return the time in ns that an added replica takes to start. Raise UserError if it cannot be added."""
