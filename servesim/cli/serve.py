@@ -125,7 +125,7 @@ def serve(
     recording = Recording() if record is not None else None
     model = served_model_name or str(asked.model)
     drivers: list[Driver] = []
-    watchers: list[Watcher] = [Information(model, asked), Metrics(model, dialect_of(asked), lambda: drivers[-1])]
+    watchers: list[Watcher] = [Information(model, asked), Metrics(model, dialect_of(asked))]
     if kv_events is not None:
         watchers.append(KVEvents(asked, kv_events, topic=kv_events_topic, replay=kv_events_replay))
     if forward_metrics is not None:
@@ -134,7 +134,7 @@ def serve(
     if token is not None:
         from servesim.live.admin import Admin
 
-        watchers.append(Admin(token, lambda: drivers[-1]))
+        watchers.append(Admin(token))
 
     def make() -> Driver:
         own = None if drivers else recording

@@ -27,14 +27,13 @@ Body = Mapping[str, Any]
 
 
 class Admin(Watcher):
-    """Pages under /admin, for those who send `token`. `driver`: returns the driver that serves now."""
+    """Pages under /admin, for those who send `token`."""
 
-    def __init__(self, token: str, driver: Callable[[], Driver]) -> None:
+    def __init__(self, token: str) -> None:
         """Raise UserError for a token that could be guessed or not be sent."""
         if len(token) < TOKEN_LEAST or not token.isascii() or not token.isprintable() or " " in token:
             raise UserError(f"the admin token must have at least {TOKEN_LEAST} printable ASCII characters, no spaces")
         self._expected = f"Bearer {token}".encode()
-        self._driver = driver
 
     def announced(self) -> str:
         return "operators may use the pages under /admin"
@@ -53,7 +52,7 @@ class Admin(Watcher):
     def _page(self, name: str = "", do: Callable[[Driver, Body], None] | None = None) -> Handler:
         def page(visit: Visit) -> dict[str, Any]:
             self._check(visit)
-            driver = self._driver()
+            driver = self.driver
             if driver.failure:
                 raise Refused(503, "the engine has failed; it restarts with the next request")
             if do is not None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from servesim.errors import UserError
 from servesim.run.scenario import Scenario
-from servesim.run.setup import Setup, set_up
+from servesim.run.setup import Setup, check_together, set_up
 from servesim.workload.trace import Samples, Trace
 
 
@@ -19,10 +19,12 @@ def set_up_live(scenario: Scenario) -> Setup:
     return setup
 
 
-def why_no_samples(scenario: Scenario) -> str:
-    """Return why a deployment cannot serve several samples of a prompt, or an empty text if it can."""
+def why_no_samples(scenario: Scenario, also: str = "") -> str:
+    """Return why a deployment cannot serve several samples of a prompt, or an empty text if it can. `also`: a feature
+    that is on, whatever the scenario says."""
     try:
-        set_up(scenario, one_row(1, 1, samples=2))
+        setup = set_up(scenario, one_row(1, 1, samples=2))
+        check_together(setup.scenario, setup.pools, setup.trace, also=also)
     except UserError as error:
         return str(error)
     return ""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.contracts.part import Part, verbs
 from servesim.contracts.request import Deadline, Request, State
 from servesim.engine.clock import ABORT, FOLLOW
+from servesim.engine.pool import Pool
 from servesim.errors import PolicyError, UserError
 from servesim.live.arrivals import Arrivals
 from servesim.live.deployment import one_row, set_up_live, why_no_samples
@@ -71,6 +72,8 @@ class Driver:
         """Set up the cluster, on which `operate` acts if it is `operated`. Raise UserError if it needs to know the
         future, or cannot be operated."""
         self.setup = set_up_live(scenario)
+        for watcher in watchers:
+            watcher.driver = self
         self.operations: Operations | None = None
         if operated:
             from servesim.live.operations import Operations
@@ -112,6 +115,10 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
         self._due = FOREVER
+
+    def scenario_of(self, pool: Pool) -> Scenario:
+        """Return the resolved scenario of a pool."""
+        return next(each.scenario for each in self.setup.pools if each.pool is pool)
 
     def now_ns(self) -> int:
         """Return the current simulated time in ns."""
@@ -180,7 +187,9 @@ class Driver:
 
     def _check_samples(self) -> None:
         if self._no_samples is None:
-            self._no_samples = why_no_samples(self.setup.scenario)
+            self._no_samples = why_no_samples(
+                self.setup.scenario, self.operations.feature if self.operations is not None else ""
+            )
         if self._no_samples:
             raise UserError(self._no_samples)
 

@@ -16,6 +16,9 @@ from servesim.run.setup import Setup, check_together
 class Operations:
     """Part of a run that crashes, slows, drains and adds replicas whenever it is told to."""
 
+    feature = FailuresFeature.name
+    """Name of the feature that does it."""
+
     def __init__(self, setup: Setup) -> None:
         """Add the part to a run. Raise UserError if something in the run excludes it."""
         scenario = setup.scenario

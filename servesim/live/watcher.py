@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servesim.contracts.part import Part, verbs
 from servesim.contracts.request import Request
 from servesim.records.recorder import Recorder
 from servesim.records.step import Late, Step
+
+if TYPE_CHECKING:
+    from servesim.live.driver import Driver
 
 
 class Visit(NamedTuple):
@@ -45,6 +48,9 @@ Pages = Mapping[tuple[str, str], Handler]
 class Watcher(Part):
     """Part that also handles the records of a live run. All verbs are optional, and only those that a class overrides
     are called. If a policy fails, the engine starts again with the same watchers, which `join` the new cluster."""
+
+    driver: Driver
+    """Driver that serves now, set before anything else is asked of it."""
 
     def first_token(self, request: Request) -> None:
         """Handle a request whose first token is delivered now."""

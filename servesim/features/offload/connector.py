@@ -32,6 +32,8 @@ class Offload(Connector):
     size `gpu_block_tokens`; each GPU block takes `gpu_block_bytes` on each GPU. `told_at_end`: a finished copy is
     noticed only when its request has ended (0.19), not when the copy is done."""
 
+    tier = "host"
+
     def __init__(
         self,
         memory: HostMemory,

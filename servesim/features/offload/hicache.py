@@ -29,6 +29,7 @@ class HiCache(Offload):
     """HiCache's rules, as described above. `layers`: layers of the model. `hits`: number of times a block must be
     computed or found before it is stored."""
 
+    tier = ""
     in_step = True
 
     def __init__(self, *args: Any, layers: int, hits: int = 1, **more: Any) -> None:

@@ -94,7 +94,8 @@ class ForwardMetrics(Watcher):
         """Raise UserError for an invalid endpoint, and for an engine that has no such metrics."""
         check_endpoint(OPTION, endpoint)
         self._endpoint = endpoint
-        self._sglang = {pool.name: engine_of(pool.scenario, OPTION) == "sglang" for pool in pool_scenarios(scenario)}
+        for pool in pool_scenarios(scenario):
+            engine_of(pool.scenario, OPTION)
         self._senders: dict[int, _Sender] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._encode = msgspec.msgpack.Encoder().encode
@@ -108,14 +109,15 @@ class ForwardMetrics(Watcher):
         return f"publishing forward-pass metrics at {', '.join(self.endpoints)}"
 
     def join(self, cluster: ClusterView) -> None:
-        self._replicas = cluster.replicas
+        self._replicas, self._pool_of = cluster.replicas, cluster.fleet.pool_of
 
     def core_made(self, replica: Any) -> None:
         """Begin at number 0, with the sockets that a replica had before a crash."""
         index, sender = replica.index, self._senders.get(replica.index)
         if sender is None:
             channel = Channel(OPTION, endpoint_of(self._endpoint, index))
-            sender = self._senders[index] = _Sender(channel, self._sglang[replica.pool])
+            sglang = engine_of(self.driver.scenario_of(self._pool_of[index]), OPTION) == "sglang"
+            sender = self._senders[index] = _Sender(channel, sglang)
         sender.channel.restart()
         sender.last_ns = 0
 

@@ -19,7 +19,7 @@ from servesim.live.events.engines import engine_of
 from servesim.live.events.formats import Batch, Format, Sglang, Vllm
 from servesim.live.watcher import Gap, Watcher
 from servesim.records.step import Step
-from servesim.run.pools import PoolScenario, pool_scenarios
+from servesim.run.pools import pool_scenarios
 from servesim.run.scenario import Scenario
 
 OPTION = "--kv-events"
@@ -53,8 +53,7 @@ class KVEvents(Watcher):
         if replay is not None:
             check_endpoint(f"{OPTION}-replay", replay)
         self._endpoint, self._topic, self._replay, self._wall = endpoint, topic.encode(), replay, wall
-        self._pools = {pool.name: pool for pool in pool_scenarios(scenario)}
-        for pool in self._pools.values():
+        for pool in pool_scenarios(scenario):
             engine_of(pool.scenario, OPTION)
         self._caches: dict[int, _Cache] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,6 +69,7 @@ class KVEvents(Watcher):
 
     def join(self, cluster: ClusterView) -> None:
         self._clock, self._replicas, self._loop = cluster.clock, cluster.replicas, None
+        self._pool_of = cluster.fleet.pool_of
         if not any(replica.core.kv.shares for replica in cluster.replicas):
             name = cluster.replicas[0].core.kv.name
             raise UserError(f"{OPTION}: kv {name} has no prefix cache, so there is nothing to publish")
@@ -89,7 +89,8 @@ class KVEvents(Watcher):
             return
         replay = endpoint_of(self._replay, index) if self._replay is not None else None
         channel = Channel(OPTION, endpoint_of(self._endpoint, index), self._topic, replay)
-        self._caches[index] = _Cache(channel, format_of(self._pools[replica.pool], replica.core.kv))
+        scenario = self.driver.scenario_of(self._pool_of[index])
+        self._caches[index] = _Cache(channel, format_of(scenario, replica.core.kv))
         if self._loop is not None:
             channel.answer(self._loop)
 
@@ -124,9 +125,9 @@ class KVEvents(Watcher):
             cache.events = []
 
 
-def format_of(pool: PoolScenario, kv: Any) -> Format:
-    """Return the format of a pool's engine."""
-    if engine_of(pool.scenario, OPTION) == "sglang":
+def format_of(scenario: Scenario, kv: Any) -> Format:
+    """Return the format of a scenario's engine."""
+    if engine_of(scenario, OPTION) == "sglang":
         return Sglang()
-    latent = ModelSpec.load(pool.scenario.model).latent is not None
+    latent = ModelSpec.load(scenario.model).latent is not None
     return Vllm("mla_attention" if latent else "full_attention", getattr(kv.params, "hash_lookahead_tokens", 0))

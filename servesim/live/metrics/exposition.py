@@ -1,4 +1,4 @@
-"""Metrics as a page in Prometheus' text format or OpenMetrics, with prometheus_client."""
+"""Metrics as a page in Prometheus' text format, with prometheus_client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from servesim.live.driver import Driver
@@ -16,12 +16,12 @@ from servesim.live.metrics.histogram import NS, Histogram
 from servesim.live.watcher import Page
 
 
-def page(model: str, dialect: Dialect, engines: Sequence[Engine], driver: Driver, accept: str) -> Page:
-    """Return the metrics of a model's engines. `accept`: the header that says which format is wanted."""
+def page(model: str, dialect: Dialect, engines: Sequence[Engine], driver: Driver) -> Page:
+    """Return the metrics of a model's engines. The format is the same for whoever asks, as that of the engines: in
+    OpenMetrics, Prometheus would get names with escaped colons."""
     registry = CollectorRegistry()
     registry.register(_Snapshot(model, dialect, engines, driver))
-    encode, content_type = choose_encoder(accept)
-    return Page(encode(registry), content_type)
+    return Page(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
 
 
 class _Snapshot(Collector):

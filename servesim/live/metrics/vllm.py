@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from servesim.contracts.request import State
-from servesim.features.offload.connector import Offload
 from servesim.live.metrics.counts import Bounds, Counts
 from servesim.live.metrics.dialect import Dialect, Engine, Family, Labelled, load_of, one
 from servesim.live.metrics.histogram import Histogram
@@ -107,7 +106,8 @@ def _by_tier(engine: Engine) -> Labelled:
 def source_of(core: Any) -> str:
     """Return the tier that a core's connector loads from (vllm/v1/metrics/cache_hit_source.py): only the offloading
     connector knows it; NIXL's and LMCache's do not say."""
-    return "host" if type(core.connector) is Offload else "external_unspecified"
+    connector = core.connector
+    return (connector.tier if connector is not None else "") or "external_unspecified"
 
 
 def _by_finish(engine: Engine) -> Labelled:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.contracts.plan import Plan
 from servesim.contracts.request import Request, State
-from servesim.features.handoff.part import Handoff
-from servesim.live.driver import Driver
 from servesim.live.metrics.counts import Counts, End
 from servesim.live.metrics.dialect import Dialect, Engine
 from servesim.live.metrics.exposition import page
@@ -20,32 +18,32 @@ QUEUE_FULL = "queue full"
 
 
 class Metrics(Watcher):
-    """Metrics of all replicas, which go on when the engine starts again because a policy has failed. `driver` returns
-    the current driver; it is first called when a request is sent."""
+    """Metrics of all replicas, which go on when the engine starts again because a policy has failed."""
 
-    def __init__(self, model: str, dialect: Dialect, driver: Callable[[], Driver]) -> None:
-        self.model, self.dialect, self.driver = model, dialect, driver
+    def __init__(self, model: str, dialect: Dialect) -> None:
+        self.model, self.dialect = model, dialect
         self._counts: dict[int, Counts] = {}
 
     def pages(self) -> Pages:
         return {("GET", path): self._page for path in self.dialect.paths}
 
     def _page(self, visit: Visit) -> Page:
-        return page(self.model, self.dialect, self.engines(), self.driver(), visit.headers.get("accept", ""))
+        return page(self.model, self.dialect, self.engines(), self.driver)
 
     def engines(self) -> list[Engine]:
         """Return all replicas that exist now."""
-        pools, pool_of = self.driver().setup.pools, self._cluster.fleet.pool_of
-        scenarios = {id(each.pool): each.scenario for each in pools}
+        pool_of, scenario_of = self._cluster.fleet.pool_of, self.driver.scenario_of
         found = [replica for replica in self._cluster.replicas if replica.state != "gone"]
         several = len(found) > 1
-        return [Engine(r, self._counts[r.index], scenarios[id(pool_of[r.index])], several) for r in found]
+        return [Engine(r, self._counts[r.index], scenario_of(pool_of[r.index]), several) for r in found]
 
     # What happens.
 
     def join(self, cluster: Any) -> None:
         self._cluster, self._clock = cluster, cluster.clock
-        self._handoff: Handoff | None = cluster.part(Handoff)
+        found = [part.passages for part in cluster.parts if hasattr(part, "passages")]
+        self._passages: Mapping[Request, Any] = found[0] if found else {}
+        """Passages of requests whose prompts and answers are computed apart."""
         self._made: set[int] = set()  # replicas of this cluster that have had a core
         self._out_ns = -1  # not asked yet
         self._sent: dict[Request, int] = {}  # when requests were sent to their replica
@@ -89,7 +87,7 @@ class Metrics(Watcher):
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
         self._sent[request] = self._clock.ns
-        stream = self.driver().streams.get(request.row)
+        stream = self.driver.streams.get(request.row)
         if stream is not None and not stream.streamed:
             self._whole.add(request)
 
@@ -177,10 +175,10 @@ class Metrics(Watcher):
         return at if at >= 0 else request.arrival_ns
 
     def _at_decode(self, request: Request) -> int:
-        passage = self._handoff.passages.get(request) if self._handoff is not None else None
+        passage = self._passages.get(request)
         return passage.sent_ns if passage is not None else -1
 
     def _out(self) -> int:
         if self._out_ns < 0:
-            self._out_ns = self.driver().setup.out_ns
+            self._out_ns = self.driver.setup.out_ns
         return self._out_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,16 @@ from servesim.errors import UserError
 from servesim.live.admin import Admin
 from servesim.live.app import App
 from servesim.live.driver import Driver
+from servesim.live.events.forward import ForwardMetrics
+from servesim.live.events.kv import KVEvents
+from servesim.live.metrics.dialects import dialect_of
+from servesim.live.metrics.watcher import Metrics
 from servesim.live.recording import Recording, save_replay
 from servesim.live.virtual_clock import VirtualLoop
+from servesim.live.watcher import Watcher
 from servesim.run.scenario import Scenario
 from servesim.run.setting_names import load_settings
+from tests.unit.live.test_app import Client
 from tests.unit.live.test_driver import ONE, Seen, crowd, same
 
 pytestmark = pytest.mark.feature("failures")
@@ -58,16 +64,20 @@ class Operator:
 Acts = Callable[[Operator, Driver, Seen], Coroutine[Any, Any, Any]]
 
 
-def operated(settings: dict[str, Any], acts: Acts, recording: Recording | None = None) -> tuple[Seen, Any]:
-    """Run a server under operators in virtual time; return what clients saw, and what `acts` returns."""
+def operated(
+    settings: dict[str, Any], acts: Acts, recording: Recording | None = None, others: Sequence[Watcher] = ()
+) -> tuple[Seen, Any]:
+    """Run a server under operators in virtual time, with other watchers beside them; return what clients saw, and what
+    `acts` returns."""
     loop, asked, made = VirtualLoop(), Scenario.of(settings), []
 
     def make() -> Driver:
-        made.append(Driver(asked, recording=recording, watchers=[admin], operated=True))
+        made.append(Driver(asked, recording=recording, watchers=watchers, operated=True))
         return made[-1]
 
-    admin = Admin(TOKEN, lambda: made[-1])
-    app = App(make, lambda row: 30, "m", [admin])
+    admin = Admin(TOKEN)
+    watchers = [*others, admin]
+    app = App(make, lambda row: 30, "m", watchers)
     seen = Seen(app.driver)
 
     async def main() -> Any:
@@ -203,6 +213,32 @@ def test_a_replacement_serves_from_the_instant_at_which_the_replaced_one_drains(
     same(seen, replayed(seen, recording, ONE, tmp_path))
 
 
+def test_everything_that_watches_goes_on_with_a_replica_of_another_gpu() -> None:
+    metrics = Metrics("m", dialect_of(Scenario.of(ONE)))
+    events = KVEvents(Scenario.of(ONE), "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0")
+    steps = ForwardMetrics(Scenario.of(ONE), "tcp://127.0.0.1:0")
+
+    async def acts(operator: Operator, driver: Driver, seen: Seen) -> str:
+        await operator.do("replace", replica=0, gpu="h200", startup_s=0.1)
+        await asyncio.sleep(1)
+        await seen.read(driver.submit([1] * 60, 20, 20))
+        _, page, _ = await Client(operator.app).ask("/metrics")
+        return page.decode()
+
+    seen, page = operated(ONE, acts, others=[metrics, events, steps])
+    assert seen.streams[0].request.replica == 1
+    assert 'vllm:request_success_total{engine="1",finished_reason="length",model_name="m"} 1.0' in page
+    assert len(events.endpoints) == 1  # the other replica is gone
+
+
+def test_several_samples_are_refused_where_a_replica_may_be_lost() -> None:
+    async def acts(operator: Operator, driver: Driver, seen: Seen) -> None:
+        with pytest.raises(UserError, match="several samples"):
+            driver.submit_samples([1, 2], 5, [5, 5], [(), ()])
+
+    operated(ONE, acts)
+
+
 def test_while_the_only_replica_is_down_requests_wait_for_it(tmp_path: Path) -> None:
     recording = Recording()
 
@@ -289,7 +325,7 @@ def test_only_who_has_the_token_may_look_or_act(token: str | None, status: int) 
 @pytest.mark.parametrize("token", ["", "short", "a token with spaces", "ö" * 20])
 def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> None:
     with pytest.raises(UserError, match="the admin token must have at least 16 printable ASCII characters"):
-        Admin(token, lambda: None)  # type: ignore[arg-type,return-value]
+        Admin(token)
 
 
 def test_a_server_without_a_token_has_no_such_pages() -> None:

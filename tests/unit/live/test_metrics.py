@@ -70,7 +70,7 @@ class Run:
     def __init__(self, settings: dict[str, Any], clients: Clients, accept: str = "") -> None:
         loop, recording, scenario = VirtualLoop(), Recording(), Scenario.of(settings)
         drivers: list[Driver] = []
-        self.metrics = Metrics("m", dialect_of(scenario), lambda: drivers[-1])
+        self.metrics = Metrics("m", dialect_of(scenario))
         drivers.append(Driver(scenario, recording=recording, watchers=[self.metrics]))
         self.driver, self.seen = drivers[0], Seen(drivers[0])
 
