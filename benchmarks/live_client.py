@@ -91,8 +91,8 @@ class Answer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
         whole, end, self._rest = (self._rest + data).rpartition(b"\n\n")
-        if not self._seen.status and (whole or self._rest).startswith(b"HTTP/1."):
-            self._seen.status = int((whole or self._rest)[9:12])
+        if not self._seen.status and len(start := whole or self._rest) >= 12:
+            self._seen.status = int(start[9:12])  # of HTTP/1.1 200
         if end:
             self._read(whole, now)
 
@@ -109,11 +109,11 @@ class Answer(asyncio.Protocol):
             seen.tokens += sum(text.count(b" ") for text in texts)
             if self._check:
                 self._text += texts
+        if (usage := USAGE.search(events)) is not None:
+            seen.usage = int(usage[1])
+            cached = CACHED.search(events)
+            seen.cached = int(cached[1]) if cached is not None else -1
         if b"data: [DONE]" in events:
-            if (usage := USAGE.search(events)) is not None:
-                seen.usage = int(usage[1])
-            if (cached := CACHED.search(events)) is not None:
-                seen.cached = int(cached[1])
             self._end("" if seen.chunks else "no tokens")
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -190,6 +190,8 @@ def test_a_real_router_finds_as_many_prefixes_as_ours(
         running = servers(stack, tmp_path)
         urls = [each.url for each in running]
         with router(environment, command, urls, tmp_path / "router.log") as url:
+            (listed,) = {model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]}
+            assert listed == running[0].model  # routers learn it from pages such as /model_info
             asyncio.run(send(url, running[0].model, sent))
         for each in running:
             each.stop()
