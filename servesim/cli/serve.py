@@ -49,7 +49,9 @@ def serve(
     scenario: Annotated[
         Path | None, typer.Argument(metavar="SCENARIO", help="YAML file. Options and --set override it.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=COMMON)] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on (host terms: --set host=TERMS).", rich_help_panel=COMMON)
+    ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port, or 0 for a free one.", rich_help_panel=COMMON)
     ] = 8000,

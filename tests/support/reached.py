@@ -23,7 +23,9 @@ from tests.support.mutations import ROOT
 OUTSIDE = ("policies", "traces", "calibrate", "reports")
 """Folders that are installed as packages of servesim."""
 TESTS = ("tests/unit", "tests/conformance", "tests/property", "tests/validation")
-LEFT_OUT = tuple(f"tests/unit/tools/test_{name}.py" for name in ("bench_peers", "benchmarks", "guard_of_speed"))
+LEFT_OUT = tuple(
+    f"tests/unit/tools/test_{name}.py" for name in ("bench_live", "bench_peers", "benchmarks", "guard_of_speed")
+)
 """Tests that import the plugin of benchmarks, and reach nothing else."""
 PYTEST = (
     *("-q", "-p", "no:benchmark", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no"),

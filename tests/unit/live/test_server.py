@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import servesim
+from servesim.cli.app import app
 from servesim.errors import UserError
 from servesim.live.server import lengths
 from servesim.run.setting_names import load_settings
@@ -58,3 +61,11 @@ def test_lengths_are_drawn_by_row_and_seed() -> None:
 def test_an_unknown_distribution_of_lengths_is_refused() -> None:
     with pytest.raises(UserError, match="unknown distribution 'long'"):
         lengths("long", 1)
+
+
+def test_host_is_the_address_to_listen_on_and_host_terms_are_set_by_key() -> None:
+    group: Any = typer.main.get_command(app)
+    arguments = ["--host", "0.0.0.0", "--set", "host=vllm-0.12-h100"]
+    given = group.get_command(None, "serve").make_context("serve", arguments).params
+    assert given["host"] == "0.0.0.0"
+    assert ["host=vllm-0.12-h100"] in given.values()
