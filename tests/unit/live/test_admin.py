@@ -90,6 +90,8 @@ def operated(
         found = loop.run_until_complete(main())
     finally:
         loop.close()
+        for watcher in watchers:
+            watcher.close()
     assert not app.driver.failure
     return seen, found
 
@@ -228,7 +230,6 @@ def test_everything_that_watches_goes_on_with_a_replica_of_another_gpu() -> None
     seen, page = operated(ONE, acts, others=[metrics, events, steps])
     assert seen.streams[0].request.replica == 1
     assert 'vllm:request_success_total{engine="1",finished_reason="length",model_name="m"} 1.0' in page
-    assert len(events.endpoints) == 1  # the other replica is gone
 
 
 def test_several_samples_are_refused_where_a_replica_may_be_lost() -> None:
