@@ -11,18 +11,15 @@ from typing import Any
 
 from servesim.errors import UserError
 from servesim.live.driver import Driver
-from servesim.live.protocol import OUTPUT_HEADER, Refused, asked_of, chat_tokens, document_of, prompt_tokens
+from servesim.live.protocol import OUTPUT_HEADER, Refused, asked_of, document_of
 from servesim.live.replies import Reply, failed
 from servesim.live.stream import Stream
-from servesim.live.tokens import pieces_of, token_of
 from servesim.live.watcher import Handler, Page, Visit, Watcher
 
 MOST_BODY = 8 << 20
 """Maximum size of a body in bytes."""
 MOST_STREAMS = 4096
 """Maximum number of answers in progress."""
-KEPT_PIECES = 1 << 20
-"""Maximum number of pieces that /detokenize remembers."""
 CAME = "came"
 """Key in the state of a connection: a list of the time of the loop at which it last received something."""
 LATE_EVERY_S = 60
@@ -47,14 +44,10 @@ class App:
         self.max_model_len = int(self.driver.setup.scenario.engine.max_model_len)
         self.draining = False
         self._open = 0
-        self._pieces: dict[int, str] = {}
         self._watchers = watchers
         self._pages: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): lambda visit: {},
             ("GET", "/load"): lambda visit: {"server_load": self._open},
-            ("GET", "/v1/models"): lambda visit: self._models(),
-            ("POST", "/tokenize"): lambda visit: self._tokenize(visit.body),
-            ("POST", "/detokenize"): lambda visit: self._detokenize(visit.body),
         }
         for watcher in watchers:
             self._pages |= watcher.pages()
@@ -166,26 +159,6 @@ class App:
         sys.stderr.write(f"error: {self.driver.failure}; its answers ended with status 500, and the engine restarts\n")
         self.driver = self._make()
         self.driver.start()
-
-    def _models(self) -> dict[str, Any]:
-        one = {"id": self.model, "object": "model", "created": 0, "owned_by": "servesim", "root": self.model}
-        return {"object": "list", "data": [{**one, "max_model_len": self.max_model_len}]}
-
-    def _tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        if "messages" in body:
-            tokens = chat_tokens(body)
-        else:
-            prompt = body.get("prompt")
-            tokens = prompt_tokens(prompt)
-            if isinstance(prompt, str) and len(self._pieces) < KEPT_PIECES:
-                self._pieces |= {token_of(piece): piece for piece in pieces_of(prompt)}
-        return {"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens}
-
-    def _detokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        tokens = body.get("tokens")
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise Refused(400, "tokens must be a list of token ids")
-        return {"prompt": "".join(self._pieces.get(token, f" t{token}") for token in tokens)}
 
 
 _CHAT = "/v1/chat/completions"
