@@ -124,9 +124,9 @@ class Answer(asyncio.Protocol):
             return
         self._seen.error = error
         if self._check and not error:
-            from servesim.live.tokens import answer_to
+            from servesim.live.tokens import Words
 
-            told = "".join(answer_to(self._seen.row, self._seen.usage))
+            told = Words(self._seen.row, self._seen.usage).text(0, self._seen.usage)
             self._seen.in_order = b"".join(self._text).decode() == told
         self.ended.set_result(None)
         self._transport.close()

@@ -104,45 +104,47 @@ def serve(
 
     check_installed()
     from servesim.live.app import App  # what follows is of the extra
+    from servesim.live.deployment import why_not_operated
     from servesim.live.driver import Driver
     from servesim.live.events.forward import ForwardMetrics
     from servesim.live.events.kv import KVEvents
     from servesim.live.information import Information
     from servesim.live.metrics.dialects import dialect_of
     from servesim.live.metrics.watcher import Metrics
-    from servesim.live.recording import Recording, replay_of, save_replay
+    from servesim.live.recording import Recording, check_record, names_code, save_replay
     from servesim.live.server import serve as run_server
     from servesim.run.scenario import Scenario
 
     if not 0.001 <= speed <= 1000:
         raise UserError(f"--speed is {speed:g} but must be from 0.001 to 1000")
-    if record is not None and (record.exists() or not record.absolute().parent.is_dir()):
-        raise UserError(f"--record {record}: must be a new file in an existing directory")
+    if record is not None:
+        check_record(record)
     if kv_events is None and (kv_events_topic or kv_events_replay is not None):
         raise UserError("--kv-events-topic and --kv-events-replay require --kv-events")
-    if record is not None and (replay_of(record) == record or replay_of(record).exists()):
-        raise UserError(f"--record {record}: the scenario {replay_of(record)} is written too, which must be a new file")
     asked = Scenario.of(_settings(scenario, context.obj))
     draw = lengths(output, asked.seed)
     recording = Recording() if record is not None else None
     model = served_model_name or str(asked.model)
-    drivers: list[Driver] = []
+    first: list[Driver] = []  # the engine that is recorded
     watchers: list[Watcher] = [Information(model, asked), Metrics(model, dialect_of(asked))]
     if kv_events is not None:
         watchers.append(KVEvents(asked, kv_events, topic=kv_events_topic, replay=kv_events_replay))
     if forward_metrics is not None:
         watchers.append(ForwardMetrics(asked, forward_metrics))
     token = os.environ.get(ADMIN_TOKEN)
+    if token is not None and (reason := why_not_operated(asked)):
+        typer.echo(f"note: no pages for operators, though {ADMIN_TOKEN} is set: {reason}", err=True)
+        token = None
     if token is not None:
         from servesim.live.admin import Admin
 
         watchers.append(Admin(token))
 
     def make() -> Driver:
-        own = None if drivers else recording
-        operated = token is not None
-        drivers.append(Driver(asked, speed=speed, recording=own, watchers=watchers, operated=operated))
-        return drivers[-1]
+        own = None if first else recording
+        made = Driver(asked, speed=speed, recording=own, watchers=watchers, operated=token is not None)
+        first[:] = first or [made]
+        return made
 
     def ready(address: str) -> None:
         for line in filter(None, [watcher.announced() for watcher in watchers]):
@@ -155,9 +157,10 @@ def serve(
             typer.echo(f"note: no request arrived, so {record} was not written", err=True)
             return
         recording.save(record)
-        operations = drivers[0].operations
+        operations = first[0].operations
         replay = save_replay(asked, record, operations.done if operations is not None else ())
-        typer.echo(f"{len(recording):,} requests recorded in {record}; the same run offline: servesim run {replay}")
+        run = f"servesim run {replay}{' --trust' if names_code(asked) else ''}"
+        typer.echo(f"{len(recording):,} requests recorded in {record}; the same run offline: {run}")
 
 
 def _settings(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ def fork(core: EngineCore, request: Request, now: int) -> list[Request]:
         sample.scheduled_ns, sample.first_token_ns, sample._last_token_ns = request.scheduled_ns, now, now
         sample.hit_tokens = sample.prompt_len
         sample.state = State.RUNNING if running else State.PREEMPTED
+        if core.on_first is not None:
+            core.on_first(sample)
         if core.on_output is not None:
             core.on_output(sample, 1)
         if running:

@@ -8,6 +8,7 @@ from typing import Any
 
 from servesim.errors import UserError, shown, suggest
 from servesim.features.failures.setup import ns_of, seconds_of
+from servesim.hardware.model import model_named
 from servesim.live.driver import Driver
 from servesim.live.protocol import Refused
 from servesim.live.watcher import Handler, Pages, Visit, Watcher
@@ -35,6 +36,10 @@ class Admin(Watcher):
             raise UserError(f"the admin token must have at least {TOKEN_LEAST} printable ASCII characters, no spaces")
         self._expected = f"Bearer {token}".encode()
 
+    def admits(self, path: str, headers: Mapping[str, str]) -> None:
+        if path == "/admin" or path.startswith("/admin/"):
+            self._check(headers)
+
     def announced(self) -> str:
         return "operators may use the pages under /admin"
 
@@ -51,7 +56,6 @@ class Admin(Watcher):
 
     def _page(self, name: str = "", do: Callable[[Driver, Body], None] | None = None) -> Handler:
         def page(visit: Visit) -> dict[str, Any]:
-            self._check(visit)
             driver = self.driver
             if driver.failure:
                 raise Refused(503, "the engine has failed; it restarts with the next request")
@@ -67,8 +71,8 @@ class Admin(Watcher):
 
         return page
 
-    def _check(self, visit: Visit) -> None:
-        given = visit.headers.get("authorization")
+    def _check(self, headers: Mapping[str, str]) -> None:
+        given = headers.get("authorization")
         if given is None:
             raise Refused(401, "send the admin token: Authorization: Bearer TOKEN")
         if not hmac.compare_digest(given.encode("latin-1"), self._expected):
@@ -187,6 +191,8 @@ def _number(body: Body, key: str) -> str:
 def _name(body: Body, key: str) -> str:
     """Return a name of a body, which a setting can hold."""
     value = body[key]
+    if key == "model" and isinstance(value, str) and model_named(value.partition(":")[0]) is None:
+        raise Refused(400, f"model {shown(value)} is unknown")  # what files this machine has is not told
     if isinstance(value, str) and value and value.isprintable() and pairs(key, f"{key}={value}") == {key: value}:
         return value
     raise Refused(400, f"{key} is {shown(value)} but must be a name")

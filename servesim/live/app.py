@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from servesim.contracts.part import verbs
 from servesim.errors import UserError
 from servesim.live.driver import Driver
 from servesim.live.protocol import OUTPUT_HEADER, Refused, asked_of, document_of
@@ -22,6 +23,7 @@ MOST_STREAMS = 4096
 """Maximum number of answers in progress."""
 CAME = "came"
 """Key in the state of a connection: a list of the time of the loop at which it last received something."""
+SHUTTING_DOWN = "the server is shutting down"
 LATE_EVERY_S = 60
 LATE_NS = 50_000_000
 Receive = Callable[[], Awaitable[Any]]
@@ -43,7 +45,7 @@ class App:
         self.driver = make()
         self.max_model_len = int(self.driver.setup.scenario.engine.max_model_len)
         self.draining = False
-        self._open = 0
+        self._open = self._renewals = 0
         self._watchers = watchers
         self._pages: dict[tuple[str, str], Handler] = {
             ("GET", "/health"): lambda visit: {},
@@ -51,6 +53,7 @@ class App:
         }
         for watcher in watchers:
             self._pages |= watcher.pages()
+        self._admits = verbs(watchers, "admits")
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer one request, or take part in the server's start and end."""
@@ -67,6 +70,7 @@ class App:
         self._tell_late()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        self._say_late()
         self.driver.close()
         for watcher in self._watchers:
             watcher.close()
@@ -74,6 +78,8 @@ class App:
 
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
+        if method == "HEAD":  # the server drops the body
+            method = "GET"
         try:
             if path in _COMPLETIONS:
                 if method != "POST":
@@ -82,11 +88,14 @@ class App:
                 body, headers = document_of(raw), _headers(scope)
                 await self._complete(body, path == _CHAT, headers, self._came(scope), receive, send)
                 return
+            headers = _headers(scope)
+            for admits in self._admits:
+                admits(path, headers)
             page = self._pages.get((method, path))
             if page is None:
-                raise Refused(404, f"{method} {path} is not served")
-            body = document_of(await _body(receive)) if method == "POST" else {}
-            found = page(Visit(body, _headers(scope)))
+                known = any(path == other for _, other in self._pages)
+                raise Refused(405 if known else 404, f"{method} {path} is not served")
+            found = page(Visit(document_of(await _body(receive)) if method == "POST" else {}, headers))
             await (_send(send, *found) if isinstance(found, Page) else _send_json(send, found))
         except _Gone:
             return
@@ -107,9 +116,8 @@ class App:
         receive: Receive,
         send: Send,
     ) -> None:
-        if self.draining or self._open >= MOST_STREAMS:
-            reason = "the server is shutting down" if self.draining else f"{MOST_STREAMS} answers are in progress"
-            raise Refused(503, reason)
+        if self.draining:
+            raise Refused(503, SHUTTING_DOWN)
         if self.driver.failure:
             self._renew()
         driver = self.driver
@@ -123,12 +131,13 @@ class App:
             told=headers.get(OUTPUT_HEADER),
         )
         answers = asked.answers
+        if self._open + len(answers) > MOST_STREAMS:
+            raise Refused(503, f"{self._open} answers are in progress, of at most {MOST_STREAMS}")
         try:
             streams = driver.submit_samples(
                 asked.prompt,
                 asked.max_tokens,
-                [len(answer.pieces) for answer in answers],
-                [answer.tokens for answer in answers],
+                [answer.words for answer in answers],
                 at_ns=driver.ns_of(came),
                 priority=asked.priority,
             )
@@ -137,26 +146,32 @@ class App:
         for stream in streams:
             stream.streamed = asked.stream
         watch = asyncio.ensure_future(_watch(receive, lambda: _cancel(driver, streams)))
-        self._open += 1
+        self._open += len(streams)
         try:
-            reply = Reply(asked, streams, int(time.time()))
+            reply = Reply(asked, streams, int(time.time()), self._renewals)
             await (_streamed if asked.stream else _whole)(streams, reply, driver, send)
+        except asyncio.CancelledError:  # the time to drain is over
+            raise Refused(503, SHUTTING_DOWN) from None
         finally:
-            self._open -= 1
+            self._open -= len(streams)
             watch.cancel()
             _cancel(driver, streams)
 
     def _tell_late(self) -> None:
-        """Say once in LATE_EVERY_S how late the machine was, if it was late by more than LATE_NS of simulated time."""
+        """Say once in LATE_EVERY_S how late the machine was."""
+        self._say_late()
+        asyncio.get_running_loop().call_later(LATE_EVERY_S, self._tell_late)
+
+    def _say_late(self) -> None:
+        """Say how late the machine was since this was last asked, if by more than LATE_NS of simulated time."""
         if (late_ns := self.driver.late.lately_ns) > LATE_NS:
             late_ms = late_ns / 1e6
             sys.stderr.write(f"warning: tokens were up to {late_ms:.0f} ms late in simulated time; lower --speed\n")
         self.driver.late.lately_ns = 0
-        asyncio.get_running_loop().call_later(LATE_EVERY_S, self._tell_late)
 
     def _renew(self) -> None:
-        """Begin again after a policy has failed; its error is told once."""
-        sys.stderr.write(f"error: {self.driver.failure}; its answers ended with status 500, and the engine restarts\n")
+        """Begin again after a policy has failed."""
+        self._renewals += 1
         self.driver = self._make()
         self.driver.start()
 
@@ -165,21 +180,32 @@ _CHAT = "/v1/chat/completions"
 _COMPLETIONS = ("/v1/completions", _CHAT)
 
 
+class _Early(Exception):
+    """An answer has ended before its last token."""
+
+
 class _Gone(Exception):
     """The client left before its request was complete."""
 
 
 async def _streamed(streams: Sequence[Stream], reply: Reply, driver: Driver, send: Send) -> None:
-    first = streams[0]
-    await first.some()
+    first = await _soonest(streams)
     if first.ready == 0 and not first.cancelled:
         raise _refusal(first, driver)
     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    if len(streams) == 1:
-        await _stream_one(0, first, reply, driver, send)
-    else:
-        await asyncio.gather(*(_stream_one(i, each, reply, driver, send) for i, each in enumerate(streams)))
+    try:
+        if len(streams) == 1:
+            await _stream_one(0, first, reply, driver, send)
+        else:
+            async with asyncio.TaskGroup() as group:
+                for index, stream in enumerate(streams):
+                    group.create_task(_stream_one(index, stream, reply, driver, send))
+    except* _Early:  # one of the answers; the client does not wait for the others
+        pass
+    except* asyncio.CancelledError:
+        for stream in streams:
+            stream.end(SHUTTING_DOWN)
     if first.cancelled:
         return
     error = next((stream for stream in streams if stream.error), None)
@@ -187,25 +213,43 @@ async def _streamed(streams: Sequence[Stream], reply: Reply, driver: Driver, sen
     await send({"type": "http.response.body", "body": out, "more_body": False})
 
 
+async def _soonest(streams: Sequence[Stream]) -> Stream:
+    """Wait until an answer has tokens or has ended, and return it."""
+    if len(streams) == 1:
+        await streams[0].some()
+        return streams[0]
+    waits = [asyncio.ensure_future(stream.some()) for stream in streams]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return next(stream for stream, wait in zip(streams, waits, strict=True) if wait.done() and not wait.cancelled())
+
+
 async def _stream_one(index: int, stream: Stream, reply: Reply, driver: Driver, send: Send) -> None:
-    """Send the chunks of one answer, until its last token or its early end."""
+    """Send the chunks of one answer. Raise _Early if it ends before its last token."""
     while stream.taken < stream.output_len:
         tokens = await stream.take()
         if stream.cancelled or not tokens:
-            return
+            raise _Early
         driver.handed(stream)
         await send({"type": "http.response.body", "body": reply.chunk(index, tokens), "more_body": True})
 
 
 async def _whole(streams: Sequence[Stream], reply: Reply, driver: Driver, send: Send) -> None:
-    for stream in streams:
-        while not stream.ended:
-            await stream.take()
+    waits = [asyncio.ensure_future(_ended(stream)) for stream in streams]
+    for wait in asyncio.as_completed(waits):
+        stream = await wait
         if stream.cancelled:
             return
         if stream.error:
             raise _refusal(stream, driver)
     await _send_json(send, reply.whole())
+
+
+async def _ended(stream: Stream) -> Stream:
+    while not stream.ended:
+        await stream.take()
+    return stream
 
 
 def _cancel(driver: Driver, streams: Sequence[Stream]) -> None:

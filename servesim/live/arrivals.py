@@ -6,12 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from servesim.contracts.request import Request, SampleForm
-from servesim.workload.samples import FanOut
-
-FURTHER = 1 << 40
-"""Number of the first further sample; all requests have lower numbers."""
-PROMPTS = 1 << 41
-"""What is added to a request's number for the request that only computes its prompt."""
+from servesim.workload.samples import FURTHER, PROMPTS, FanOut
 
 
 class Arrivals:

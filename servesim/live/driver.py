@@ -8,12 +8,13 @@ same to the nanosecond. Timers are set for absolute times. The engine's clock st
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from servesim.contracts.part import Part, verbs
+from servesim.contracts.part import Part
 from servesim.contracts.request import Deadline, Request, State
 from servesim.engine.clock import ABORT, FOLLOW
 from servesim.engine.pool import Pool
@@ -22,7 +23,7 @@ from servesim.live.arrivals import Arrivals
 from servesim.live.deployment import one_row, set_up_live, why_no_samples
 from servesim.live.recording import Recording
 from servesim.live.stream import Lateness, Stream
-from servesim.live.tokens import TokenContent
+from servesim.live.tokens import TokenContent, Words
 from servesim.live.watcher import Telling, Watcher
 from servesim.run.scenario import Scenario
 from servesim.workload.front_end import FrontEnd
@@ -97,7 +98,6 @@ class Driver:
         for part in self.setup.parts:
             part.has_end = False
         self.setup.parts.extend([Outputs(self._output), *watchers])
-        self._first_token = verbs(watchers, "first_token")
         self.cluster = self.setup.cluster(self._arrivals, Telling(watchers, self._front.out_ns))
         assert isinstance(self.cluster.workload, FrontEnd)
         self._queue: FrontEnd = self.cluster.workload
@@ -135,46 +135,40 @@ class Driver:
             self.late.add(self.now_ns() - stream.due_ns)
 
     def submit(
-        self,
-        prompt: Sequence[int],
-        max_tokens: int,
-        output_len: int,
-        answer: Sequence[int] = (),
-        *,
-        at_ns: int | None = None,
-        **fields: Any,
+        self, prompt: Sequence[int], max_tokens: int, output_len: int, *, at_ns: int | None = None, **fields: Any
     ) -> Stream:
-        """Take a request that was sent at `at_ns` (default: now), and return its answer. `answer`: its token ids, which
-        later prompts may quote. A time before the last request, or too early to reach the queue after what has already
-        happened there, is moved. `fields`: further fields of the Request."""
-        return self.submit_samples(prompt, max_tokens, [output_len], [answer], at_ns=at_ns, **fields)[0]
+        """Take a request for one answer of `output_len` tokens; see `submit_samples`."""
+        return self.submit_samples(prompt, max_tokens, [Words(self._rows, output_len)], at_ns=at_ns, **fields)[0]
 
     def submit_samples(
         self,
         prompt: Sequence[int],
         max_tokens: int,
-        outputs: Sequence[int],
         answers: Sequence[Sequence[int]],
         *,
         at_ns: int | None = None,
         **fields: Any,
     ) -> list[Stream]:
-        """Take a request for several samples, with their output lengths and token ids; see `submit`. Raise UserError
-        if the deployment cannot serve them."""
+        """Take a request that was sent at `at_ns` (default: now), and return its answers. `answers`: their token ids,
+        which later prompts may quote; their first tokens differ from those of all other answers. A time before the last
+        request, or too early to reach the queue after what has already happened there, is moved. `fields`: further
+        fields of the Request. Raise UserError if the deployment cannot serve several answers."""
         if self.failure:
             raise PolicyError(self.failure)
-        if len(outputs) > 1:
+        if len(answers) > 1:
             self._check_samples()
         sent = self.now_ns() if at_ns is None else at_ns
         sent = max(sent, self._last_ns, self._clock.ns - self._front.in_ns + 1, 0)
         self._last_ns, row = sent, self._rows
         self._rows += 1
+        outputs = [len(answer) for answer in answers]
+        predicted = self._predicted(row, len(prompt), max_tokens, outputs)
 
         def make(sample: int) -> Request:
             content = TokenContent(prompt, answers[sample])
             request = Request(row, str(row), len(prompt), max_tokens, sent, content=content, **fields)
             request._stops = outputs[sample] < max_tokens
-            request.predicted_output_len = self._predicted(request, outputs[sample])
+            request.predicted_output_len = predicted[sample]
             return request
 
         members = self._arrivals.push(outputs, make)
@@ -246,12 +240,12 @@ class Driver:
             self._advance(at)
         self._set_timer()
 
-    def _predicted(self, request: Request, output_len: int) -> int:
-        name, row = self.setup.predictor, request.row
+    def _predicted(self, row: int, prompt_len: int, max_tokens: int, outputs: Sequence[int]) -> list[int]:
+        """Return the predicted lengths of a request's answers."""
+        name = self.setup.predictor
         if name == "max_tokens":
-            return request.max_tokens
-        told = one_row(request.prompt_len, output_len)
-        return int(predict(name, told, self.setup.scenario.seed, row)[0])
+            return [max_tokens] * len(outputs)
+        return [int(each) for each in predict(name, one_row(prompt_len, outputs), self.setup.scenario.seed, row)]
 
     # Time.
 
@@ -299,6 +293,7 @@ class Driver:
 
     def _fail(self, error: Exception) -> None:
         self.failure = " ".join(str(error).split()) or type(error).__name__
+        sys.stderr.write(f"error: {self.failure}; its answers end with status 500, and the next request restarts it\n")
         self._deliveries.clear()
         for stream in self.streams.values():
             stream.end(self.failure)
@@ -308,11 +303,7 @@ class Driver:
     def _output(self, request: Request, tokens: int) -> None:
         """Handle tokens that the engine has delivered at this instant."""
         if request.owner is None and (stream := self.streams.get(request.row)) is not None:
-            now = request._last_token_ns
-            self._deliveries.append((now + self._front.out_ns, stream, tokens, ""))
-            if self._first_token and request.first_token_ns == now:
-                for told in self._first_token:
-                    told(request)
+            self._deliveries.append((request._last_token_ns + self._front.out_ns, stream, tokens, ""))
 
     def _left(self, request: Request, now: int) -> None:
         """Handle a request that has left; `now`: when its client learns it."""

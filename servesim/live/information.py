@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.contracts.part import ClusterView
-from servesim.live.protocol import Refused, chat_tokens, prompt_tokens
+from servesim.live.protocol import Refused, chat_tokens, flag, prompt_tokens, whole
 from servesim.live.tokens import pieces_of, token_of
 from servesim.live.watcher import Pages, Visit, Watcher
 from servesim.run.scenario import Scenario
@@ -35,6 +35,9 @@ class Information(Watcher):
 
     def pages(self) -> Pages:
         return {
+            ("GET", "/ping"): lambda visit: {},
+            ("GET", "/health_generate"): lambda visit: {},
+            ("GET", "/version"): lambda visit: {"version": self.driver.setup.scenario.engine.version or "unknown"},
             ("GET", "/v1/models"): lambda visit: self._models(),
             ("POST", "/tokenize"): lambda visit: self._tokenize(visit.body),
             ("POST", "/detokenize"): lambda visit: self._detokenize(visit.body),
@@ -110,6 +113,6 @@ def _rendered(visit: Visit, chat: bool) -> dict[str, Any]:
         "token_ids": chat_tokens(body) if chat else prompt_tokens(body.get("prompt")),
         "sampling_params": {name: body[name] for name in PARAMS if body.get(name) is not None},
         "model": body.get("model"),
-        "stream": body.get("stream") is True,
-        "priority": body.get("priority") or 0,
+        "stream": flag(body, "stream"),
+        "priority": whole(body, "priority", 0, -(1 << 31)),
     }

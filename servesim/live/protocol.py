@@ -8,17 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.errors import shown
-from servesim.live.tokens import answer_to, token_of, tokens_of
+from servesim.live.tokens import MOST_ANSWERS, PERIODS, Words, tokens_of
 
 COMPLETION_TOKENS = 16
 """Default of max_tokens for completions, as in OpenAI's API; chat completions may fill the context."""
 TOKEN_IDS = 1 << 32
-MOST_ANSWERS = 128
-"""Maximum of n, as in OpenAI's API."""
 OUTPUT_HEADER = "x-output-tokens"
 """Header with the length of an answer, in place of a drawn one."""
-APART = 26**4
-"""Distance between the numbers of a request's answers, from which their first words come."""
 
 
 class Refused(Exception):
@@ -39,22 +35,19 @@ class Refused(Exception):
 class Answer:
     """One answer that a request will get."""
 
-    chat: bool
-    pieces: list[str]
-    """Its text, by tokens."""
+    words: Words
     stopped: bool
-    """Whether it ends before max_tokens."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """Token ids."""
-        first = self.pieces[0].lstrip() if self.chat else self.pieces[0]
-        return [token_of(first), *map(token_of, self.pieces[1:])]
+    """Whether it ends by itself or at a text that ends it, and not at max_tokens."""
+    cut: int = 0
+    """Number of characters at its end that are not shown, from the text that ends it on."""
 
     def text(self, start: int, stop: int) -> str:
-        """Return the text of the tokens from `start` to `stop`. A chat's answer begins without a space."""
-        text = "".join(self.pieces[start:stop])
-        return text.lstrip() if self.chat and start == 0 else text
+        """Return what is shown of the tokens from `start` to `stop`."""
+        text, left = self.words.text(start, stop), len(self.words) - stop
+        if left >= self.cut:  # a token has a character or more
+            return text
+        hidden = self.cut - len(self.words.text(stop, stop + left))
+        return text[: max(len(text) - hidden, 0)] if hidden > 0 else text
 
 
 @dataclass(frozen=True)
@@ -77,12 +70,16 @@ class Asked:
 def document_of(body: bytes) -> dict[str, Any]:
     """Parse a body as a JSON object. Raise Refused if it is none."""
     try:
-        found = json.loads(body)
+        found = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise Refused(400, "the body is not JSON") from None
     if not isinstance(found, dict):
         raise Refused(400, "the body is not a JSON object")
     return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
 
 
 def asked_of(
@@ -99,27 +96,29 @@ def asked_of(
     ends it before; `told` gives it instead, for all answers or separated by commas. Raise Refused for an invalid
     request."""
     prompt = chat_tokens(body) if chat else prompt_tokens(body.get("prompt"))
-    n = _whole(body, "n", 1)
+    named = body.get("model")
+    if named is not None and named != model:
+        raise Refused(404, f"the model {shown(named)} does not exist; this server has {model}")
+    n = whole(body, "n", 1)
     if n > MOST_ANSWERS:
         raise Refused(400, f"n is {n} but must be at most {MOST_ANSWERS}")
     lengths = _lengths(told, n) if told is not None else [draw(row + (i << 32)) for i in range(n)]
     room = max_model_len - len(prompt)
     key = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    most = _whole(body, key, room if chat or told is not None else min(COMPLETION_TOKENS, room))
-    least = min(_whole(body, "min_tokens", 0, 0), most)
+    most = whole(body, key, room if chat or told is not None else min(COMPLETION_TOKENS, room))
+    least = min(whole(body, "min_tokens", 0, 0), most)
     if room < max(most, 1):
         raise Refused(
             400,
             f"this model's maximum context length is {max_model_len} tokens, but the prompt has {len(prompt)} and the "
             f"answer may have {max(most, 1)}",
         )
-    if body.get("ignore_eos") is True:
+    if flag(body, "ignore_eos") and told is None:
         lengths = [most] * n
     answers = []
     for i, length in enumerate(lengths):
-        pieces = answer_to(row + i * APART, min(most, max(length, least, 1)))
-        pieces = pieces[: _stopped(pieces, body.get("stop"), least)]
-        answers.append(Answer(chat, pieces, len(pieces) < most))
+        words = Words(row, min(most, max(length, least, 1)), i, chat)
+        answers.append(_ended(words, body.get("stop"), least, most))
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise Refused(400, "stream_options is not an object")
@@ -128,11 +127,11 @@ def asked_of(
         prompt=prompt,
         max_tokens=most,
         answers=answers,
-        priority=_whole(body, "priority", 0, -(1 << 31)),
-        stream=body.get("stream") is True,
-        include_usage=options.get("include_usage") is True,
-        continuous_usage=options.get("continuous_usage_stats") is True,
-        model=body["model"] if isinstance(body.get("model"), str) else model,
+        priority=whole(body, "priority", 0, -(1 << 31)),
+        stream=flag(body, "stream"),
+        include_usage=flag(options, "include_usage"),
+        continuous_usage=flag(options, "continuous_usage_stats"),
+        model=model,
     )
 
 
@@ -157,7 +156,7 @@ def prompt_tokens(prompt: Any) -> list[int]:
         return tokens_of(prompt)
     if isinstance(prompt, list) and prompt and all(type(t) is int and 0 <= t < TOKEN_IDS for t in prompt):
         return prompt
-    raise Refused(400, "prompt must be one text or one list of token ids, and not empty")
+    raise Refused(400, "prompt must be one text or one list of token ids (integers from 0), and not empty")
 
 
 def chat_tokens(body: Mapping[str, Any]) -> list[int]:
@@ -171,11 +170,12 @@ def chat_tokens(body: Mapping[str, Any]) -> list[int]:
 
 def _content(content: Any) -> str:
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
 
 
-def _whole(body: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+def whole(body: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+    """Return an integer of a body. Raise Refused if it is none, or less than `least`."""
     value = body.get(key)
     if value is None:
         return default
@@ -184,19 +184,32 @@ def _whole(body: Mapping[str, Any], key: str, default: int, least: int = 1) -> i
     return value
 
 
-def _stopped(pieces: Sequence[str], stops: Any, least: int) -> int:
-    """Return the number of tokens up to and including the first text that ends the answer."""
-    texts = [stops] if isinstance(stops, str) else stops or []
+def flag(body: Mapping[str, Any], key: str) -> bool:
+    """Return a switch of a body, off by default. Raise Refused if it is none."""
+    value = body.get(key)
+    if value is not None and type(value) is not bool:
+        raise Refused(400, f"{key} is {shown(value)} but must be true or false")
+    return value is True
+
+
+def _ended(words: Words, stops: Any, least: int, most: int) -> Answer:
+    """Return an answer up to and including the token with which the first of the texts `stops` is complete, but not
+    within the first `least` tokens. The text itself and what follows it are not shown, as in OpenAI's API."""
+    texts = [stops] if isinstance(stops, str) else [] if stops is None else stops
     if not isinstance(texts, list) or not all(isinstance(each, str) and each for each in texts):
         raise Refused(400, "stop must be a text or a list of texts")
-    text, count = "".join(pieces), len(pieces)
+    if not texts:
+        return Answer(words, len(words) < most)
+    pieces = words.pieces(0, least + PERIODS + max(map(len, texts)))
+    text = "".join(pieces)
     start = len("".join(pieces[:least]))
-    ends = [at + len(each) for each in texts if (at := text.find(each, start)) >= 0]
+    ends = [(at + len(each), at) for each in texts if (at := text.find(each, start)) >= 0]
     if not ends:
-        return count
+        return Answer(words, len(words) < most)
+    end, at = min(ends)
     length = 0
     for number, piece in enumerate(pieces, start=1):
         length += len(piece)
-        if length >= min(ends):
-            return number
-    return count
+        if length >= end:
+            return Answer(words.first(number), True, length - at)
+    raise AssertionError("the text has what was found in it")

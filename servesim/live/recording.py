@@ -131,10 +131,32 @@ class Recording:
         save_trace(self.trace(path.stem), path, "jsonl")
 
 
+def check_record(path: Path) -> None:
+    """Raise UserError unless a trace and the scenario that replays it can be written as new files."""
+    for file in (path, replay_of(path)):
+        if file.exists() or not file.absolute().parent.is_dir():
+            raise UserError(f"--record {path}: {file} must be a new file in an existing directory")
+    if replay_of(path) == path:
+        raise UserError(f"--record {path}: the scenario that replays it would be written to the same file")
+    try:
+        path.touch()
+        path.unlink()
+    except OSError as error:
+        raise UserError(f"--record {path}: cannot be written: {error.strerror}") from None
+
+
+def names_code(asked: Scenario) -> bool:
+    """Return whether a scenario names code of the user's own."""
+    return ".py:" in asked.to_yaml()
+
+
 def save_replay(asked: Scenario, trace: Path, done: Sequence[str]) -> Path:
     """Write next to a recorded trace the scenario that replays it: the deployment, and what was done to it while it
-    served, in the form of `cluster.failures`. Return the file."""
+    served, in the form of `cluster.failures`. Policies of the user's own are asked at each step, as they were. Return
+    the file."""
     file, changed = replay_of(trace), dict[str, Any](trace=trace.name)
+    if names_code(asked):
+        changed["mode"] = "reference"
     if done:
         cluster: Any = vars(asked)["cluster"]
         changed["cluster"] = cluster.model_copy(update={"failures": [*cluster.failures, *done]})

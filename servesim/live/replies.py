@@ -15,13 +15,14 @@ _ROLE = '"role":"assistant",'
 
 
 class Reply:
-    """Answers to one request, each from its stream. `created`: Unix time in s."""
+    """Answers to one request, each from its stream. `created`: Unix time in s; `renewals`: how often the engine has
+    started again, because its requests are numbered from 0 each time."""
 
-    def __init__(self, asked: Asked, streams: Sequence[Stream], created: int) -> None:
+    def __init__(self, asked: Asked, streams: Sequence[Stream], created: int, renewals: int = 0) -> None:
         self._asked, self._streams = asked, streams
         kind = "chat.completion" if asked.chat else "text_completion"
         self._sent = [0] * len(streams)
-        name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{streams[0].request.row}"
+        name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{f'{renewals}-' if renewals else ''}{streams[0].request.row}"
         chunked = f"{kind}.chunk" if asked.chat else kind
         self._head = {"id": name, "object": kind, "created": created, "model": asked.model}
         self._chunk = {**self._head, "object": chunked}
@@ -31,10 +32,10 @@ class Reply:
         """Return all answers."""
         choices = []
         for index, answer in enumerate(self._asked.answers):
-            text = answer.text(0, len(answer.pieces))
+            text = answer.text(0, len(answer.words))
             said = {"message": {"role": "assistant", "content": text}} if self._asked.chat else {"text": text}
             choices.append({"index": index, **said, "logprobs": None, "finish_reason": _reason(answer)})
-        tokens = sum(len(answer.pieces) for answer in self._asked.answers)
+        tokens = sum(len(answer.words) for answer in self._asked.answers)
         return {**self._head, "choices": choices, "usage": self._usage(tokens)}
 
     def chunk(self, index: int, tokens: int) -> bytes:
@@ -46,8 +47,8 @@ class Reply:
         said = f'"text":{text}'
         if self._asked.chat:
             said = f'"delta":{{{_ROLE if start == 0 else ""}"content":{text}}}'
-        reason = f'"{_reason(answer)}"' if stop == len(answer.pieces) else "null"
-        usage = f',"usage":{_json(self._usage(sum(self._sent)))}' if self._asked.continuous_usage else ""
+        reason = f'"{_reason(answer)}"' if stop == len(answer.words) else "null"
+        usage = f',"usage":{_json(self._usage(stop))}' if self._asked.continuous_usage else ""
         return f'{self._opening}{index},{said},"logprobs":null,"finish_reason":{reason}}}]{usage}}}\n\n'.encode()
 
     def end(self) -> bytes:

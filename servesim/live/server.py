@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 from collections.abc import Callable
+from errno import EADDRINUSE
 from importlib import import_module
 from typing import Any
 
@@ -44,14 +45,15 @@ def lengths(spec: str, seed: int) -> Callable[[int], int]:
 
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on a port (0: a free one). Raise UserError if that is impossible."""
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
         found.listen(2048)
     except OSError as error:
         found.close()
-        raise UserError(f"--host {host} --port {port}: {error.strerror} (port 0 picks a free one)") from None
+        hint = " (port 0 picks a free one)" if error.errno == EADDRINUSE else ""
+        raise UserError(f"--host {host} --port {port}: {error.strerror}{hint}") from None
     return found
 
 
@@ -96,7 +98,7 @@ def serve(app: App, host: str, port: int, ready: Callable[[str], None]) -> None:
         )
         gc.collect()
         gc.freeze()  # what was set up stays, so collections need not look at it
-        ready(f"http://{host}:{found.getsockname()[1]}")
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{found.getsockname()[1]}")
         try:
             Draining(config).run(sockets=[found])
         except KeyboardInterrupt:  # uvicorn raises the signal again after it has drained

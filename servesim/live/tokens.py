@@ -5,18 +5,24 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Hashable, Sequence
+from copy import copy
 from hashlib import blake2b
+from typing import overload
 from zlib import crc32
 
 from servesim.draws import uniform_one
 
+MOST_ANSWERS = 128
+"""Maximum number of answers to one prompt, as in OpenAI's API."""
 LINK = 16
 """Number of tokens from one link of the chain of digests to the next."""
 _PIECES = re.compile(r" ?[^\W\d_]{1,5}|\d{1,3}| ?[^\w\s]|\s+|_|.", re.DOTALL)
 _COMMON = """the of and to in is it that was for on are as with his they at be this from have or by one had not but
 what all were when we there can an your which their said if do will each about how up out them then she many some so
 these would other into has more her two like him see time could no make than first been its who now my"""
-_WORDS = _COMMON.split()
+_WORDS = [f" {word}" for word in _COMMON.split()]
+PERIODS = 2 * len(_WORDS)
+"""Number of tokens of an answer, after its first, in which any text occurs that occurs later."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -36,15 +42,51 @@ def tokens_of(text: str) -> list[int]:
     return [token_of(piece) for piece in pieces_of(text)]
 
 
-def answer_to(row: int, length: int) -> list[str]:
-    """Return the pieces of the answer to request `row`: common words after one that no other answer begins with, so
-    that two answers to one prompt are different texts. Split again, the text has the same pieces."""
-    name, rest = "", row
-    for _ in range(5):
-        rest, letter = divmod(rest, len(_LETTERS))
-        name = _LETTERS[letter] + name
-    start = int(uniform_one(0, "answer", row) * len(_WORDS))
-    return [" " + name, *(f" {_WORDS[(start + i) % len(_WORDS)]}" for i in range(1, length))]
+class Words(Sequence[int]):
+    """Answer of `length` tokens, as token ids: common words after one that no other answer begins with, so that two
+    answers to one prompt are different texts. Split again, its text has the same tokens. `row` and `sample` (0: the
+    first) tell which answer it is; `chat`: it begins without a space."""
+
+    __slots__ = ("_first", "_length", "_start")
+
+    def __init__(self, row: int, length: int, sample: int = 0, chat: bool = False) -> None:
+        name, rest = "", row if sample == 0 else -(row * MOST_ANSWERS + sample)  # further samples count from the end
+        for _ in range(5):
+            rest, letter = divmod(rest, len(_LETTERS))
+            name = _LETTERS[letter] + name
+        self._first = name if chat else " " + name
+        self._start = int(uniform_one(0, "answer", row) * len(_WORDS))
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if isinstance(at, slice):
+            return [token_of(piece) for piece in self.pieces(*at.indices(self._length)[:2])]
+        return token_of(self.pieces(at, at + 1)[0])
+
+    def pieces(self, start: int, stop: int) -> list[str]:
+        """Return the text of tokens [start, stop), one piece for each."""
+        words, first, count = _WORDS, self._start, len(_WORDS)
+        found = [words[(first + i) % count] for i in range(start, min(stop, self._length))]
+        if start == 0 and found:
+            found[0] = self._first
+        return found
+
+    def first(self, length: int) -> Words:
+        """Return the answer that has its first `length` tokens alone."""
+        found = copy(self)
+        found._length = length
+        return found
+
+    def text(self, start: int, stop: int) -> str:
+        """Return the text of tokens [start, stop)."""
+        return "".join(self.pieces(start, stop))
 
 
 class TokenContent:

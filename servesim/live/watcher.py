@@ -52,9 +52,6 @@ class Watcher(Part):
     driver: Driver
     """Driver that serves now, set before anything else is asked of it."""
 
-    def first_token(self, request: Request) -> None:
-        """Handle a request whose first token is delivered now."""
-
     def stepped(self, step: Step, replica: int, gaps: Sequence[Gap]) -> None:
         """Handle a step that has just ended. `gaps`: what it delivered to requests that had tokens before."""
 
@@ -64,6 +61,9 @@ class Watcher(Part):
     def pages(self) -> Pages:
         """Return the pages that it adds to the server."""
         return {}
+
+    def admits(self, path: str, headers: Mapping[str, str]) -> None:
+        """Raise Refused for a visit to a page that its headers do not permit; called before its body is read."""
 
     def announced(self) -> str:
         """Return a line for the terminal of a server that is ready, or an empty text."""

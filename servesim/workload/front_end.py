@@ -253,6 +253,7 @@ class FrontEnd:
         """Return whether a request has been received but has not reached the queue."""
         sent = [entry[2] for entry in self._on_way]
         sent += [each for process in self._processes for _, each in process.received]
+        sent += [each for further in self._samples.values() for each in further]
         return any(each[2] is request for each in sent)
 
     def on_finish(self, request: Request, now: int) -> None:

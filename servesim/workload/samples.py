@@ -14,6 +14,11 @@ from heapq import heappop, heappush
 
 from servesim.contracts.request import ParentRequest, Request, SampleForm
 
+FURTHER = 1 << 40
+"""Number of the first further sample; all requests have lower numbers."""
+PROMPTS = 1 << 41
+"""What is added to a request's number for the request that only computes its prompt."""
+
 
 class FanOut:
     """Factory for the samples of requests, which also holds the samples still to be sent."""

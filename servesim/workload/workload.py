@@ -11,7 +11,7 @@ from servesim.contracts.request import Deadline, Request, SampleForm, State
 from servesim.draws import uniform_one
 from servesim.workload.content import Prefixes, RunContent, joined
 from servesim.workload.predictor import predict
-from servesim.workload.samples import FanOut
+from servesim.workload.samples import FURTHER, PROMPTS, FanOut
 from servesim.workload.sessions import Sessions
 from servesim.workload.trace import COMPLETION, DISPATCH, Ints, Trace
 
@@ -178,24 +178,21 @@ class TraceWorkload:
         return self._request(number, row, now), self._output[row - self._first]
 
     def _opened(self, number: int, row: int, output_len: int, now: int) -> tuple[Request, int]:
-        """Return the first request to send for request `number`, which may have several samples, and its output length.
-        Further samples are numbered after all requests and their retries, and requests that only compute a prompt
-        after those."""
+        """Return the first request to send for request `number`, which may have several samples, and its output
+        length."""
         samples, fan_out = self._samples, self._fan_out
         assert samples is not None
         assert fan_out is not None
         lengths = samples.lengths(row)
         if not lengths:
             return self._request(number, row, now), output_len
-        rows, total, start = self._count, len(samples.output_len), int(samples.offsets[row])
-        attempts = 1 + self._clients.retries
-        further = rows * attempts + number // rows * total + start
+        rows, start = self._count, int(samples.offsets[row])
+        further = FURTHER + number // rows * len(samples.output_len) + start
 
         def make(sample: int) -> Request:
             return self._request(number, row, now, rows + start + sample - 1 if sample else row)
 
-        prompt = (rows + total) * attempts + number
-        return fan_out.open([output_len, *lengths], make, now, further=further, prompt=prompt)
+        return fan_out.open([output_len, *lengths], make, now, further=further, prompt=PROMPTS + number)
 
     def on_finish(self, request: Request, now: int) -> None:
         """Free the client of a finished request, and release the requests that were waiting for it."""

@@ -7,6 +7,7 @@ sequence number (8 bytes, big-endian), payload. Nothing here waits: a subscriber
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 
 import zmq
@@ -112,6 +113,21 @@ class Channel:
             if number >= start:
                 self._due.append((client, b"", self._topic, number.to_bytes(8, "big"), payload))
         self._due.append((client, b"", b"", END, b""))
+
+
+def channel_of(
+    option: str, endpoint: str, index: int, topic: bytes = b"", replay: str | None = None, *, running: bool
+) -> Channel | None:
+    """Return the publisher of engine `index`. If its sockets cannot be bound, raise UserError, unless the server runs
+    already: then one line says that this engine does not publish, and the answers of the others go on."""
+    own = endpoint_of(replay, index) if replay is not None else None
+    try:
+        return Channel(option, endpoint_of(endpoint, index), topic, own)
+    except UserError as error:
+        if not running:
+            raise
+        sys.stderr.write(f"warning: replica {index} does not publish: {error}\n")
+        return None
 
 
 def _bound(kind: int, hwm: int, endpoint: str, option: str) -> zmq.Socket[bytes]:

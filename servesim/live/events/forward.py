@@ -16,7 +16,7 @@ import msgspec
 from servesim.contracts.part import ClusterView
 from servesim.contracts.request import State
 from servesim.contracts.router import ReplicaState
-from servesim.live.events.channel import Channel, check_endpoint, endpoint_of
+from servesim.live.events.channel import Channel, channel_of, check_endpoint
 from servesim.live.events.engines import engine_of
 from servesim.live.watcher import Gap, Watcher
 from servesim.records.step import Step
@@ -98,6 +98,7 @@ class ForwardMetrics(Watcher):
             engine_of(pool.scenario, OPTION)
         self._senders: dict[int, _Sender] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._encode = msgspec.msgpack.Encoder().encode
 
     @property
@@ -115,7 +116,9 @@ class ForwardMetrics(Watcher):
         """Begin at number 0, with the sockets that a replica had before a crash."""
         index, sender = replica.index, self._senders.get(replica.index)
         if sender is None:
-            channel = Channel(OPTION, endpoint_of(self._endpoint, index))
+            channel = channel_of(OPTION, self._endpoint, index, running=self._loop is not None)
+            if channel is None:
+                return
             sglang = engine_of(self.driver.scenario_of(self._pool_of[index]), OPTION) == "sglang"
             sender = self._senders[index] = _Sender(channel, sglang)
         sender.channel.restart()

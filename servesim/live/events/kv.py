@@ -14,7 +14,7 @@ from servesim.contracts.part import ClusterView
 from servesim.contracts.router import ReplicaState
 from servesim.errors import UserError
 from servesim.hardware.model import ModelSpec
-from servesim.live.events.channel import Channel, check_endpoint, endpoint_of
+from servesim.live.events.channel import Channel, channel_of, check_endpoint
 from servesim.live.events.engines import engine_of
 from servesim.live.events.formats import Batch, Format, Sglang, Vllm
 from servesim.live.watcher import Gap, Watcher
@@ -87,8 +87,10 @@ class KVEvents(Watcher):
             if self._loop is not None:
                 self._publish(index, cache)
             return
-        replay = endpoint_of(self._replay, index) if self._replay is not None else None
-        channel = Channel(OPTION, endpoint_of(self._endpoint, index), self._topic, replay)
+        running = self._loop is not None
+        channel = channel_of(OPTION, self._endpoint, index, self._topic, self._replay, running=running)
+        if channel is None:
+            return
         scenario = self.driver.scenario_of(self._pool_of[index])
         self._caches[index] = _Cache(channel, format_of(scenario, replica.core.kv))
         if self._loop is not None:

@@ -67,7 +67,7 @@ class Served:
         of["generation"].add(output)
         of["preemptions"].add(request.num_preemptions)
         of["max_tokens"].add(request.max_tokens)
-        of["n"].add(1)
+        self._whole(request)
         if end.queue_ns is not None:
             of["queue"].add(end.queue_ns)
         first, last = request.first_token_ns, request.last_token_ns
@@ -79,10 +79,18 @@ class Served:
         if end.has_tpot:
             of["tpot"].add((last - first) / (output - 1) if output > 1 else 0)
 
+    def _whole(self, request: Request) -> None:
+        """Count a request as its client sent it, once, when the last of its samples has ended."""
+        parent = request.parent
+        members = [request] if parent is None else parent.members
+        if parent is None or parent.num_gone + 1 >= len(members):
+            self.of["n"].add(len(members))
+            self.of["most"].add(max(member.num_output_tokens for member in members))
+
 
 _MEASURES = (
     *("ttft", "tpot", "e2e", "queue", "prefill", "decode", "inference"),
-    *("prompt", "generation", "cached", "external", "uncached", "preemptions", "max_tokens", "n"),
+    *("prompt", "generation", "cached", "external", "uncached", "preemptions", "max_tokens", "n", "most"),
 )
 
 

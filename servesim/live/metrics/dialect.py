@@ -79,6 +79,8 @@ class Dialect:
     """Handler of a step of a replica that has ended, with the number of tokens that it delivered and the number of
     requests that ran when it was planned (-1 if not known), which decides whether the replica reports its state."""
     paths: tuple[str, ...] = ("/metrics",)
+    one_server: bool = False
+    """Whether metrics of engines are added up, because no label tells them apart."""
     lazy: bool = False
     """Whether counters and histograms appear only when they have counted something."""
     counts_aborted: bool = False

@@ -16,17 +16,21 @@ from servesim.live.metrics.histogram import NS, Histogram
 from servesim.live.watcher import Page
 
 
-def page(model: str, dialect: Dialect, engines: Sequence[Engine], driver: Driver) -> Page:
-    """Return the metrics of a model's engines. The format is the same for whoever asks, as that of the engines: in
+def page(model: str, dialect: Dialect, engines: Sequence[Engine], past: Sequence[Engine], driver: Driver) -> Page:
+    """Return the metrics of a model's engines. `past`: engines that have crashed or are gone, which the counters of
+    their server still count. The format is the same for whoever asks, as that of the engines: in
     OpenMetrics, Prometheus would get names with escaped colons."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(model, dialect, engines, driver))
+    registry.register(_Snapshot(model, dialect, engines, past, driver))
     return Page(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
 
 
 class _Snapshot(Collector):
-    def __init__(self, model: str, dialect: Dialect, engines: Sequence[Engine], driver: Driver) -> None:
-        self._model, self._dialect, self._engines, self._driver = model, dialect, engines, driver
+    def __init__(
+        self, model: str, dialect: Dialect, engines: Sequence[Engine], past: Sequence[Engine], driver: Driver
+    ) -> None:
+        self._model, self._dialect, self._driver = model, dialect, driver
+        self._engines, self._past = engines, past
 
     def describe(self) -> list[Any]:
         return []  # nothing else is registered, so names need no check
@@ -34,11 +38,12 @@ class _Snapshot(Collector):
     def collect(self) -> Iterator[Any]:
         for family in self._dialect.families:
             yield self._family(family)
-        yield from _own(self._driver, self._engines)
+        yield from _own(self._driver, [*self._engines, *self._past])
 
     def _family(self, family: Family) -> Any:
         found: dict[tuple[tuple[str, str], ...], list[Value]] = {}
-        for engine in self._engines:
+        added_up = family.kind != "gauge" and (self._dialect.one_server or not family.of_engine)
+        for engine in [*self._engines, *(self._past if added_up else ())]:
             labels = self._dialect.labels(self._model, engine, family.of_engine)
             for values, value in family.read(engine):
                 own = dict(zip(family.labels, values, strict=True))

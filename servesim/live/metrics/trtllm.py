@@ -84,4 +84,6 @@ FAMILIES = (
     _gauge("kv_cache_free_blocks", "Blocks available.", lambda e: round(_most_blocks(e) - _blocks(e))),
     _gauge("kv_cache_tokens_per_block", "Tokens per block.", lambda e: e.replica.core.kv.block_size, averaged=True),
 )
-TRTLLM = Dialect(FAMILIES, labels, Counts, bounds, reported, paths=("/metrics", "/prometheus/metrics"), lazy=True)
+TRTLLM = Dialect(
+    FAMILIES, labels, Counts, bounds, reported, paths=("/metrics", "/prometheus/metrics"), one_server=True, lazy=True
+)

@@ -23,19 +23,25 @@ class Metrics(Watcher):
     def __init__(self, model: str, dialect: Dialect) -> None:
         self.model, self.dialect = model, dialect
         self._counts: dict[int, Counts] = {}
+        self._past: list[Engine] = []  # replicas as they were when they crashed
 
     def pages(self) -> Pages:
         return {("GET", path): self._page for path in self.dialect.paths}
 
     def _page(self, visit: Visit) -> Page:
-        return page(self.model, self.dialect, self.engines(), self.driver)
+        return page(self.model, self.dialect, *self.engines(), self.driver)
 
-    def engines(self) -> list[Engine]:
-        """Return all replicas that exist now."""
+    def engines(self) -> tuple[list[Engine], list[Engine]]:
+        """Return all replicas that exist now, and those that have existed, crashed ones as they were."""
         pool_of, scenario_of = self._cluster.fleet.pool_of, self.driver.scenario_of
-        found = [replica for replica in self._cluster.replicas if replica.state != "gone"]
-        several = len(found) > 1
-        return [Engine(r, self._counts[r.index], scenario_of(pool_of[r.index]), several) for r in found]
+        replicas = self._cluster.replicas
+        several = sum(replica.state != "gone" for replica in replicas) > 1
+        now: list[Engine] = []
+        past = list(self._past)
+        for r in replicas:
+            where = past if r.state == "gone" else now
+            where.append(Engine(r, self._counts[r.index], scenario_of(pool_of[r.index]), several))
+        return now, past
 
     # What happens.
 
@@ -53,9 +59,10 @@ class Metrics(Watcher):
 
     def core_made(self, replica: Any) -> None:
         index, core = replica.index, replica.core
-        if (
-            index not in self._counts or index in self._made
-        ):  # a replica that has crashed begins at 0, as its server does
+        if index not in self._counts or index in self._made:  # one that has crashed begins at 0, as its server does
+            if (before := self._counts.get(index)) is not None:
+                scenario = self.driver.scenario_of(self._cluster.fleet.pool_of[index])
+                self._past.append(Engine(replica, before, scenario, True))
             self._counts[index] = self.dialect.counts(core.scheduler.limits.max_model_len)
         self._made.add(index)
         counts = self._counts[index]
@@ -87,7 +94,8 @@ class Metrics(Watcher):
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
         self._sent[request] = self._clock.ns
-        stream = self.driver.streams.get(request.row)
+        asked = request if request.parent is None else request.parent.members[0]
+        stream = self.driver.streams.get(asked.row)
         if stream is not None and not stream.streamed:
             self._whole.add(request)
 

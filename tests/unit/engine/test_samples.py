@@ -12,6 +12,7 @@ from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
 from servesim.metrics.requests import RequestColumns
 from servesim.records.columns import REQUEST_COLUMNS
+from servesim.workload.samples import FURTHER
 from servesim.workload.trace import Trace
 from servesim.workload.workload import Clients
 from tests.support.worlds import World, toy_trace
@@ -41,7 +42,8 @@ def test_children_share_the_full_blocks_of_their_prompt_by_the_prefix_cache() ->
     assert steps(cluster, "prefill_tokens")[0] == 40 + 8 + 8
     assert of(cluster, "output_len") == [3, 2, 1]
     assert len(set(of(cluster, "first_token_ns"))) == 1
-    assert [(r["row"], r["sample"], r["request"]) for r in sequences(cluster)] == [(0, 1, 0), (1, 2, 0), (2, 3, 0)]
+    found = [(r["row"], r["sample"], r["request"]) for r in sequences(cluster)]
+    assert found == [(0, 1, 0), (FURTHER, 2, 0), (FURTHER + 1, 3, 0)]
 
 
 def test_without_a_prefix_cache_each_computes_the_prompt() -> None:
@@ -114,7 +116,7 @@ def test_one_that_gives_up_takes_all_samples_along_and_tries_again() -> None:
     got = sequences(cluster)
     assert [(r["row"], r["request"], r["sample"]) for r in got] == [
         *((0, 0, 1), (1, 1, 1)),
-        *((2, 0, 2), (3, 0, 3), (4, 1, 2), (5, 1, 3)),
+        *((FURTHER, 0, 2), (FURTHER + 1, 0, 3), (FURTHER + 2, 1, 2), (FURTHER + 3, 1, 3)),
     ]
     assert [r["state"] for r in got] == [6, 6, 4, 6, 4, 6]
     assert {r["finished_ns"] for r in got if r["state"] == 6} == {40_000, 80_010}

@@ -235,7 +235,7 @@ def test_everything_that_watches_goes_on_with_a_replica_of_another_gpu() -> None
 def test_several_samples_are_refused_where_a_replica_may_be_lost() -> None:
     async def acts(operator: Operator, driver: Driver, seen: Seen) -> None:
         with pytest.raises(UserError, match="several samples"):
-            driver.submit_samples([1, 2], 5, [5, 5], [(), ()])
+            driver.submit_samples([1, 2], 5, [[3] * 5, [4] * 5])
 
     operated(ONE, acts)
 
@@ -282,7 +282,7 @@ def test_an_added_replica_takes_the_time_of_a_start_by_default() -> None:
         ("drain", {"replica": 1}, 409, "replica 1 is gone"),
         ("slow", {"replica": 0, "for_s": 5, "factor": 0}, 400, "'slow:replica=0,"),
         ("slow", {"replica": 0, "for_s": 0, "factor": 2}, 400, "'slow:replica=0,"),
-        ("slow", {"replica": 0, "for_s": 5, "factor": float("nan")}, 400, "factor is nan but must be a number"),
+        ("slow", {"replica": 0, "for_s": 5, "factor": float("nan")}, 400, "the body is not JSON"),
         ("slow", {"replica": 0, "for_s": 1e300, "factor": 2}, 400, "for_s is 1e+300 but must be a number"),
         ("slow", {"replica": 0, "for_s": 5}, 400, "factor is None but must be a number"),
         ("add", {"gpu": "h999"}, 400, "add: unknown GPU 'h999'"),

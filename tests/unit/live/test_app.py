@@ -13,6 +13,7 @@ import pytest
 from servesim.live.app import MOST_BODY, App
 from servesim.live.driver import Driver
 from servesim.live.information import Information
+from servesim.live.tokens import Words
 from servesim.live.virtual_clock import VirtualLoop
 from servesim.run.scenario import Scenario
 
@@ -127,19 +128,22 @@ def test_the_next_turn_of_a_chat_hits_what_was_said() -> None:
     assert said - 32 < second <= said
 
 
-def test_a_stop_text_ends_the_answer_after_min_tokens() -> None:
-    async def clients(client: Client) -> list[str]:
+def test_a_stop_text_ends_the_answer_after_min_tokens_and_is_not_shown() -> None:
+    async def clients(client: Client) -> None:
         body = {"prompt": "x", "max_tokens": 20, "ignore_eos": True}
-        found = (await client.document(COMPLETIONS, body))[1]["choices"][0]["text"].split()
-        stop = {**body, "stop": found[0][0]}  # of the first token of the next answer, too
-        again = (await client.document(COMPLETIONS, stop))[1]["choices"][0]
-        least = (await client.document(COMPLETIONS, {**stop, "min_tokens": 5}))[1]["choices"][0]
-        return [again["finish_reason"], again["text"], least["text"]]
+        words = Words(0, 20)
+        stop = {**body, "stop": [words.text(4, 7)[2:-1], "nowhere"]}  # from within one token to within another
+        again = (await client.document(COMPLETIONS, stop))[1]
+        chunks = await client.events(COMPLETIONS, {**body, "stop": Words(1, 20).text(19, 20)})
+        later = (await client.document(COMPLETIONS, {**body, "stop": "a", "min_tokens": 5}))[1]
+        assert again["choices"][0]["text"] == words.text(0, 4) + words.text(4, 7)[:2]
+        assert again["choices"][0]["finish_reason"] == "stop"
+        assert again["usage"]["completion_tokens"] == 7
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == Words(1, 20).text(0, 19)
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"  # though max_tokens are reached
+        assert later["usage"]["completion_tokens"] > 5
 
-    reason, text, least = served(clients)
-    assert reason == "stop"
-    assert len(text.split()) == 1
-    assert len(least.split()) > 5
+    served(clients)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +152,8 @@ def test_a_stop_text_ends_the_answer_after_min_tokens() -> None:
         (COMPLETIONS, b"{", 400, "the body is not JSON"),
         (COMPLETIONS, b"[" * 100_000, 400, "the body is not JSON"),
         (COMPLETIONS, [], 400, "the body is not a JSON object"),
-        (COMPLETIONS, {}, 400, "prompt must be one text or one list of token ids, and not empty"),
-        (COMPLETIONS, {"prompt": [-1]}, 400, "prompt must be one text or one list of token ids, and not empty"),
+        (COMPLETIONS, {}, 400, "prompt must be one text or one list of token ids (integers from 0), and not empty"),
+        (COMPLETIONS, {"prompt": [-1]}, 400, "prompt must be one text or one list of token ids"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0 but must be an integer of at least 1"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": True}, 400, "max_tokens is True but must be an integer"),
         (COMPLETIONS, {"prompt": [1] * 5000}, 400, "this model's maximum context length is 4096 tokens"),
@@ -241,7 +245,7 @@ def test_a_policy_that_raises_ends_its_requests_with_500_and_a_line_not_the_serv
     served(clients, scheduler=f"{tmp_path / 'fails.py'}:Fails")
     (line,) = capsys.readouterr().err.splitlines()
     assert "no more" in line
-    assert line.endswith("its answers ended with status 500, and the engine restarts")
+    assert line.endswith("its answers end with status 500, and the next request restarts it")
 
 
 def test_while_the_server_drains_answers_end_and_new_ones_are_refused() -> None:

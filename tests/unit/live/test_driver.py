@@ -17,7 +17,7 @@ from servesim.errors import UserError
 from servesim.live.driver import Driver
 from servesim.live.recording import Recording
 from servesim.live.stream import Stream
-from servesim.live.tokens import answer_to, tokens_of
+from servesim.live.tokens import Words, tokens_of
 from servesim.live.virtual_clock import VirtualLoop
 from servesim.run.scenario import Scenario
 
@@ -134,10 +134,10 @@ def conversations(count: int) -> Clients:
             for _ in range(draw.randrange(1, 6)):
                 said = said + [draw.randrange(1 << 20) for _ in range(draw.randrange(1, 120))]
                 length = draw.randrange(2, 120)
-                answer = tokens_of("".join(answer_to(driver.next_row, length)))
-                assert len(answer) == length
-                await seen.read(driver.submit(said, length, length, answer))
-                said = said + answer
+                answer = Words(driver.next_row, length)
+                assert tokens_of(answer.text(0, length)) == list(answer)
+                await seen.read(driver.submit(said, length, length))
+                said = [*said, *answer]
                 await asyncio.sleep(draw.expovariate(1))
 
         await asyncio.gather(*(asyncio.create_task(one(0.2 * i)) for i in range(count)))

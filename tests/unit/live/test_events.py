@@ -19,8 +19,7 @@ from servesim.errors import UserError
 from servesim.live.driver import Driver
 from servesim.live.events.kv import KVEvents
 from servesim.live.recording import Recording
-from servesim.live.stream import Stream
-from servesim.live.tokens import TokenContent, answer_to, tokens_of
+from servesim.live.tokens import TokenContent
 from servesim.live.virtual_clock import VirtualLoop
 from servesim.live.watcher import Watcher
 from servesim.run.scenario import Scenario
@@ -33,20 +32,12 @@ SGLANG: dict[str, Any] = {**VLLM, "preset": "sglang"}
 _names = (f"inproc://events-{i}" for i in itertools.count())
 
 
-class Answering(Driver):
-    """Driver whose answers all have tokens, as those of a server have."""
-
-    def submit(self, prompt: Any, max_tokens: int, output_len: int, answer: Any = (), **fields: Any) -> Stream:
-        answer = answer or tokens_of("".join(answer_to(self.next_row, output_len)))
-        return super().submit(prompt, max_tokens, output_len, answer, **fields)
-
-
 def run(
     settings: dict[str, Any], clients: Clients, watchers: Sequence[Watcher] = (), recording: Recording | None = None
 ) -> Seen:
     """Serve clients in virtual time."""
     loop = VirtualLoop()
-    driver = Answering(Scenario.of(settings), watchers=watchers, recording=recording)
+    driver = Driver(Scenario.of(settings), watchers=watchers, recording=recording)
     seen = Seen(driver)
 
     async def main() -> None:
@@ -125,7 +116,7 @@ def test_what_was_published_is_what_each_cache_can_find(settings: dict[str, Any]
             prompt = draw.choice(systems) + [draw.randrange(1 << 32) for _ in range(draw.randrange(1, 200))]
             answer = [draw.randrange(1 << 32) for _ in range(length)]
             law.asked.append(prompt + answer)
-            stream = driver.submit(prompt, length, length, answer)
+            stream = driver.submit_samples(prompt, length, [answer])[0]
             tasks.append(asyncio.create_task(seen.read(stream)))
             if row % 10 == 3:
                 asyncio.get_running_loop().call_later(0.1, driver.cancel, stream)
@@ -153,7 +144,7 @@ def test_token_ids_alone_predict_the_hits_of_each_prompt(settings: dict[str, Any
             prompt = said[turn][:700] + [draw.randrange(1 << 32) for _ in range(draw.randrange(1, 30))]
             answer = [draw.randrange(1 << 32) for _ in range(draw.randrange(1, 60))]
             guess = [law.indices.setdefault(i, WireIndex()).match(prompt[:-1]) for i in range(2)]
-            stream = driver.submit(prompt, len(answer), len(answer), answer)
+            stream = driver.submit_samples(prompt, len(answer), [answer])[0]
             await seen.read(stream)
             assert stream.cached_tokens == guess[stream.request.replica]
             hits.append(stream.cached_tokens)

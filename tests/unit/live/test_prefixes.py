@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.live.recording import PrefixTree
-from servesim.live.tokens import TokenContent, answer_to, tokens_of
+from servesim.live.tokens import TokenContent, Words, tokens_of
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=2, max_size=6)
 
@@ -52,5 +52,12 @@ def test_a_later_prompt_that_quotes_an_answer_has_its_run() -> None:
 
 @given(st.integers(0, 10**6), st.integers(1, 300))
 def test_the_text_of_an_answer_has_as_many_tokens_as_the_answer(row: int, length: int) -> None:
-    pieces = answer_to(row, length)
-    assert len(tokens_of("".join(pieces))) == len(pieces) == length
+    words = Words(row, length)
+    assert tokens_of(words.text(0, length)) == list(words)
+    assert len(words) == length
+
+
+@given(st.integers(0, 10**4), st.integers(0, 10**4), st.integers(0, 127), st.integers(0, 127))
+def test_no_two_answers_begin_with_the_same_token(row: int, other: int, sample: int, another: int) -> None:
+    same = Words(row, 1, sample)[0] == Words(other, 1, another)[0]
+    assert same == ((row, sample) == (other, another))

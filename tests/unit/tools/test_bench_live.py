@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import live, live_faults
 from benchmarks.live_client import Answer, Load, Seen, request_of
-from servesim.live.tokens import answer_to
+from servesim.live.tokens import Words
 
 
 class Wire:
@@ -69,7 +69,7 @@ def test_an_answer_without_an_end_or_with_an_error_is_told() -> None:
 
 
 def test_words_out_of_order_are_noticed() -> None:
-    words = answer_to(3, 3)
+    words = Words(3, 3).pieces(0, 3)
     right = [HEAD, *map(event, words), END, DONE]
     assert seen_of(*right, check_words=True).in_order
     right[2], right[3] = right[3], right[2]

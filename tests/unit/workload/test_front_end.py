@@ -15,6 +15,7 @@ import servesim
 from servesim.contracts.request import State
 from servesim.cost.host import HostTerms
 from servesim.workload.front_end import TOKEN_NS, FrontEnd, FrontTerms
+from servesim.workload.samples import FURTHER
 from servesim.workload.trace import Samples, Trace
 from servesim.workload.workload import Clients, TraceWorkload
 from tests.support.examples import examples
@@ -184,8 +185,9 @@ def test_further_samples_come_with_the_first_and_take_nothing_of_the_loop_from_o
     samples = Samples.of(np.array([3, 0, 0]), np.array([4, 4, 4]))
     trace = replace(Trace.from_lengths("samples", [0, 250, 350], [1, 1, 1], [4, 4, 4]), samples=samples)
     terms = FrontTerms(request_ns=100.0, processes=processes)
-    found = reached(FrontEnd(TraceWorkload(trace), terms))  # rows 3 to 5 are the further samples of row 0
-    assert found == [(0, 100), (3, 100), (4, 100), (5, 100), (1, 350), (2, 450)]
+    found = reached(FrontEnd(TraceWorkload(trace), terms))
+    further = [(FURTHER, 100), (FURTHER + 1, 100), (FURTHER + 2, 100)]  # the further samples of row 0
+    assert found == [(0, 100), *further, (1, 350), (2, 450)]
 
 
 def test_an_idle_process_does_the_answers_that_are_due_one_after_the_other() -> None:
