@@ -98,7 +98,7 @@ class ForwardMetrics(Watcher):
             engine_of(pool.scenario, OPTION)
         self._senders: dict[int, _Sender] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runs = False
         self._encode = msgspec.msgpack.Encoder().encode
 
     @property
@@ -116,7 +116,7 @@ class ForwardMetrics(Watcher):
         """Begin at number 0, with the sockets that a replica had before a crash."""
         index, sender = replica.index, self._senders.get(replica.index)
         if sender is None:
-            channel = channel_of(OPTION, self._endpoint, index, running=self._loop is not None)
+            channel = channel_of(OPTION, self._endpoint, index, running=self._runs)
             if channel is None:
                 return
             sglang = engine_of(self.driver.scenario_of(self._pool_of[index]), OPTION) == "sglang"
@@ -125,7 +125,7 @@ class ForwardMetrics(Watcher):
         sender.last_ns = 0
 
     def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._runs = asyncio.get_running_loop(), True
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
