@@ -32,8 +32,6 @@ class Connector(ABC):
     request except its `being_read`. Whatever a connector raises ends the run with a PolicyError that names its class
     and line."""
 
-    tier: str = ""
-    """Where it loads KV from, by the name under which an engine counts that; empty if the engine does not know."""
     in_step: bool = False
     """Whether KV is loaded within the step that computes the remaining tokens: `load` then returns `now`, and `ran`
     returns the end of the step."""

@@ -33,6 +33,7 @@ class Offload(Connector):
     noticed only when its request has ended (0.19), not when the copy is done."""
 
     tier = "host"
+    """Where vLLM says that its KV came from (vllm/v1/metrics/cache_hit_source.py); other connectors say nothing."""
 
     def __init__(
         self,

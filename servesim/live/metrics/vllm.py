@@ -106,8 +106,7 @@ def _by_tier(engine: Engine) -> Labelled:
 def source_of(core: Any) -> str:
     """Return the tier that a core's connector loads from (vllm/v1/metrics/cache_hit_source.py): only the offloading
     connector knows it; NIXL's and LMCache's do not say."""
-    connector = core.connector
-    return (connector.tier if connector is not None else "") or "external_unspecified"
+    return getattr(core.connector, "tier", "") or "external_unspecified"
 
 
 def _by_finish(engine: Engine) -> Labelled:
