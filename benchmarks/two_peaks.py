@@ -30,7 +30,6 @@ SETTINGS: dict[str, Any] = {
 START = {"weights_gb_s": 5, "graphs_s": 10, "warm_up_s": 3}
 PLANNER = "dynamo-planner:ttft_ms=2500,itl_ms=40,max=5,max_gpu_budget=8,predictor=constant,throughput_s=60"
 VARIANTS: dict[str, dict[str, Any]] = {
-    "fixed at 3 + 4": {"pd": "3x1:4x1"},
     "fixed at 2 + 3": {"pd": "2x1:3x1"},
     "dynamo-planner": {"pd": "1x1:1x1", "scaler": PLANNER, "start": START},
     "hpa for each role": {

@@ -49,7 +49,7 @@ class Asked:
     scaler: Scaler
     scaled: list[Scaled]
     counts: dict[str, Counts]
-    """By name of the pool: all of them if the autoscaler needs "pools", otherwise its own."""
+    """Counts by name of the pool: all of them if the autoscaler needs "pools", otherwise its own."""
     idle: int = 0
 
 
