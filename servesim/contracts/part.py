@@ -43,6 +43,15 @@ class ClusterView(Protocol):
     def tell_sent(self, request: Request, output_len: int, index: int) -> None:
         """Notify all parts that a request goes to a replica."""
 
+    def tell_passed_on(self, request: Request, index: int) -> None:
+        """Notify all parts that a request whose prompt another replica computes goes to a replica."""
+
+    def keeps(self, index: int) -> bool:
+        """Return whether any part keeps a draining replica."""
+
+    def held_for(self, pool: Any) -> int:
+        """Return the number of requests outside of all replicas that may be sent to this pool."""
+
     def new_core(self, replica: Any) -> None:
         """Notify all parts that a core starts at a replica."""
 
@@ -76,8 +85,8 @@ class Finished(NamedTuple):
 
 
 RUN_VERBS = (
-    *("join", "core_made", "start", "sent", "state_changed", "left"),
-    *("takes", "reaches", "gives_up", "held"),
+    *("join", "core_made", "start", "sent", "passed_on", "state_changed", "left"),
+    *("takes", "reaches", "gives_up", "keeps", "held", "held_for"),
 )
 """Verbs called during a run."""
 
@@ -106,6 +115,9 @@ class Part:
     def sent(self, request: Request, output_len: int, index: int) -> None:
         """Handle a request that is sent to a replica; `reaches` decides whether it arrives."""
 
+    def passed_on(self, request: Request, index: int) -> None:
+        """Handle a request that is sent to the replica that computes its answer; another one computes its prompt."""
+
     def state_changed(self, index: int, state: ReplicaState) -> None:
         """Handle a change in a replica's router-visible state."""
 
@@ -125,6 +137,16 @@ class Part:
     def gives_up(self, request: Request, deadline: Deadline) -> bool:
         """Return whether this part cancels a request whose deadline has passed. Default: no."""
         return False
+
+    def keeps(self, index: int) -> bool:
+        """Return whether a draining replica without unfinished requests is still needed. Changes nothing. The part
+        calls servesim.engine.turnover.left_draining when that changes. Default: no."""
+        return False
+
+    def held_for(self, pool: Any) -> int:
+        """Return the number of requests that this part keeps until a replica of this pool (servesim.engine.pool.Pool)
+        is ready. All parts are asked. Changes nothing."""
+        return 0
 
     def held(self) -> int:
         """Return the number of requests that this part keeps outside of the router and the replicas. All parts are

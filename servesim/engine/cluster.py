@@ -15,7 +15,7 @@ from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState
 from servesim.engine.checks import check_served
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
-from servesim.engine.fleet import Fleet
+from servesim.engine.fleet import ENTRANCE, Fleet
 from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
@@ -80,6 +80,7 @@ class Cluster:
         self._sent, self._reaches = verbs(self.parts, "sent"), verbs(self.parts, "reaches")
         self._takes, self._gives_up = verbs(self.parts, "takes"), verbs(self.parts, "gives_up")
         self._state_changed, self._on_left = verbs(self.parts, "state_changed"), verbs(self.parts, "left")
+        self._passed_on, self._keeps = verbs(self.parts, "passed_on"), verbs(self.parts, "keeps")
         for part in parts:
             part.join(self)
         for replica in self.replicas:
@@ -236,6 +237,21 @@ class Cluster:
         """Notify all parts that a request is being sent to a replica."""
         for sent in self._sent:
             sent(request, output_len, index)
+
+    def tell_passed_on(self, request: Request, index: int) -> None:
+        """Notify all parts that a request goes to the replica that computes its answer."""
+        for passed_on in self._passed_on:
+            passed_on(request, index)
+
+    def keeps(self, index: int) -> bool:
+        """Return whether any part keeps a draining replica that has no unfinished request."""
+        return any(keeps(index) for keeps in self._keeps)
+
+    def held_for(self, pool: Pool) -> int:
+        """Return the number of requests outside of all replicas that may be sent to this pool: those in the router,
+        unless the pool only computes answers, and those in parts."""
+        waiting = self.waiting.num_for(pool.serves) if pool.role in ENTRANCE else 0
+        return waiting + sum(part.held_for(pool) for part in self.parts)
 
     def end(self, request: Request, state: State, reason: str) -> None:
         """End a request that is not at any replica."""

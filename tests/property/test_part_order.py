@@ -24,6 +24,7 @@ TOGETHER = [
     ("view_lag", "failures", "scaling"),
     ("view_lag", "scaling", "offload"),
     ("handoff", "view_lag", "data_parallel"),
+    ("handoff", "view_lag", "scaling"),
 ]
 FEATURES = {feature.name: feature for feature in installed()}
 

@@ -26,7 +26,7 @@ from simpy.events import Event
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import Router
-from servesim.engine import remote_kv
+from servesim.engine import remote_kv, turnover
 from servesim.engine.clock import FOLLOW, LOADED
 from servesim.features.handoff.part import Handoff, Passage
 from servesim.features.handoff.wire import Wire
@@ -44,7 +44,11 @@ class FirstFromPrefill(Handoff):
         passage.received_ns, passage.loading = self.clock.ns, False
         self.release(passage)
         replica = self.cluster.replicas[passage.decode]
-        replica.at_boundary(partial(remote_kv.loaded, replica, passage.request, True))
+        replica.at_boundary(partial(self._loaded, passage))
+
+    def _loaded(self, passage: Passage) -> None:
+        remote_kv.loaded(self.cluster.replicas[passage.decode], passage.request, True)
+        turnover.left_draining(self.cluster, passage.decode)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from servesim.engine.clock import LOADED
 from servesim.features.handoff.wire import Wire
 
 NANO = 1_000_000_000
+INTO = 1 << 32
+"""Number added to a replica's index to name its inbound link; the index itself names its outbound link."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,22 @@ class Flow:
 
 
 class Links(Wire):
-    """Links of all replicas: bytes per second `out` of and `into` each, by replica index. Transfers consist of messages
-    of `message_bytes`, each of which takes as long as if it had `overhead_bytes` more."""
+    """Links of all replicas: bytes per second `out` of and `into` each, by replica index, and in both directions for
+    each replica that is added to a pool later (`of_pool`). Transfers consist of messages of `message_bytes`, each of
+    which takes as long as if it had `overhead_bytes` more."""
 
     def __init__(
-        self, out: Sequence[int], into: Sequence[int], start_ns: int, overhead_bytes: int = 0, message_bytes: int = 1
+        self,
+        out: Sequence[int],
+        into: Sequence[int],
+        start_ns: int,
+        overhead_bytes: int = 0,
+        message_bytes: int = 1,
+        of_pool: Mapping[str, int] | None = None,
     ) -> None:
         self._overhead, self._message = overhead_bytes, message_bytes
-        self._capacity = [*out, *into]
-        self._num = len(out)
+        self._capacity = dict(enumerate(out)) | {INTO + index: rate for index, rate in enumerate(into)}
+        self._of_pool = of_pool or {}
         self._start_ns = start_ns
         self._flows: list[Flow] = []
         self._next = 0
@@ -78,9 +87,13 @@ class Links(Wire):
         self.busy_ns = 0
         """Time during which any transfer was in flight."""
 
+    def attach(self, index: int, pool: str) -> None:
+        if index not in self._capacity:
+            self._capacity[index] = self._capacity[INTO + index] = self._of_pool[pool]
+
     def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
         num_bytes += -(-num_bytes // self._message) * self._overhead
-        flow = Flow(self._next, (source, self._num + destination), num_bytes * NANO, done)
+        flow = Flow(self._next, (source, INTO + destination), num_bytes * NANO, done)
         self._next += 1
         self.clock.at(self.clock.ns + self._start_ns, LOADED, lambda event: self._begin(flow))
 
@@ -119,11 +132,11 @@ class Links(Wire):
             flow.done()
 
 
-def fair_shares(flows: Sequence[tuple[int, int]], capacity: Sequence[int]) -> list[int]:
+def fair_shares(flows: Sequence[tuple[int, int]], capacity: Mapping[int, int]) -> list[int]:
     """Return the max-min fair rate of each flow over the links it uses, in whole bytes per second, at least 1. The link
     with the smallest share per flow fixes the rates of its flows; the step is then repeated with the remaining flows
     and capacity (progressive filling)."""
-    left = list(capacity)
+    left = dict(capacity)
     users: dict[int, list[int]] = {}
     for i, ends in enumerate(flows):
         for end in ends:

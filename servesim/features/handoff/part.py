@@ -18,7 +18,7 @@ from servesim.contracts.connector import LATER, Connector
 from servesim.contracts.part import ClusterView, Finished, Part, Served
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import Decision, Pair, ReplicaState, Role, Router, Views
-from servesim.engine import remote_kv
+from servesim.engine import remote_kv, turnover
 from servesim.engine.replica import Replica
 from servesim.engine.telling import Telling
 from servesim.errors import PolicyError
@@ -94,6 +94,7 @@ class Handoff(Part, ABC):
             if self.telling is not None:
                 self.telling.core_made(replica)
                 replica.on_leave = self._answered
+        self.wire.attach(replica.index, replica.pool)
 
     def _answered(self, request: Request) -> None:
         assert self.telling is not None
@@ -141,6 +142,7 @@ class Handoff(Part, ABC):
         self.cluster.telling.finish(leg)
         if leg.state is not State.FINISHED and request.state < State.FINISHED:
             self.failed(passage)
+        turnover.left_draining(self.cluster, passage.prefill)
 
     @abstractmethod
     def prefilled(self, passage: Passage) -> None:
@@ -164,6 +166,7 @@ class Handoff(Part, ABC):
         request.replica = passage.decode
         if self._tell_sent is not None:
             self._tell_sent(request, passage.output_len, passage.decode)
+        self.cluster.tell_passed_on(request, passage.decode)
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
 
     def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:
@@ -185,10 +188,28 @@ class Handoff(Part, ABC):
         return index
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
-        """Send on the requests that wait for a decode replica to be ready."""
+        """Tell the decode router, and send on the requests that wait for a decode replica to be ready."""
+        if self.telling is not None:
+            self.telling.state_changed(index, state)
         homeless, self._homeless = self._homeless, []
         for passage in homeless:
             self.to_decode(passage)
+
+    def keeps(self, index: int) -> bool:
+        """Return whether a replica is to compute a prompt, keeps one's KV until it has been read, or is to compute or
+        receives an answer's KV."""
+        return any(
+            (p.prefill == index and (p.leg.state < State.FINISHED or p.leg in self._held)) or p.decode == index
+            for p in (*self.passages.values(), *self._held.values())
+        )
+
+    def held(self) -> int:
+        return sum(passage.request.state < State.FINISHED for passage in self._homeless)
+
+    def held_for(self, pool: Any) -> int:
+        if pool.role != "decode":
+            return 0
+        return sum(p.request.state < State.FINISHED and pool.serves(p.request.model) for p in self._homeless)
 
     # The transfer.
 
@@ -215,12 +236,14 @@ class Handoff(Part, ABC):
         passage.received_ns, passage.loading = self.clock.ns, False
         self.release(passage)
         remote_kv.loaded(self.cluster.replicas[passage.decode], passage.request)
+        turnover.left_draining(self.cluster, passage.decode)
 
     def release(self, passage: Passage) -> None:
         """Free the memory at the source."""
         if self._held.pop(passage.leg, None) is not None:
             passage.released_ns = self.clock.ns
             remote_kv.release(self.cluster.replicas[passage.prefill], passage.leg)
+            turnover.left_draining(self.cluster, passage.prefill)
 
     # The end.
 
@@ -244,6 +267,9 @@ class Handoff(Part, ABC):
             self.done.append(passage)
         if not passage.loading:
             self.release(passage)
+        for index in (passage.prefill, passage.decode):
+            if index >= 0:
+                turnover.left_draining(self.cluster, index)
 
     # After the run.
 

@@ -141,11 +141,10 @@ def links_of(params: LinkParams, pools: Sequence[PoolSetup]) -> Links:
     kind = KINDS[params.link]
     gb_s = kind.gb_s if params.gb_s is None else params.gb_s
     start_us = kind.start_us if params.start_us is None else params.start_us
-    by_replica = [
-        round(gb_s * 1e9) * pool.scenario.tp * pool.scenario.pp for pool in pools for _ in range(len(pool.cores))
-    ]
+    of_pool = {pool.name: round(gb_s * 1e9) * pool.scenario.tp * pool.scenario.pp for pool in pools}
+    by_replica = [of_pool[pool.name] for pool in pools for _ in range(len(pool.cores))]
     messages = min(message_bytes(pool) for pool in pools)
-    return Links(by_replica, by_replica, round(start_us * 1000), params.message_overhead_bytes, messages)
+    return Links(by_replica, by_replica, round(start_us * 1000), params.message_overhead_bytes, messages, of_pool)
 
 
 def message_bytes(pool: PoolSetup) -> int:

@@ -19,6 +19,10 @@ class Wire(ABC):
         self.clock = clock
 
     @abstractmethod
+    def attach(self, index: int, pool: str) -> None:
+        """Connect a replica of this pool, unless it is connected."""
+
+    @abstractmethod
     def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
         """Begin to send the KV of a prompt, which `request` has computed at the source; call `done` when all of it has
         arrived."""
@@ -29,6 +33,9 @@ class FixedRate(Wire):
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
+
+    def attach(self, index: int, pool: str) -> None:
+        """Do nothing: the bandwidth does not depend on the replica."""
 
     def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
         ns = int(num_bytes / self._rate + 0.5)

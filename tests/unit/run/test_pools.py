@@ -198,11 +198,6 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
             "draining data-parallel ranks is not modeled",
             marks=pytest.mark.feature("data_parallel", "view_lag"),
         ),
-        pytest.param(
-            {"scaler": "hpa", "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]},
-            "scaler: not modeled if prefill and decode are on different replicas",
-            marks=pytest.mark.feature("handoff"),
-        ),
     ],
 )
 def test_what_cannot_be_scaled_is_refused_in_one_line(settings: dict[str, Any], said: str) -> None:
