@@ -84,6 +84,11 @@ class ReplicaTotals:
         for name, value in values.items():
             np.add.at(self._sums[name], replica, value)
 
+    def sum_of(self, name: str, replicas: Collection[int]) -> float:
+        """Return one of SUMS, added up over these replicas."""
+        sums = self._sums[name]
+        return float(sum(sums[index] for index in replicas if index < len(sums)))
+
     def each(
         self,
         ups: Sequence[Up],

@@ -27,7 +27,7 @@ class Offloading(Part):
 
     def __init__(self, memories: Sequence[tuple[Pool, OffloadSetup]], said: Sequence[str] = ()) -> None:
         self._memories, self._said = memories, said
-        self._connected: list[tuple[EngineCore, Offload | LMCache]] = []
+        self._connected: list[tuple[int, str, EngineCore, Offload | LMCache]] = []
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
@@ -43,10 +43,10 @@ class Offloading(Part):
         except ValueError as error:
             raise UserError(f"offload: first: {error}") from None
         replica.core.step_plainly()
-        self._connected.append((replica.core, connector))
+        self._connected.append((replica.index, pool.name, replica.core, connector))
 
     def figures(self, finished: Finished) -> dict[str, Any]:
-        return {"offload": OFFLOAD.of(Behind(self._connected, finished.requests))}
+        return {"offload": OFFLOAD.of(Behind.of(self._connected, finished))}
 
     def notes(self, summary: Mapping[str, Any]) -> list[str]:
         return [*self._said]
