@@ -66,8 +66,8 @@ def load_failed(replica: Replica, request: Request, reason: str = "") -> None:
 
 
 def read(replica: Replica, request: Request) -> None:
-    """Handle the end of a copy of a request's KV to another place: the memory of a request that has ended is freed after
-    the last one."""
+    """Handle the end of a copy of a request's KV to another place; the last one frees the memory of a request that has
+    ended."""
     replica.catch_up()
     request.being_read -= 1
     core = replica.core

@@ -22,6 +22,15 @@ TIER = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGU
 POOL = an_object(hit_rate=a_map(FIGURE), loaded_tokens=COUNT, stored_tokens=COUNT)
 
 
+class Place(NamedTuple):
+    """A core with memory beyond its GPUs."""
+
+    replica: int
+    pool: str
+    core: EngineCore
+    connector: Offload | LMCache
+
+
 class Behind(NamedTuple):
     """Transfers to and from the memory beyond the GPUs, for the figures."""
 
@@ -87,21 +96,22 @@ def _hit_rate(m: Behind) -> dict[str, float | None]:
 
 
 def _slower(m: Behind) -> dict[str, Any] | None:
-    slower = [tier for _, one in m.found for tier in one.tiers[1:]]
-    names = dict.fromkeys(tier.name for tier in slower)
-    return {
-        name: _tier([tier for tier in slower if tier.name == name], m.duration_ns / SECOND) for name in names
-    } or None
+    slower: dict[str, list[Tier]] = {}
+    for _, one in m.found:
+        for tier in one.tiers[1:]:
+            slower.setdefault(tier.name, []).append(tier)
+    return {name: _tier(tiers, m.duration_ns / SECOND) for name, tiers in slower.items()} or None
 
 
 def _pools(m: Behind) -> dict[str, Any] | None:
+    """Return the figures of each pool, or None if there is only one."""
     return {
         name: {
-            "hit_rate": _hit_rate(part),
-            "loaded_tokens": part.loaded_tokens,
-            "stored_tokens": part.sum("stored_tokens"),
+            "hit_rate": _hit_rate(pool),
+            "loaded_tokens": pool.loaded_tokens,
+            "stored_tokens": pool.sum("stored_tokens"),
         }
-        for name, part in m.pools.items()
+        for name, pool in m.pools.items()
     } or None
 
 
@@ -171,8 +181,8 @@ OFFLOAD = Group(
         Figure("pools", "`hit_rate`, `loaded_tokens` and `stored_tokens` of each pool that has such memory, if there "
                "are several pools", _pools, schema=a_map(POOL), optional=True),
     ),
-    doc="Present if KV is kept outside the GPUs (`offload`, [offload.md](offload.md)). All figures cover all replicas that "
-    "have such memory.",
+    doc="Present if KV is kept outside the GPUs (`offload`, [offload.md](offload.md)). All figures cover all replicas "
+    "that have such memory.",
     rows=_rows,
     after=("prefix cache",),
 )  # fmt: skip

@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.contracts.part import ClusterView, Finished, Part
-from servesim.engine.core import EngineCore
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
-from servesim.features.offload.connector import Offload
-from servesim.features.offload.figures import OFFLOAD, Behind
-from servesim.features.offload.lmcache import LMCache
+from servesim.features.offload.figures import OFFLOAD, Behind, Place
 from servesim.features.offload.setup import OffloadSetup, check_policies
 
 
 DECODE_HICACHE = (
-    "offload: HiCache is off in pools of the role decode, because SGLang's decode servers have no radix cache by default "
-    "(--disaggregation-decode-enable-radix-cache and its HiCache, both experimental, are not modeled)"
+    "offload: HiCache is off in pools of the role decode, because SGLang's decode servers have no radix cache by "
+    "default (--disaggregation-decode-enable-radix-cache and its HiCache, both experimental, are not modeled)"
 )
 
 
@@ -27,7 +24,7 @@ class Offloading(Part):
 
     def __init__(self, memories: Sequence[tuple[Pool, OffloadSetup]], said: Sequence[str] = ()) -> None:
         self._memories, self._said = memories, said
-        self._connected: list[tuple[int, str, EngineCore, Offload | LMCache]] = []
+        self._connected: list[Place] = []
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
@@ -43,10 +40,11 @@ class Offloading(Part):
         except ValueError as error:
             raise UserError(f"offload: first: {error}") from None
         replica.core.step_plainly()
-        self._connected.append((replica.index, pool.name, replica.core, connector))
+        self._connected.append(Place(replica.index, pool.name, replica.core, connector))
 
     def figures(self, finished: Finished) -> dict[str, Any]:
-        return {"offload": OFFLOAD.of(Behind.of(self._connected, finished))}
+        behind = Behind.of(self._connected, finished, len(self._cluster.fleet.pools))
+        return {"offload": OFFLOAD.of(behind)}
 
     def notes(self, summary: Mapping[str, Any]) -> list[str]:
         return [*self._said]
