@@ -1,8 +1,8 @@
 """Several connectors of one replica, as one (vLLM 0.33's MultiConnector:
 vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py).
 
-A waiting request is looked up in all of them, in their order. The first one that has KV of it loads all that it has; the
-others are told that they are passed over. If one does not know yet, the request waits. All of them are notified of steps
+A waiting request is looked up in all of them, in their order. The first one that has KV of it loads all that it has,
+and the others are told that they are passed over. If one does not know yet, the request waits. All are told of steps
 and preemptions; if several make a step end later, each waits for the one before it.
 """
 

@@ -11,7 +11,6 @@ from servesim.errors import UserError
 from servesim.features.offload.figures import OFFLOAD, Behind, Place
 from servesim.features.offload.setup import OffloadSetup, check_policies
 
-
 DECODE_HICACHE = (
     "offload: HiCache is off in pools of the role decode, because SGLang's decode servers have no radix cache by "
     "default (--disaggregation-decode-enable-radix-cache and its HiCache, both experimental, are not modeled)"
