@@ -50,14 +50,18 @@ class Behind(NamedTuple):
         requests, totals = finished.requests, finished.records.replicas
         found = [(place.core, place.connector) for place in places]
         if num_pools == 1:
-            return cls(found, *map(requests.total, ("queried_tokens", "hit_tokens")), requests.duration_ns)
+            queried, hits = requests.total("queried_tokens"), requests.total("hit_tokens")
+            return cls(found, queried, hits, requests.duration_ns)
         pools = {}
         for name in dict.fromkeys(place.pool for place in places):
             own = [place for place in places if place.pool == name]
-            sums = [totals.sum_of(key, [place.replica for place in own]) for key in ("prompt_tokens", "hit_tokens")]
-            pools[name] = cls([(place.core, place.connector) for place in own], *sums, requests.duration_ns)
-        prompts, hits = (sum(getattr(pool, key) for pool in pools.values()) for key in ("prompt_tokens", "hit_tokens"))
-        return cls(found, prompts, hits, requests.duration_ns, pools)
+            queried, hits = (
+                totals.sum_of(key, [place.replica for place in own]) for key in ("prompt_tokens", "hit_tokens")
+            )
+            pools[name] = cls([(place.core, place.connector) for place in own], queried, hits, requests.duration_ns)
+        queried = sum(pool.prompt_tokens for pool in pools.values())
+        hits = sum(pool.hit_tokens for pool in pools.values())
+        return cls(found, queried, hits, requests.duration_ns, pools)
 
     @property
     def counts(self) -> list[Any]:
