@@ -42,7 +42,7 @@ class Behind(NamedTuple):
     """Those that were found there."""
     duration_ns: int
     pools: Mapping[str, Behind] = {}
-    """The same of each pool, if there are several."""
+    """Data of each pool, if there are several."""
 
     @classmethod
     def of(cls, places: Sequence[Place], finished: Finished, num_pools: int) -> Behind:
