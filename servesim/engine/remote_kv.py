@@ -65,24 +65,15 @@ def load_failed(replica: Replica, request: Request, reason: str = "") -> None:
     _changed(replica)
 
 
-def release(replica: Replica, request: Request) -> None:
-    """Free the memory that was kept for a request that has ended."""
-    replica.catch_up()
-    _free(replica, request)
-
-
 def read(replica: Replica, request: Request) -> None:
-    """Handle the end of a copy of a request's KV to another place."""
+    """Handle the end of a copy of a request's KV to another place; the last one frees the memory of a request that has
+    ended."""
     replica.catch_up()
     request.being_read -= 1
-    if request in replica.core.keeping and not request.being_read:
-        _free(replica, request)
-    else:
-        replica.go_on()
-
-
-def _free(replica: Replica, request: Request) -> None:
     core = replica.core
+    if request not in core.keeping or request.being_read:
+        replica.go_on()
+        return
     del core.keeping[request]
     core.kv.free(request)
     core.ledger.release(request._num_computed_tokens)

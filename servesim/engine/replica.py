@@ -137,10 +137,10 @@ class Replica:
         Call it before the first step. Raise UserError if the cache does not report them."""
         self.core.listen(lambda event: told(self.index, self.clock.ns, event))
 
-    def connect(self, connector: Connector) -> None:
-        """Let requests use KV that was computed remotely. Call it before the first step. Raise UserError if a policy
-        cannot wait for it."""
-        self.core.connect(connector)
+    def connect(self, connector: Connector, first: bool = False) -> None:
+        """Let requests use KV that was computed remotely, as `EngineCore.connect` does. Call it before the first step.
+        Raise UserError if a policy cannot wait for it."""
+        self.core.connect(connector, first)
         connector.join(self)
 
     def _load(self, request: Request, end_ns: int) -> None:

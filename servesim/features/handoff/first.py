@@ -40,6 +40,8 @@ class FirstFromPrefill(Handoff):
     """The common base of both protocols. A prompt that was preempted while its token was in flight has no KV, so its
     request fails."""
 
+    brings_token = True
+
     def received(self, passage: Passage) -> None:
         passage.received_ns, passage.loading = self.clock.ns, False
         self.release(passage)

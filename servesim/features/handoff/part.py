@@ -19,6 +19,7 @@ from servesim.contracts.part import ClusterView, Finished, Part, Served
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import Decision, Pair, ReplicaState, Role, Router, Views
 from servesim.engine import remote_kv, turnover
+from servesim.engine.clock import LOADED
 from servesim.engine.replica import Replica
 from servesim.engine.telling import Telling
 from servesim.errors import PolicyError
@@ -61,6 +62,8 @@ class Handoff(Part, ABC):
     """
 
     name: ClassVar[str] = "?"
+    brings_token: ClassVar[bool] = False
+    """Whether the first token comes from the prefill side, with the KV."""
 
     def __init__(
         self, wire: Wire, size_of: Callable[[Request, int, int], int], decode_router: Router | None = None
@@ -136,6 +139,7 @@ class Handoff(Part, ABC):
         if leg.state is State.FINISHED:
             if self.cluster.replicas[passage.prefill].core.kv.slots(leg) >= leg.prompt_len:
                 self._held[leg] = passage
+                leg.being_read += 1
             else:  # preempted while its token was in flight
                 passage.released_ns = self.clock.ns
             self.prefilled(passage)
@@ -242,8 +246,15 @@ class Handoff(Part, ABC):
         """Free the memory at the source."""
         if self._held.pop(passage.leg, None) is not None:
             passage.released_ns = self.clock.ns
-            remote_kv.release(self.cluster.replicas[passage.prefill], passage.leg)
+            remote_kv.read(self.cluster.replicas[passage.prefill], passage.leg)
             turnover.left_draining(self.cluster, passage.prefill)
+
+    def passed_over(self, request: Request) -> None:
+        """Handle that the decode side has a request's KV from elsewhere: it is not sent."""
+        if self.available(request):
+            passage = self.passages[request]
+            passage.reserved_ns = self.clock.ns
+            self.clock.at(self.clock.ns, LOADED, lambda event: self.release(passage))
 
     # The end.
 
@@ -296,7 +307,7 @@ class Arrivals(Connector):
     """The connector of a decode replica."""
 
     def __init__(self, handoff: Handoff) -> None:
-        self._handoff = handoff
+        self._handoff, self.brings_token = handoff, handoff.brings_token
 
     def available(self, request: Request, num_tokens: int) -> int:
         return request.prompt_len - num_tokens if self._handoff.available(request) else 0
@@ -304,6 +315,9 @@ class Arrivals(Connector):
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
         self._handoff.reserve(request, start, stop)
         return LATER
+
+    def passed_over(self, request: Request) -> None:
+        self._handoff.passed_over(request)
 
 
 def leg_of(request: Request) -> Request:
