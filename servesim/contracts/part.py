@@ -46,8 +46,21 @@ class ClusterView(Protocol):
     def new_core(self, replica: Any) -> None:
         """Notify all parts that a core starts at a replica."""
 
+    def reaches(self, request: Request, index: int) -> bool:
+        """Return whether a request that was sent reaches its replica; if not, a part has handled it."""
+
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Change the router-visible state of a replica."""
+
+    def crashed(self, index: int) -> list[Request]:
+        """Notify all parts that a replica has lost all its state; return the requests lost with it that parts had
+        there."""
+
+    def lost(self, request: Request) -> None:
+        """Notify all parts that a request was lost with its replica, before it is sent anew or fails."""
+
+    def keeps(self, index: int) -> bool:
+        """Return whether any part still needs a replica that has no requests."""
 
     def end(self, request: Request, state: State, reason: str) -> None:
         """End a request that is not at any replica."""
@@ -76,8 +89,8 @@ class Finished(NamedTuple):
 
 
 RUN_VERBS = (
-    *("join", "core_made", "start", "sent", "state_changed", "left"),
-    *("takes", "reaches", "gives_up", "held"),
+    *("join", "core_made", "start", "sent", "state_changed", "crashed", "lost", "left"),
+    *("takes", "reaches", "gives_up", "keeps", "held"),
 )
 """Verbs called during a run."""
 
@@ -104,10 +117,20 @@ class Part:
         """Schedule the first events; the clock is about to start."""
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
-        """Handle a request that is sent to a replica; `reaches` decides whether it arrives."""
+        """Handle a request that is sent to a replica; `reaches` decides whether it arrives. A request with an `owner`
+        computes that one's prompt; `output_len` is then the owner's."""
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
         """Handle a change in a replica's router-visible state."""
+
+    def crashed(self, index: int) -> Iterable[Request]:
+        """Handle a replica that has just lost all its state and has a new core. Return the requests lost with it that
+        this part, and not the cluster, sent there."""
+        return ()
+
+    def lost(self, request: Request) -> None:
+        """Handle a request that was lost with its replica, before it is sent anew or fails: take back what was done
+        for it."""
 
     def left(self, request: Request) -> None:
         """Handle a request that has left the run, before the workload sends requests that depend on it."""
@@ -124,6 +147,10 @@ class Part:
 
     def gives_up(self, request: Request, deadline: Deadline) -> bool:
         """Return whether this part cancels a request whose deadline has passed. Default: no."""
+        return False
+
+    def keeps(self, index: int) -> bool:
+        """Return whether this part still needs a replica that drains and has no requests. Default: no."""
         return False
 
     def held(self) -> int:

@@ -28,9 +28,13 @@ def loaded(replica: Replica, request: Request, first: bool = False) -> None:
         return
     if first:
         request._num_tokens += 1
-        request.first_token_ns = request._last_token_ns = now
-        if core.on_first is not None:
-            core.on_first(request)
+        if request.first_token_ns < 0:
+            request.first_token_ns = now
+            if core.on_first is not None:
+                core.on_first(request)
+        else:
+            core.on_late(now, [(request.row, request._last_token_ns, 1)])
+        request._last_token_ns = now
         if core.on_output is not None:
             core.on_output(request, 1)
     come = min(load.stop, request.num_tokens - 1)  # the last token is always computed

@@ -85,8 +85,20 @@ class Replica:
         for request in [*lost.scheduler.running, *lost.scheduler.waiters()]:
             lost.abort(request, self.clock.ns)
         core.next_step_id, core.spec_stats = lost.next_step_id, lost.spec_stats
-        self.up, self._awaited = False, None
+        self.up, self._awaited, self._at_boundary = False, None, []
         self._wire(core)
+
+    def withdraw(self, request: Request, reason: str) -> None:
+        """Remove a request, at this instant, that goes on elsewhere or has ended there: it leaves no record here."""
+        self.catch_up()
+        core, on_leave = self.core, self.core.on_leave
+        core.on_leave = lambda request: None
+        core.abort(request, self.clock.ns, reason)
+        core.on_leave = on_leave
+        if request in core.fetched:
+            remote_kv.load_failed(self, request)
+        else:
+            self.go_on()
 
     def reprice(self, cost: CostModel) -> None:
         """Price steps with a different cost model, starting with the next plan."""
@@ -144,7 +156,8 @@ class Replica:
         connector.join(self)
 
     def _load(self, request: Request, end_ns: int) -> None:
-        self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request))
+        core = self.core
+        self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request) if self.core is core else None)
 
     def go_on(self) -> None:
         """Plan at this instant if no step is in flight, because memory or queues have changed."""

@@ -45,9 +45,11 @@ def left_draining(cluster: ClusterView, index: int) -> None:
 
 
 def end_if_empty(cluster: ClusterView, index: int) -> None:
-    """Let a replica be gone if it drains and is empty or down."""
+    """Let a replica be gone if it drains and is empty and no part needs it, or if it drains and is down."""
     replica = cluster.replicas[index]
-    if replica.state == "draining" and (replica.core.num_unfinished == 0 or not replica.up):
+    if replica.state != "draining":
+        return
+    if not replica.up or (replica.core.num_unfinished == 0 and not cluster.keeps(index)):
         end(cluster, index)
 
 

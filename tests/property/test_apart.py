@@ -10,7 +10,8 @@ from servesim.contracts import State
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError, UserError
 from servesim.features.handoff.first import SglangParams, TrtllmParams
-from servesim.features.handoff.vllm import GONE, VllmNixlParams
+from servesim.features.handoff.losses import GONE
+from servesim.features.handoff.vllm import VllmNixlParams
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.apart import Apart, apart_worlds, handoff_of
 from tests.support.examples import examples

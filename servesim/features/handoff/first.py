@@ -40,8 +40,14 @@ class FirstFromPrefill(Handoff):
     """The common base of both protocols. A prompt that was preempted while its token was in flight has no KV, so its
     request fails."""
 
+    def reserve(self, request: Request, start: int, stop: int) -> None:
+        super().reserve(request, start, stop)
+        passage = self.passages[request]
+        if passage.crashed:
+            self.source_lost(passage)
+
     def received(self, passage: Passage) -> None:
-        passage.received_ns, passage.loading = self.clock.ns, False
+        passage.received_ns, passage.loading, passage.stop = self.clock.ns, False, None
         self.release(passage)
         replica = self.cluster.replicas[passage.decode]
         replica.at_boundary(partial(remote_kv.loaded, replica, passage.request, True))
@@ -122,12 +128,12 @@ class Sglang(FirstFromPrefill):
         self.clock.at(self.clock.ns + self._handshake_ns, FOLLOW, partial(self._shaken, self.passages[request]))
 
     def _shaken(self, passage: Passage, event: Event) -> None:
-        if passage.request.state < State.FINISHED:
+        if passage.request.state < State.FINISHED and not passage.lost:
             self._begun.add(passage.leg)
             self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
 
     def _late(self, passage: Passage, event: Event) -> None:
-        if passage.reserved_ns < 0 and passage.request.state < State.FINISHED:
+        if passage.reserved_ns < 0 and passage.request.state < State.FINISHED and not passage.lost:
             self._abort(passage.request, NO_HANDSHAKE)
 
     def prefilled(self, passage: Passage) -> None:
@@ -135,6 +141,13 @@ class Sglang(FirstFromPrefill):
             self.transfer(passage)
         elif passage.request.state < State.FINISHED:
             self._abort(passage.request, LOST)
+
+    def arrived(self, request: Request) -> bool:
+        return request.owner is None or request in self._begun
+
+    def lose(self, passage: Passage) -> None:
+        super().lose(passage)
+        self._begun.discard(passage.leg)
 
     def failed(self, passage: Passage) -> None:
         self._abort(passage.request, passage.leg.reason)

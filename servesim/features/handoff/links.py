@@ -51,13 +51,14 @@ class Flow:
     """A transfer under way."""
 
     number: int
-    ends: tuple[int, int]
-    """The links it uses: outbound of the source, inbound of the destination."""
+    source: int
+    destination: int
     left: int
     """Billionths of a byte still to be sent."""
     done: Callable[[], None]
     rate: int = field(default=0)
     """Bytes per second."""
+    stopped: bool = field(default=False)
 
 
 class Links(Wire):
@@ -68,8 +69,7 @@ class Links(Wire):
         self, out: Sequence[int], into: Sequence[int], start_ns: int, overhead_bytes: int = 0, message_bytes: int = 1
     ) -> None:
         self._overhead, self._message = overhead_bytes, message_bytes
-        self._capacity = [*out, *into]
-        self._num = len(out)
+        self._out, self._into = [*out], [*into]
         self._start_ns = start_ns
         self._flows: list[Flow] = []
         self._next = 0
@@ -78,13 +78,30 @@ class Links(Wire):
         self.busy_ns = 0
         """Time during which any transfer was in flight."""
 
-    def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+    def add(self, bytes_per_s: int | None, like: int) -> None:
+        for links in (self._out, self._into):
+            links.append(links[like] if bytes_per_s is None else bytes_per_s)
+
+    def send(
+        self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]
+    ) -> Callable[[], None]:
         num_bytes += -(-num_bytes // self._message) * self._overhead
-        flow = Flow(self._next, (source, self._num + destination), num_bytes * NANO, done)
+        flow = Flow(self._next, source, destination, num_bytes * NANO, done)
         self._next += 1
         self.clock.at(self.clock.ns + self._start_ns, LOADED, lambda event: self._begin(flow))
+        return lambda: self._stop(flow)
+
+    def _stop(self, flow: Flow) -> None:
+        """Break a transfer off; the others share its bandwidth from now on."""
+        flow.stopped = True
+        if flow in self._flows:
+            self._advance()
+            self._flows.remove(flow)
+            self._share()
 
     def _begin(self, flow: Flow) -> None:
+        if flow.stopped:
+            return
         self._advance()
         self._flows.append(flow)
         self._share()
@@ -101,7 +118,8 @@ class Links(Wire):
 
     def _share(self) -> None:
         """Assign every flow its fair rate, and wait for the first flow to end."""
-        for flow, rate in zip(self._flows, fair_shares([f.ends for f in self._flows], self._capacity), strict=True):
+        ends = [(flow.source, len(self._out) + flow.destination) for flow in self._flows]
+        for flow, rate in zip(self._flows, fair_shares(ends, [*self._out, *self._into]), strict=True):
             flow.rate = rate
         self._awaited = None
         if self._flows:
@@ -116,7 +134,8 @@ class Links(Wire):
         self._flows = [flow for flow in self._flows if flow.left > 0]
         self._share()
         for flow in done:
-            flow.done()
+            if not flow.stopped:
+                flow.done()
 
 
 def fair_shares(flows: Sequence[tuple[int, int]], capacity: Sequence[int]) -> list[int]:

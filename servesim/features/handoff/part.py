@@ -14,14 +14,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from simpy.events import Event
+
 from servesim.contracts.connector import LATER, Connector
 from servesim.contracts.part import ClusterView, Finished, Part, Served
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import Decision, Pair, ReplicaState, Role, Router, Views
-from servesim.engine import remote_kv
+from servesim.engine import remote_kv, turnover
+from servesim.engine.clock import LOADED
 from servesim.engine.replica import Replica
 from servesim.engine.telling import Telling
 from servesim.errors import PolicyError
+from servesim.features.handoff import losses
 from servesim.features.handoff.wire import Wire
 
 
@@ -46,6 +50,12 @@ class Passage:
     num_bytes: int = 0
     loading: bool = field(default=False)
     """Whether its memory on the decode side is waiting for KV to arrive."""
+    stop: Callable[[], None] | None = None
+    """Function that breaks off its transfer, which is under way."""
+    crashed: bool = False
+    """Whether its KV was lost with the source."""
+    lost: bool = False
+    """Whether its request was lost with a replica, so that this passage has no end."""
 
     @property
     def prefilled(self) -> bool:
@@ -70,6 +80,8 @@ class Handoff(Part, ABC):
         """Passages of requests that have not left."""
         self.done: list[Passage] = []
         """Passages of requests that have left."""
+        self.rate_of: Callable[[Any], int] | None = None
+        """Function that returns the bandwidth of an added replica in bytes per s, by its pool; None: that of others."""
         self.said = ""
         """Note for the reader."""
         self._homeless: list[Passage] = []  # computed prompts for which no decode replica is ready
@@ -79,6 +91,7 @@ class Handoff(Part, ABC):
         """Attach to this cluster. The cluster calls this method once."""
         self.cluster, self.clock = cluster, cluster.clock
         self.wire.join(self.clock)
+        self._wired = len(cluster.replicas)
         self.telling: Telling | None = None
         if self.decode_router is not None:
             cluster.router.role, self.decode_router.role = "prefill", "decode"
@@ -87,6 +100,9 @@ class Handoff(Part, ABC):
         self._tell_sent = telling.sent if telling.wants("sent") else None
 
     def core_made(self, replica: Replica) -> None:
+        if replica.index >= self._wired:
+            self._wired += 1
+            losses.connect(self, replica.index)
         if replica.role == "prefill":
             replica.on_leave = self.leg_left
         elif replica.role == "decode":
@@ -120,8 +136,9 @@ class Handoff(Part, ABC):
         leg = request.leg = leg_of(request)
         leg.replica = request.replica = prefill
         passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)
-        self.cluster.tell_sent(leg, 1, prefill)
-        self.started(passage)
+        self.cluster.tell_sent(leg, output_len, prefill)
+        if self.cluster.reaches(leg, prefill):
+            self.started(passage)
 
     def started(self, passage: Passage) -> None:
         """Handle the choice of a prefill replica. By default the prompt arrives there immediately."""
@@ -141,6 +158,7 @@ class Handoff(Part, ABC):
         self.cluster.telling.finish(leg)
         if leg.state is not State.FINISHED and request.state < State.FINISHED:
             self.failed(passage)
+        turnover.left_draining(self.cluster, passage.prefill)
 
     @abstractmethod
     def prefilled(self, passage: Passage) -> None:
@@ -153,17 +171,19 @@ class Handoff(Part, ABC):
     def to_decode(self, passage: Passage) -> None:
         """Send a request to its decode replica at this instant, or as soon as one is ready."""
         request = passage.request
-        if request.state >= State.FINISHED:
+        if request.state >= State.FINISHED or passage.lost:
             return
         if passage.decode < 0:
             passage.decode = self.choose(request)
             if passage.decode < 0:
                 self._homeless.append(passage)
                 return
-        passage.sent_ns = self.clock.ns
         request.replica = passage.decode
         if self._tell_sent is not None:
             self._tell_sent(request, passage.output_len, passage.decode)
+        if not self.cluster.reaches(request, passage.decode):
+            return
+        passage.sent_ns = self.clock.ns
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
 
     def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:
@@ -185,10 +205,51 @@ class Handoff(Part, ABC):
         return index
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
-        """Send on the requests that wait for a decode replica to be ready."""
+        """Notify the decode router, and send on the requests that wait for a decode replica to be ready."""
+        if self.telling is not None and self.cluster.replicas[index].role == "decode":
+            self.telling.state_changed(index, state)
         homeless, self._homeless = self._homeless, []
         for passage in homeless:
             self.to_decode(passage)
+
+    def held(self) -> int:
+        return sum(not passage.lost and passage.request.state < State.FINISHED for passage in self._homeless)
+
+    # Replicas that crash or drain.
+
+    def crashed(self, index: int) -> list[Request]:
+        return losses.crashed(self, index)
+
+    def lost(self, request: Request) -> None:
+        passage = self.passages.get(request)
+        if passage is not None and not passage.lost:
+            self.lose(passage)
+
+    def lose(self, passage: Passage) -> None:
+        """Take back what was done for a request that was lost with a replica of either side."""
+        told = passage.sent_ns >= 0
+        losses.take_back(self, passage)
+        self.unread(passage, told)
+
+    def unread(self, passage: Passage, told: bool) -> None:
+        """Handle KV that its decode side, which has crashed, will not read; `told`: it knew of the KV. By default the
+        memory at the source, if there is any, is freed at once."""
+        self.release(passage)
+
+    def arrived(self, request: Request) -> bool:
+        """Return whether a request, or the one that computes its prompt, has arrived at the replica it was sent to."""
+        return True
+
+    def source_lost(self, passage: Passage) -> None:
+        """Handle a passage whose KV was lost with the source, and whose decode side has memory for it."""
+        self.clock.at(self.clock.ns, LOADED, partial(self.load_fails, passage))
+
+    def load_fails(self, passage: Passage, event: Event) -> None:
+        """Let a request whose KV is gone fail. It is still waiting for it."""
+        losses.load_fails(self, passage, losses.GONE if not passage.crashed else losses.CRASHED)
+
+    def keeps(self, index: int) -> bool:
+        return losses.keeps(self, index)
 
     # The transfer.
 
@@ -208,11 +269,11 @@ class Handoff(Part, ABC):
     def transfer(self, passage: Passage) -> None:
         """Begin the transfer."""
         done = partial(self.received, passage)
-        self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg, done)
+        passage.stop = self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg, done)
 
     def received(self, passage: Passage) -> None:
         """Handle the end of a request's KV transfer."""
-        passage.received_ns, passage.loading = self.clock.ns, False
+        passage.received_ns, passage.loading, passage.stop = self.clock.ns, False, None
         self.release(passage)
         remote_kv.loaded(self.cluster.replicas[passage.decode], passage.request)
 
@@ -221,14 +282,17 @@ class Handoff(Part, ABC):
         if self._held.pop(passage.leg, None) is not None:
             passage.released_ns = self.clock.ns
             remote_kv.release(self.cluster.replicas[passage.prefill], passage.leg)
+            turnover.left_draining(self.cluster, passage.prefill)
 
     # The end.
 
     def gives_up(self, request: Request, deadline: Deadline) -> bool:
         """Cancel a request that is on the prefill side or between the two; return False if it is not there."""
         passage = self.passages.get(request)
-        if passage is None or request.state >= State.FINISHED or passage.sent_ns >= 0:
+        if passage is None or request.state >= State.FINISHED or passage.sent_ns >= 0 or passage.lost:
             return False
+        if deadline.first_token and request.first_token_ns >= 0:
+            return True
         if passage.leg.state < State.FINISHED:
             self.cluster.replicas[passage.prefill].give_up(passage.leg, deadline)
         else:
@@ -242,7 +306,7 @@ class Handoff(Part, ABC):
             return
         if self.has_end:
             self.done.append(passage)
-        if not passage.loading:
+        if not passage.loading and not passage.lost:
             self.release(passage)
 
     # After the run.
@@ -273,7 +337,7 @@ class Arrivals(Connector):
         self._handoff = handoff
 
     def available(self, request: Request, num_tokens: int) -> int:
-        return request.prompt_len - num_tokens if self._handoff.available(request) else 0
+        return request.num_tokens - num_tokens if self._handoff.available(request) else 0
 
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
         self._handoff.reserve(request, start, stop)
@@ -281,11 +345,12 @@ class Arrivals(Connector):
 
 
 def leg_of(request: Request) -> Request:
-    """Return a request that computes another request's prompt and generates one token."""
-    return Request(
+    """Return a request that computes another request's prompt, and what it has generated elsewhere, and generates one
+    token."""
+    leg = Request(
         row=request.row,
         name=request.name,
-        prompt_len=request.prompt_len,
+        prompt_len=request.num_tokens,
         max_tokens=1,
         arrival_ns=request.arrival_ns,
         priority=request.priority,
@@ -298,3 +363,7 @@ def leg_of(request: Request) -> Request:
         predicted_output_len=1,
         owner=request,
     )
+    if request.num_migrations:  # admitted once, as the record of the request says
+        leg.state, request.state = request.state, State.WAITING
+        leg.scheduled_ns, leg.hit_tokens = request.scheduled_ns, request.hit_tokens
+    return leg

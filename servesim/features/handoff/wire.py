@@ -19,9 +19,14 @@ class Wire(ABC):
         self.clock = clock
 
     @abstractmethod
-    def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+    def send(
+        self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]
+    ) -> Callable[[], None]:
         """Begin to send the KV of a prompt, which `request` has computed at the source; call `done` when all of it has
-        arrived."""
+        arrived. Return a function that breaks the transfer off, after which `done` is not called."""
+
+    def add(self, bytes_per_s: int | None, like: int) -> None:  # noqa: B027
+        """Connect one more replica, with the bandwidth given or that of the replica `like`. Default: do nothing."""
 
 
 class FixedRate(Wire):
@@ -30,6 +35,9 @@ class FixedRate(Wire):
     def __init__(self, rate: float) -> None:
         self._rate = rate
 
-    def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+    def send(
+        self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]
+    ) -> Callable[[], None]:
         ns = int(num_bytes / self._rate + 0.5)
-        self.clock.at(self.clock.ns + ns, LOADED, lambda event: done())
+        event = self.clock.at(self.clock.ns + ns, LOADED, lambda event: done())
+        return lambda: event.callbacks.clear()
