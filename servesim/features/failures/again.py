@@ -16,8 +16,8 @@ def renew(request: Request) -> None:
 
 def migrate(request: Request) -> None:
     """Let a request that has output tokens go on at another replica: these are then part of its prompt, and the limit
-    of its tokens stays what it was (the Migration operator of ai-dynamo's frontend, migration.rs). What was computed is lost, as by a
-    preemption; the time of its first token and what is known of its first admission are kept."""
+    of its tokens stays what it was (the Migration operator of ai-dynamo's frontend, migration.rs). What was computed is
+    lost, as by a preemption; the time of its first token and what is known of its first admission are kept."""
     leg, lost = request.leg, min(request._num_computed_tokens, request._num_tokens - 1)
     if leg is not None:
         request.scheduled_ns, request.hit_tokens = leg.scheduled_ns, leg.hit_tokens

@@ -54,7 +54,6 @@ class OffloadFeature(Feature):
         reasons = {
             "handoff": "separate prefill and decode pools",
             "data_parallel": "data-parallel ranks (dp)",
-            "failures": "cluster.failures",
             "stream": "streamed runs (stream)",
             **(pipelines if name != "vllm" else {}),
         }

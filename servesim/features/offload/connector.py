@@ -136,6 +136,8 @@ class Offload(Connector):
         self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
 
     def _copied(self, request: Request, event: object) -> None:
+        if self._replica.core.connector is not self:
+            return  # its process has crashed since
         remote_kv.read(self._replica, request)
 
     def preempted(self, requests: Iterable[Request]) -> int:

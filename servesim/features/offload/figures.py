@@ -26,6 +26,8 @@ class Behind(NamedTuple):
     found: Sequence[tuple[EngineCore, Offload | LMCache]]
     """Each core and its connector."""
     requests: Requests
+    last: Sequence[Offload | LMCache]
+    """Last connector of each replica; one that has crashed has had several."""
 
     @property
     def counts(self) -> list[Any]:
@@ -40,7 +42,7 @@ class Behind(NamedTuple):
     @property
     def seconds(self) -> float:
         """Duration of the run, summed over all replicas."""
-        return self.requests.duration_ns / SECOND * len(self.found)
+        return self.requests.duration_ns / SECOND * len(self.last)
 
     @property
     def tiers(self) -> dict[str, int]:
@@ -103,7 +105,7 @@ OFFLOAD = Group(
                lambda m: sum(m.tiers.values()) + m.sum("again_tokens"), schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
         Figure("capacity_tokens", "number of tokens that fit in host memory",
-               lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for _, one in m.found), schema=COUNT),
+               lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for one in m.last), schema=COUNT),
         Figure("peak_share", "largest share of a replica's host memory in use at any time",
                lambda m: max(host.most / host.memory.num_blocks for host in m.hosts), "share", SHARE),
         Figure("dropped_blocks", "number of blocks dropped to make room", lambda m: m.sum("dropped_blocks"),
