@@ -24,6 +24,8 @@ TOGETHER = [
     ("view_lag", "failures", "scaling"),
     ("view_lag", "scaling", "offload"),
     ("handoff", "view_lag", "data_parallel"),
+    ("handoff", "view_lag", "failures"),
+    ("failures", "offload"),
 ]
 FEATURES = {feature.name: feature for feature in installed()}
 
