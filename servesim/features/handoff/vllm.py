@@ -77,8 +77,6 @@ class VllmNixl(Handoff):
         self.clock.at(now + round(self._params.lease_s * SECOND), CHANGE, partial(self._lease_ends, passage))
 
     def _lease_ends(self, passage: Passage, event: Event) -> None:
-        if passage.lost:
-            return
         renewed = self._params.lease_renewed and passage.sent_ns >= 0
         if passage.reserved_ns < 0 and not renewed:
             self.release(passage)

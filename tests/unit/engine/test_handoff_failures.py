@@ -18,6 +18,7 @@ from servesim.features.handoff.first import SglangParams, TrtllmParams
 from servesim.features.handoff.losses import CRASHED
 from servesim.features.handoff.part import Passage
 from servesim.features.handoff.vllm import VllmNixlParams
+from servesim.workload.workload import Clients
 from tests.support.apart import Apart, handoff_of
 from tests.support.worlds import ToyCost, World, toy_trace
 
@@ -210,6 +211,73 @@ def test_a_straggler_on_either_side_takes_three_times_as_long(mode: str, slow: i
 def test_a_computed_prompt_waits_for_a_decode_replica_that_comes_back(mode: str) -> None:
     _, (p,) = tries(apart(Crash(1, 100, 8_000), sizes=(1, 1)), mode)
     assert (p.sent_ns, p.request.first_token_ns) == (8_100, 9_832)
+
+
+@MODES
+def test_the_source_keeps_the_kv_of_a_request_that_has_failed_or_was_given_up_until_the_lease_ends(mode: str) -> None:
+    protocol = VllmNixlParams(http_ms=0.004, lease_s=9e-6)
+    _, (p,) = tries(apart(Crash(1, 5_300, FOREVER), sizes=(1, 1), protocol=protocol, reroutes=0), mode)
+    assert (p.request.finished_ns, p.released_ns) == (5_300, 5_300 + 6_000)
+    given_up = replace(apart(Crash(1, 5_300, 100), sizes=(1, 1), protocol=protocol), clients=Clients(timeout_ns=5_200))
+    _, (p,) = tries(given_up, mode)
+    assert (p.request.finished_ns, p.released_ns) == (5_200, 5_300 + 6_000)
+
+
+@MODES
+def test_a_prompt_of_sglang_whose_handshake_is_cut_off_by_a_crash_is_computed_once(mode: str) -> None:
+    _, (lost, p) = tries(apart(Crash(2, 500, FOREVER), sizes=(2, 2), protocol=SglangParams(handshake_ms=0.001)), mode)
+    assert (lost.leg.scheduled_ns, p.reserved_ns, p.leg.scheduled_ns, p.request.first_token_ns) == (
+        *(-1, 1_000),
+        *(2_000, 3_732),
+    )
+
+
+@MODES
+def test_a_request_of_sglang_that_waits_for_a_decode_replica_begins_its_patience_anew(mode: str) -> None:
+    # lost at 500 and routed again at 1,000; its patience ends at 1,500 at first, and at 2,500 then
+    protocol = SglangParams(handshake_ms=0.001, bootstrap_timeout_s=1.5e-6)
+    trace = toy_trace([10], [32], [3])
+    world = replace(apart(Crash(2, 0, 2_000), Crash(0, 500, FOREVER), sizes=(2, 1), protocol=protocol), trace=trace)
+    _, (lost, p) = tries(world, mode)
+    assert (lost.sent_ns, p.sent_ns, p.request.state) == (-1, 2_000, State.FINISHED)
+
+
+@MODES
+def test_kv_of_trtllm_that_is_lost_before_it_is_read_fails_the_request(mode: str) -> None:
+    _, (p,) = tries(apart(Crash(0, 3_000, FOREVER), protocol=TrtllmParams(http_ms=0.004)), mode)
+    assert (p.request.state, p.request.reason, p.request.finished_ns) == (State.ABORTED, CRASHED, 5_000)
+
+
+@MODES
+def test_kv_that_has_come_during_a_step_is_lost_with_the_replica_before_the_step_ends(mode: str) -> None:
+    # KV at 5,732; a second request's at 6,032 and a bit, during the step from 5,732 to 6,732
+    world = apart(Crash(1, 6_500, 100), sizes=(1, 1), protocol=TrtllmParams(http_ms=0.004))
+    world = replace(world, trace=toy_trace([0, 300], [32, 32], [3, 3]), cost=STEPS, max_num_seqs=8)
+    cluster, found = tries(world, mode)
+    assert {p.request.state for p in found if not p.lost} <= {State.FINISHED, State.ABORTED}
+    assert len(cluster.recorder.requests.array()) == 2
+
+
+@MODES
+def test_a_deadline_of_the_first_token_is_void_for_a_request_that_migrates(mode: str) -> None:
+    # first token at 6,732; lost at 7,000 and waiting until 9,000 or, apart, computing its prompt again
+    world = replace(
+        apart(Crash(0, 7_000, 2_000), Crash(1, 7_000, 2_000), sizes=(1, 1), migrations=1),
+        clients=Clients(ttft_timeout_ns=8_000),
+    )
+    _, (_, p) = tries(world, mode)
+    assert (p.request.state, p.request.first_token_ns, p.leg.scheduled_ns) == (State.FINISHED, 6_732, 0)
+    world = replace(apart(Crash(1, 7_000, 0), sizes=(1, 1), migrations=1), clients=Clients(ttft_timeout_ns=7_500))
+    _, (_, p) = tries(world, mode)
+    assert (p.request.state, p.leg.finished_ns) == (State.FINISHED, 8_000)
+
+
+@MODES
+def test_a_replica_that_drains_stays_for_a_prompt_that_is_not_there_yet(mode: str) -> None:
+    protocol = SglangParams(handshake_ms=0.001)
+    cluster, (p,) = tries(apart(sizes=(2, 1), protocol=protocol, drains=(Drain(0, 500),)), mode)
+    assert (p.prefill, p.received_ns) == (0, 2_732)
+    assert cluster.fleet.history == [(500, 0, "draining"), (2_732, 0, "gone")]
 
 
 def test_an_added_replica_of_another_model_could_not_read_the_kv_and_is_refused() -> None:
