@@ -11,6 +11,7 @@ import pytest
 
 import servesim
 from servesim.contracts import State
+from servesim.contracts.router import Pair, Router
 from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
 from servesim.features.failures.part import LOST, Add, Crash, Drain, Failures, Slowdown
@@ -250,12 +251,29 @@ def test_kv_of_trtllm_that_is_lost_before_it_is_read_fails_the_request(mode: str
 
 @MODES
 def test_kv_that_has_come_during_a_step_is_lost_with_the_replica_before_the_step_ends(mode: str) -> None:
-    # KV at 5,732; a second request's at 6,032 and a bit, during the step from 5,732 to 6,732
-    world = apart(Crash(1, 6_500, 100), sizes=(1, 1), protocol=TrtllmParams(http_ms=0.004))
-    world = replace(world, trace=toy_trace([0, 300], [32, 32], [3, 3]), cost=STEPS, max_num_seqs=8)
-    cluster, found = tries(world, mode)
-    assert {p.request.state for p in found if not p.lost} <= {State.FINISHED, State.ABORTED}
-    assert len(cluster.recorder.requests.array()) == 2
+    # steps end at 6,732 and 7,732; the second request gets memory at 6,732, and its 132 tokens are there at 7,564; they
+    # come again 500 + 1,000 + 4,000 + 832 after 7,600
+    world = apart(Crash(1, 7_600, 100), sizes=(1, 1), protocol=TrtllmParams(http_ms=0.004))
+    cluster, found = tries(replace(world, trace=toy_trace([0, 300], [32, 132], [9, 3])), mode)
+    assert [p.received_ns for p in found] == [5_732, 7_564, 13_932]
+    assert cluster.recorder.reasons == {0: LOST, 1: "length"}
+
+
+class Pairs(Router):
+    """Always the same pair."""
+
+    def route(self, request: Any, views: Any) -> Pair:
+        return Pair(0, 1)
+
+
+@MODES
+def test_a_decode_replica_that_drains_stays_for_a_request_that_was_meant_for_it(mode: str) -> None:
+    cluster = apart(sizes=(1, 2), drains=(Drain(1, 2_000),)).cluster(mode, check=True)
+    cluster.router = Pairs(None, 3)
+    cluster.run()
+    (p,) = handoff_of(cluster).done
+    assert (p.decode, p.request.state) == (1, State.FINISHED)
+    assert cluster.fleet.history == [(2_000, 1, "draining"), (8_732, 1, "gone")]
 
 
 @MODES
