@@ -57,7 +57,7 @@ class ClusterView(Protocol):
         there."""
 
     def lost(self, request: Request) -> None:
-        """Notify all parts that a request was lost with its replica, before it is sent anew or fails."""
+        """Notify all parts that a request was lost with its replica, before it is rerouted or fails."""
 
     def keeps(self, index: int) -> bool:
         """Return whether any part still needs a replica that has no requests."""
@@ -129,7 +129,7 @@ class Part:
         return ()
 
     def lost(self, request: Request) -> None:
-        """Handle a request that was lost with its replica, before it is sent anew or fails: take back what was done
+        """Handle a request that was lost with its replica, before it is rerouted or fails: take back what was done
         for it."""
 
     def left(self, request: Request) -> None:

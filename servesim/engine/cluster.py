@@ -109,7 +109,7 @@ class Cluster:
         return [request for crashed in self._crashed for request in crashed(index)]
 
     def lost(self, request: Request) -> None:
-        """Notify all parts that a request was lost with its replica, before it is sent anew or fails."""
+        """Notify all parts that a request was lost with its replica, before it is rerouted or fails."""
         for lost in self._lost:
             lost(request)
 

@@ -1,4 +1,4 @@
-"""Requests that have lost their replica and are sent anew."""
+"""Requests that have lost their replica and are sent again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of requests between prefill and decode replicas, and of their KV, when a replica crashes, drains or is
+"""Fate of requests between prefill and decode replicas, and of their KV, when a replica crashes, drains or is
 added.
 
 What a crash does to the peers is known to them at that instant (connections to a process that has ended are reset);

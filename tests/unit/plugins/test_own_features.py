@@ -45,7 +45,12 @@ class Watcher(Part):
 
     def start(self):
         self.calls["start"] += 1
-        self.cluster.clock.at(1_000_000, 0, lambda event: self.cluster.set_state(1, "draining"))
+        self.cluster.clock.at(1_000_000, 0, lambda event: self._happens())
+
+    def _happens(self):
+        self.cluster.set_state(1, "draining")
+        assert self.cluster.crashed(1) == [] and not self.cluster.keeps(1)
+        self.cluster.lost(None)
 
     def sent(self, request, output_len, index):
         self.calls["sent"] += 1
@@ -54,6 +59,13 @@ class Watcher(Part):
     def state_changed(self, index, state):
         self.calls["state_changed"] += 1
         assert (index, state) == (1, "draining")
+
+    def crashed(self, index):
+        self.calls["crashed"] += 1
+        return ()
+
+    def lost(self, request):
+        self.calls["lost"] += 1
 
     def left(self, request):
         self.calls["left"] += 1
@@ -68,6 +80,10 @@ class Watcher(Part):
 
     def gives_up(self, request, deadline):
         self.calls["gives_up"] += 1
+        return False
+
+    def keeps(self, index):
+        self.calls["keeps"] += 1
         return False
 
     def held(self):
