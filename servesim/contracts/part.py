@@ -46,17 +46,27 @@ class ClusterView(Protocol):
     def tell_passed_on(self, request: Request, index: int) -> None:
         """Notify all parts that a request whose prompt another replica computes goes to a replica."""
 
-    def keeps(self, index: int) -> bool:
-        """Return whether any part keeps a draining replica."""
-
     def held_for(self, pool: Any) -> int:
         """Return the number of requests outside of all replicas that may be sent to this pool."""
 
     def new_core(self, replica: Any) -> None:
         """Notify all parts that a core starts at a replica."""
 
+    def reaches(self, request: Request, index: int) -> bool:
+        """Return whether a request that was sent reaches its replica; if not, a part has handled it."""
+
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Change the router-visible state of a replica."""
+
+    def crashed(self, index: int) -> list[Request]:
+        """Notify all parts that a replica has lost all its state; return the requests lost with it that parts had
+        there."""
+
+    def lost(self, request: Request) -> None:
+        """Notify all parts that a request was lost with its replica, before it is rerouted or fails."""
+
+    def keeps(self, index: int) -> bool:
+        """Return whether any part keeps a draining replica that has no unfinished request."""
 
     def end(self, request: Request, state: State, reason: str) -> None:
         """End a request that is not at any replica."""
@@ -85,7 +95,7 @@ class Finished(NamedTuple):
 
 
 RUN_VERBS = (
-    *("join", "core_made", "start", "sent", "passed_on", "state_changed", "left"),
+    *("join", "core_made", "start", "sent", "passed_on", "state_changed", "crashed", "lost", "left"),
     *("takes", "reaches", "gives_up", "keeps", "held", "held_for"),
 )
 """Verbs called during a run."""
@@ -113,13 +123,23 @@ class Part:
         """Schedule the first events; the clock is about to start."""
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
-        """Handle a request that is sent to a replica; `reaches` decides whether it arrives."""
+        """Handle a request that is sent to a replica; `reaches` decides whether it arrives. A request with an `owner`
+        computes that one's prompt; `output_len` is then the owner's."""
 
     def passed_on(self, request: Request, index: int) -> None:
         """Handle a request that is sent to the replica that computes its answer; another one computes its prompt."""
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
         """Handle a change in a replica's router-visible state."""
+
+    def crashed(self, index: int) -> Iterable[Request]:
+        """Handle a replica that has just lost all its state and has a new core. Return the requests lost with it that
+        this part, and not the cluster, sent there."""
+        return ()
+
+    def lost(self, request: Request) -> None:
+        """Handle a request that was lost with its replica, before it is rerouted or fails: take back what was done
+        for it."""
 
     def left(self, request: Request) -> None:
         """Handle a request that has left the run, before the workload sends requests that depend on it."""

@@ -85,7 +85,7 @@ class Replica:
         for request in [*lost.scheduler.running, *lost.scheduler.waiters()]:
             lost.abort(request, self.clock.ns)
         core.next_step_id, core.spec_stats = lost.next_step_id, lost.spec_stats
-        self.up, self._awaited = False, None
+        self.up, self._awaited, self._at_boundary = False, None, []
         self._wire(core)
 
     def reprice(self, cost: CostModel) -> None:
@@ -144,7 +144,8 @@ class Replica:
         connector.join(self)
 
     def _load(self, request: Request, end_ns: int) -> None:
-        self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request))
+        core = self.core
+        self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request) if self.core is core else None)
 
     def go_on(self) -> None:
         """Plan at this instant if no step is in flight, because memory or queues have changed."""

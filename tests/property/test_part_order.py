@@ -25,6 +25,9 @@ TOGETHER = [
     ("view_lag", "scaling", "offload"),
     ("handoff", "view_lag", "data_parallel"),
     ("handoff", "view_lag", "scaling"),
+    ("handoff", "view_lag", "failures"),
+    ("handoff", "failures", "scaling"),
+    ("failures", "offload"),
 ]
 FEATURES = {feature.name: feature for feature in installed()}
 

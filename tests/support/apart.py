@@ -48,7 +48,7 @@ class Apart(World):
         cls, _ = routers.resolve(self.router)
         links = [self.bytes_per_s] * sum(self.sizes)
         handoff: Handoff = PROTOCOLS[type(self.protocol)](
-            Links(links, links, self.start_ns, of_pool=dict.fromkeys(("prefill", "decode"), self.bytes_per_s)),
+            Links(links, links, self.start_ns, rate_of=lambda pool: self.bytes_per_s),
             lambda request, start, stop: stop - start,
             make(cls, cls.Params(), sum(self.sizes)),
             self.protocol,

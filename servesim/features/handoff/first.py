@@ -28,7 +28,8 @@ from servesim.contracts.request import Request, State
 from servesim.contracts.router import Router
 from servesim.engine import remote_kv, turnover
 from servesim.engine.clock import FOLLOW, LOADED
-from servesim.features.handoff.part import Handoff, Passage
+from servesim.features.handoff.part import Handoff
+from servesim.features.handoff.passage import Passage
 from servesim.features.handoff.wire import Wire
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -42,8 +43,14 @@ class FirstFromPrefill(Handoff):
 
     brings_token = True
 
+    def reserve(self, request: Request, start: int, stop: int) -> None:
+        super().reserve(request, start, stop)
+        passage = self.passages[request]
+        if passage.crashed:
+            self.source_lost(passage)
+
     def received(self, passage: Passage) -> None:
-        passage.received_ns, passage.loading = self.clock.ns, False
+        passage.received_ns, passage.loading, passage.stop = self.clock.ns, False, None
         self.release(passage)
         replica = self.cluster.replicas[passage.decode]
         replica.at_boundary(partial(self._loaded, passage))
@@ -128,12 +135,12 @@ class Sglang(FirstFromPrefill):
         self.clock.at(self.clock.ns + self._handshake_ns, FOLLOW, partial(self._shaken, self.passages[request]))
 
     def _shaken(self, passage: Passage, event: Event) -> None:
-        if passage.request.state < State.FINISHED:
+        if passage.request.state < State.FINISHED and not passage.lost:
             self._begun.add(passage.leg)
             self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
 
     def _late(self, passage: Passage, event: Event) -> None:
-        if passage.reserved_ns < 0 and passage.request.state < State.FINISHED:
+        if passage.reserved_ns < 0 and passage.request.state < State.FINISHED and not passage.lost:
             self._abort(passage.request, NO_HANDSHAKE)
 
     def prefilled(self, passage: Passage) -> None:
@@ -141,6 +148,13 @@ class Sglang(FirstFromPrefill):
             self.transfer(passage)
         elif passage.request.state < State.FINISHED:
             self._abort(passage.request, LOST)
+
+    def arrived(self, request: Request) -> bool:
+        return request.owner is None or request in self._begun
+
+    def lose(self, passage: Passage) -> None:
+        super().lose(passage)
+        self._begun.discard(passage.leg)
 
     def failed(self, passage: Passage) -> None:
         self._abort(passage.request, passage.leg.reason)

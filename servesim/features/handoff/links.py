@@ -15,6 +15,7 @@ from simpy.events import Event
 
 from servesim.contracts.request import Request
 from servesim.engine.clock import LOADED
+from servesim.engine.pool import Pool
 from servesim.features.handoff.wire import Wire
 
 NANO = 1_000_000_000
@@ -60,11 +61,12 @@ class Flow:
     done: Callable[[], None]
     rate: int = field(default=0)
     """Bytes per second."""
+    stopped: bool = field(default=False)
 
 
 class Links(Wire):
     """Links of all replicas: bytes per second `out` of and `into` each, by replica index, and in both directions for
-    each replica that is added to a pool later (`of_pool`). Transfers consist of messages of `message_bytes`, each of
+    each replica that is added later, by its pool (`rate_of`). Transfers consist of messages of `message_bytes`, each of
     which takes as long as if it had `overhead_bytes` more."""
 
     def __init__(
@@ -74,11 +76,11 @@ class Links(Wire):
         start_ns: int,
         overhead_bytes: int = 0,
         message_bytes: int = 1,
-        of_pool: Mapping[str, int] | None = None,
+        rate_of: Callable[[Pool], int] | None = None,
     ) -> None:
         self._overhead, self._message = overhead_bytes, message_bytes
         self._capacity = dict(enumerate(out)) | {INTO + index: rate for index, rate in enumerate(into)}
-        self._of_pool = of_pool or {}
+        self._rate_of = rate_of
         self._start_ns = start_ns
         self._flows: list[Flow] = []
         self._next = 0
@@ -87,17 +89,31 @@ class Links(Wire):
         self.busy_ns = 0
         """Time during which any transfer was in flight."""
 
-    def attach(self, index: int, pool: str) -> None:
+    def attach(self, index: int, pool: Pool) -> None:
         if index not in self._capacity:
-            self._capacity[index] = self._capacity[INTO + index] = self._of_pool[pool]
+            assert self._rate_of is not None
+            self._capacity[index] = self._capacity[INTO + index] = self._rate_of(pool)
 
-    def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+    def send(
+        self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]
+    ) -> Callable[[], None]:
         num_bytes += -(-num_bytes // self._message) * self._overhead
         flow = Flow(self._next, (source, INTO + destination), num_bytes * NANO, done)
         self._next += 1
         self.clock.at(self.clock.ns + self._start_ns, LOADED, lambda event: self._begin(flow))
+        return lambda: self._stop(flow)
+
+    def _stop(self, flow: Flow) -> None:
+        """Break a transfer off; the others share its bandwidth from now on."""
+        flow.stopped = True
+        if flow in self._flows:
+            self._advance()
+            self._flows.remove(flow)
+            self._share()
 
     def _begin(self, flow: Flow) -> None:
+        if flow.stopped:
+            return
         self._advance()
         self._flows.append(flow)
         self._share()
@@ -129,7 +145,8 @@ class Links(Wire):
         self._flows = [flow for flow in self._flows if flow.left > 0]
         self._share()
         for flow in done:
-            flow.done()
+            if not flow.stopped:
+                flow.done()
 
 
 def fair_shares(flows: Sequence[tuple[int, int]], capacity: Mapping[int, int]) -> list[int]:

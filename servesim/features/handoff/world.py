@@ -28,7 +28,7 @@ def with_handoff(world: Any, draws: Any) -> Any:
     def handoff(world: Any, pools: Any) -> VllmNixl:
         links = [rate] * world.replicas
         return VllmNixl(
-            Links(links, links, start_ns, of_pool=dict.fromkeys(("prefill", "decode"), rate)),
+            Links(links, links, start_ns, rate_of=lambda pool: rate),
             lambda request, start, stop: stop - start,
             world.make_router(),
             params,

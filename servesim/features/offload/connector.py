@@ -60,7 +60,7 @@ class Offload(Connector):
 
     def join(self, replica: Any) -> None:
         self._now: Callable[[], int] = lambda: replica.clock.ns
-        self._replica = replica
+        self._replica, self._core = replica, replica.core
 
     def available(self, request: Request, num_tokens: int) -> int:
         size, now = self.block_tokens, self._now()
@@ -139,7 +139,8 @@ class Offload(Connector):
         self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
 
     def _copied(self, request: Request, event: object) -> None:
-        remote_kv.read(self._replica, request)
+        if self._replica.core is self._core:  # else its process has crashed since
+            remote_kv.read(self._replica, request)
 
     def preempted(self, requests: Iterable[Request]) -> int:
         return max((self._copied_ns.get(request, 0) for request in requests if request.being_read), default=0)

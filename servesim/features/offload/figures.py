@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ class Behind(NamedTuple):
 
     found: Sequence[tuple[EngineCore, Offload | LMCache]]
     """Each core and its connector."""
+    last: Sequence[Offload | LMCache]
+    """Last connector of each replica; one that has crashed has had several."""
     prompt_tokens: float
     """Prompt tokens that these cores looked up in their prefix caches when requests were first admitted."""
     hit_tokens: float
@@ -48,20 +51,23 @@ class Behind(NamedTuple):
     def of(cls, places: Sequence[Place], finished: Finished, num_pools: int) -> Behind:
         """Return the input of the figures of a run with this number of pools."""
         requests, totals = finished.requests, finished.records.replicas
-        found = [(place.core, place.connector) for place in places]
         if num_pools == 1:
-            queried, hits = requests.total("queried_tokens"), requests.total("hit_tokens")
-            return cls(found, queried, hits, requests.duration_ns)
+            return cls._at(places, requests.total("queried_tokens"), requests.total("hit_tokens"), requests.duration_ns)
         pools = {}
         for name in dict.fromkeys(place.pool for place in places):
             own = [place for place in places if place.pool == name]
-            queried, hits = (
-                totals.sum_of(key, [place.replica for place in own]) for key in ("prompt_tokens", "hit_tokens")
-            )
-            pools[name] = cls([(place.core, place.connector) for place in own], queried, hits, requests.duration_ns)
+            replicas = dict.fromkeys(place.replica for place in own)
+            queried, hits = (totals.sum_of(key, replicas) for key in ("prompt_tokens", "hit_tokens"))
+            pools[name] = cls._at(own, queried, hits, requests.duration_ns)
         queried = sum(pool.prompt_tokens for pool in pools.values())
         hits = sum(pool.hit_tokens for pool in pools.values())
-        return cls(found, queried, hits, requests.duration_ns, pools)
+        return cls._at(places, queried, hits, requests.duration_ns)._replace(pools=pools)
+
+    @classmethod
+    def _at(cls, places: Sequence[Place], queried: float, hits: float, duration_ns: int) -> Behind:
+        last = {place.replica: place.connector for place in places}
+        found = [(place.core, place.connector) for place in places]
+        return cls(found, [*last.values()], queried, hits, duration_ns)
 
     @property
     def counts(self) -> list[Any]:
@@ -76,7 +82,7 @@ class Behind(NamedTuple):
     @property
     def seconds(self) -> float:
         """Duration of the run, summed over all replicas."""
-        return self.duration_ns / SECOND * len(self.found)
+        return self.duration_ns / SECOND * len(self.last)
 
     @property
     def tiers(self) -> dict[str, int]:
@@ -104,7 +110,8 @@ def _slower(m: Behind) -> dict[str, Any] | None:
     for _, one in m.found:
         for tier in one.tiers[1:]:
             slower.setdefault(tier.name, []).append(tier)
-    return {name: _tier(tiers, m.duration_ns / SECOND) for name, tiers in slower.items()} or None
+    replicas = Counter(tier.name for one in m.last for tier in one.tiers)
+    return {name: _tier(tiers, m.duration_ns / SECOND * replicas[name]) for name, tiers in slower.items()} or None
 
 
 def _pools(m: Behind) -> dict[str, Any] | None:
@@ -120,9 +127,8 @@ def _pools(m: Behind) -> dict[str, Any] | None:
 
 
 def _tier(tiers: Sequence[Tier], seconds: float) -> dict[str, Any]:
-    """Return the figures of a tier beyond host memory in each replica, in a run of `seconds`: its peak usage, and the
-    busy share of each direction."""
-    seconds *= len(tiers)
+    """Return the figures of a tier beyond host memory: its peak usage, and the busy share of each direction. `seconds`:
+    duration of the run, summed over all replicas."""
     return {
         "peak_share": max(tier.most / tier.memory.num_blocks for tier in tiers),
         "read_busy_share": per(sum(tier.reading.busy_ns for tier in tiers) / SECOND, seconds),
@@ -161,7 +167,7 @@ OFFLOAD = Group(
                lambda m: m.loaded_tokens, schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
         Figure("capacity_tokens", "number of tokens that fit in host memory",
-               lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for _, one in m.found), schema=COUNT),
+               lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for one in m.last), schema=COUNT),
         Figure("peak_share", "largest share of a replica's host memory in use at any time",
                lambda m: max(host.most / host.memory.num_blocks for host in m.hosts), "share", SHARE),
         Figure("dropped_blocks", "number of blocks dropped to make room", lambda m: m.sum("dropped_blocks"),

@@ -39,6 +39,8 @@ class Tier:
     writing: Direction
     most: int = 0
     """Peak number of blocks held."""
+    shared: bool = False
+    """Whether other replicas use it, too, so that it outlives the process of this one."""
 
     def note(self) -> None:
         """Update the peak after blocks were added."""

@@ -10,8 +10,9 @@ import pytest
 
 from servesim.contracts.request import State
 from servesim.engine.cluster import Cluster
-from servesim.features.handoff.first import TrtllmParams
-from servesim.features.handoff.part import Passage
+from servesim.features.failures.part import Crash, Failures
+from servesim.features.handoff.first import SglangParams, TrtllmParams
+from servesim.features.handoff.passage import Passage
 from servesim.features.handoff.vllm import VllmNixlParams
 from tests.support.apart import Apart, handoff_of
 from tests.support.offloaded import Chunks, Host, behind, memories
@@ -126,6 +127,25 @@ def test_a_preempted_answer_is_loaded_from_host_memory_as_the_wire_sends_only_on
     assert memories(cluster)[0].counts.again_tokens == 32 * len(preempted)
     assert [p.num_bytes for p in passages] == [16, 16]
     assert all(p.request.state is State.FINISHED for p in passages)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_load_of_a_prompt_whose_decode_replica_crashes_ends_before_its_memory_is_freed(mode: str) -> None:
+    """Row 2 has memory on the decode side at 20,000 and loads from 21,000 to 23,000. Lost at 22,000, it is sent again
+    at 22,500 and loads from 23,500 to 25,500; 8 tokens are computed (109 ns) and 40 sent (740 ns)."""
+    failures = Failures((Crash(1, 22_000, 0),), backoff_ns=500, jitter=0.0)
+    cluster = apart(protocol=SglangParams(handshake_ms=0.001), failures=failures).cluster(mode, check=True)
+    behind(cluster, "prefill", Host(blocks=100, ns_per_block=1_000))
+    cluster.start()
+    kv, used = cluster.replicas[0].core.kv, {}
+    while cluster.step():
+        used[cluster.now_ns] = kv.capacity_tokens - kv.usage().free
+    assert [used[ns] for ns in (21_000, 22_000, 22_500, 23_000)] == [32, 32, 32, 0]
+    p = max(handoff_of(cluster).done, key=lambda p: p.request.row)
+    assert (p.leg.scheduled_ns, p.leg.loaded_tokens, p.leg.finished_ns) == (25_500, 32, 25_609)
+    assert (p.received_ns, p.request.first_token_ns, p.request.state) == (26_349, 26_349, State.FINISHED)
+    assert memories(cluster)[0].counts.load_ns == [2_000, 2_000]
+    assert not cluster.replicas[0].core.fetched
 
 
 def test_kv_that_comes_with_the_first_token_cannot_come_second() -> None:

@@ -55,11 +55,6 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
     [
         ({"preset": "sglang"}, "scheduler sglang cannot load KV from host memory this way; use vllm"),
         ({"scheduler": "sarathi"}, "scheduler sarathi cannot load KV"),
-        pytest.param(
-            {"cluster": {"failures": ["crash:replica=0,at=1"]}},
-            "not modeled with cluster.failures",
-            marks=pytest.mark.feature("failures"),
-        ),
         ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
         ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot load KV"),
         ({"offload": "hicache", "scheduler": "sarathi"}, "this way; use sglang"),
