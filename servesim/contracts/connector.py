@@ -7,7 +7,7 @@ computed those tokens itself; its last known token is always computed locally.
 If a connector loads `in_step`, the request is admitted immediately instead, and the step that computes the remaining
 tokens begins with the load (vLLM's load_kv_async false, SGLang's HiCache).
 
-A replica with several sources has them all in one connector, `Several` (servesim.contracts.several).
+A replica with several sources has them all in one connector, `Several` (servesim.engine.several).
 
 A connector may also store KV: it is notified of each step and copies the computed KV from memory that it retains
 (`Request.being_read`) until the copy is done, or makes the step end later.

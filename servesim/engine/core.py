@@ -17,7 +17,6 @@ from servesim.contracts.ledger import Ledger
 from servesim.contracts.plan import Plan, PlanContext
 from servesim.contracts.request import Request, State
 from servesim.contracts.scheduler import Scheduler
-from servesim.contracts.several import joined
 from servesim.contracts.speculator import Speculator
 from servesim.engine import drafts
 from servesim.engine.checks import PATIENCE, check_integrity, check_progress
@@ -25,6 +24,7 @@ from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
 from servesim.engine.listeners import heard_also
+from servesim.engine.several import joined
 from servesim.errors import PolicyError, UserError
 from servesim.records.spec_stats import SpecStats
 from servesim.records.step import Late, Step
@@ -102,7 +102,7 @@ class EngineCore:
 
     def connect(self, connector: Connector, first: bool = False) -> None:
         """Let requests use KV that was computed remotely. Call this before the first step; a core can have several
-        connectors (servesim.contracts.several), of which those connected earlier are preferred, or with `first` this
+        connectors (servesim.engine.several), of which those connected earlier are preferred, or with `first` this
         one. Raise UserError if a policy cannot wait for such KV."""
         scheduler, kv = self.scheduler, self.kv
         if "remote_kv" not in scheduler.supports:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from servesim.contracts.several import Several
 from servesim.engine.cluster import Cluster
+from servesim.engine.several import Several
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.hicache import HiCache
 from servesim.features.offload.lmcache import LMCache

@@ -9,7 +9,7 @@ import pytest
 
 from servesim.contracts import Request
 from servesim.contracts.connector import DEFER, Connector
-from servesim.contracts.several import Several, joined
+from servesim.engine.several import Several, joined
 
 
 class Source(Connector):
