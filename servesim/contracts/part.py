@@ -15,6 +15,7 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import ReplicaState, Router
+from servesim.plugins.user_policies import settles
 
 
 class ClusterView(Protocol):
@@ -204,3 +205,12 @@ class Part:
 def verbs(parts: Sequence[Part], verb: str) -> tuple[Callable[..., Any], ...]:
     """Return the bound verb of each part that wants it."""
     return tuple(getattr(part, verb) for part in parts if part.wants(verb))
+
+
+def _request(request: Any) -> Request:
+    if not isinstance(request, Request):
+        raise TypeError
+    return request
+
+
+settles("Iterable[Request]", lambda requests: [*map(_request, requests)], "requests")

@@ -93,7 +93,7 @@ class Offload(Connector):
         self._loads.append((end_ns, keys))
         self._next[request] = last
         self.counts.load_ns.append(end_ns - now)
-        self.counts.loaded(request.row, stop - start, "cpu", request.num_preemptions > 0)
+        self.counts.loaded(request, stop - start, "cpu")
         return end_ns
 
     def _arrived(self, now: int) -> None:

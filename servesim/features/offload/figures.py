@@ -163,7 +163,7 @@ OFFLOAD = Group(
         Figure("hit_rate", "for admitted requests, prompt tokens found on the GPU and in each tier, divided by "
                "`queried_tokens`. With several pools, of the replicas that have such memory; a prompt is admitted on "
                "both sides if prefill and decode are separate", _hit_rate, "share", a_map(FIGURE)),
-        Figure("loaded_tokens", "number of tokens loaded, including tokens for preempted requests",
+        Figure("loaded_tokens", "number of tokens loaded, including tokens for preempted and migrated requests",
                lambda m: m.loaded_tokens, schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
         Figure("capacity_tokens", "number of tokens that fit in host memory",

@@ -107,7 +107,7 @@ class LMCache(Connector):
         size = self.block_tokens
         found = self._unpin(request)
         self._next[request] = len(found)
-        keys, first, before, again = self.keys.of(request, len(found)), start // size, now, request.num_preemptions > 0
+        keys, first, before = self.keys.of(request, len(found)), start // size, now
         for tier in self.tiers[1:]:
             coming = [i for i in range(first, len(found)) if found[i] is tier]
             if coming:
@@ -116,7 +116,7 @@ class LMCache(Connector):
         now = self.tiers[0].reading.copy((len(found) - first) * self._chunk_bytes, now)
         for i in range(first, len(found)):
             tokens = min(stop, (i + 1) * size) - max(start, i * size)
-            self.counts.loaded(request.row, tokens, found[i].name, again)
+            self.counts.loaded(request, tokens, found[i].name)
         return now - before
 
     def _store(self, request: Request, chunks: int, now: int) -> int:

@@ -9,11 +9,13 @@ import pytest
 
 import servesim
 from servesim.contracts import State
+from servesim.contracts.request import Request
 from servesim.engine.cluster import Cluster
 from servesim.features.failures.part import Crash, Failing, Failures
 from servesim.features.offload.params import LMCacheParams, VllmOffloadParams
 from servesim.features.offload.part import Offloading
 from servesim.features.offload.setup import OffloadSetup
+from servesim.features.offload.tiers import OffloadCounts
 from tests.support.offloaded import memories
 from tests.support.worlds import ToyCost, World, toy_trace
 
@@ -83,6 +85,15 @@ def test_a_copy_that_is_under_way_ends_with_the_process(mode: str) -> None:
     assert found(cluster)[0] == {}
     assert cluster.recorder.requests.column("state").tolist() == [State.FINISHED] * 3
     assert not cluster.replicas[0].core.keeping
+
+
+def test_what_a_request_loads_once_more_after_a_crash_is_no_hit_of_its_first_admission() -> None:
+    counts, request = OffloadCounts(), Request(0, "r", 100, 10, 0)
+    counts.loaded(request, 64, "cpu")
+    request.num_migrations = 1
+    counts.loaded(request, 80, "cpu")
+    counts.loaded(Request(0, "r", 110, 1, 0, owner=request), 96, "cpu")
+    assert (counts.tier_tokens, counts.again_tokens) == ({"cpu": 64}, 80 + 96)
 
 
 def test_figures_count_a_replica_once_however_often_it_has_crashed() -> None:
