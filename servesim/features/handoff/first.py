@@ -174,10 +174,13 @@ class Sglang(FirstFromPrefill):
         decode side."""
         passage = self.passages.get(request)
         if passage is not None and not passage.prefilled:
-            replica = self.cluster.replicas[passage.prefill]
-            if passage.leg in self._begun and passage.leg.state < State.FINISHED:
+            replica, leg = self.cluster.replicas[passage.prefill], passage.leg
+            if leg.state < State.FINISHED and self.arrived(leg):
                 replica.catch_up()
-                replica.core.abort(passage.leg, self.clock.ns, request.reason)
+                replica.core.abort(leg, self.clock.ns, request.reason)
+            elif leg.state < State.FINISHED:
+                leg.state, leg.reason = State.ABORTED, request.reason
+                self.cluster.telling.finish(leg)
             if passage.loading:
                 passage.loading = False
                 self.clock.at(self.clock.ns, LOADED, partial(self._free, passage))

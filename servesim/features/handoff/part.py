@@ -273,7 +273,7 @@ class Handoff(Part, ABC):
             return False
         if deadline.first_token and request.first_token_ns >= 0:
             return True
-        if passage.leg.state < State.FINISHED:
+        if passage.leg.state < State.FINISHED and self.arrived(passage.leg):
             self.cluster.replicas[passage.prefill].give_up(passage.leg, deadline)
         else:
             self.cluster.end(request, State.ABORTED, deadline.reason)

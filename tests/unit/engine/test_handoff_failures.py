@@ -244,6 +244,17 @@ def test_a_request_of_sglang_that_waits_for_a_decode_replica_begins_its_patience
 
 
 @MODES
+def test_a_client_of_sglang_may_leave_while_no_decode_replica_is_ready_and_its_prompt_is_not_there_yet(
+    mode: str,
+) -> None:
+    world = apart(Crash(2, 0, 90_000), protocol=SglangParams(handshake_ms=0.001))
+    world = replace(world, trace=toy_trace([10], [32], [3]), clients=Clients(timeout_ns=3_000))
+    _, (p,) = tries(world, mode)
+    assert (p.request.state, p.request.finished_ns, p.decode) == (State.ABORTED, 3_010, -1)
+    assert (p.leg.state, p.leg.scheduled_ns) == (State.ABORTED, -1)
+
+
+@MODES
 def test_kv_of_trtllm_that_is_lost_before_it_is_read_fails_the_request(mode: str) -> None:
     _, (p,) = tries(apart(Crash(0, 3_000, FOREVER), protocol=TrtllmParams(http_ms=0.004)), mode)
     assert (p.request.state, p.request.reason, p.request.finished_ns) == (State.ABORTED, CRASHED, 5_000)
