@@ -25,7 +25,7 @@ HEAD = "POST {} HTTP/1.1\r\nhost: client\r\nconnection: close\r\ncontent-length:
 
 @dataclass
 class Load:
-    """What is sent. Times are those of the wall."""
+    """Load that is sent. Times are those of the wall."""
 
     port: int
     requests: int = 0
@@ -51,7 +51,7 @@ class Load:
 
 @dataclass
 class Seen:
-    """What a client saw of one request."""
+    """Record of one request as its client saw it."""
 
     number: int
     due: float

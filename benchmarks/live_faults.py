@@ -1,4 +1,4 @@
-"""What clients and policies can do to a live server: after each fault it must answer as before, and nothing hangs."""
+"""Faults of clients and policies at a live server: after each fault it must answer as before, and nothing hangs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ START_S = 120
 """Time in s that a server has to listen."""
 TICKS = os.sysconf("SC_CLK_TCK")
 TIMER = """
-import json, sys, time
+import json, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in the background ignores
 late, due = [], time.monotonic()
 try:
     while True:

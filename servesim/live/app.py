@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from servesim.contracts.part import verbs
@@ -69,7 +70,8 @@ class App:
         self.driver.start()
         self._tell_late()
         await send({"type": "lifespan.startup.complete"})
-        await receive()
+        with suppress(asyncio.CancelledError):  # Ctrl-C again: nothing is waited for
+            await receive()
         self._say_late()
         self.driver.close()
         for watcher in self._watchers:

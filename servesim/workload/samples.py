@@ -17,7 +17,7 @@ from servesim.contracts.request import ParentRequest, Request, SampleForm
 FURTHER = 1 << 40
 """Number of the first further sample; all requests have lower numbers."""
 PROMPTS = 1 << 41
-"""What is added to a request's number for the request that only computes its prompt."""
+"""Offset from a request's number to that of the request that only computes its prompt."""
 
 
 class FanOut:
