@@ -241,9 +241,12 @@ class Cluster:
             self.num_arrived -= 1
             return
         request.replica = index
-        self.tell_sent(request, output_len, index)
-        if self.reaches(request, index):
-            self.replicas[index].arrive(request, output_len)
+        for sent in self._sent:
+            sent(request, output_len, index)
+        for reaches in self._reaches:
+            if not reaches(request, index):
+                return
+        self.replicas[index].arrive(request, output_len)
 
     def tell_sent(self, request: Request, output_len: int, index: int) -> None:
         """Notify all parts that a request is being sent to a replica."""
