@@ -28,6 +28,7 @@ from collections import Counter
 
 from servesim.contracts.feature import Feature
 from servesim.contracts.part import Part
+from servesim.contracts.request import Request
 
 
 class Watcher(Part):
@@ -50,8 +51,9 @@ class Watcher(Part):
     def _happens(self):
         self.cluster.set_state(1, "draining")
         assert self.cluster.crashed(1) == [] and not self.cluster.keeps(1)
-        self.cluster.lost(None)
-        self.cluster.tell_passed_on(None, 1)
+        request = Request(0, "0", 1, 1, 0)
+        self.cluster.lost(request)
+        self.cluster.tell_passed_on(request, 1)
         assert self.cluster.held_for(self.cluster.fleet.pools[0]) == self.cluster.num_waiting
 
     def sent(self, request, output_len, index):
