@@ -39,7 +39,7 @@ def test_what_an_autoscaler_wants_is_there_one_question_later_or_is_coming(world
     for scaler in world.scalers:
         for number, (load, after) in enumerate(zip(scaler.saw, scaler.saw[1:], strict=False)):
             asked = scaler.answers[min(number, len(scaler.answers) - 1)]
-            wanted = max(asked, 1) if load.num_held and not load.num_replicas else asked
+            wanted = max(asked, 1) if load.num_held else asked
             assert after.num_replicas == wanted
     states: dict[int, list[str]] = {}
     for _, kind, *what in told:

@@ -17,8 +17,8 @@ EVERY_NS = 7_000
 
 
 class Told(Scaler):
-    """Answers what it is told, one answer after the other, then the last; one at least while requests wait and nothing
-    is there. Keeps what it saw."""
+    """Answers what it is told, one answer after the other, then the last; one at least while requests wait, so that it
+    does not take back for good what starts for them. Keeps what it saw."""
 
     def __init__(self, answers: list[int]) -> None:
         super().__init__(None, None)  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ class Told(Scaler):
     def wanted(self, load: PoolLoad) -> int:
         self.saw.append(load)
         wanted = self.answers[min(len(self.saw), len(self.answers)) - 1]
-        return max(wanted, 1) if load.num_held and not load.num_replicas else wanted
+        return max(wanted, 1) if load.num_held else wanted
 
 
 @dataclass
