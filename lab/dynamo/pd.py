@@ -28,7 +28,8 @@ from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
 from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
-from servesim.features.handoff.part import Handoff, Passage
+from servesim.features.handoff.part import Handoff
+from servesim.features.handoff.passage import Passage
 from servesim.features.handoff.wire import FixedRate
 from servesim.policies.kv.prefix_hash import PrefixHash
 from servesim.policies.routing.round_robin import RoundRobin

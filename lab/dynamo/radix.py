@@ -171,3 +171,21 @@ class MockerRadix(PrefixRadix):
         self._own -= upto - start
         self._shared += upto - start
         self._pool += found - start
+
+
+class MockerSource(MockerRadix):
+    """Prefix cache of a prefill worker: a prompt can be found once its KV has been pulled, when its memory is freed."""
+
+    name = "mocker-source"
+
+    def publish(self, request: Request, upto: int) -> None:
+        if upto < self._prefilling.get(request, 0):
+            super().publish(request, upto)
+        else:
+            self._reserve_first_tokens()
+
+    def free(self, request: Request) -> None:
+        held = self._held[request]
+        if self._prefilling.get(request) is not None and request.state is State.FINISHED:
+            self._enter(request, held, min(request.num_tokens, self.slots(request)))
+        super().free(request)

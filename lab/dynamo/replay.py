@@ -27,7 +27,7 @@ from servesim.records.recorder import Recorder
 from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
 from servesim_lab.dynamo.cost import Fixed, MockerCost, Polynomial, timing_of
-from servesim_lab.dynamo.radix import MockerRadix
+from servesim_lab.dynamo.radix import MockerRadix, MockerSource
 
 BACKENDS = ("vllm", "sglang")
 WORKER_TYPES = ("aggregated", "prefill", "decode")
@@ -112,7 +112,8 @@ class MockEngine:
     def core(self, mode: str, check: bool = False) -> EngineCore:
         """Return the state machine of one worker. With `check`, it verifies its invariants at every step."""
         sglang = self.backend == "sglang"
-        kv_class: type[KVAllocator] = MockerRadix if sglang else kv_allocators.resolve("prefix-hash")[0]
+        radix = MockerSource if self.worker_type == "prefill" else MockerRadix
+        kv_class: type[KVAllocator] = radix if sglang else kv_allocators.resolve("prefix-hash")[0]
         kv_params = build_params(kv_class.name, kv_class.Params, {"page_size": self.block_size} if sglang else {})
         blocks = self.num_gpu_blocks if sglang else self.num_gpu_blocks + 1  # vLLM's null block
         kv = make(MODES[mode].memory(kv_class), kv_params, KVMemory(blocks, self.block_size, LONGEST))

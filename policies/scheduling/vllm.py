@@ -200,7 +200,7 @@ class Vllm(Scheduler):
         """Make the head of the queue wait for remote KV, if there is any. Prompts already in progress, locally or
         remotely, keep the blocks that they still need."""
         size, slots = self.kv.block_size, self.kv.slots
-        begun = [r for r in self.running if r.first_token_ns < 0 or r.num_preemptions]
+        begun = [r for r in self.running if r.first_token_ns < 0 or r.num_preemptions or r.num_migrations]
         short = [
             min(r.num_tokens, self.limits.max_model_len) - slots(r)
             for r in [*begun, *ctx.fetched]

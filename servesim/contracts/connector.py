@@ -7,6 +7,8 @@ computed those tokens itself; its last known token is always computed locally.
 If a connector loads `in_step`, the request is admitted immediately instead, and the step that computes the remaining
 tokens begins with the load (vLLM's load_kv_async false, SGLang's HiCache).
 
+A replica with several sources has them all in one connector, `Several` (servesim.engine.several).
+
 A connector may also store KV: it is notified of each step and copies the computed KV from memory that it retains
 (`Request.being_read`) until the copy is done, or makes the step end later.
 """
@@ -34,7 +36,9 @@ class Connector(ABC):
 
     in_step: bool = False
     """Whether KV is loaded within the step that computes the remaining tokens: `load` then returns `now`, and `ran`
-    returns the end of the step."""
+    returns the end of the step. It holds for the latest answer of `available`."""
+    brings_token: bool = False
+    """Whether a load also brings the first token, so that no other connector may load in its place."""
 
     @abstractmethod
     def available(self, request: Request, num_tokens: int) -> int:
@@ -46,6 +50,9 @@ class Connector(ABC):
     def load(self, request: Request, start: int, stop: int, now: int) -> int:
         """Begin to transfer the KV of tokens `start` to `stop`, whose memory is allocated. Return the time in ns at
         which it arrives, not before `now` (else the context raises PolicyError), or LATER."""
+
+    def passed_over(self, request: Request) -> None:  # noqa: B027
+        """Handle that another connector of the replica loads a waiting request's KV. Default: do nothing."""
 
     def join(self, replica: Any) -> None:  # noqa: B027
         """Attach to this Replica; called once, before its first step. Default: do nothing."""

@@ -15,6 +15,7 @@ from mypy_extensions import mypyc_attr
 
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import ReplicaState, Router
+from servesim.plugins.user_policies import settles
 
 
 class ClusterView(Protocol):
@@ -43,11 +44,30 @@ class ClusterView(Protocol):
     def tell_sent(self, request: Request, output_len: int, index: int) -> None:
         """Notify all parts that a request goes to a replica."""
 
+    def tell_passed_on(self, request: Request, index: int) -> None:
+        """Notify all parts that a request whose prompt another replica computes goes to a replica."""
+
+    def held_for(self, pool: Any) -> int:
+        """Return the number of requests outside of all replicas that may be sent to this pool."""
+
     def new_core(self, replica: Any) -> None:
         """Notify all parts that a core starts at a replica."""
 
+    def reaches(self, request: Request, index: int) -> bool:
+        """Return whether a request that was sent reaches its replica; if not, a part has handled it."""
+
     def set_state(self, index: int, state: ReplicaState) -> None:
         """Change the router-visible state of a replica."""
+
+    def crashed(self, index: int) -> list[Request]:
+        """Notify all parts that a replica has lost all its state; return the requests lost with it that parts had
+        there."""
+
+    def lost(self, request: Request) -> None:
+        """Notify all parts that a request was lost with its replica, before it is rerouted or fails."""
+
+    def keeps(self, index: int) -> bool:
+        """Return whether any part keeps a draining replica that has no unfinished request."""
 
     def end(self, request: Request, state: State, reason: str) -> None:
         """End a request that is not at any replica."""
@@ -76,8 +96,8 @@ class Finished(NamedTuple):
 
 
 RUN_VERBS = (
-    *("join", "core_made", "start", "sent", "state_changed", "left"),
-    *("takes", "reaches", "gives_up", "held"),
+    *("join", "core_made", "start", "sent", "passed_on", "state_changed", "crashed", "lost", "left"),
+    *("takes", "reaches", "gives_up", "keeps", "held", "held_for"),
 )
 """Verbs called during a run."""
 
@@ -104,10 +124,23 @@ class Part:
         """Schedule the first events; the clock is about to start."""
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
-        """Handle a request that is sent to a replica; `reaches` decides whether it arrives."""
+        """Handle a request that is sent to a replica; `reaches` decides whether it arrives. A request with an `owner`
+        computes that one's prompt; `output_len` is then the owner's."""
+
+    def passed_on(self, request: Request, index: int) -> None:
+        """Handle a request that is sent to the replica that computes its answer; another one computes its prompt."""
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
         """Handle a change in a replica's router-visible state."""
+
+    def crashed(self, index: int) -> Iterable[Request]:
+        """Handle a replica that has just lost all its state and has a new core. Return the requests lost with it that
+        this part, and not the cluster, sent there."""
+        return ()
+
+    def lost(self, request: Request) -> None:
+        """Handle a request that was lost with its replica, before it is rerouted or fails: take back what was done
+        for it."""
 
     def left(self, request: Request) -> None:
         """Handle a request that has left the run, before the workload sends requests that depend on it."""
@@ -125,6 +158,16 @@ class Part:
     def gives_up(self, request: Request, deadline: Deadline) -> bool:
         """Return whether this part cancels a request whose deadline has passed. Default: no."""
         return False
+
+    def keeps(self, index: int) -> bool:
+        """Return whether a draining replica without unfinished requests is still needed. Changes nothing. The part
+        calls servesim.engine.turnover.left_draining when that changes. Default: no."""
+        return False
+
+    def held_for(self, pool: Any) -> int:
+        """Return the number of requests that this part keeps until a replica of this pool (servesim.engine.pool.Pool)
+        is ready. All parts are asked. Changes nothing."""
+        return 0
 
     def held(self) -> int:
         """Return the number of requests that this part keeps outside of the router and the replicas. All parts are
@@ -162,3 +205,12 @@ class Part:
 def verbs(parts: Sequence[Part], verb: str) -> tuple[Callable[..., Any], ...]:
     """Return the bound verb of each part that wants it."""
     return tuple(getattr(part, verb) for part in parts if part.wants(verb))
+
+
+def _request(request: Any) -> Request:
+    if not isinstance(request, Request):
+        raise TypeError
+    return request
+
+
+settles("Iterable[Request]", lambda requests: [*map(_request, requests)], "requests")

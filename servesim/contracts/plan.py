@@ -170,20 +170,20 @@ class PlanContext:
     def deferred(self, request: Request, hit: Hit) -> bool:
         """Return whether a waiting request must be retried later: KV that it could use is being transferred for another
         request, whose prefix it will find. The caller continues with the requests behind it."""
-        connector: Any = self.connector  # as in `fetch`
-        if connector is None or connector.in_step or request in self.fetched:
+        if self.connector is None or request in self.fetched:
             return False
-        tokens = connector.available(request, hit.num_tokens)
-        self._available = (request, hit.num_tokens, tokens)
-        return bool(tokens == DEFER)
+        self._available = None
+        return bool(self._ask(request, hit) == DEFER)
 
     def external(self, request: Request, hit: Hit) -> int:
         """Return the number of tokens of a waiting request, after the hit, whose remote KV the same step that admits it
         can load; pass it to `admit`. The last known token is always computed."""
-        connector: Any = self.connector  # as in `fetch`
-        if connector is None or not connector.in_step:
+        connector: Any = self.connector  # as in `_ask`
+        if connector is None or request in self.fetched:
             return 0
-        tokens = connector.available(request, hit.num_tokens)
+        tokens = self._ask(request, hit)
+        if not connector.in_step:
+            return 0
         if type(tokens) is not int or not 0 <= tokens <= request.num_tokens - hit.num_tokens:
             raise _not_there(tokens, request, hit)
         return min(tokens, request.num_tokens - 1 - hit.num_tokens)
@@ -196,14 +196,13 @@ class PlanContext:
         False (nothing done) if the allocator has no room. Return None if there is no such KV, or it has arrived: the
         request can be admitted. `full_tokens` and `reserve` are as in `admit`; `owed` tokens must be free in addition,
         for requests that have started their prompts. Do not call it for a `deferred` request."""
-        connector: Any = self.connector  # Any: mypyc would raise for non-ints before they can be refused
+        connector: Any = self.connector  # as in `_ask`
         kv = self.kv
-        if connector is None or connector.in_step or request in self.fetched:
+        if connector is None or request in self.fetched:
             return None
-        start, asked = hit.num_tokens, self._available
-        known = asked is not None and asked[0] is request and asked[1] == start
-        tokens = asked[2] if asked is not None and known else connector.available(request, start)
-        self._available = None
+        start, tokens = hit.num_tokens, self._ask(request, hit)
+        if connector.in_step:
+            return None
         if type(tokens) is not int or not 0 <= tokens <= request.num_tokens - start:
             raise _not_there(tokens, request, hit)
         if not tokens:
@@ -223,6 +222,16 @@ class PlanContext:
         if before is not State.PREEMPTED:
             request.hit_tokens = start
         return True
+
+    def _ask(self, request: Request, hit: Hit) -> Any:
+        """Return the connector's answer for a waiting request, which this plan may have already."""
+        connector: Any = self.connector  # Any: mypyc would raise for non-ints before they can be refused
+        asked = self._available
+        if asked is not None and asked[0] is request and asked[1] == hit.num_tokens:
+            return asked[2]
+        tokens = connector.available(request, hit.num_tokens)
+        self._available = (request, hit.num_tokens, tokens)
+        return tokens
 
     def admit(
         self,

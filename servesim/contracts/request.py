@@ -130,6 +130,8 @@ class Request:
     """Number of tokens recomputed because a preemption discarded their KV."""
     lost_tokens: int = 0
     """Number of tokens that had been computed when it was preempted, kept until it resumes."""
+    num_migrations: int = 0
+    """Number of times that it went on at another replica after it had lost one that had sent its first token."""
     reason: str = ""
     """Finish reason (length, stop), or the reason for its rejection or abort."""
     model: str = ""

@@ -1,4 +1,5 @@
-"""Contract of autoscalers: the desired number of replicas of a pool, requested periodically."""
+"""Contract of autoscalers: the desired number of replicas of a pool, or of several pools together, requested
+periodically."""
 
 from __future__ import annotations
 
@@ -8,12 +9,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from servesim.contracts.params import check_least, check_most
-from servesim.contracts.router import Report
+from servesim.contracts.router import Report, Role
 from servesim.plugins.registry import Registry
 
 
 class Profile(Protocol):
-    """Performance of one replica of the pool, from the cost of its steps; times in seconds."""
+    """Performance of one replica of a pool, from the cost of its steps, and its limits; times in seconds."""
+
+    role: Role
+    num_gpus: int
+    max_num_batched_tokens: int
+    """Maximum number of tokens that a step computes."""
+    max_num_seqs: int
+    """Maximum number of running requests."""
+    kv_tokens: int
+    """Number of tokens that the KV memory holds."""
 
     def prefill_s(self, tokens: int) -> float:
         """Return the time of a step that only computes a prompt of `tokens` tokens."""
@@ -31,7 +41,8 @@ class PoolLoad(NamedTuple):
     num_starting: int
     num_draining: int
     num_held: int
-    """Number of requests that wait in the router and may be sent here."""
+    """Number of requests that wait outside of all replicas and may be sent here: in the router or, for a pool that only
+    computes answers, with a computed prompt."""
     arrived: int
     """Number of requests that arrived here since the last call, retries included."""
     prompt_tokens: int
@@ -40,6 +51,16 @@ class PoolLoad(NamedTuple):
     """Number of requests that finished here since the last call."""
     output_tokens: int
     """Number of output tokens of the requests that finished since the last call."""
+    ttft_s: float | None = None
+    """Mean time to first token of the requests that finished since the last call, wherever their prompt was computed;
+    None if none did or the autoscaler does not need "latency"."""
+    tpot_s: float | None = None
+    """Mean time per output token of those with at least two tokens; None as above."""
+    e2e_s: float | None = None
+    """Mean time from arrival to the last token of those requests; None as above."""
+    others: Mapping[str, PoolLoad] = {}
+    """Measurements of all other pools, scaled or not, by name, with counts since this autoscaler's last call; empty if
+    it does not need "pools"."""
 
     @property
     def num_replicas(self) -> int:
@@ -78,8 +99,17 @@ class Scaler(ABC):
     paper: ClassVar[str] = ""
     """Reference that describes the rule."""
     Params: ClassVar[type[Any]] = ScalerParams
+    joint: ClassVar[bool] = False
+    """Whether one instance scales all pools that name it with equal parameters, through `wanted_of`. Otherwise each
+    pool has its own."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Measurements that cost time and are made only on demand: "latency" (`ttft_s`, `tpot_s` and `e2e_s` of a load) and
+    "pools" (`others`)."""
     params: Any
     profile: Profile
+    """Performance of a replica of its pool; of the first one if it scales several."""
+    profiles: Mapping[str, Profile] = {}
+    """Performance of a replica of each pool of the run, by name."""
 
     def __init__(self, params: Any, profile: Profile) -> None:
         self.params = params
@@ -93,6 +123,11 @@ class Scaler(ABC):
     @abstractmethod
     def wanted(self, load: PoolLoad) -> int:
         """Return the desired number of replicas, including starting ones; the engine clamps it to `min` and `max`."""
+
+    def wanted_of(self, loads: Mapping[str, PoolLoad]) -> Mapping[str, int]:
+        """Return the desired number of replicas of each of its pools, by name; `min` and `max` hold for each. Default:
+        `wanted` of each."""
+        return {name: self.wanted(load) for name, load in loads.items()}
 
 
 scalers: Registry[Scaler] = Registry("scaler", Scaler, "servesim.policies.scaling")

@@ -15,7 +15,7 @@ from servesim.contracts.router import WAIT, Decision, Pair, Reject, ReplicaState
 from servesim.engine.checks import check_served
 from servesim.engine.clock import ABORT, ARRIVE, FOLLOW, Clock
 from servesim.engine.core import EngineCore
-from servesim.engine.fleet import Fleet
+from servesim.engine.fleet import ENTRANCE, Fleet
 from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
@@ -80,6 +80,8 @@ class Cluster:
         self._sent, self._reaches = verbs(self.parts, "sent"), verbs(self.parts, "reaches")
         self._takes, self._gives_up = verbs(self.parts, "takes"), verbs(self.parts, "gives_up")
         self._state_changed, self._on_left = verbs(self.parts, "state_changed"), verbs(self.parts, "left")
+        self._crashed, self._lost = verbs(self.parts, "crashed"), verbs(self.parts, "lost")
+        self._passed_on, self._keeps = verbs(self.parts, "passed_on"), verbs(self.parts, "keeps")
         for part in parts:
             part.join(self)
         for replica in self.replicas:
@@ -100,6 +102,20 @@ class Cluster:
         self.fleet.set_state(index, state)
         for changed in self._state_changed:
             changed(index, state)
+
+    def crashed(self, index: int) -> list[Request]:
+        """Notify all parts that a replica has lost all its state; return the requests lost with it that parts had
+        there."""
+        return [request for crashed in self._crashed for request in crashed(index)]
+
+    def lost(self, request: Request) -> None:
+        """Notify all parts that a request was lost with its replica, before it is rerouted or fails."""
+        for lost in self._lost:
+            lost(request)
+
+    def keeps(self, index: int) -> bool:
+        """Return whether any part keeps a draining replica that has no unfinished request."""
+        return any(keeps(index) for keeps in self._keeps)
 
     def _make(self, index: int, core: EngineCore, pool: Pool) -> Replica:
         replica = pool.made_of.get(self._mode, MODES[self._mode].replica)(
@@ -237,6 +253,21 @@ class Cluster:
         for sent in self._sent:
             sent(request, output_len, index)
 
+    def tell_passed_on(self, request: Request, index: int) -> None:
+        """Notify all parts that a request goes to the replica that computes its answer."""
+        for passed_on in self._passed_on:
+            passed_on(request, index)
+
+    def held_for(self, pool: Pool) -> int:
+        """Return the number of requests outside of all replicas that may be sent to this pool: those in the router,
+        unless the pool only computes answers, and those in parts."""
+        waiting = self.waiting.num_for(pool.serves) if pool.role in ENTRANCE else 0
+        return waiting + sum(part.held_for(pool) for part in self.parts)
+
+    def reaches(self, request: Request, index: int) -> bool:
+        """Return whether a request that was sent reaches its replica; if not, a part has handled it."""
+        return all(reaches(request, index) for reaches in self._reaches)
+
     def end(self, request: Request, state: State, reason: str) -> None:
         """End a request that is not at any replica."""
         request.state, request.reason, request.finished_ns = state, reason, self.clock.ns
@@ -251,7 +282,7 @@ class Cluster:
             return
         if request.replica >= 0:
             self.replicas[request.replica].give_up(request, deadline)
-        elif request.state < State.FINISHED:
+        elif request.state < State.FINISHED and not (deadline.first_token and request.first_token_ns >= 0):
             self.end(request, State.ABORTED, deadline.reason)
 
     def _leave(self, request: Request) -> None:

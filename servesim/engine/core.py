@@ -24,6 +24,7 @@ from servesim.engine.compose import compose
 from servesim.engine.delivery import deliver
 from servesim.engine.layout import expand, lay_out
 from servesim.engine.listeners import heard_also
+from servesim.engine.several import joined
 from servesim.errors import PolicyError, UserError
 from servesim.records.spec_stats import SpecStats
 from servesim.records.step import Late, Step
@@ -99,15 +100,16 @@ class EngineCore:
     def step_plainly(self) -> None:
         """Take every step separately, even in fast mode. Call this before the first step."""
 
-    def connect(self, connector: Connector) -> None:
-        """Let requests use KV that was computed remotely. Call this before the first step. Raise UserError if a policy
-        cannot wait for such KV."""
+    def connect(self, connector: Connector, first: bool = False) -> None:
+        """Let requests use KV that was computed remotely. Call this before the first step; a core can have several
+        connectors (servesim.engine.several), of which those connected earlier are preferred, or with `first` this
+        one. Raise UserError if a policy cannot wait for such KV."""
         scheduler, kv = self.scheduler, self.kv
         if "remote_kv" not in scheduler.supports:
             raise UserError(f"scheduler {scheduler.name} cannot wait for remote KV; use scheduler vllm")
         if kv.shares and "remote_kv" not in kv.supports:
             raise UserError(f"kv {kv.name} cannot reserve memory for remote KV; use kv prefix-hash")
-        self.connector = connector
+        self.connector = joined(self.connector, connector, first)
 
     # Arrivals and departures.
 

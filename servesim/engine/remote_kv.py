@@ -1,4 +1,4 @@
-"""Remote KV of a replica: handling of loads that complete or fail, and of copies that have been read.
+"""Remote KV of a replica: handling of loads that complete, fail or are called off, and of copies that have been read.
 
 A request whose KV is being loaded holds memory and does not run (`EngineCore.fetched`). One that has ended may keep its
 memory until its KV has been read by another replica (`EngineCore.keeping`). All of this happens at the current instant.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from servesim.contracts.connector import LATER
 from servesim.contracts.request import Request, State
 
 if TYPE_CHECKING:
@@ -28,9 +29,13 @@ def loaded(replica: Replica, request: Request, first: bool = False) -> None:
         return
     if first:
         request._num_tokens += 1
-        request.first_token_ns = request._last_token_ns = now
-        if core.on_first is not None:
-            core.on_first(request)
+        if request.first_token_ns < 0:
+            request.first_token_ns = now
+            if core.on_first is not None:
+                core.on_first(request)
+        else:
+            core.on_late(now, [(request.row, request._last_token_ns, 1)])
+        request._last_token_ns = now
         if core.on_output is not None:
             core.on_output(request, 1)
     come = min(load.stop, request.num_tokens - 1)  # the last token is always computed
@@ -65,24 +70,30 @@ def load_failed(replica: Replica, request: Request, reason: str = "") -> None:
     _changed(replica)
 
 
-def release(replica: Replica, request: Request) -> None:
-    """Free the memory that was kept for a request that has ended."""
+def withdraw(replica: Replica, request: Request, reason: str) -> None:
+    """Remove a request that goes on elsewhere or has ended there: it leaves no record here. Its memory is freed now if
+    the end of its load is not known, because nothing more comes, otherwise when its load ends."""
     replica.catch_up()
-    _free(replica, request)
-
-
-def read(replica: Replica, request: Request) -> None:
-    """Handle the end of a copy of a request's KV to another place."""
-    replica.catch_up()
-    request.being_read -= 1
-    if request in replica.core.keeping and not request.being_read:
-        _free(replica, request)
+    core, on_leave = replica.core, replica.core.on_leave
+    core.on_leave = lambda request: None
+    core.abort(request, replica.clock.ns, reason)
+    core.on_leave = on_leave
+    load = core.fetched.get(request)
+    if load is not None and load.end_ns == LATER:
+        load_failed(replica, request)
     else:
         replica.go_on()
 
 
-def _free(replica: Replica, request: Request) -> None:
+def read(replica: Replica, request: Request) -> None:
+    """Handle the end of a copy of a request's KV to another place; the last one frees the memory of a request that has
+    ended."""
+    replica.catch_up()
+    request.being_read -= 1
     core = replica.core
+    if request not in core.keeping or request.being_read:
+        replica.go_on()
+        return
     del core.keeping[request]
     core.kv.free(request)
     core.ledger.release(request._num_computed_tokens)

@@ -85,7 +85,7 @@ class Replica:
         for request in [*lost.scheduler.running, *lost.scheduler.waiters()]:
             lost.abort(request, self.clock.ns)
         core.next_step_id, core.spec_stats = lost.next_step_id, lost.spec_stats
-        self.up, self._awaited = False, None
+        self.up, self._awaited, self._at_boundary = False, None, []
         self._wire(core)
 
     def reprice(self, cost: CostModel) -> None:
@@ -137,14 +137,15 @@ class Replica:
         Call it before the first step. Raise UserError if the cache does not report them."""
         self.core.listen(lambda event: told(self.index, self.clock.ns, event))
 
-    def connect(self, connector: Connector) -> None:
-        """Let requests use KV that was computed remotely. Call it before the first step. Raise UserError if a policy
-        cannot wait for it."""
-        self.core.connect(connector)
+    def connect(self, connector: Connector, first: bool = False) -> None:
+        """Let requests use KV that was computed remotely, as `EngineCore.connect` does. Call it before the first step.
+        Raise UserError if a policy cannot wait for it."""
+        self.core.connect(connector, first)
         connector.join(self)
 
     def _load(self, request: Request, end_ns: int) -> None:
-        self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request))
+        core = self.core
+        self.clock.at(end_ns, LOADED, lambda event: remote_kv.loaded(self, request) if self.core is core else None)
 
     def go_on(self) -> None:
         """Plan at this instant if no step is in flight, because memory or queues have changed."""

@@ -30,7 +30,7 @@ def _ready(cluster: ClusterView, index: int, event: Event) -> None:
 
 
 def drain(cluster: ClusterView, index: int) -> None:
-    """Let a replica finish its requests and be gone; at once if it is starting, down or empty."""
+    """Let a replica finish its requests and be gone; at once if it is starting, down, or empty and not kept."""
     if cluster.replicas[index].state == "starting":
         end(cluster, index)
     else:
@@ -39,15 +39,18 @@ def drain(cluster: ClusterView, index: int) -> None:
 
 
 def left_draining(cluster: ClusterView, index: int) -> None:
-    """Handle a request that has left a replica, which is gone at the end of this instant if it drains and is empty."""
+    """Handle a request, or KV kept for one, that has left a replica, which is gone at the end of this instant if it
+    drains and is empty."""
     if cluster.replicas[index].state == "draining":
         cluster.clock.at(cluster.clock.ns, CHANGE, lambda event: end_if_empty(cluster, index))
 
 
 def end_if_empty(cluster: ClusterView, index: int) -> None:
-    """Let a replica be gone if it drains and is empty or down."""
+    """Let a replica be gone if it drains and is down, or is empty and no part keeps it."""
     replica = cluster.replicas[index]
-    if replica.state == "draining" and (replica.core.num_unfinished == 0 or not replica.up):
+    if replica.state != "draining":
+        return
+    if not replica.up or (replica.core.num_unfinished == 0 and not cluster.keeps(index)):
         end(cluster, index)
 
 

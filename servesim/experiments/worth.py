@@ -138,8 +138,10 @@ def feature(name: str, settings: Settings) -> Feature:
             raise UserError("of: the scenario has no speculation. Add it, for example with --speculation eagle3.")
         return Feature(name, (), ("speculation=none", "acceptance=null"))
     if name == "offload":
-        if known.model_dump().get("offload") is None:
+        if not any(each.get("offload") for each in (known.model_dump(), *known.pools)):
             raise UserError("of: the scenario has no offload. Add it, for example with --offload cpu=64GiB.")
+        if any(pool.get("offload") for pool in Scenario.of(override(settings, ["offload=none"])).pools):
+            raise UserError("of: offload is set in single pools. Compare two scenarios instead (servesim compare).")
         return Feature(name, (), ("offload=none",))
     if name == "disaggregation":
         return Feature(name, (), _together(settings))

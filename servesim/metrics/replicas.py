@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,6 +83,11 @@ class ReplicaTotals:
         np.add.at(self._sums["requests"], replica, 1)
         for name, value in values.items():
             np.add.at(self._sums[name], replica, value)
+
+    def sum_of(self, name: str, replicas: Iterable[int]) -> float:
+        """Return one of SUMS, added up over these replicas."""
+        sums = self._sums[name]
+        return float(sum(sums[index] for index in replicas if index < len(sums)))
 
     def each(
         self,

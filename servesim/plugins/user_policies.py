@@ -211,6 +211,11 @@ def _settlers() -> dict[str, _Settler]:
         "list[int]": (nothing, lambda numbers: [_whole(n) for n in numbers], "a list of ints"),
         "dict[str, Any]": (dict, _mapping, "a dict"),
         "Mapping[str, str]": (dict, _mapping, "a dict"),
+        "Mapping[str, int]": (
+            nothing,
+            lambda found: {k: _whole(n) for k, n in _mapping(found).items()},
+            "a dict of ints",
+        ),
         "list[str]": (nothing, lambda lines: [_text(line) for line in lines], "a list of str"),
         "list[float]": (nothing, lambda numbers: [float(n) for n in numbers], "a list of floats"),
     }
@@ -234,6 +239,10 @@ def _mapping(found: Any) -> dict[Any, Any]:
     if not isinstance(found, Mapping):
         raise TypeError
     return dict(found)
+
+
+def _counts(found: Any) -> dict[Any, int]:
+    return {key: _whole(number) for key, number in _mapping(found).items()}
 
 
 def _text(text: Any) -> str:

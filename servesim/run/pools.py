@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     from servesim.contracts.router import Role
     from servesim.run.scenario import Scenario
 
+OF_FEATURES = {
+    key: feature.Settings.model_fields[key].get_default(call_default_factory=True)
+    for feature in installed()
+    for key in feature.of_pool
+}
+"""Settings of features that pools may override, with their defaults."""
 FIELDS = (
     "model", "gpu", "dtype", "kv_dtype", "tp", "dp", "ep", "pp", "replicas", "preset", "scheduler", "kv", "speculation",
     "acceptance", "engine", "host", "kernel_tables", "usd_per_gpu_hour", "price",
-    *(key for feature in installed() for key in feature.of_pool),
+    *OF_FEATURES,
 )  # fmt: skip
 """Settings that pools may override."""
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
@@ -58,7 +64,9 @@ def with_pools(
         except UserError as error:
             raise UserError(f"pools: {name}: {error}") from None
         pools.append({"name": name, "role": role, **{key: whole[key] for key in FIELDS if key in whole}})
+    pools = _spelt_out(pools)
     first = {key: pools[0][key] for key in FIELDS if key in pools[0]}
+    base = {key: value for key, value in base.items() if key not in OF_FEATURES}
     return base | first | {"replicas": sum(pool["replicas"] for pool in pools), "pools": pools}
 
 
@@ -80,10 +88,17 @@ def pool_scenarios(scenario: Scenario) -> list[PoolScenario]:
 def resolved_pools(pools: Sequence[PoolScenario]) -> Settings:
     """Return the settings of a scenario that change when its pools are resolved: the pools, and the settings of the
     first."""
-    dumped = [scenario.model_dump(include={*FIELDS}) for _, _, scenario in pools]
+    dumped = _spelt_out([scenario.model_dump(include={*FIELDS}) for _, _, scenario in pools])
     first = {key: getattr(pools[0].scenario, key) for key in FIELDS}
     named = [{"name": pool.name, "role": pool.role, **fields} for pool, fields in zip(pools, dumped, strict=True)]
     return first | {"replicas": sum(pool.scenario.replicas for pool in pools), "pools": named}
+
+
+def _spelt_out(pools: Sequence[Settings]) -> list[Settings]:
+    """Return the settings of pools, of which those without a feature say so if others have it; otherwise they would be
+    taken to have that of the first pool."""
+    there = {key: default for key, default in OF_FEATURES.items() if any(pool.get(key) for pool in pools)}
+    return [there | pool for pool in pools]
 
 
 def _mapping(pool: Any) -> Settings:

@@ -197,12 +197,12 @@ def trace_of(rows: Sequence[Case], block_size: int) -> Trace:
     )
 
 
-class RecordedDecode(RecordedKV):
-    """Recorded choices among decode workers, which come behind those of prompts."""
+class RecordedOfRole(RecordedKV):
+    """Recorded choices among the workers of one role."""
 
-    def __init__(self, choices: Sequence[int], first: int, workers: int) -> None:
-        super().__init__(choices, first + workers)
-        self.among = range(first, first + workers)
+    def __init__(self, choices: Sequence[int], among: range, workers: int) -> None:
+        super().__init__(choices, workers)
+        self.among = among
 
 
 class ClusterReplayApart:
@@ -237,10 +237,10 @@ class ClusterReplayApart:
             chosen = [
                 [each[f"{kind}_worker_idx"] for each in self.case["per_request"]] for kind in ("prefill", "decode")
             ]
-            self.most = self.workers
+            self.most, workers = self.workers, prefill + decode
             return [
-                RecordedKV(chosen[0], prefill + decode),
-                RecordedDecode([prefill + worker for worker in chosen[1]], prefill, decode),
+                RecordedOfRole(chosen[0], range(prefill), workers),
+                RecordedOfRole([prefill + worker for worker in chosen[1]], range(prefill, workers), workers),
             ]
         targets: list[list[tuple[int, int]]] = [[], []]
         for each in self.case.get("scaling_targets", ()):

@@ -1,10 +1,10 @@
-"""Every pair of features runs, or one of the two refuses the other: in small worlds, where fast mode equals reference
-mode to the nanosecond, and as scenarios."""
+"""Every pair of features runs, or one of the two refuses the other, and so do features that a large deployment has
+together: in small worlds, where fast mode equals reference mode to the nanosecond, and as scenarios."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, count, islice
+from itertools import combinations, count, islice, permutations
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ FEATURES = {feature.name: feature for feature in installed()}
 IN_WORLDS = [name for name, feature in FEATURES.items() if type(feature).in_world is not Feature.in_world]
 SINGLE = [(name,) for name in FEATURES]
 PAIRS = [*combinations(FEATURES, 2)]
+MORE = [names for names in [("handoff", "failures", "scaling", "offload")] if {*names} <= {*FEATURES}]
 WORLDS = 20
 BASE: dict[str, Any] = {
     "trace": "synth:arrivals=poisson,rate=20,prompt=300,output=30",
@@ -58,8 +59,8 @@ SAYS = {
 
 
 def refusal(names: tuple[str, ...]) -> str | None:
-    """The reason for which one of a pair refuses the other."""
-    for one, other in (names, names[::-1]) if len(names) > 1 else ():
+    """The reason for which one of them refuses another."""
+    for one, other in permutations(names, 2):
         if other in (reasons := refused_by(FEATURES[one])):
             return reasons[other]
     return None
@@ -99,7 +100,7 @@ def together(names: tuple[str, ...]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "replicas" or "handoff" not in names}
 
 
-@pytest.mark.parametrize("names", [*SINGLE, *PAIRS], ids="+".join)
+@pytest.mark.parametrize("names", [*SINGLE, *PAIRS, *MORE], ids="+".join)
 def test_a_pair_of_features_runs_in_small_worlds_or_one_refuses_the_other(names: tuple[str, ...]) -> None:
     if refusal(names) is not None or not {*names} <= {*IN_WORLDS}:
         found = with_features(plain_world(9, Subject.of("vllm")), [FEATURES[name] for name in names], Draws(9))
@@ -114,7 +115,7 @@ def test_a_pair_of_features_runs_in_small_worlds_or_one_refuses_the_other(names:
         assert_all_have_left(world, fast)
 
 
-@pytest.mark.parametrize("names", [*SINGLE, *PAIRS], ids="+".join)
+@pytest.mark.parametrize("names", [*SINGLE, *PAIRS, *MORE], ids="+".join)
 def test_a_scenario_of_two_features_runs_alike_in_both_modes_or_ends_with_the_line_of_the_one_that_refuses(
     names: tuple[str, ...],
 ) -> None:

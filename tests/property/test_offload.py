@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from hypothesis import event, given
@@ -49,9 +50,10 @@ HOSTS = st.builds(
 class Watched:
     """Whether memory that is being copied from stays as it is."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, roles: Collection[str] = ("both",)) -> None:
         self.stored = 0
-        for replica, offload in zip(cluster.replicas, memories(cluster), strict=True):
+        places = [replica for replica in cluster.replicas if replica.role in roles]
+        for replica, offload in zip(places, memories(cluster), strict=True):
             self.look_after(replica, offload)
 
     def look_after(self, replica: Any, offload: Any) -> None:

@@ -24,6 +24,10 @@ TOGETHER = [
     ("view_lag", "failures", "scaling"),
     ("view_lag", "scaling", "offload"),
     ("handoff", "view_lag", "data_parallel"),
+    ("handoff", "view_lag", "scaling"),
+    ("handoff", "view_lag", "failures"),
+    ("handoff", "failures", "scaling"),
+    ("failures", "offload"),
 ]
 FEATURES = {feature.name: feature for feature in installed()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -47,7 +48,7 @@ class Apart(World):
         cls, _ = routers.resolve(self.router)
         links = [self.bytes_per_s] * sum(self.sizes)
         handoff: Handoff = PROTOCOLS[type(self.protocol)](
-            Links(links, links, self.start_ns),
+            Links(links, links, self.start_ns, rate_of=lambda pool: self.bytes_per_s),
             lambda request, start, stop: stop - start,
             make(cls, cls.Params(), sum(self.sizes)),
             self.protocol,
@@ -63,10 +64,13 @@ def handoff_of(cluster: Cluster) -> Handoff:
 
 
 @st.composite
-def apart_worlds(draw: st.DrawFn) -> Apart:
-    scheduler = draw(st.sampled_from(["vllm", "vllm", "sglang", "selective"]))
+def apart_worlds(
+    draw: st.DrawFn, schedulers: Sequence[str] = ("vllm", "vllm", "sglang", "selective"), alike: bool = False
+) -> Apart:
+    """`alike`: prompts surely share prefixes."""
+    scheduler = draw(st.sampled_from(schedulers))
     kv = draw(st.sampled_from(["paged", "prefix-hash", *(["prefix-radix"] * (scheduler == "sglang"))]))
-    world = draw(worlds(scheduler, kv))
+    world = draw(worlds(scheduler, kv, alike=alike))
     fields: dict[str, Any] = {field.name: getattr(world, field.name) for field in dataclass_fields(world)}
     sizes = draw(st.sampled_from([(1, 1), (2, 1), (1, 2)]))
     patience = draw(st.sampled_from([None, None, 3_000, 60_000, 1_000_000]))

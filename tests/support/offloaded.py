@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from servesim.engine.cluster import Cluster
+from servesim.engine.several import Several
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.hicache import HiCache
 from servesim.features.offload.lmcache import LMCache
@@ -98,6 +99,16 @@ def offloaded(world: World, mode: str, host: Host | Chunks | Hierarchy, check: b
     return cluster
 
 
+def behind(cluster: Cluster, role: str, host: Host | Chunks | Hierarchy, first: bool = False) -> None:
+    """Give such memory to the replicas of one role, beside what else they load from."""
+    for replica in cluster.replicas:
+        if replica.role == role:
+            replica.connect(host.make(replica.core.kv.block_size), first)
+            replica.core.step_plainly()
+
+
 def memories(cluster: Cluster) -> list[Any]:
-    """The connectors of all replicas."""
-    return [each.core.connector for each in cluster.replicas if isinstance(each.core.connector, Offload | LMCache)]
+    """The connectors of all replicas that have such memory."""
+    found = [each.core.connector for each in cluster.replicas]
+    each = [one for own in found for one in (own.connectors if isinstance(own, Several) else [own])]
+    return [one for one in each if isinstance(one, Offload | LMCache)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from servesim.contracts.scaler import PoolLoad, Scaler
 from servesim.engine.cluster import Cluster
 from servesim.features.scaling.part import Scaled, Scaling
+from tests.support.apart import Apart, apart_worlds
 from tests.support.pooled import Pooled, pooled_worlds
 
 EVERY_NS = 7_000
@@ -51,6 +52,35 @@ class ScaledWorld(Pooled):
         ]
         cluster.add(Scaling(scaled))
         return cluster
+
+
+@dataclass
+class ScaledApart(Apart):
+    """Prompts and answers on different replicas, both of which come and go."""
+
+    answers: tuple[list[int], list[int]] = ((), ())  # type: ignore[assignment]
+    ready_ns: int = 10_000
+
+    def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
+        cluster = super().cluster(mode, check)
+        cluster.add(
+            Scaling(
+                [
+                    Scaled(pool, Told(answers), self.ready_ns, 0, 5)
+                    for pool, answers in zip(cluster.fleet.pools, self.answers, strict=True)
+                ]
+            )
+        )
+        return cluster
+
+
+@st.composite
+def scaled_apart_worlds(draw: st.DrawFn) -> ScaledApart:
+    world = draw(apart_worlds())
+    fields: dict[str, Any] = {name: getattr(world, name) for name in world.__dict__}
+    answers = [draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)) for _ in range(2)]
+    ready_ns = draw(st.sampled_from([0, 900, 30_000]))
+    return ScaledApart(**fields, answers=(answers[0], answers[1]), ready_ns=ready_ns)
 
 
 @st.composite

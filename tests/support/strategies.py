@@ -106,15 +106,17 @@ ACCEPTANCE = (
 
 
 @st.composite
-def worlds(draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None, samples: bool = False) -> World:
-    """`samples`: some requests ask for several (n > 1), where that can be."""
+def worlds(
+    draw: st.DrawFn, scheduler: str = "vllm", kv: str | None = None, samples: bool = False, alike: bool = False
+) -> World:
+    """`samples`: some requests ask for several (n > 1), where that can be. `alike`: prompts surely share prefixes."""
     n = draw(st.integers(1, 24))
     rate = draw(st.sampled_from([0, 500, 5_000, 50_000]))
     gaps = draw(st.lists(st.integers(0, 2 * rate), min_size=n, max_size=n))
     prompts = draw(st.lists(st.one_of(st.integers(1, 20), st.integers(50, 90)), min_size=n, max_size=n))
     outputs = draw(st.lists(st.one_of(st.integers(1, 6), st.integers(1, 80)), min_size=n, max_size=n))
     spare = draw(st.lists(st.sampled_from([0, 0, 1, 7]), min_size=n, max_size=n))
-    shared = draw(st.booleans())
+    shared = alike or draw(st.booleans())
     runs = None
     if shared:
         runs = []

@@ -27,7 +27,10 @@ class FailureSettings(Section):
     immediately."""
     reroutes: int = Field(default=5, ge=0, le=1000)
     """Maximum number of times that a request is rerouted if its replica is lost before the first token. After the first
-    token, the request fails."""
+    token, the request fails or migrates."""
+    migrations: int = Field(default=0, ge=0, le=1000)
+    """Maximum number of times that a request goes on at another replica if its replica is lost after the first token,
+    with the tokens generated so far as part of its prompt (migration_limit of Dynamo)."""
     reroute_delay_s: float = Field(default=0.05, ge=0, le=1e6)
     """Seconds before the first reroute. Each later delay is 1.5 times as long, up to 30 s, plus or minus 20 %, as in
     the gateways of SGLang and vLLM."""

@@ -42,7 +42,10 @@ def _kind(setup: Setup, own: int, name: str, gpu: str, model: str) -> Kind:
 
 def _made(setup: Setup, number: int, gpu: str, model: str) -> int:
     """Return the number of the pool that is like another one, on another GPU or of another model."""
-    base, changes = setup.pools[number], {key: value for key, value in (("gpu", gpu), ("model", model)) if value}
+    base = setup.pools[number]
+    if model and base.pool.role != "both":
+        raise UserError("cluster.failures: add: prefill and decode replicas must have the same model")
+    changes = {key: value for key, value in (("gpu", gpu), ("model", model)) if value}
     name = " ".join([base.name, *(f"{key}={value}" for key, value in changes.items())])
     for at, pool in enumerate(setup.pools):
         if pool.name == name:

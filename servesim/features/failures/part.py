@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 from simpy.events import Event
 
 from servesim.contracts.part import ClusterView, Part
-from servesim.contracts.request import LAST, Request, State
+from servesim.contracts.request import Request, State
 from servesim.cost.slowed import Slowed
 from servesim.draws import uniform_one
 from servesim.engine import turnover
 from servesim.engine.clock import CHANGE, RECALL, REPORT
 from servesim.engine.telling import LOST
 from servesim.errors import UserError
+from servesim.features.failures.again import migrate, renew
 
 
 class Crash(NamedTuple):
@@ -70,7 +71,11 @@ class Failures(NamedTuple):
     """Time from a crash until the router detects it; requests sent there in the meantime fail immediately."""
     reroutes: int = 5
     """Maximum number of times a request is rerouted if its replica is lost before the first token; after that token its
-    client gets the error, as in the gateways of SGLang and vLLM."""
+    client gets the error, as in the gateways of SGLang and vLLM, unless it migrates."""
+    migrations: int = 0
+    """Maximum number of times a request goes on at another replica if its replica is lost after the first token, with
+    the tokens generated so far as part of its prompt, without a pause: migration_limit of ai-dynamo 1.6.1, where 0 is
+    the default."""
     backoff_ns: int = 50_000_000
     """Pause before a request is rerouted; each pause is `growth` times the previous one, up to `most_ns`, give or take
     a share `jitter` of it. The defaults are those of sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17."""
@@ -87,7 +92,7 @@ class Failing(Part):
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
-        self._here: dict[Request, int] = {}  # on a replica: output length
+        self._here: dict[Request, int] = {}  # on a replica, or on the way from one to another: output length
         self._pausing: dict[Request, int] = {}  # to be rerouted: output length
         self._attempts: dict[Request, int] = {}
         self._slow: dict[int, Slowdown] = {}  # now, by replica
@@ -123,12 +128,12 @@ class Failing(Part):
         return self._slow.get(index)
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
-        self._here[request] = output_len
+        self._here[request.owner or request] = output_len
 
     def reaches(self, request: Request, index: int) -> bool:
         if self._cluster.replicas[index].up:
             return True
-        self._lose(request)
+        self._lose(request.owner or request)
         return False
 
     def left(self, request: Request) -> None:
@@ -170,10 +175,11 @@ class Failing(Part):
         assert spawn is not None
         core = spawn()
         core.max_queued = replica.core.max_queued
-        there = [request for request in self._here if request.replica == crash.replica]
+        there = [each for each in self._here if each.replica == crash.replica and each.leg is None]
         replica.crash(core)
         cluster.fleet.note(crash.replica, "crashed")
         cluster.new_core(replica)
+        there += cluster.crashed(crash.replica)
         clock, now = cluster.clock, cluster.clock.ns
         down = crash.restart_ns
         if replica.state == "draining":  # nothing would restart it
@@ -204,17 +210,23 @@ class Failing(Part):
         cluster.set_state(index, "ready")
 
     def _lose(self, request: Request) -> None:
-        """Reroute, after a pause, a request that was lost with its replica, or let it fail."""
+        """Reroute, after a pause, a request that was lost with its replica, migrate it, or let it fail."""
         cluster, output_len = self._cluster, self._here.pop(request)
         attempts = self._attempts[request] = self._attempts.get(request, 0) + 1
+        cluster.lost(request)
         request.state, request.reason = State.ABORTED, LOST
-        cluster.telling.finish(request)
-        if request.first_token_ns >= 0 or attempts > self._failures.reroutes:
+        if request.leg is None:
+            cluster.telling.finish(request)
+        begun = request.first_token_ns >= 0
+        if request.num_migrations >= self._failures.migrations if begun else attempts > self._failures.reroutes:
             cluster.end(request, State.ABORTED, LOST)
             return
-        renew(request)
+        if begun:
+            migrate(request)
+        else:
+            renew(request)
         self._pausing[request] = output_len
-        pause = self._pause_ns(request, attempts - 1)
+        pause = 0 if begun else self._pause_ns(request, attempts - 1)
         cluster.clock.at(cluster.clock.ns + pause, RECALL, partial(self._again, request))
 
     def _pause_ns(self, request: Request, attempt: int) -> int:
@@ -227,13 +239,3 @@ class Failing(Part):
         output_len = self._pausing.pop(request, None)
         if output_len is not None:
             self._cluster.place(request, output_len)
-
-
-def renew(request: Request) -> None:
-    """Reset a request that has no output token yet to its state on arrival."""
-    request.state, request.reason, request.replica = State.WAITING, "", -1
-    request.finished_ns = request.scheduled_ns = request._last_token_ns = -1
-    request._num_tokens = request.prompt_len
-    request._num_computed_tokens = request._num_output_placeholders = request.num_draft_tokens = 0
-    request.hit_tokens = request.loaded_tokens = request.lost_tokens = 0
-    request._order, request._walk, request._keeper = LAST, None, None

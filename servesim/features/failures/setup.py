@@ -63,6 +63,7 @@ def response_of(settings: FailureSettings, seed: int) -> Failures:
     return Failures(
         detect_ns=ns_of(settings.detection_s),
         reroutes=settings.reroutes,
+        migrations=settings.migrations,
         backoff_ns=ns_of(settings.reroute_delay_s),
         seed=seed,
     )

@@ -20,6 +20,7 @@ def with_failures(world: Any, draws: Any) -> Any:
         (Slowdown(0, slow, slow + 50_000, 2.5),) if slow is not None else (),
         detect_ns=draws.one("detection", [0, 3_000]),
         reroutes=draws.one("reroutes", [1, 5]),
+        migrations=draws.one("migrations", [0, 0, 1, 3]),
         backoff_ns=draws.one("reroute delay", [0, 2_000]),
     )
     return replace(world, features=(*world.features, lambda world, pools: Failing(failures)))

@@ -53,8 +53,6 @@ class HandoffFeature(Feature):
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
             "samples": "pools: several samples of a request (n > 1) are not modeled with a separate prefill pool",
-            "failures": f"cluster.failures: not modeled if prefill and decode are {APART}",
-            "scaling": f"scaler: not modeled if prefill and decode are {APART}",
             "stream": f"stream: not possible if prefill and decode are {APART}",
         }
 

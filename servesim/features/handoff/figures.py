@@ -22,7 +22,8 @@ from servesim.metrics.words import number, percent
 from servesim.schemas import COUNT, DISTRIBUTION, NUMBER, TEXT, an_object
 
 if TYPE_CHECKING:
-    from servesim.features.handoff.part import Handoff, Passage
+    from servesim.features.handoff.part import Handoff
+    from servesim.features.handoff.passage import Passage
 
 COLUMNS = ("prefill_replica", "prefilled_ns", "sent_ns", "reserved_ns", "received_ns", "kv_bytes")
 """Additional columns of requests.parquet; -1 if the event has not happened. `replica` is the decode replica."""
@@ -97,7 +98,8 @@ def passed(handoff: Handoff, requests: RequestColumns) -> Passed:
     """Return the input of the figures: times in ms of the completed requests that went through both sides, and
     bytes."""
     own = stage_columns(handoff, requests.table["row"])
-    through = requests.done & (own["received_ns"] >= 0)
+    migrated = own["received_ns"] > requests.table["first_token_ns"]  # its stages after the crash are not those before
+    through = requests.done & (own["received_ns"] >= 0) & ~migrated
     table = {name: column[through] for name, column in {**requests.table, **own}.items()}
     begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # if memory was taken earlier, as SGLang does
     ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns")]

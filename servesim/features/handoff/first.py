@@ -26,9 +26,10 @@ from simpy.events import Event
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import Router
-from servesim.engine import remote_kv
+from servesim.engine import remote_kv, turnover
 from servesim.engine.clock import FOLLOW, LOADED
-from servesim.features.handoff.part import Handoff, Passage
+from servesim.features.handoff.part import Handoff
+from servesim.features.handoff.passage import Passage
 from servesim.features.handoff.wire import Wire
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -40,11 +41,23 @@ class FirstFromPrefill(Handoff):
     """The common base of both protocols. A prompt that was preempted while its token was in flight has no KV, so its
     request fails."""
 
+    brings_token = True
+
+    def reserve(self, request: Request, start: int, stop: int) -> None:
+        super().reserve(request, start, stop)
+        passage = self.passages[request]
+        if passage.crashed:
+            self.source_lost(passage)
+
     def received(self, passage: Passage) -> None:
-        passage.received_ns, passage.loading = self.clock.ns, False
+        passage.received_ns, passage.loading, passage.stop = self.clock.ns, False, None
         self.release(passage)
         replica = self.cluster.replicas[passage.decode]
-        replica.at_boundary(partial(remote_kv.loaded, replica, passage.request, True))
+        replica.at_boundary(partial(self._loaded, passage))
+
+    def _loaded(self, passage: Passage) -> None:
+        remote_kv.loaded(self.cluster.replicas[passage.decode], passage.request, True)
+        turnover.left_draining(self.cluster, passage.decode)
 
 
 @dataclass(frozen=True)
@@ -122,12 +135,12 @@ class Sglang(FirstFromPrefill):
         self.clock.at(self.clock.ns + self._handshake_ns, FOLLOW, partial(self._shaken, self.passages[request]))
 
     def _shaken(self, passage: Passage, event: Event) -> None:
-        if passage.request.state < State.FINISHED:
+        if passage.request.state < State.FINISHED and not passage.lost:
             self._begun.add(passage.leg)
             self.cluster.replicas[passage.prefill].arrive(passage.leg, 1)
 
     def _late(self, passage: Passage, event: Event) -> None:
-        if passage.reserved_ns < 0 and passage.request.state < State.FINISHED:
+        if passage.reserved_ns < 0 and passage.request.state < State.FINISHED and not passage.lost:
             self._abort(passage.request, NO_HANDSHAKE)
 
     def prefilled(self, passage: Passage) -> None:
@@ -135,6 +148,13 @@ class Sglang(FirstFromPrefill):
             self.transfer(passage)
         elif passage.request.state < State.FINISHED:
             self._abort(passage.request, LOST)
+
+    def arrived(self, request: Request) -> bool:
+        return request.owner is None or request in self._begun
+
+    def lose(self, passage: Passage) -> None:
+        super().lose(passage)
+        self._begun.discard(passage.leg)
 
     def failed(self, passage: Passage) -> None:
         self._abort(passage.request, passage.leg.reason)
@@ -154,10 +174,13 @@ class Sglang(FirstFromPrefill):
         decode side."""
         passage = self.passages.get(request)
         if passage is not None and not passage.prefilled:
-            replica = self.cluster.replicas[passage.prefill]
-            if passage.leg in self._begun and passage.leg.state < State.FINISHED:
+            replica, leg = self.cluster.replicas[passage.prefill], passage.leg
+            if leg.state < State.FINISHED and self.arrived(leg):
                 replica.catch_up()
-                replica.core.abort(passage.leg, self.clock.ns, request.reason)
+                replica.core.abort(leg, self.clock.ns, request.reason)
+            elif leg.state < State.FINISHED:
+                leg.state, leg.reason = State.ABORTED, request.reason
+                self.cluster.telling.finish(leg)
             if passage.loading:
                 passage.loading = False
                 self.clock.at(self.clock.ns, LOADED, partial(self._free, passage))

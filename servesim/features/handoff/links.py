@@ -15,9 +15,12 @@ from simpy.events import Event
 
 from servesim.contracts.request import Request
 from servesim.engine.clock import LOADED
+from servesim.engine.pool import Pool
 from servesim.features.handoff.wire import Wire
 
 NANO = 1_000_000_000
+INTO = 1 << 32
+"""Number added to a replica's index to name its inbound link; the index itself names its outbound link."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +61,26 @@ class Flow:
     done: Callable[[], None]
     rate: int = field(default=0)
     """Bytes per second."""
+    stopped: bool = field(default=False)
 
 
 class Links(Wire):
-    """Links of all replicas: bytes per second `out` of and `into` each, by replica index. Transfers consist of messages
-    of `message_bytes`, each of which takes as long as if it had `overhead_bytes` more."""
+    """Links of all replicas: bytes per second `out` of and `into` each, by replica index, and in both directions for
+    each replica that is added later, by its pool (`rate_of`). Transfers consist of messages of `message_bytes`, each of
+    which takes as long as if it had `overhead_bytes` more."""
 
     def __init__(
-        self, out: Sequence[int], into: Sequence[int], start_ns: int, overhead_bytes: int = 0, message_bytes: int = 1
+        self,
+        out: Sequence[int],
+        into: Sequence[int],
+        start_ns: int,
+        overhead_bytes: int = 0,
+        message_bytes: int = 1,
+        rate_of: Callable[[Pool], int] | None = None,
     ) -> None:
         self._overhead, self._message = overhead_bytes, message_bytes
-        self._capacity = [*out, *into]
-        self._num = len(out)
+        self._capacity = dict(enumerate(out)) | {INTO + index: rate for index, rate in enumerate(into)}
+        self._rate_of = rate_of
         self._start_ns = start_ns
         self._flows: list[Flow] = []
         self._next = 0
@@ -78,13 +89,31 @@ class Links(Wire):
         self.busy_ns = 0
         """Time during which any transfer was in flight."""
 
-    def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+    def attach(self, index: int, pool: Pool) -> None:
+        if index not in self._capacity:
+            assert self._rate_of is not None
+            self._capacity[index] = self._capacity[INTO + index] = self._rate_of(pool)
+
+    def send(
+        self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]
+    ) -> Callable[[], None]:
         num_bytes += -(-num_bytes // self._message) * self._overhead
-        flow = Flow(self._next, (source, self._num + destination), num_bytes * NANO, done)
+        flow = Flow(self._next, (source, INTO + destination), num_bytes * NANO, done)
         self._next += 1
         self.clock.at(self.clock.ns + self._start_ns, LOADED, lambda event: self._begin(flow))
+        return lambda: self._stop(flow)
+
+    def _stop(self, flow: Flow) -> None:
+        """Break a transfer off; the others share its bandwidth from now on."""
+        flow.stopped = True
+        if flow in self._flows:
+            self._advance()
+            self._flows.remove(flow)
+            self._share()
 
     def _begin(self, flow: Flow) -> None:
+        if flow.stopped:
+            return
         self._advance()
         self._flows.append(flow)
         self._share()
@@ -116,14 +145,15 @@ class Links(Wire):
         self._flows = [flow for flow in self._flows if flow.left > 0]
         self._share()
         for flow in done:
-            flow.done()
+            if not flow.stopped:
+                flow.done()
 
 
-def fair_shares(flows: Sequence[tuple[int, int]], capacity: Sequence[int]) -> list[int]:
+def fair_shares(flows: Sequence[tuple[int, int]], capacity: Mapping[int, int]) -> list[int]:
     """Return the max-min fair rate of each flow over the links it uses, in whole bytes per second, at least 1. The link
     with the smallest share per flow fixes the rates of its flows; the step is then repeated with the remaining flows
     and capacity (progressive filling)."""
-    left = list(capacity)
+    left = dict(capacity)
     users: dict[int, list[int]] = {}
     for i, ends in enumerate(flows):
         for end in ends:

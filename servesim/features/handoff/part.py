@@ -10,47 +10,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from servesim.contracts.connector import LATER, Connector
+from simpy.events import Event
+
 from servesim.contracts.part import ClusterView, Finished, Part, Served
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import Decision, Pair, ReplicaState, Role, Router, Views
-from servesim.engine import remote_kv
+from servesim.engine import remote_kv, turnover
+from servesim.engine.clock import LOADED
 from servesim.engine.replica import Replica
 from servesim.engine.telling import Telling
 from servesim.errors import PolicyError
+from servesim.features.handoff import losses
+from servesim.features.handoff.arrivals import Arrivals
+from servesim.features.handoff.passage import Passage, leg_of
 from servesim.features.handoff.wire import Wire
-
-
-@dataclass(eq=False)
-class Passage:
-    """One request on its way through two replicas. Times in ns; -1 if the event has not happened."""
-
-    request: Request
-    output_len: int
-    leg: Request
-    """The request that computes its prompt."""
-    prefill: int
-    decode: int = -1
-    sent_ns: int = -1
-    """Time of arrival at the decode side."""
-    reserved_ns: int = -1
-    """Time at which the decode side allocates memory for it, so that the transfer can begin."""
-    received_ns: int = -1
-    """Time at which the transfer ends."""
-    released_ns: int = -1
-    """Time at which the memory at the source is freed."""
-    num_bytes: int = 0
-    loading: bool = field(default=False)
-    """Whether its memory on the decode side is waiting for KV to arrive."""
-
-    @property
-    def prefilled(self) -> bool:
-        """Return whether its KV is at the source and not freed yet."""
-        return self.leg.state is State.FINISHED and self.released_ns < 0
 
 
 class Handoff(Part, ABC):
@@ -61,6 +37,8 @@ class Handoff(Part, ABC):
     """
 
     name: ClassVar[str] = "?"
+    brings_token: ClassVar[bool] = False
+    """Whether the first token comes from the prefill side, with the KV."""
 
     def __init__(
         self, wire: Wire, size_of: Callable[[Request, int, int], int], decode_router: Router | None = None
@@ -87,6 +65,7 @@ class Handoff(Part, ABC):
         self._tell_sent = telling.sent if telling.wants("sent") else None
 
     def core_made(self, replica: Replica) -> None:
+        self.wire.attach(replica.index, self.cluster.fleet.pool_of[replica.index])
         if replica.role == "prefill":
             replica.on_leave = self.leg_left
         elif replica.role == "decode":
@@ -120,8 +99,9 @@ class Handoff(Part, ABC):
         leg = request.leg = leg_of(request)
         leg.replica = request.replica = prefill
         passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)
-        self.cluster.tell_sent(leg, 1, prefill)
-        self.started(passage)
+        self.cluster.tell_sent(leg, output_len, prefill)
+        if self.cluster.reaches(leg, prefill):
+            self.started(passage)
 
     def started(self, passage: Passage) -> None:
         """Handle the choice of a prefill replica. By default the prompt arrives there immediately."""
@@ -135,12 +115,14 @@ class Handoff(Part, ABC):
         if leg.state is State.FINISHED:
             if self.cluster.replicas[passage.prefill].core.kv.slots(leg) >= leg.prompt_len:
                 self._held[leg] = passage
+                leg.being_read += 1
             else:  # preempted while its token was in flight
                 passage.released_ns = self.clock.ns
             self.prefilled(passage)
         self.cluster.telling.finish(leg)
         if leg.state is not State.FINISHED and request.state < State.FINISHED:
             self.failed(passage)
+        turnover.left_draining(self.cluster, passage.prefill)
 
     @abstractmethod
     def prefilled(self, passage: Passage) -> None:
@@ -153,17 +135,20 @@ class Handoff(Part, ABC):
     def to_decode(self, passage: Passage) -> None:
         """Send a request to its decode replica at this instant, or as soon as one is ready."""
         request = passage.request
-        if request.state >= State.FINISHED:
+        if request.state >= State.FINISHED or passage.lost:
             return
         if passage.decode < 0:
             passage.decode = self.choose(request)
             if passage.decode < 0:
                 self._homeless.append(passage)
                 return
-        passage.sent_ns = self.clock.ns
         request.replica = passage.decode
         if self._tell_sent is not None:
             self._tell_sent(request, passage.output_len, passage.decode)
+        self.cluster.tell_passed_on(request, passage.decode)
+        if not self.cluster.reaches(request, passage.decode):
+            return
+        passage.sent_ns = self.clock.ns
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
 
     def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:
@@ -185,10 +170,58 @@ class Handoff(Part, ABC):
         return index
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
-        """Send on the requests that wait for a decode replica to be ready."""
+        """Notify the decode router, and send on the requests that wait for a decode replica to be ready."""
+        if self.telling is not None and self.cluster.replicas[index].role == "decode":
+            self.telling.state_changed(index, state)
         homeless, self._homeless = self._homeless, []
         for passage in homeless:
             self.to_decode(passage)
+
+    def held(self) -> int:
+        return len(self._waiting())
+
+    def held_for(self, pool: Any) -> int:
+        return sum(pool.serves(request.model) for request in self._waiting()) if pool.role == "decode" else 0
+
+    def _waiting(self) -> list[Request]:
+        """Return the requests whose prompt is computed and for which no decode replica is ready."""
+        return [p.request for p in self._homeless if not p.lost and p.request.state < State.FINISHED]
+
+    # Replicas that crash or drain.
+
+    def crashed(self, index: int) -> list[Request]:
+        return losses.crashed(self, index)
+
+    def lost(self, request: Request) -> None:
+        passage = self.passages.get(request)
+        if passage is not None and not passage.lost:
+            self.lose(passage)
+
+    def lose(self, passage: Passage) -> None:
+        """Take back what was done for a request that was lost with a replica of either side."""
+        told = passage.sent_ns >= 0
+        losses.take_back(self, passage)
+        self.unread(passage, told)
+
+    def unread(self, passage: Passage, told: bool) -> None:
+        """Handle KV that its decode side, which has crashed, will not read; `told`: it knew of the KV. By default the
+        memory at the source, if there is any, is freed at once."""
+        self.release(passage)
+
+    def arrived(self, request: Request) -> bool:
+        """Return whether a request, or the one that computes its prompt, has arrived at the replica it was sent to."""
+        return True
+
+    def source_lost(self, passage: Passage) -> None:
+        """Handle a passage whose KV was lost with the source, and whose decode side has memory for it."""
+        self.clock.at(self.clock.ns, LOADED, partial(self.load_fails, passage))
+
+    def load_fails(self, passage: Passage, event: Event) -> None:
+        """Let a request whose KV is gone fail. It is still waiting for it."""
+        losses.load_fails(self, passage, losses.GONE if not passage.crashed else losses.CRASHED)
+
+    def keeps(self, index: int) -> bool:
+        return losses.keeps(self, index)
 
     # The transfer.
 
@@ -208,28 +241,39 @@ class Handoff(Part, ABC):
     def transfer(self, passage: Passage) -> None:
         """Begin the transfer."""
         done = partial(self.received, passage)
-        self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg, done)
+        passage.stop = self.wire.send(passage.prefill, passage.decode, passage.num_bytes, passage.leg, done)
 
     def received(self, passage: Passage) -> None:
         """Handle the end of a request's KV transfer."""
-        passage.received_ns, passage.loading = self.clock.ns, False
+        passage.received_ns, passage.loading, passage.stop = self.clock.ns, False, None
         self.release(passage)
         remote_kv.loaded(self.cluster.replicas[passage.decode], passage.request)
+        turnover.left_draining(self.cluster, passage.decode)
 
     def release(self, passage: Passage) -> None:
         """Free the memory at the source."""
         if self._held.pop(passage.leg, None) is not None:
             passage.released_ns = self.clock.ns
-            remote_kv.release(self.cluster.replicas[passage.prefill], passage.leg)
+            remote_kv.read(self.cluster.replicas[passage.prefill], passage.leg)
+            turnover.left_draining(self.cluster, passage.prefill)
+
+    def passed_over(self, request: Request) -> None:
+        """Handle that the decode side has a request's KV from elsewhere: it is not sent."""
+        if self.available(request):
+            passage = self.passages[request]
+            passage.reserved_ns = self.clock.ns
+            self.clock.at(self.clock.ns, LOADED, lambda event: self.release(passage))
 
     # The end.
 
     def gives_up(self, request: Request, deadline: Deadline) -> bool:
         """Cancel a request that is on the prefill side or between the two; return False if it is not there."""
         passage = self.passages.get(request)
-        if passage is None or request.state >= State.FINISHED or passage.sent_ns >= 0:
+        if passage is None or request.state >= State.FINISHED or passage.sent_ns >= 0 or passage.lost:
             return False
-        if passage.leg.state < State.FINISHED:
+        if deadline.first_token and request.first_token_ns >= 0:
+            return True
+        if passage.leg.state < State.FINISHED and self.arrived(passage.leg):
             self.cluster.replicas[passage.prefill].give_up(passage.leg, deadline)
         else:
             self.cluster.end(request, State.ABORTED, deadline.reason)
@@ -242,8 +286,11 @@ class Handoff(Part, ABC):
             return
         if self.has_end:
             self.done.append(passage)
-        if not passage.loading:
+        if not passage.loading and not passage.lost:
             self.release(passage)
+        for index in (passage.prefill, passage.decode):
+            if index >= 0:
+                turnover.left_draining(self.cluster, index)
 
     # After the run.
 
@@ -264,37 +311,3 @@ class Handoff(Part, ABC):
 
     def notes(self, summary: Mapping[str, Any]) -> list[str]:
         return [self.said]
-
-
-class Arrivals(Connector):
-    """The connector of a decode replica."""
-
-    def __init__(self, handoff: Handoff) -> None:
-        self._handoff = handoff
-
-    def available(self, request: Request, num_tokens: int) -> int:
-        return request.prompt_len - num_tokens if self._handoff.available(request) else 0
-
-    def load(self, request: Request, start: int, stop: int, now: int) -> int:
-        self._handoff.reserve(request, start, stop)
-        return LATER
-
-
-def leg_of(request: Request) -> Request:
-    """Return a request that computes another request's prompt and generates one token."""
-    return Request(
-        row=request.row,
-        name=request.name,
-        prompt_len=request.prompt_len,
-        max_tokens=1,
-        arrival_ns=request.arrival_ns,
-        priority=request.priority,
-        salt=request.salt,
-        content=request.content,
-        session=request.session,
-        tenant=request.tenant,
-        slo_class=request.slo_class,
-        model=request.model,
-        predicted_output_len=1,
-        owner=request,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from servesim.contracts import KVAllocator, Scheduler, build_params
@@ -19,6 +20,7 @@ from servesim.features.handoff.part import Handoff
 from servesim.features.handoff.vllm import VllmNixl
 
 if TYPE_CHECKING:
+    from servesim.engine.pool import Pool
     from servesim.run.pool import PoolSetup
 
 PROTOCOLS: Mapping[str, type[VllmNixl | Trtllm | Sglang]] = {cls.name: cls for cls in (VllmNixl, Sglang, Trtllm)}
@@ -139,13 +141,18 @@ def can_receive(scheduler: type[Scheduler], kv: type[KVAllocator]) -> bool:
 def links_of(params: LinkParams, pools: Sequence[PoolSetup]) -> Links:
     """Return the links of all replicas: each GPU has its own."""
     kind = KINDS[params.link]
-    gb_s = kind.gb_s if params.gb_s is None else params.gb_s
     start_us = kind.start_us if params.start_us is None else params.start_us
-    by_replica = [
-        round(gb_s * 1e9) * pool.scenario.tp * pool.scenario.pp for pool in pools for _ in range(len(pool.cores))
-    ]
+    by_replica = [rate_of(params, pools, pool.pool) for pool in pools for _ in range(len(pool.cores))]
     messages = min(message_bytes(pool) for pool in pools)
-    return Links(by_replica, by_replica, round(start_us * 1000), params.message_overhead_bytes, messages)
+    rates = partial(rate_of, params, pools)
+    return Links(by_replica, by_replica, round(start_us * 1000), params.message_overhead_bytes, messages, rates)
+
+
+def rate_of(params: LinkParams, pools: Sequence[PoolSetup], pool: Pool) -> int:
+    """Return the bytes per second, in each direction, of a replica of a pool."""
+    gb_s = KINDS[params.link].gb_s if params.gb_s is None else params.gb_s
+    scenario = next(each.scenario for each in pools if each.pool is pool)
+    return round(gb_s * 1e9) * int(scenario.tp * scenario.pp)
 
 
 def message_bytes(pool: PoolSetup) -> int:

@@ -10,7 +10,12 @@
    recomputed, and the first token that the client sees comes from that step. The token sampled on the prefill side is
    discarded.
 
-A request whose KV is gone fails (since February 2026, PR 34896); before that, the decode engine recomputed it.
+A request whose KV is gone fails (since February 2026, PR 34896); before that, the decode engine recomputed it. So it is
+if the prefill engine has crashed, also during the transfer (vllm/config/kv_transfer.py of 0.33: kv_load_failure_policy
+is "fail" by default; nixl/base_worker.py reports a failed read as failed_recving). If a decode engine crashes, the
+leases of what it has not read are not renewed: a heartbeat, sent every sixth of kv_lease_duration (30 s), makes one
+last for two thirds of it from then on (nixl/base_scheduler.py, base_worker.py). The last heartbeat is taken to be at
+the instant of the crash, up to 5 s late.
 """
 
 from __future__ import annotations
@@ -25,12 +30,12 @@ from simpy.events import Event
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import Router
-from servesim.engine import remote_kv
-from servesim.engine.clock import CHANGE, FOLLOW, LOADED
-from servesim.features.handoff.part import Handoff, Passage
+from servesim.engine.clock import CHANGE, FOLLOW
+from servesim.features.handoff import losses
+from servesim.features.handoff.part import Handoff
+from servesim.features.handoff.passage import Passage
 from servesim.features.handoff.wire import Wire
 
-GONE = "the prefill side discarded its KV"
 MS, SECOND = 1_000_000, 1_000_000_000
 
 
@@ -81,9 +86,19 @@ class VllmNixl(Handoff):
         super().reserve(request, start, stop)
         passage = self.passages[request]
         if passage.leg.state is State.FINISHED and not passage.prefilled:
-            self.clock.at(self.clock.ns, LOADED, partial(self._gone, passage))
+            self.source_lost(passage)
 
-    def _gone(self, passage: Passage, event: Event) -> None:
-        passage.loading = False
-        reason = GONE if self._params.kv_load_failure_policy == "fail" else ""
-        remote_kv.load_failed(self.cluster.replicas[passage.decode], passage.request, reason)
+    def load_fails(self, passage: Passage, event: Event) -> None:
+        if self._params.kv_load_failure_policy == "fail":
+            super().load_fails(passage, event)
+        else:
+            losses.load_fails(self, passage, "")
+
+    def unread(self, passage: Passage, told: bool) -> None:
+        """Keep the memory at the source until its lease ends."""
+        now, lease_ns = self.clock.ns, round(self._params.lease_s * SECOND)
+        ends = passage.leg.finished_ns + lease_ns
+        if told and self._params.lease_renewed:
+            ends = max(ends, now + lease_ns * 2 // 3)
+        if passage.leg in self._held:
+            self.clock.at(max(ends, now), CHANGE, lambda event: self.release(passage))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from servesim.contracts.request import Request
 from servesim.engine.clock import LOADED, Clock
+from servesim.engine.pool import Pool
 
 
 class Wire(ABC):
@@ -19,9 +20,15 @@ class Wire(ABC):
         self.clock = clock
 
     @abstractmethod
-    def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+    def attach(self, index: int, pool: Pool) -> None:
+        """Connect a replica of this pool, unless it is connected."""
+
+    @abstractmethod
+    def send(
+        self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]
+    ) -> Callable[[], None]:
         """Begin to send the KV of a prompt, which `request` has computed at the source; call `done` when all of it has
-        arrived."""
+        arrived. Return a function that breaks the transfer off, after which `done` is not called."""
 
 
 class FixedRate(Wire):
@@ -30,6 +37,12 @@ class FixedRate(Wire):
     def __init__(self, rate: float) -> None:
         self._rate = rate
 
-    def send(self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]) -> None:
+    def attach(self, index: int, pool: Pool) -> None:
+        """Do nothing: the bandwidth does not depend on the replica."""
+
+    def send(
+        self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]
+    ) -> Callable[[], None]:
         ns = int(num_bytes / self._rate + 0.5)
-        self.clock.at(self.clock.ns + ns, LOADED, lambda event: done())
+        event = self.clock.at(self.clock.ns + ns, LOADED, lambda event: done())
+        return lambda: event.callbacks.clear()

@@ -28,7 +28,10 @@ def with_handoff(world: Any, draws: Any) -> Any:
     def handoff(world: Any, pools: Any) -> VllmNixl:
         links = [rate] * world.replicas
         return VllmNixl(
-            Links(links, links, start_ns), lambda request, start, stop: stop - start, world.make_router(), params
+            Links(links, links, start_ns, rate_of=lambda pool: rate),
+            lambda request, start, stop: stop - start,
+            world.make_router(),
+            params,
         )
 
     world = world.roomy().divided(("prefill", prefill, "prefill"), ("decode", decode, "decode"))

@@ -23,7 +23,8 @@ class OffloadSettings(Section):
     offload: Settings | None = None
     """Memory outside the GPU in which each replica keeps KV. `vllm:cpu=64GiB` (or `cpu=64GiB`) is vLLM's offloading
     connector, with eviction_policy=lru or arc, block_size_factor and gb_s. `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` is
-    LMCache, also with remote and remote_gb_s. `hicache:ratio=2` is SGLang's. None (or `none`) disables offloading."""
+    LMCache, also with remote and remote_gb_s. `hicache:ratio=2` is SGLang's. None (or `none`) disables offloading. A
+    pool may have its own, such as only those of the role prefill."""
 
     @field_validator("offload", mode="before")
     @classmethod
@@ -40,6 +41,7 @@ class OffloadFeature(Feature):
 
     rank, section, Settings = 50, "", OffloadSettings
     acts = True
+    of_pool = ("offload",)
     searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {"offload": (None, "cpu=64GiB", "cpu=256GiB")}
 
     def resolved(self, scenario: Any) -> dict[str, Any]:
@@ -49,24 +51,22 @@ class OffloadFeature(Feature):
         return {"offload": {"name": given["name"], **dataclasses.asdict(params_of(given))}} if given else {}
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
-        name = scenario.offload["name"] if scenario.offload else "vllm"
-        pipelines = {"pp": "pipeline stages (pp), for LMCache and HiCache"}
+        given = [pool for pool in scenario.pools or [scenario.model_dump()] if pool.get("offload")]
+        staged = any(pool["pp"] > 1 and pool["offload"]["name"] != "vllm" for pool in given)
         reasons = {
-            "handoff": "separate prefill and decode pools",
             "data_parallel": "data-parallel ranks (dp)",
-            "failures": "cluster.failures",
             "stream": "streamed runs (stream)",
-            **(pipelines if name != "vllm" else {}),
+            **({"pp": "pipeline stages (pp), for LMCache and HiCache"} if staged else {}),
         }
         said = {what: f"offload: not modeled with {reason}" for what, reason in reasons.items()}
         return said | {"jobs": "offload is counted over all replicas"}
 
     def build(self, setup: Any) -> Part | None:
-        if setup.scenario.offload is None:
+        if all(pool.scenario.offload is None for pool in setup.pools):
             return None
         from servesim.features.offload.part import part_of
 
-        return part_of(setup.scenario.offload, setup.pools)
+        return part_of(setup.pools)
 
     def groups(self) -> tuple[Group, ...]:
         from servesim.features.offload.figures import OFFLOAD

@@ -60,7 +60,7 @@ class Offload(Connector):
 
     def join(self, replica: Any) -> None:
         self._now: Callable[[], int] = lambda: replica.clock.ns
-        self._replica = replica
+        self._replica, self._core = replica, replica.core
 
     def available(self, request: Request, num_tokens: int) -> int:
         size, now = self.block_tokens, self._now()
@@ -93,7 +93,7 @@ class Offload(Connector):
         self._loads.append((end_ns, keys))
         self._next[request] = last
         self.counts.load_ns.append(end_ns - now)
-        self.counts.loaded(request.row, stop - start, "cpu", request.num_preemptions > 0)
+        self.counts.loaded(request, stop - start, "cpu")
         return end_ns
 
     def _arrived(self, now: int) -> None:
@@ -139,7 +139,8 @@ class Offload(Connector):
         self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
 
     def _copied(self, request: Request, event: object) -> None:
-        remote_kv.read(self._replica, request)
+        if self._replica.core is self._core:  # else its process has crashed since
+            remote_kv.read(self._replica, request)
 
     def preempted(self, requests: Iterable[Request]) -> int:
         return max((self._copied_ns.get(request, 0) for request in requests if request.being_read), default=0)

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from servesim.contracts.figures import Figure, Group, Rows, Summary
+from servesim.contracts.part import Finished
 from servesim.engine.core import EngineCore
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.lmcache import LMCache
 from servesim.features.offload.tiers import Tier
 from servesim.metrics.distribution import describe
-from servesim.metrics.requests import MS, SECOND, Requests, per
+from servesim.metrics.requests import MS, SECOND, per
 from servesim.metrics.words import number, percent
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, SHARE, a_map, an_object
 
 TIER = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGURE)
+POOL = an_object(hit_rate=a_map(FIGURE), loaded_tokens=COUNT, stored_tokens=COUNT)
+
+
+class Place(NamedTuple):
+    """A core with memory beyond its GPUs."""
+
+    replica: int
+    pool: str
+    core: EngineCore
+    connector: Offload | LMCache
 
 
 class Behind(NamedTuple):
@@ -25,7 +37,37 @@ class Behind(NamedTuple):
 
     found: Sequence[tuple[EngineCore, Offload | LMCache]]
     """Each core and its connector."""
-    requests: Requests
+    last: Sequence[Offload | LMCache]
+    """Last connector of each replica; one that has crashed has had several."""
+    prompt_tokens: float
+    """Prompt tokens that these cores looked up in their prefix caches when requests were first admitted."""
+    hit_tokens: float
+    """Those that were found there."""
+    duration_ns: int
+    pools: Mapping[str, Behind] = {}
+    """Data of each pool, if there are several."""
+
+    @classmethod
+    def of(cls, places: Sequence[Place], finished: Finished, num_pools: int) -> Behind:
+        """Return the input of the figures of a run with this number of pools."""
+        requests, totals = finished.requests, finished.records.replicas
+        if num_pools == 1:
+            return cls._at(places, requests.total("queried_tokens"), requests.total("hit_tokens"), requests.duration_ns)
+        pools = {}
+        for name in dict.fromkeys(place.pool for place in places):
+            own = [place for place in places if place.pool == name]
+            replicas = dict.fromkeys(place.replica for place in own)
+            queried, hits = (totals.sum_of(key, replicas) for key in ("prompt_tokens", "hit_tokens"))
+            pools[name] = cls._at(own, queried, hits, requests.duration_ns)
+        queried = sum(pool.prompt_tokens for pool in pools.values())
+        hits = sum(pool.hit_tokens for pool in pools.values())
+        return cls._at(places, queried, hits, requests.duration_ns)._replace(pools=pools)
+
+    @classmethod
+    def _at(cls, places: Sequence[Place], queried: float, hits: float, duration_ns: int) -> Behind:
+        last = {place.replica: place.connector for place in places}
+        found = [(place.core, place.connector) for place in places]
+        return cls(found, [*last.values()], queried, hits, duration_ns)
 
     @property
     def counts(self) -> list[Any]:
@@ -40,13 +82,18 @@ class Behind(NamedTuple):
     @property
     def seconds(self) -> float:
         """Duration of the run, summed over all replicas."""
-        return self.requests.duration_ns / SECOND * len(self.found)
+        return self.duration_ns / SECOND * len(self.last)
 
     @property
     def tiers(self) -> dict[str, int]:
         """Tokens that admitted requests found, by tier."""
-        names = [tier.name for tier in self.found[0][1].tiers]
+        names = dict.fromkeys(tier.name for _, each in self.found for tier in each.tiers)
         return {name: sum(each.tier_tokens.get(name, 0) for each in self.counts) for name in names}
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Number of tokens loaded."""
+        return sum(self.tiers.values()) + self.sum("again_tokens")
 
     def sum(self, name: str) -> int:
         """Return the sum of a count over all replicas."""
@@ -54,18 +101,34 @@ class Behind(NamedTuple):
 
 
 def _hit_rate(m: Behind) -> dict[str, float | None]:
-    queried, gpu = m.requests.total("queried_tokens"), m.requests.total("hit_tokens")
-    return {"gpu": per(gpu, queried), **{name: per(tokens, queried) for name, tokens in m.tiers.items()}}
+    queried = m.prompt_tokens
+    return {"gpu": per(m.hit_tokens, queried), **{name: per(tokens, queried) for name, tokens in m.tiers.items()}}
 
 
 def _slower(m: Behind) -> dict[str, Any] | None:
-    tiers = [one.tiers for _, one in m.found]
-    slower = {name: i for i, name in enumerate(m.tiers) if i}
-    return {name: _tier([each[i] for each in tiers], m.seconds) for name, i in slower.items()} or None
+    slower: dict[str, list[Tier]] = {}
+    for _, one in m.found:
+        for tier in one.tiers[1:]:
+            slower.setdefault(tier.name, []).append(tier)
+    replicas = Counter(tier.name for one in m.last for tier in one.tiers)
+    return {name: _tier(tiers, m.duration_ns / SECOND * replicas[name]) for name, tiers in slower.items()} or None
+
+
+def _pools(m: Behind) -> dict[str, Any] | None:
+    """Return the figures of each pool, or None if there is only one."""
+    return {
+        name: {
+            "hit_rate": _hit_rate(pool),
+            "loaded_tokens": pool.loaded_tokens,
+            "stored_tokens": pool.sum("stored_tokens"),
+        }
+        for name, pool in m.pools.items()
+    } or None
 
 
 def _tier(tiers: Sequence[Tier], seconds: float) -> dict[str, Any]:
-    """Return the figures of a tier beyond host memory: its peak usage, and the busy share of each direction."""
+    """Return the figures of a tier beyond host memory: its peak usage, and the busy share of each direction. `seconds`:
+    duration of the run, summed over all replicas."""
     return {
         "peak_share": max(tier.most / tier.memory.num_blocks for tier in tiers),
         "read_busy_share": per(sum(tier.reading.busy_ns for tier in tiers) / SECOND, seconds),
@@ -98,12 +161,13 @@ OFFLOAD = Group(
     "offload",
     (
         Figure("hit_rate", "for admitted requests, prompt tokens found on the GPU and in each tier, divided by "
-               "`queried_tokens`", _hit_rate, "share", a_map(FIGURE)),
-        Figure("loaded_tokens", "number of tokens loaded, including tokens for preempted requests",
-               lambda m: sum(m.tiers.values()) + m.sum("again_tokens"), schema=COUNT),
+               "`queried_tokens`. With several pools, of the replicas that have such memory; a prompt is admitted on "
+               "both sides if prefill and decode are separate", _hit_rate, "share", a_map(FIGURE)),
+        Figure("loaded_tokens", "number of tokens loaded, including tokens for preempted and migrated requests",
+               lambda m: m.loaded_tokens, schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
         Figure("capacity_tokens", "number of tokens that fit in host memory",
-               lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for _, one in m.found), schema=COUNT),
+               lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for one in m.last), schema=COUNT),
         Figure("peak_share", "largest share of a replica's host memory in use at any time",
                lambda m: max(host.most / host.memory.num_blocks for host in m.hosts), "share", SHARE),
         Figure("dropped_blocks", "number of blocks dropped to make room", lambda m: m.sum("dropped_blocks"),
@@ -124,8 +188,11 @@ OFFLOAD = Group(
                "lower", "difference"),
         Figure("tiers", "the peak usage of each disk or remote store, and the busy shares of its link", _slower,
                schema=a_map(TIER), optional=True),
+        Figure("pools", "`hit_rate`, `loaded_tokens` and `stored_tokens` of each pool that has such memory, if there "
+               "are several pools", _pools, schema=a_map(POOL), optional=True),
     ),
-    doc="Present if KV is kept outside the GPUs (`offload`, [offload.md](offload.md)). All figures cover all replicas.",
+    doc="Present if KV is kept outside the GPUs (`offload`, [offload.md](offload.md)). All figures cover all replicas "
+    "that have such memory.",
     rows=_rows,
     after=("prefix cache",),
 )  # fmt: skip

@@ -57,7 +57,7 @@ class HiCache(Offload):
         num_bytes = -(-(stop - start) * self._gpu_bytes // self._gpu_tokens)
         self._due.append((num_bytes, self._blocks_of(request, last)[start // size : last]))
         self._next[request] = last
-        self.counts.loaded(request.row, stop - start, "cpu", request.num_preemptions > 0)
+        self.counts.loaded(request, stop - start, "cpu")
         return now
 
     def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 from servesim.contracts.connector import Connector
 from servesim.contracts.request import Request, State
 from servesim.engine.content_keys import ContentKeys
+from servesim.features.offload.memory import Block, HostMemory
 from servesim.features.offload.tiers import OffloadCounts, Tier
 
 
@@ -41,6 +42,7 @@ class LMCache(Connector):
         self._pinned: Counter[Hashable] = Counter()
         self._loads: list[tuple[Request, int, int]] = []  # loads that begin the planned step
         self._next: dict[Request, int] = {}  # first chunk not stored yet
+        self._writing: list[tuple[Hashable, Block, HostMemory]] = []  # chunks on their way to a shared store
 
     def join(self, replica: Any) -> None:
         self._now: Callable[[], int] = lambda: replica.clock.ns
@@ -105,7 +107,7 @@ class LMCache(Connector):
         size = self.block_tokens
         found = self._unpin(request)
         self._next[request] = len(found)
-        keys, first, before, again = self.keys.of(request, len(found)), start // size, now, request.num_preemptions > 0
+        keys, first, before = self.keys.of(request, len(found)), start // size, now
         for tier in self.tiers[1:]:
             coming = [i for i in range(first, len(found)) if found[i] is tier]
             if coming:
@@ -114,7 +116,7 @@ class LMCache(Connector):
         now = self.tiers[0].reading.copy((len(found) - first) * self._chunk_bytes, now)
         for i in range(first, len(found)):
             tokens = min(stop, (i + 1) * size) - max(start, i * size)
-            self.counts.loaded(request.row, tokens, found[i].name, again)
+            self.counts.loaded(request, tokens, found[i].name)
         return now - before
 
     def _store(self, request: Request, chunks: int, now: int) -> int:
@@ -147,9 +149,22 @@ class LMCache(Connector):
             return False
         for block in room.blocks:
             block.ready_ns = ready_ns
+        if tier.shared:
+            now, memory = self._now(), tier.memory
+            self._writing = [each for each in self._writing if each[1].ready_ns > now]
+            self._writing += [(key, block, memory) for key, block in zip(room.keys, room.blocks, strict=True)]
         self.counts.dropped_blocks += room.dropped
         tier.note()
         return True
+
+    def crash(self) -> None:
+        """Handle the end of the process: host memory, and the index of what is on its disk, go with it. A store that
+        others share stays, without the chunks that were being written."""
+        now = self._now()
+        for key, block, memory in self._writing:
+            if block.ready_ns > now and memory.get(key) is block:
+                memory.remove(key)
+        self._writing.clear()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant is broken."""

@@ -74,6 +74,10 @@ class HostMemory(ABC):
         """Add a block that is not there yet."""
 
     @abstractmethod
+    def remove(self, key: Hashable) -> None:
+        """Remove a block that is there and was never complete."""
+
+    @abstractmethod
     def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
         """Drop `count` idle blocks, none of them in `keep`; return their keys. Return None and drop nothing if there
         are too few."""
@@ -130,6 +134,9 @@ class Lru(HostMemory):
     def insert(self, key: Hashable, block: Block) -> None:
         self._blocks[key] = block
 
+    def remove(self, key: Hashable) -> None:
+        del self._blocks[key]
+
     def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
         going: list[Hashable] = []
         for key in idle(self._blocks, keep, now):
@@ -179,6 +186,9 @@ class Arc(HostMemory):
         self._once[key] = block
         self._gone_once.pop(key, None)
         self._gone_again.pop(key, None)
+
+    def remove(self, key: Hashable) -> None:
+        del (self._once if key in self._once else self._again)[key]
 
     def evict(self, count: int, keep: Collection[Hashable], now: int) -> list[Hashable] | None:
         once, again = idle(self._once, keep, now), idle(self._again, keep, now)

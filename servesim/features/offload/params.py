@@ -44,6 +44,9 @@ class HostParams:
     """Bandwidth of a GPU's link in each direction, GB/s; default: 50/64 of the PCIe bandwidth on its data sheet."""
     start_us: float = 0.0
     """Microseconds until the first byte of a copy."""
+    first: bool = False
+    """Whether decode replicas look here before they pull KV from the prefill side: the order of MultiConnector's
+    `connectors`. What they do not find here is then computed, not pulled."""
 
     def __post_init__(self) -> None:
         check_least(self, 0, "gb_s", "start_us")

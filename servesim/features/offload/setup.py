@@ -112,7 +112,7 @@ class OffloadSetup:
         memory: HostMemory = Lru(self.blocks(name))
         if name == "remote":
             memory = self.shared.setdefault(name, memory)
-        return Tier(name, memory, Direction(*link), Direction(*link))
+        return Tier(name, memory, Direction(*link), Direction(*link), shared=name == "remote")
 
     def note(self, gpu: Gpu, gpu_tokens: int) -> str:
         """Return a note for the reader: the size of the memory, and the source of the link's bandwidth."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from servesim.contracts.request import Request
 from servesim.features.offload.memory import HostMemory
 
 NANO = 1_000_000_000
@@ -39,6 +40,8 @@ class Tier:
     writing: Direction
     most: int = 0
     """Peak number of blocks held."""
+    shared: bool = False
+    """Whether other replicas use it, too, so that it outlives the process of this one."""
 
     def note(self) -> None:
         """Update the peak after blocks were added."""
@@ -54,7 +57,7 @@ class OffloadCounts:
     tier_tokens: dict[str, int] = field(default_factory=dict)
     """Tokens loaded for requests that had not run yet, by the tier that had them."""
     again_tokens: int = 0
-    """Tokens loaded for preempted requests."""
+    """Tokens loaded for requests that were preempted, or went on after a crash."""
     stored_tokens: int = 0
     dropped_blocks: int = 0
     refused: int = 0
@@ -64,10 +67,10 @@ class OffloadCounts:
     load_ns: list[int] = field(default_factory=list)
     """Duration of each load, or of each step with loads."""
 
-    def loaded(self, row: int, tokens: int, tier: str, again: bool) -> None:
-        """Count tokens that a request has loaded; `again`: whether the request was preempted."""
-        if again:
+    def loaded(self, request: Request, tokens: int, tier: str) -> None:
+        """Count tokens that a request has loaded."""
+        if request.num_preemptions or (request.owner or request).num_migrations:
             self.again_tokens += tokens
             return
-        self.first_tokens[row] = self.first_tokens.get(row, 0) + tokens
+        self.first_tokens[request.row] = self.first_tokens.get(request.row, 0) + tokens
         self.tier_tokens[tier] = self.tier_tokens.get(tier, 0) + tokens

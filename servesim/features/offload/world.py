@@ -30,6 +30,11 @@ def with_offload(world: Any, draws: Any) -> Any:
         check_policies(scheduler, kv, params)
     except UserError:
         return world
+    roles = {"both", *draws.one("offload roles", [("prefill",), ("decode",), ("prefill", "decode")])}
+    if isinstance(params, HiCacheParams):
+        roles -= {"decode"}
+    else:
+        params = replace(params, first=draws.one("offload first", [False, False, True]))
     ns_per_block = draws.one("offload link", [1, 300, 5_000])
 
     def offload(world: Any, pools: Any) -> Offloading:
@@ -43,6 +48,7 @@ def with_offload(world: Any, draws: Any) -> Any:
             gpu_blocks=world.num_blocks,
             layers=10,
         )
-        return Offloading([(pool, memory) for pool in pools])
+        own = [pool for pool in pools if pool.role in roles]
+        return Offloading([(pool, memory) for pool in own])
 
     return replace(world.roomy(), features=(*world.features, offload))

@@ -3,11 +3,13 @@
 When scaling up, a new replica gets the next index, is ready after its start-up time and then takes requests
 immediately. When scaling down, starting replicas are removed first, then ready ones drain, the highest index first in
 each case: they get no new requests and are gone when empty. A draining replica is not reused: a new one starts (as in
-Dynamo's replay).
+Dynamo's replay). Pools of different roles come and go independently; a prefill replica stays until the KV of its
+prompts has been read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +22,7 @@ from servesim.contracts.scaler import PoolLoad, Scaler
 from servesim.engine import turnover
 from servesim.engine.clock import REPORT
 from servesim.engine.pool import Pool
+from servesim.features.scaling.counts import Counts, Latencies
 
 IDLE_TICKS = 100_000
 """Number of consecutive queries after which waiting requests are given up if nothing else happens."""
@@ -27,7 +30,7 @@ IDLE_TICKS = 100_000
 
 @dataclass
 class Scaled:
-    """A pool with an autoscaler, and its events since the last query."""
+    """A pool with an autoscaler, which it may share with other pools."""
 
     pool: Pool
     scaler: Scaler
@@ -35,75 +38,110 @@ class Scaled:
     """Time that a replica takes to start."""
     least: int
     most: int
-    arrived: int = 0
-    prompt_tokens: int = 0
-    finished: int = 0
-    output_tokens: int = 0
     wanted: list[tuple[int, int]] = field(default_factory=list)
     """(ns, replicas wanted) at each change."""
+
+
+@dataclass
+class Asked:
+    """An autoscaler, its pools, and what happened in each pool of the run since the last query."""
+
+    scaler: Scaler
+    scaled: list[Scaled]
+    counts: dict[str, Counts]
+    """Counts by name of the pool: all of them if the autoscaler needs "pools", otherwise its own."""
+    idle: int = 0
 
 
 class Scaling(Part):
     """Part that queries the autoscalers of a cluster's pools and applies their decisions."""
 
     def __init__(self, scaled: list[Scaled]) -> None:
-        self._of = {id(each.pool): each for each in scaled}
         self.scaled = scaled
-        self._idle = dict.fromkeys(range(len(scaled)), 0)
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
+        groups: dict[int, list[Scaled]] = {}
+        for each in self.scaled:
+            groups.setdefault(id(each.scaler), []).append(each)
+        self._asked = [self._asked_of(group, cluster.fleet.pools) for group in groups.values()]
+        self._counts: dict[str, list[Counts]] = {pool.name: [] for pool in cluster.fleet.pools}
+        for asked in self._asked:
+            for name, counts in asked.counts.items():
+                self._counts[name].append(counts)
+
+    def _asked_of(self, group: list[Scaled], pools: Sequence[Pool]) -> Asked:
+        scaler, own = group[0].scaler, [each.pool for each in group]
+        seen = pools if "pools" in scaler.needs else own
+        make = Latencies if "latency" in scaler.needs else Counts
+        return Asked(scaler, group, {pool.name: make() for pool in seen})
 
     def start(self) -> None:
-        for number, each in enumerate(self.scaled):
-            self._at(number, each)
+        for asked in self._asked:
+            self._at(asked)
 
-    def _at(self, number: int, each: Scaled) -> None:
+    def _at(self, asked: Asked) -> None:
         clock = self._cluster.clock
         clock.background += 1
-        clock.at(clock.ns + round(each.scaler.every_s * 1e9), REPORT, partial(self._ask, number, each))
+        clock.at(clock.ns + round(asked.scaler.every_s * 1e9), REPORT, partial(self._ask, asked))
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
-        each = self._of.get(id(self._cluster.fleet.pool_of[index]))
-        if each is not None:
-            each.arrived += 1
-            each.prompt_tokens += request.prompt_len
+        for counts in self._counts.get(self._cluster.fleet.pool_of[index].name, ()):
+            counts.arrive(request)
+
+    def passed_on(self, request: Request, index: int) -> None:
+        for counts in self._counts.get(self._cluster.fleet.pool_of[index].name, ()):
+            counts.arrive(request)
 
     def left(self, request: Request) -> None:
         index, cluster = request.replica, self._cluster
         if index < 0:
             return
-        each = self._of.get(id(cluster.fleet.pool_of[index]))
-        if each is not None and request.state is State.FINISHED:
-            each.finished += 1
-            each.output_tokens += request.num_tokens - request.prompt_len
+        if request.state is State.FINISHED:
+            for counts in self._counts.get(cluster.fleet.pool_of[index].name, ()):
+                counts.finish(request)
         turnover.left_draining(cluster, index)
 
-    def _ask(self, number: int, each: Scaled, event: Event) -> None:
+    def _ask(self, asked: Asked, event: Event) -> None:
         clock = self._cluster.clock
         clock.background -= 1
-        wanted = min(max(each.scaler.wanted(self._load(each)), each.least), each.most)
-        each.arrived = each.prompt_tokens = each.finished = each.output_tokens = 0
-        if not each.wanted or each.wanted[-1][1] != wanted:
-            each.wanted.append((clock.ns, wanted))
-        self._bring(each, wanted)
-        self._idle[number] = 0 if clock.goes_on else self._idle[number] + 1
-        if self._cluster.busy and self._idle[number] < IDLE_TICKS:
-            self._at(number, each)
+        loads = self._loads(asked)
+        answers = asked.scaler.wanted_of({each.pool.name: loads[each.pool.name] for each in asked.scaled})
+        for counts in asked.counts.values():
+            counts.clear()
+        for each in asked.scaled:
+            wanted = min(max(answers[each.pool.name], each.least), each.most)
+            if not each.wanted or each.wanted[-1][1] != wanted:
+                each.wanted.append((clock.ns, wanted))
+            self._bring(each, wanted)
+        asked.idle = 0 if clock.goes_on else asked.idle + 1
+        if self._cluster.busy and asked.idle < IDLE_TICKS:
+            self._at(asked)
 
-    def _load(self, each: Scaled) -> PoolLoad:
+    def _loads(self, asked: Asked) -> dict[str, PoolLoad]:
+        loads = {pool.name: self._load(pool, asked) for pool in self._cluster.fleet.pools if pool.name in asked.counts}
+        if "pools" not in asked.scaler.needs:
+            return loads
+        return {
+            name: load._replace(others={other: found for other, found in loads.items() if other != name})
+            for name, load in loads.items()
+        }
+
+    def _load(self, pool: Pool, asked: Asked) -> PoolLoad:
         now, replicas = self._cluster.clock.ns, self._cluster.replicas
-        ready = {i: replicas[i] for i in self._in(each.pool, "ready") if replicas[i].up}
+        ready = {i: replicas[i] for i in self._in(pool, "ready") if replicas[i].up}
+        counts = asked.counts[pool.name]
         return PoolLoad(
             now,
             {i: Report(r.num_waiting, r.num_running, r.kv_usage, now) for i, r in ready.items()},
-            len(self._in(each.pool, "starting")),
-            len(self._in(each.pool, "draining")),
-            self._cluster.waiting.num_for(each.pool.serves),
-            each.arrived,
-            each.prompt_tokens,
-            each.finished,
-            each.output_tokens,
+            len(self._in(pool, "starting")),
+            len(self._in(pool, "draining")),
+            self._cluster.held_for(pool),
+            counts.arrived,
+            counts.prompt_tokens,
+            counts.finished,
+            counts.output_tokens,
+            *counts.latencies(),
         )
 
     def _in(self, pool: Pool, *states: ReplicaState) -> list[int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from servesim.contracts import Batch, make
-from servesim.contracts.cost import CostModel
+from servesim.contracts.router import Role
 from servesim.contracts.scaler import Scaler, scalers
+from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.features.scaling.part import Scaled
 from servesim.metrics.requests import SECOND
@@ -24,10 +25,17 @@ LEAST_S = 1e-3
 
 
 class CostProfile:
-    """A replica's step times in seconds according to its cost model, with steps planned ahead."""
+    """A replica's limits, and its step times in seconds according to its cost model, with steps planned ahead."""
 
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
+    def __init__(self, pool: Pool, num_gpus: int = 1) -> None:
+        assert pool.spawn is not None
+        core = pool.cores[0] if pool.cores else pool.spawn()
+        limits = core.scheduler.limits
+        self.role: Role = pool.role
+        self.num_gpus = num_gpus
+        self.max_num_batched_tokens, self.max_num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+        self.kv_tokens = core.kv.capacity_tokens
+        self._cost = pool.cost
         self._known: dict[tuple[int, int], float] = {}  # of decode steps, by (sequences, context)
 
     def _s(self, batch: Batch) -> float:
@@ -58,6 +66,13 @@ def asked_every(scaler: Scaler) -> int:
 def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Scaled]:
     """Return the pools whose replicas come and go. Raise UserError if their settings are invalid."""
     found = []
+    pools = list(pools)
+    profiles = {
+        pool.name: CostProfile(pool.pool, pool.scenario.tp * pool.scenario.pp)
+        for pool, _ in pools
+        if any(settings.scaler is not None for _, settings in pools)
+    }
+    joint: dict[tuple[type[Scaler], Any], Scaler] = {}
     for pool, settings in pools:
         if not pool.scenario.replicas:  # it is for replicas that are added one by one
             continue
@@ -72,7 +87,10 @@ def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Sca
             replicas = pool.scenario.replicas
             raise UserError(f"scaler: replicas is {replicas} but must be from {params.min} to {params.max}")
         seconds = start.total_s(deployment.model.weight_bytes(deployment.dtype))
-        scaler: Scaler = make(cls, params, CostProfile(pool.cost))
-        asked_every(scaler)
+        scaler = joint.get((cls, params)) if cls.joint else None
+        if scaler is None:
+            scaler = joint[cls, params] = make(cls, params, profiles[pool.name])
+            scaler.profiles = profiles
+            asked_every(scaler)
         found.append(Scaled(pool.pool, scaler, round(seconds * SECOND), params.min, params.max))
     return found

@@ -53,7 +53,8 @@ def scaled_by(world: Any, draws: Any, cls: type[Scaler], params: Any) -> Any:
     replicas = min(max(world.replicas, params.min), params.max)
 
     def scaling(world: Any, pools: Any) -> Scaling:
-        scaler = make(cls, params, CostProfile(world.cost))
+        scaler = make(cls, params, CostProfile(pools[0]))
+        scaler.profiles = {pools[0].name: scaler.profile}
         asked_every(scaler)
         return Scaling([Scaled(pools[0], scaler, start_ns, params.min, params.max)])
 
@@ -64,7 +65,7 @@ def _every_ns(world: Any, cls: type[Scaler], params: Any) -> int:
     """Return the time between two queries, or EVERY_NS if creating the autoscaler fails: its error is raised when it is
     created again."""
     try:
-        return asked_every(make(cls, params, CostProfile(world.cost)))
+        return asked_every(make(cls, params, CostProfile(world.pools("reference", False)[0])))
     except (PolicyError, UserError):
         return EVERY_NS
 

@@ -117,7 +117,7 @@ class Metrics(Watcher):
     def _loaded(self, core: Any, request: Request) -> int:
         """Return the number of prompt tokens of a newly admitted request whose KV came from elsewhere, including the
         last one if it came, though it is computed again (vLLM's num_external_computed_tokens)."""
-        if request.leg is not None:
+        if request.leg is not None and not 0 < request.loaded_tokens < request.prompt_len - request.hit_tokens - 1:
             external = request.prompt_len - request.hit_tokens
         elif request.loaded_tokens:
             size = core.kv.block_size

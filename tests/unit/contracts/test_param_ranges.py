@@ -14,6 +14,7 @@ from servesim.errors import UserError
 
 REGISTRIES = (schedulers, kv_allocators, routers, speculators, acceptance_models, scalers)
 BELOW_ZERO = {
+    ("dynamo-planner", "max_gpu_budget"): "no limit",
     ("sglang", "chunked_prefill_size"): "to disable chunking",
     ("sglang", "priority_scheduling_preemption_threshold"): "a difference of priorities",
 }

@@ -10,8 +10,9 @@ import pytest
 from servesim.contracts import State
 from servesim.contracts.router import Pair, Router
 from servesim.errors import PolicyError
-from servesim.features.handoff.part import Passage
-from servesim.features.handoff.vllm import GONE, VllmNixlParams
+from servesim.features.handoff.losses import GONE
+from servesim.features.handoff.passage import Passage
+from servesim.features.handoff.vllm import VllmNixlParams
 from servesim.workload.workload import Clients
 from tests.support.apart import Apart, handoff_of
 from tests.support.worlds import ToyCost, toy_trace

@@ -47,7 +47,7 @@ def test_two_out_of_one_source_share_it_and_the_second_speeds_up_when_the_first_
 
 def test_what_one_flow_cannot_use_goes_to_others() -> None:
     # the second is held to 1 by its destination, so that the first has 3 of the source's 4
-    assert fair_shares([(0, 2), (0, 3)], [4, 0, 9, 1]) == [3, 1]
+    assert fair_shares([(0, 2), (0, 3)], {0: 4, 2: 9, 3: 1}) == [3, 1]
 
 
 def test_messages_have_the_efficiency_of_their_size() -> None:
@@ -117,7 +117,7 @@ def test_times_are_those_of_a_simulation_that_goes_ns_by_ns(
 def test_no_link_carries_more_than_it_can_and_each_flow_is_held_by_one_that_is_full(
     flows: list[tuple[int, int]], capacity: list[int]
 ) -> None:
-    rates = fair_shares(flows, capacity)
+    rates = fair_shares(flows, dict(enumerate(capacity)))
     carried = [sum(rate for rate, ends in zip(rates, flows, strict=True) if link in ends) for link in range(8)]
     assert all(used <= most for used, most in zip(carried, capacity, strict=True))
     for rate, ends in zip(rates, flows, strict=True):

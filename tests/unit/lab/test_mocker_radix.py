@@ -6,7 +6,7 @@ from servesim.contracts import KVMemory
 from servesim.contracts.request import Request, State
 from servesim.policies.kv.prefix_radix import PrefixRadixParams
 from servesim.workload.content import Prefixes, RunContent
-from servesim_lab.dynamo.radix import MockerRadix, MockerTree
+from servesim_lab.dynamo.radix import MockerRadix, MockerSource, MockerTree
 
 PAGE = 4
 PREFIXES = Prefixes()
@@ -86,3 +86,18 @@ def test_a_preempted_request_leaves_what_was_entered() -> None:
     request.state = State.PREEMPTED
     kv.free(request)
     assert (kv.tree.evictable, kv.usage().free) == (4, 40)
+
+
+def test_a_prefill_worker_s_prompt_can_be_found_only_when_its_memory_is_freed() -> None:
+    """Two full pages of a prompt of 9 tokens: its KV is computed, then pulled."""
+    kv = MockerSource(PrefixRadixParams(page_size=PAGE), KVMemory(10, PAGE, 1000))
+    first, second = (Request(row, "a", 9, 1, 0, content=content((1, 9))) for row in (0, 1))
+    kv.admit(first, kv.lookup(first), 9, 0)
+    first.state, first.num_computed_tokens, first.num_tokens = State.RUNNING, 9, 10
+    kv.publish(first, 9)
+    first.state = State.FINISHED
+    assert kv.lookup(second).num_tokens == 0
+    kv.free(first)
+    assert kv.lookup(second).num_tokens == 8
+    assert (kv.tree.evictable, kv.usage().free) == (8, 40)
+    kv.check_integrity()

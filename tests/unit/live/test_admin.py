@@ -156,6 +156,40 @@ def test_what_operators_did_is_done_again_offline_to_the_nanosecond(tmp_path: Pa
     assert [*pools] == ["default", "default gpu=h200 model=llama-3.2-1b"]
 
 
+@pytest.mark.feature("handoff")
+@pytest.mark.parametrize("more", [{}, {"offload": "cpu=4GiB"}], ids=["alone", "offload"])
+def test_what_operators_did_to_either_side_is_done_again_offline(tmp_path: Path, more: dict[str, Any]) -> None:
+    pools = [{"name": "p", "role": "prefill", "replicas": 2}, {"name": "d", "role": "decode", "replicas": 2}]
+    recording, settings = Recording(), {**ONE, "router": "least-requests", "pools": pools, **more}
+
+    async def acts(operator: Operator, driver: Driver, seen: Seen) -> None:
+        async def operators() -> None:
+            await asyncio.sleep(1.0000000017)
+            await operator.do("crash", replica=0, restart_s=1.5)
+            await asyncio.sleep(0.5)
+            await operator.do("crash", replica=2, restart_s=0.5)
+            await operator.do("add", pool="d", startup_s=0.3)
+            await asyncio.sleep(0.5)
+            await operator.do("drain", replica=3)
+            await asyncio.sleep(0.5)
+            await operator.do("replace", replica=1, pool="p", gpu="h200", startup_s=0.2)
+
+        acting = asyncio.create_task(operators())
+        await crowd(60, 400, 0.1)(driver, seen)
+        await acting
+
+    seen, _ = operated(settings, acts, recording)
+    assert not seen.driver.streams
+    assert [replica.state for replica in seen.driver.cluster.replicas] == [
+        *("ready", "gone", "ready", "gone", "ready", "ready"),
+    ]
+    result = replayed(seen, recording, settings, tmp_path)
+    assert same_but_for_lost(seen, result)
+    done = result.requests[result.requests["state"] == State.FINISHED]
+    assert {*done["prefill_replica"]} == {0, 1, 5}
+    assert {*done["replica"]} == {2, 3, 4}
+
+
 def anything(draw: random.Random, count: int) -> tuple[str, dict[str, Any]]:
     """What an operator may come up with: a page and its body."""
     index, seconds = draw.randrange(count), draw.choice([0, 0.25, 0.5])
@@ -336,9 +370,8 @@ def test_a_server_without_a_token_has_no_such_pages() -> None:
 
 
 def test_a_deployment_whose_replicas_cannot_fail_one_by_one_is_refused_at_the_start() -> None:
-    apart = {**ONE, "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}
-    with pytest.raises(UserError, match=r"cluster\.failures: not modeled if prefill and decode are"):
-        Driver(Scenario.of(apart), operated=True)
+    with pytest.raises(UserError, match=r"cluster\.failures: failures are not modeled with data-parallel ranks"):
+        Driver(Scenario.of({**ONE, "model": "qwen3-30b-a3b", "dp": 2}), operated=True)
 
 
 def test_the_pages_tell_what_replicas_do() -> None:

@@ -28,6 +28,7 @@ from collections import Counter
 
 from servesim.contracts.feature import Feature
 from servesim.contracts.part import Part
+from servesim.contracts.request import Request
 
 
 class Watcher(Part):
@@ -45,15 +46,33 @@ class Watcher(Part):
 
     def start(self):
         self.calls["start"] += 1
-        self.cluster.clock.at(1_000_000, 0, lambda event: self.cluster.set_state(1, "draining"))
+        self.cluster.clock.at(1_000_000, 0, lambda event: self._happens())
+
+    def _happens(self):
+        self.cluster.set_state(1, "draining")
+        assert self.cluster.crashed(1) == [] and not self.cluster.keeps(1)
+        request = Request(0, "0", 1, 1, 0)
+        self.cluster.lost(request)
+        self.cluster.tell_passed_on(request, 1)
+        assert self.cluster.held_for(self.cluster.fleet.pools[0]) == self.cluster.num_waiting
 
     def sent(self, request, output_len, index):
         self.calls["sent"] += 1
         assert request.num_tokens == request.prompt_len and output_len > 0
 
+    def passed_on(self, request, index):
+        self.calls["passed_on"] += 1
+
     def state_changed(self, index, state):
         self.calls["state_changed"] += 1
         assert (index, state) == (1, "draining")
+
+    def crashed(self, index):
+        self.calls["crashed"] += 1
+        return ()
+
+    def lost(self, request):
+        self.calls["lost"] += 1
 
     def left(self, request):
         self.calls["left"] += 1
@@ -69,6 +88,14 @@ class Watcher(Part):
     def gives_up(self, request, deadline):
         self.calls["gives_up"] += 1
         return False
+
+    def keeps(self, index):
+        self.calls["keeps"] += 1
+        return False
+
+    def held_for(self, pool):
+        self.calls["held_for"] += 1
+        return 0
 
     def held(self):
         self.calls["held"] += 1

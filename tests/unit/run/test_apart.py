@@ -103,11 +103,6 @@ def test_what_is_sent_is_the_kv_of_whole_blocks_and_takes_bytes_over_the_narrowe
         ({"pd": "1x1:1x1", "handoff": f"vllm-nixl:message_overhead_bytes={2**31}"}, "message_overhead_bytes is"),
         ({"pd": "1x1:1x1", "scheduler": "continuous", "kv": "paged"}, "cannot wait for KV"),
         ({"pools": [{"name": "a", "role": "prefill"}]}, "no pool has the role decode"),
-        pytest.param(
-            {"pd": "1x1:1x1", "cluster": {"failures": ["crash:replica=0,at=1"]}},
-            "not modeled",
-            marks=pytest.mark.feature("failures"),
-        ),
         ({"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode", "kv_dtype": "fp8"}]}, "KV form"),
     ],
 )

@@ -55,12 +55,6 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
     [
         ({"preset": "sglang"}, "scheduler sglang cannot load KV from host memory this way; use vllm"),
         ({"scheduler": "sarathi"}, "scheduler sarathi cannot load KV"),
-        pytest.param({"pd": "1x1:1x1"}, "separate prefill and decode pools", marks=pytest.mark.feature("handoff")),
-        pytest.param(
-            {"cluster": {"failures": ["crash:replica=0,at=1"]}},
-            "not modeled with cluster.failures",
-            marks=pytest.mark.feature("failures"),
-        ),
         ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
         ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot load KV"),
         ({"offload": "hicache", "scheduler": "sarathi"}, "this way; use sglang"),
@@ -131,6 +125,79 @@ def test_replicas_share_a_remote_store_and_not_a_disk() -> None:
     # 512 of 600 tokens: the third and fourth request find them in their own replica's host memory, the second elsewhere
     assert found["disk"][0] == 0
     assert found["remote"] == (pytest.approx(512 / 2400), pytest.approx(2 * 512 / 2400))
+
+
+def of_roles(prefill: str | None = None, decode: str | None = None, **more: Any) -> dict[str, Any]:
+    """A run with prefill and decode apart, whose pools have this memory, or that of all."""
+    own = {"prefill": prefill, "decode": decode}
+    pools = [{"name": role, "role": role, **({"offload": host} if host else {})} for role, host in own.items()]
+    return run(**more, pools=pools)
+
+
+@pytest.mark.feature("handoff")
+def test_pools_have_memory_of_their_own_or_that_of_all_and_a_resolved_run_says_the_same() -> None:
+    both = run(pd="1x1:1x1", offload="cpu=8GiB")
+    assert of_roles(offload="cpu=8GiB")["offload"] == both["offload"]
+    prefill = of_roles(prefill="cpu=8GiB")
+    assert of_roles(decode="none", offload="cpu=8GiB")["offload"] == prefill["offload"]
+    assert set(prefill["offload"]["pools"]) == {"prefill"}
+    assert set(both["offload"]["pools"]) == {"prefill", "decode"}
+    assert both["offload"]["pools"]["prefill"] == prefill["offload"]["pools"]["prefill"]
+    assert both["offload"]["capacity_tokens"] == 2 * prefill["offload"]["capacity_tokens"]
+    assert "offload" not in of_roles(prefill="none", decode="none", offload="cpu=8GiB")
+    for summary in (prefill, of_roles(decode="cpu=8GiB")):
+        again = simulate(summary["scenario"], conclude=False).summary
+        assert {**again, "provenance": 0} == {**summary, "provenance": 0}
+
+
+@pytest.mark.feature("handoff")
+def test_host_memory_saves_the_prefill_side_prompts_and_the_wire_nothing() -> None:
+    without, summary = run(pd="1x1:1x1"), of_roles(prefill="cpu=8GiB")
+    figures = summary["offload"]["pools"]["prefill"]
+    assert figures["hit_rate"]["gpu"] == summary["pools"]["prefill"]["hit_rate"]
+    assert figures["hit_rate"]["cpu"] > 0.1
+    sums = [each["disaggregation"] for each in (without, summary)]
+    assert sums[0]["gigabytes"] == sums[1]["gigabytes"]
+    assert sums[1]["stages_ms"]["prefill"]["mean"] < sums[0]["stages_ms"]["prefill"]["mean"]
+
+
+@pytest.mark.feature("handoff")
+@pytest.mark.parametrize("name", ["vllm", "lmcache"])
+def test_the_decode_side_pulls_all_unless_its_host_memory_comes_first(name: str) -> None:
+    without = run(pd="1x1:1x1")["disaggregation"]
+    second = of_roles(decode=f"{name}:cpu=8GiB")
+    assert second["disaggregation"]["gigabytes"] == pytest.approx(without["gigabytes"], rel=0.001)
+    assert second["disaggregation"]["transfers"] == without["transfers"]
+    assert second["offload"]["hit_rate"]["cpu"] == 0
+    assert second["offload"]["stored_tokens"] > 10_000
+    first = of_roles(decode=f"{name}:cpu=8GiB,first=true")
+    assert first["offload"]["hit_rate"]["cpu"] > 0.1
+    assert first["disaggregation"]["transfers"] < without["transfers"] == first["requests"]["completed"]
+
+
+@pytest.mark.feature("handoff")
+def test_kv_with_which_the_first_token_comes_cannot_come_second() -> None:
+    with pytest.raises(
+        UserError, match="offload: first: KV that comes with the first token must come from the prefill"
+    ):
+        run(pd="1x1:1x1", handoff="trtllm", offload="cpu=8GiB,first=true")
+
+
+@pytest.mark.feature("handoff")
+def test_hicache_is_behind_the_prefill_side_only_and_says_so() -> None:
+    summary = run(**SGLANG, pd="1x1:1x1", offload="hicache")
+    assert set(summary["offload"]["pools"]) == {"prefill"}
+    assert summary["offload"]["hit_rate"]["cpu"] > 0.05
+    assert sum("HiCache is off in pools of the role decode" in note for note in summary["notes"]) == 1
+
+
+@pytest.mark.feature("handoff")
+def test_pipeline_stages_are_refused_in_the_pool_that_has_lmcache_alone() -> None:
+    pools = [{"name": "p", "role": "prefill", "offload": "cpu=8GiB", "pp": 2}, {"name": "d", "role": "decode"}]
+    assert run(pools=pools)["offload"]["stored_tokens"] > 0
+    pools[0]["offload"] = "lmcache:cpu=8GiB"
+    with pytest.raises(UserError, match="pipeline stages"):
+        run(pools=pools)
 
 
 SGLANG = {"preset": "sglang", "kv": {"name": "prefix-radix", "page_size": 16}}

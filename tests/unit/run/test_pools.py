@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from servesim.errors import UserError
+from servesim.run.pools import pool_scenarios
 from servesim.run.scenario import Scenario
 from servesim.run.setup import Setup, set_up
 from servesim.run.shown import all_rows
@@ -198,11 +199,6 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
             "draining data-parallel ranks is not modeled",
             marks=pytest.mark.feature("data_parallel", "view_lag"),
         ),
-        pytest.param(
-            {"scaler": "hpa", "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]},
-            "scaler: not modeled if prefill and decode are on different replicas",
-            marks=pytest.mark.feature("handoff"),
-        ),
     ],
 )
 def test_what_cannot_be_scaled_is_refused_in_one_line(settings: dict[str, Any], said: str) -> None:
@@ -221,3 +217,11 @@ def test_a_log_of_two_models_under_one_is_noted_with_the_way_out(tmp_path: Path)
     one = simulate(settings, shape=["where:model=a"], conclude=False).summary
     assert one["requests"]["arrived"] == 4
     assert not [note for note in one["warnings"] if "models (" in note]
+
+
+@pytest.mark.feature("scaling")
+def test_a_pool_without_a_scaler_has_none_even_if_the_first_has_one() -> None:
+    pools = [{"name": "a", "scaler": "keda:target=2"}, {"name": "b"}]
+    found = Scenario.of({**BASE, "pools": pools})
+    for scenario in (found, Scenario.of(found.model_dump())):
+        assert [each.scenario.scaler is None for each in pool_scenarios(scenario)] == [False, True]

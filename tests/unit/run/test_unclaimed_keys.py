@@ -34,6 +34,7 @@ SETS: dict[str, list[tuple[str, dict[str, Any], list[str]]]] = {
         ("cluster.failures", {"cluster": {"failures": [CRASH]}}, ["--cluster.failures", CRASH]),
         ("cluster.detection_s", {"cluster": {"detection_s": 1}}, ["--set", "cluster.detection_s=1"]),
         ("cluster.reroutes", {"cluster": {"reroutes": 1}}, ["--cluster.reroutes", "1"]),
+        ("cluster.migrations", {"cluster": {"migrations": 1}}, ["--cluster.migrations", "1"]),
         ("cluster.reroute_delay_s", {"cluster.reroute_delay_s": 1}, ["--set", "cluster.reroute_delay_s=1"]),
     ],
     "handoff": [

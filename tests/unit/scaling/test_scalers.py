@@ -10,6 +10,7 @@ from servesim.contracts import build_params, make
 from servesim.contracts.router import Report
 from servesim.contracts.scaler import PoolLoad, Scaler, scalers
 from servesim.errors import UserError
+from servesim.policies.scaling._dynamo_pair import Sides, decode_rate, fitted, prefill_rate, within_budget
 from servesim.policies.scaling._forecast import Arima, Constant, Kalman
 
 S = 10**9
@@ -157,3 +158,92 @@ def test_bounds_that_cross_are_refused() -> None:
         scaler("hpa", min=4, max=2)
     with pytest.raises(UserError, match="min is 0 but must be at least 1"):
         scaler("hpa", min=0)
+
+
+class Side(Plain):
+    """A replica of one role: steps of at most 8,192 tokens and 256 requests, and KV for a million tokens."""
+
+    num_gpus, max_num_batched_tokens, max_num_seqs, kv_tokens = 1, 8192, 256, 1_000_000
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+
+
+def pair(**params: Any) -> Scaler:
+    planner = scaler("dynamo-planner", predictor="constant", max=64, **params)
+    planner.profiles = {role: Side(role) for role in ("prefill", "decode")}  # type: ignore[assignment, misc]
+    return planner
+
+
+def sides(at_s: float, prefill: list[float], decode: list[float], rate: float = 0, **more: Any) -> dict[str, PoolLoad]:
+    """Loads of both pools, with so many requests/s of 1,000 and 100 tokens since 180 s ago."""
+    count = round(180 * rate)
+    running = [int(n) for n in decode]
+    loads = {
+        "prefill": load(at_s, prefill, arrived=count, prompt_tokens=1000 * count),
+        "decode": load(at_s, [0] * len(decode), running=running)._replace(
+            finished=count, output_tokens=100 * count, **more
+        ),
+    }
+    return {name: one._replace(others={k: v for k, v in loads.items() if k != name}) for name, one in loads.items()}
+
+
+def test_the_rate_of_a_prefill_and_of_a_decode_replica_is_the_best_within_its_own_limit() -> None:
+    assert prefill_rate(Side("prefill"), 1000, 0.5) == pytest.approx(10)  # type: ignore[arg-type]
+    # 256 sequences in 10 + 25.6 ms, which are 256 / (100 x 35.6 ms) answers/s; within 20 ms it is 99 (of 1, 3, 5, ...)
+    assert decode_rate(Side("decode"), 1000, 100, 0.05) == pytest.approx(256 / 3.56)  # type: ignore[arg-type]
+    assert decode_rate(Side("decode"), 1000, 100, 0.02) == pytest.approx(99 / 1.99)  # type: ignore[arg-type]
+    assert decode_rate(Side("decode"), 1000, 100, 0.001) == pytest.approx(256 / 3.56), "no batch fits"  # type: ignore[arg-type]
+
+
+def test_the_planner_divides_the_demand_by_the_rate_of_each_side() -> None:
+    planner = pair(loops="throughput")
+    # 130/s: 13 prefill replicas of 10/s, 2 decode replicas of 71.9/s
+    assert planner.wanted_of(sides(180, [0] * 5, [1, 1], 130)) == {"prefill": 13, "decode": 2}
+    assert planner.wanted_of(sides(360, [0] * 2, [1], 130)) == {"prefill": 10, "decode": 2}, "8 at once"
+
+
+def test_correction_factors_lower_the_prefill_demand_and_the_itl_limit() -> None:
+    # TTFT 50 of 100 ms: half the demand, 6.5 of 10/s. 130/s for 1.54 s on two replicas are 100 at once, whose ITL is
+    # 20 ms in the profile and 40 ms in truth: of 50 ms, 25 remain, in which 149 fit (24.9 ms, 59.8/s)
+    seen = {"ttft_s": 0.05, "tpot_s": 0.04, "e2e_s": 200 / 130}
+    planner = pair(loops="throughput", correction=True)
+    assert planner.wanted_of(sides(180, [0] * 5, [1, 1], 130, **seen)) == {"prefill": 7, "decode": 3}
+
+
+def test_the_load_loop_of_each_side_looks_at_its_own_latency() -> None:
+    planner = pair(loops="load", isl=1000, osl=100)
+    assert planner.wanted_of(sides(5, [5, 5], [10, 10])) == {"prefill": 3, "decode": 1}  # 6 prompts: 600 ms
+    assert planner.wanted_of(sides(10, [4, 9], [400, 450])) == {"prefill": 2, "decode": 3}  # 401: 50.1 ms
+    # down: 2 prompts of another are 200 of 0.8 x (500 - 100) ms; 299 at once are 39.9 of 0.8 x 50 ms
+    assert planner.wanted_of(sides(15, [1, 1], [149, 149])) == {"prefill": 1, "decode": 1}
+    assert planner.wanted_of(sides(20, [2, 1], [150, 149])) == {"prefill": 2, "decode": 2}
+
+
+def test_the_pair_keeps_a_gpu_budget() -> None:
+    gpus = Sides(1, 2)
+    # 9 GPUs wanted of 6: prefill 5 x 6 / 9 = 3, and one decode replica of the 3 GPUs left
+    assert within_budget(Sides(1, 1), Sides(5, 2), gpus, 6, 1) == (3, 1)
+    assert fitted(Sides(1, 1), Sides(5, 2), gpus, 6, 1) == (4, 1), "closest to what is wanted"
+    assert within_budget(Sides(4, 1), Sides(5, 1), gpus, 6, 1) == (4, 1), "full, and nobody gives"
+    assert within_budget(Sides(4, 1), Sides(2, 2), gpus, 6, 1) == (2, 2)
+    assert within_budget(Sides(4, 1), Sides(3, 2), gpus, 6, 1) == (4, 1), "both or neither"
+    assert pair(loops="throughput", max_gpu_budget=8).wanted_of(sides(180, [0], [1], 130)) == {
+        "prefill": 6,
+        "decode": 2,
+    }
+
+
+def test_a_planner_of_one_side_leaves_the_other_as_it_is() -> None:
+    both = sides(180, [0], [1], 130)
+    planner = pair(loops="throughput", max_gpu_budget=3)
+    assert planner.wanted_of({"prefill": both["prefill"]}) == {"prefill": 3}
+    assert pair(loops="throughput").wanted_of({"decode": both["decode"]}) == {"decode": 2}
+
+
+def test_a_planner_of_two_prefill_pools_is_refused() -> None:
+    planner = pair()
+    planner.profiles = {**planner.profiles, "more": Side("prefill")}  # type: ignore[assignment, dict-item]
+    both = sides(180, [0], [1], 130)
+    with pytest.raises(UserError, match="scales one prefill and one decode pool, not prefill, decode, more"):
+        planner.wanted_of({**both, "more": both["prefill"]})
