@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LIVE = ROOT / "tests" / "live"
+"""Tests of real clients and servers, which `make test` leaves out: they live in the time of the wall."""
 CLOCKS = {f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
           for unit in ("", "_ns")}  # fmt: skip
 FIGURES = {"loop_cpu_s", "startup_cpu_s", "total_cpu_s", "cpu_s", "wall_s", "startup_wall_s"}
@@ -112,7 +114,8 @@ def found_in(source: str) -> list[Found]:
 
 @pytest.mark.medium
 def test_no_test_looks_at_a_clock() -> None:
-    found = {f"{path.relative_to(ROOT)}: {what}": line for path in sorted((ROOT / "tests").rglob("*.py"))
+    paths = sorted({*(ROOT / "tests").rglob("*.py")} - {*LIVE.rglob("*.py")})
+    found = {f"{path.relative_to(ROOT)}: {what}": line for path in paths
              for line, what in found_in(path.read_text(encoding="utf-8"))}  # fmt: skip
     assert {what: line for what, line in found.items() if what not in ALLOWED} == {}
     assert sorted(set(ALLOWED) - set(found)) == [], "these are gone"
