@@ -1,5 +1,7 @@
-"""NVIDIA Dynamo's SLA planner (ai-dynamo 1.6.1, dynamo/planner): one for a prefill and a decode pool, or for one of
-them, or for a pool that does both (its modes disagg, prefill, decode and agg).
+"""NVIDIA Dynamo's SLA planner for prefill and decode, apart or together (ai-dynamo 1.6.1, dynamo/planner).
+
+One planner scales a prefill and a decode pool, or one of them, or a pool that does both: its modes disagg, prefill,
+decode and agg.
 
 The throughput loop runs every 180 s: it forecasts the requests and the prompt and answer lengths of the next interval;
 replicas = ceil(demand / rate of one replica within the TTFT and ITL limits). The load loop runs every 5 s: it adds one
