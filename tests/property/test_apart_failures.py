@@ -53,6 +53,13 @@ def test_both_modes_agree(world: Apart) -> None:
 @given(failing_worlds())
 def test_at_each_instant_arrived_is_left_and_in_flight_and_no_block_is_kept_in_the_end(world: Apart) -> None:
     cluster = world.cluster("reference", check=True)
+    assert_conserved(cluster)
+    told(cluster)
+
+
+def assert_conserved(cluster: Cluster) -> None:
+    """Run a cluster; assert at each instant that what arrived has left or is in flight, and that no replica is gone
+    while it is needed, and in the end that no request, KV or block is kept."""
     handoff, failing = handoff_of(cluster), cluster.part(Failing)
     assert failing is not None
     cluster.start()
@@ -64,13 +71,20 @@ def test_at_each_instant_arrived_is_left_and_in_flight_and_no_block_is_kept_in_t
         if cluster.clock.peek() > at:
             at = cluster.now_ns
             assert cluster.num_arrived == cluster.num_left + in_flight(cluster)
+            for replica in cluster.replicas:
+                if replica.state == "gone":
+                    assert not handoff.keeps(replica.index)
+                    assert replica.core.num_unfinished == 0
     assert cluster.num_left == cluster.num_arrived
     assert not any((handoff.passages, handoff._held, failing._here, failing._pausing))
     for replica in cluster.replicas:
         usage = replica.core.kv.usage()
         assert usage.used == usage.internal == 0, f"replica {replica.index} keeps {usage}"
         assert not any((replica.core.keeping, replica.core.fetched))
-    told(cluster)
+    for request in [passage.request for passage in handoff.done]:
+        if request.state is State.FINISHED:
+            assert request.num_tokens == request._end_tokens
+            assert request.first_token_ns <= request.last_token_ns <= request.finished_ns
 
 
 def in_flight(cluster: Cluster) -> int:
@@ -86,7 +100,3 @@ def told(cluster: Cluster) -> None:
     event(f"KV lost: {CRASHED in reasons}")
     done = [p.request for p in handoff_of(cluster).done]
     event(f"migrated: {any(request.num_migrations for request in done)}")
-    for request in done:
-        if request.state is State.FINISHED:
-            assert request.num_tokens == request._end_tokens
-            assert request.first_token_ns <= request.last_token_ns <= request.finished_ns

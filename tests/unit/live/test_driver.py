@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from servesim.live.recording import Recording
 from servesim.live.stream import Stream
 from servesim.live.tokens import Words, tokens_of
 from servesim.live.virtual_clock import VirtualLoop
+from servesim.live.watcher import Watcher
 from servesim.run.scenario import Scenario
 
 ONE: dict[str, Any] = {"trace": "live", "model": "llama-3.1-8b", "gpu": "h100", "engine": {"max_model_len": 8192}}
@@ -48,13 +49,16 @@ class Seen:
                 return
 
 
-def live(
-    settings: dict[str, Any], clients: Clients, recording: Recording | None = None, speed: float = 1.0
-) -> tuple[Seen, Any]:
-    """Run clients in virtual time; return what they saw and the offline result of what was recorded."""
+def run(
+    settings: dict[str, Any],
+    clients: Clients,
+    watchers: Sequence[Watcher] = (),
+    recording: Recording | None = None,
+    speed: float = 1.0,
+) -> Seen:
+    """Serve clients in virtual time; return what they saw."""
     loop = VirtualLoop()
-    recording = Recording() if recording is None else recording
-    driver = Driver(Scenario.of(settings), speed=speed, recording=recording)
+    driver = Driver(Scenario.of(settings), speed=speed, recording=recording, watchers=watchers)
     seen = Seen(driver)
 
     async def main() -> None:
@@ -65,9 +69,20 @@ def live(
     try:
         loop.run_until_complete(main())
     finally:
+        for watcher in watchers:
+            watcher.close()
         loop.close()
     assert not driver.failure
-    assert not driver.streams
+    return seen
+
+
+def live(
+    settings: dict[str, Any], clients: Clients, recording: Recording | None = None, speed: float = 1.0
+) -> tuple[Seen, Any]:
+    """Serve clients in virtual time; return what they saw and the offline result of what was recorded."""
+    recording = Recording() if recording is None else recording
+    seen = run(settings, clients, recording=recording, speed=speed)
+    assert not seen.driver.streams
     return seen, servesim.simulate({**settings}, trace=recording.trace(), intervals=False)
 
 

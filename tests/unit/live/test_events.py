@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,39 +19,15 @@ from servesim.live.driver import Driver
 from servesim.live.events.kv import KVEvents
 from servesim.live.recording import Recording
 from servesim.live.tokens import TokenContent
-from servesim.live.virtual_clock import VirtualLoop
 from servesim.live.watcher import Watcher
 from servesim.run.scenario import Scenario
 from tests.support.kv_wire import BATCHES, Subscriber, WireIndex
-from tests.unit.live.test_driver import APART, BEHIND_ROUTER, ONE, Clients, Seen, conversations, crowd, same
+from tests.unit.live.test_driver import APART, BEHIND_ROUTER, ONE, Seen, conversations, crowd, run, same
 
 SMALL = {"max_model_len": 1024, "num_gpu_blocks": 300}
 VLLM: dict[str, Any] = {**BEHIND_ROUTER, "engine": SMALL}
 SGLANG: dict[str, Any] = {**VLLM, "preset": "sglang"}
 _names = (f"inproc://events-{i}" for i in itertools.count())
-
-
-def run(
-    settings: dict[str, Any], clients: Clients, watchers: Sequence[Watcher] = (), recording: Recording | None = None
-) -> Seen:
-    """Serve clients in virtual time."""
-    loop = VirtualLoop()
-    driver = Driver(Scenario.of(settings), watchers=watchers, recording=recording)
-    seen = Seen(driver)
-
-    async def main() -> None:
-        driver.start()
-        await clients(driver, seen)
-        driver.close()
-
-    try:
-        loop.run_until_complete(main())
-    finally:
-        for watcher in watchers:
-            watcher.close()
-        loop.close()
-    assert not driver.failure
-    return seen
 
 
 class Law(Watcher):

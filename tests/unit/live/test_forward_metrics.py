@@ -20,8 +20,7 @@ from servesim.live.watcher import Watcher
 from servesim.records.step import Step
 from servesim.run.scenario import Scenario
 from tests.support.kv_wire import Subscriber
-from tests.unit.live.test_driver import BEHIND_ROUTER, ONE, Clients, Seen, crowd, same
-from tests.unit.live.test_events import run
+from tests.unit.live.test_driver import BEHIND_ROUTER, ONE, Clients, Seen, crowd, run, same
 
 SGLANG: dict[str, Any] = {**ONE, "preset": "sglang"}
 _names = (f"inproc://forward-{i}" for i in count())
