@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,9 @@ from servesim.sentinels import COMMON
 
 if TYPE_CHECKING:
     from servesim.live.driver import Driver
+    from servesim.live.recording import Recording
     from servesim.live.watcher import Watcher
+    from servesim.run.scenario import Scenario
 
 EVENTS = "Events over ZMQ"
 SERVE_EXAMPLES = """
@@ -104,14 +107,13 @@ def serve(
 
     check_installed()
     from servesim.live.app import App  # what follows is of the extra
-    from servesim.live.deployment import why_not_operated
     from servesim.live.driver import Driver
     from servesim.live.events.forward import ForwardMetrics
     from servesim.live.events.kv import KVEvents
     from servesim.live.information import Information
     from servesim.live.metrics.dialects import dialect_of
     from servesim.live.metrics.watcher import Metrics
-    from servesim.live.recording import Recording, check_record, names_code, save_replay
+    from servesim.live.recording import Recording, check_record
     from servesim.live.server import serve as run_server
     from servesim.run.scenario import Scenario
 
@@ -131,18 +133,12 @@ def serve(
         watchers.append(KVEvents(asked, kv_events, topic=kv_events_topic, replay=kv_events_replay))
     if forward_metrics is not None:
         watchers.append(ForwardMetrics(asked, forward_metrics))
-    token = os.environ.get(ADMIN_TOKEN)
-    if token is not None and (reason := why_not_operated(asked)):
-        typer.echo(f"note: no pages for operators, though {ADMIN_TOKEN} is set: {reason}", err=True)
-        token = None
-    if token is not None:
-        from servesim.live.admin import Admin
-
-        watchers.append(Admin(token))
+    operators = _operators(asked)
+    watchers += operators
 
     def make() -> Driver:
         own = None if first else recording
-        made = Driver(asked, speed=speed, recording=own, watchers=watchers, operated=token is not None)
+        made = Driver(asked, speed=speed, recording=own, watchers=watchers, operated=bool(operators))
         first[:] = first or [made]
         return made
 
@@ -153,14 +149,36 @@ def serve(
 
     run_server(App(make, draw, model, watchers), host, port, ready)
     if recording is not None and record is not None:
-        if not len(recording):
-            typer.echo(f"note: no request arrived, so {record} was not written", err=True)
-            return
-        recording.save(record)
         operations = first[0].operations
-        replay = save_replay(asked, record, operations.done if operations is not None else ())
-        run = f"servesim run {replay}{' --trust' if names_code(asked) else ''}"
-        typer.echo(f"{len(recording):,} requests recorded in {record}; the same run offline: {run}")
+        _write(recording, record, asked, operations.done if operations is not None else ())
+
+
+def _operators(asked: Scenario) -> list[Watcher]:
+    """Return the pages of operators, if the environment has a token for them and they can act on the deployment."""
+    from servesim.live.deployment import why_not_operated
+
+    token = os.environ.get(ADMIN_TOKEN)
+    if token is None:
+        return []
+    if reason := why_not_operated(asked):
+        typer.echo(f"note: no pages for operators, though {ADMIN_TOKEN} is set: {reason}", err=True)
+        return []
+    from servesim.live.admin import Admin
+
+    return [Admin(token)]
+
+
+def _write(recording: Recording, record: Path, asked: Scenario, done: Sequence[str]) -> None:
+    """Write what was recorded, and the scenario that replays it."""
+    from servesim.live.recording import names_code, save_replay
+
+    if not len(recording):
+        typer.echo(f"note: no request arrived, so {record} was not written", err=True)
+        return
+    recording.save(record)
+    replay = save_replay(asked, record, done)
+    run = f"servesim run {replay}{' --trust' if names_code(asked) else ''}"
+    typer.echo(f"{len(recording):,} requests recorded in {record}; the same run offline: {run}")
 
 
 def _settings(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
