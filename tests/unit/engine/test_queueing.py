@@ -112,6 +112,24 @@ def test_one_server_with_constant_service_waits_as_m_d_1_says(rho: float, seed: 
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(("rho", "seed"), [(0.5, 4), (0.8, 5)])
+def test_one_server_with_uneven_answers_waits_as_m_g_1_says(rho: float, seed: int) -> None:
+    """Service is a step a token: lengths 1 and 19 alike often, so that E[S] is 10, E[S^2] 181, and Pollaczek and
+    Khinchine's mean wait rho E[S^2] / (2 E[S] (1 - rho)) is 1.81 times that of constant service."""
+    n, step = 40_000, 1_000_000
+    generator = np.random.Generator(np.random.Philox(seed))
+    lengths = generator.choice([1, 19], n)
+    arrivals = np.cumsum(generator.exponential(10 * step / rho, n)).astype(np.int64)
+    world = World(toy_trace(arrivals.tolist(), [1] * n, lengths.tolist()), max_num_seqs=1, cost=constant(step))
+    arrived, scheduled = columns(world, "arrival_ns", "scheduled_ns")
+    wait = (scheduled - arrived) / step
+    batches = wait.reshape(20, -1).mean(axis=1)
+    half = 3.883 * batches.std(ddof=1) / np.sqrt(20)
+    assert half < 0.3 * wait.mean()
+    assert wait.mean() == pytest.approx(rho * 181 / (2 * 10 * (1 - rho)), abs=half)
+
+
+@pytest.mark.medium
 @pytest.mark.parametrize(("mean", "stop", "slots"), [(4, False, 12.8), (4, True, 12.8), (16, False, 15.06)])
 def test_asynchronous_scheduling_leaves_a_slot_empty_for_one_step_per_request(
     mean: int, stop: bool, slots: float
