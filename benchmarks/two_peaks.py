@@ -130,7 +130,7 @@ def main() -> None:
         hours, prefill, decode, misses = (list(column) for column in zip(*row, strict=True))
         name = fleet + (", a crash at the peak" if crashes else "")
         print(
-            f"{name:42} {shown(hours, 2)} GPU h ({np.mean(prefill):.2f} + {np.mean(decode):.2f}), misses "
+            f"{name:46} {shown(hours, 2)} GPU h ({np.mean(prefill):.2f} + {np.mean(decode):.2f}), misses "
             f"{shown(misses, 2)} %"
         )
     print(answer(runs))
