@@ -5,10 +5,10 @@
 A day in an hour: arrivals are Poisson with 0.4/s at night and peaks of 2.4/s in the morning and the evening (a fourth
 and three fourths of the day, each with a standard deviation of an eighteenth of it). Prompts of 8,000 and answers of
 250 tokens (lognormal), Llama-3.1-8B on L40S. A miss is an arrival that is not answered within TTFT 5 s and TPOT 50 ms.
-Replicas start within 25 s (weights from a local disk, compiled graphs from a cache). Each fleet serves the day as it
-is, and with the crash of a decode replica at the height of the morning, which is back after a start; answers that it
-was writing go on elsewhere. Means over days drawn by seeds, with 95 % intervals of Student's t; differences are of
-equal days.
+Replicas start within 25 s (a process that is ready, weights from a local disk, graphs from a cache). Each fleet serves
+the day as it is, and with the crash of a decode replica at the height of the morning, which is back after a start;
+answers that it was writing go on elsewhere. Means over days drawn by seeds, with 95 % intervals of
+Student's t; differences are of equal days.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "router": "least-requests",
     "slo": "ttft:5000,tpot:50",
 }
-START = {"weights_gb_s": 5, "graphs_s": 10, "warm_up_s": 3}
+START = {"boot_s": 0, "weights_gb_s": 5, "graphs_s": 10, "warm_up_s": 3}
 PLANNER = "dynamo-planner:ttft_ms=2500,itl_ms=40,max=5,max_gpu_budget=8,predictor=constant,throughput_s=60"
 FLEETS: dict[str, dict[str, Any]] = {
     "fixed at 2 + 3": {"pd": "2x1:3x1"},

@@ -10,25 +10,27 @@ from servesim.errors import UserError, shown, suggest
 
 @dataclass(frozen=True)
 class Start:
-    """Parts of a replica's start, in order. The defaults are the times of one vLLM server that loads from a warm disk
+    """Parts of a replica's start, in order. The defaults are the 59 s of one vLLM server that loads from a warm disk
     (vllm issue 20264: compiled code from the cache, all CUDA graph sizes); a cold compile usually takes 30 to 60 s."""
 
     node_s: float = 0.0
     """Time to provision a node: 0 if one exists, otherwise 60 to 180 s."""
     pull_s: float = 0.0
     """Time to pull the container's image: 0 if it is already on the node."""
+    boot_s: float = 24.0
+    """Time from the container's start until the engine loads weights: imports, configuration, worker processes."""
     weights_gb_s: float = 2.0
     """GB/s at which weights are read, over all GPUs of the replica together; servers reach 1 to 5."""
     compile_s: float = 7.5
     """Time of torch.compile with a warm cache."""
     graphs_s: float = 17.0
     """Time to capture CUDA graphs."""
-    warm_up_s: float = 5.0
-    """Time until the first request is accepted."""
+    warm_up_s: float = 9.6
+    """Time to measure memory, to allocate the KV cache and to warm up, until the first request is accepted."""
 
     def total_s(self, weight_bytes: float) -> float:
         """Return the time from the decision until the replica accepts requests."""
-        fixed = self.node_s + self.pull_s + self.compile_s + self.graphs_s + self.warm_up_s
+        fixed = self.node_s + self.pull_s + self.boot_s + self.compile_s + self.graphs_s + self.warm_up_s
         return fixed + weight_bytes / (self.weights_gb_s * 1e9)
 
 

@@ -43,7 +43,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "failures": {"cluster": {"failures": ["crash:replica=0,at=0.3,restart=0.2"]}},
     "handoff": {"pd": "1x1:1x1"},
     "offload": {"offload": "vllm:cpu=1GiB", "engine": {"num_gpu_blocks": 300}},
-    "scaling": {"scaler": "keda:target=2,min=1,max=4", "start": {"compile_s": 0.01, "graphs_s": 0, "warm_up_s": 0}},
+    "scaling": {
+        "scaler": "keda:target=2,min=1,max=4",
+        "start": {"boot_s": 0, "compile_s": 0.01, "graphs_s": 0, "warm_up_s": 0},
+    },
     "view_lag": {"cluster": {"report_every_s": 0.05}},
 }
 """What a scenario says to have the feature."""

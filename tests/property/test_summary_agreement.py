@@ -65,7 +65,10 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
         scaler = draw(
             st.sampled_from(["hpa:target=1,sync_s=0.5", "keda:polling_s=0.5,min=0,cooldown_s=1", "llm-d-wva"])
         )
-        found |= {"scaler": scaler, "start": {"compile_s": 0, "graphs_s": 0, "weights_gb_s": 100, "warm_up_s": 0.2}}
+        found |= {
+            "scaler": scaler,
+            "start": {"boot_s": 0, "compile_s": 0, "graphs_s": 0, "weights_gb_s": 100, "warm_up_s": 0.2},
+        }
     elif kind == "failures":
         at = draw(st.sampled_from([0, 0.3, 2]))
         breaks = [f"crash:replica=0,at={at},restart=1", f"slow:replica=1,at={at},until=3,factor=3"]

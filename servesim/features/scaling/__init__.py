@@ -23,8 +23,8 @@ class ScalingSettings(Section):
     """Autoscaler for the replicas: hpa, keda, dynamo-planner, llm-d-wva or `file.py:Class`. It takes parameters like
     any policy: `keda:target=4,min=1,max=8`. `replicas` is the initial number. None keeps this number fixed."""
     start: dict[str, float] = Field(default={})
-    """Components of a replica's startup time: node_s, pull_s, weights_gb_s (GB/s), compile_s, graphs_s,
-    warm_up_s."""
+    """Components of a replica's startup time: node_s, pull_s, boot_s, weights_gb_s (GB/s), compile_s,
+    graphs_s, warm_up_s."""
 
     @field_validator("start", mode="before")
     @classmethod

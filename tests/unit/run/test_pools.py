@@ -157,7 +157,8 @@ def test_pools_are_not_served_in_several_processes() -> None:
 @pytest.mark.feature("scaling")
 def test_replicas_come_by_load_are_paid_for_from_the_beginning_of_their_start_and_go_when_empty() -> None:
     many = Trace.from_lengths("rush", [i * SECOND // 50 for i in range(3000)], [1000] * 3000, [150] * 3000)
-    parts = {"start": {"node_s": 3, "compile_s": 0, "graphs_s": 0}, "scaler": "hpa:target=1,down_window_s=0,max=3"}
+    start = {"node_s": 3, "boot_s": 0, "compile_s": 0, "graphs_s": 0, "warm_up_s": 5}
+    parts = {"start": start, "scaler": "hpa:target=1,down_window_s=0,max=3"}
     result = simulate({**BASE, "router": "least-requests", **parts}, trace=many)
     replicas = result.summary["replicas"]
     assert len(replicas) > 1

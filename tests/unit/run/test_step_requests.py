@@ -21,7 +21,7 @@ RUN: dict[str, Any] = {
     "step_requests": True,
 }
 CRASH = {"replicas": 2, "cluster.failures": ["crash:replica=0,at=0.5,restart=0.2"]}
-START = {"weights_gb_s": 1000.0, "compile_s": 0.1, "graphs_s": 0.1, "warm_up_s": 0.1}
+START = {"boot_s": 0.1, "weights_gb_s": 1000.0, "compile_s": 0.1, "graphs_s": 0.1, "warm_up_s": 0.1}
 GROWS = {"replicas": 1, "scaler": "hpa:metric=running,target=2,max=3,sync_s=0.2", "start": START}
 
 

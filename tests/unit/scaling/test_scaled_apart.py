@@ -117,7 +117,7 @@ def test_a_prefill_replica_more_takes_prompts_once_it_has_started_and_decode_sta
         {"name": "p", "role": "prefill", "scaler": "hpa:target=1,max=2"},
         {"name": "d", "role": "decode", "scaler": "hpa:metric=running,target=50,max=3"},
     ]
-    start = {"node_s": 3, "pull_s": 1, "weights_gb_s": 1000, "compile_s": 0, "graphs_s": 2, "warm_up_s": 1}
+    start = {"node_s": 3, "pull_s": 1, "boot_s": 0, "weights_gb_s": 1000, "compile_s": 0, "graphs_s": 2, "warm_up_s": 1}
     result, scaling = parts_of({"pools": pools, "start": start}, many)
     assert [(ns / S, wanted) for ns, wanted in scaling.scaled[0].wanted][:1] == [(15.0, 2)]
     assert {wanted for _, wanted in scaling.scaled[1].wanted} == {1}
