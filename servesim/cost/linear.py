@@ -65,14 +65,16 @@ class GemmTables:
         return upper(curve, line(0.0, flops_per_token / self.weight_only_flops * 1e9))
 
     def _curve(self, n: int, k: int, dtype: str) -> Curve:
-        rows = self.tables.rows("gemm", "bf16" if dtype == "fp16" else dtype) if self.tables else {}
-        if not rows:
+        table = "bf16" if dtype == "fp16" else dtype
+        rows = self.tables.rows("gemm", table) if self.tables else {}
+        if not rows or self.tables is None:
             return self.roofline.gemm_curve(n, k, dtype)
         if self.roofline == self.measured_on and (measured := self._alone(_points(rows, n, k), n, k, dtype)):
             tokens = sorted(measured)
             return self._extended(tokens, [measured[m] for m in tokens], MEASURED, n, k, dtype)
         source = EXTRAPOLATED if self.roofline != self.measured_on else _source(rows, n, k)
-        nearest = [(weight, cn, ck, _points(rows, cn, ck)) for weight, cn, ck in _nearest(rows, n, k)]
+        widths = self.tables.widths("gemm", table)
+        nearest = [(weight, cn, ck, _points(rows, cn, ck)) for weight, cn, ck in _nearest(widths, n, k)]
         sites = [(weight, cn, ck, self._alone(at, cn, ck, dtype)) for weight, cn, ck, at in nearest]
         tokens = sorted({m for site in sites for m in site[3]})
         times = []
@@ -175,9 +177,8 @@ def _by_size(sizes: NDArray[Any], us: NDArray[np.float64]) -> Curve:
 _SITES = 4
 
 
-def _nearest(rows: dict[str, NDArray[Any]], n: int, k: int) -> list[tuple[float, int, int]]:
+def _nearest(sites: Sequence[tuple[int, int]], n: int, k: int) -> list[tuple[float, int, int]]:
     """Return the measured widths nearest to (n, k) as (weight, n, k); just one entry if (n, k) itself was measured."""
-    sites = sorted(set(zip(rows["n"].tolist(), rows["k"].tolist(), strict=True)))
     if (n, k) in sites:
         return [(1.0, n, k)]
     nearest = sorted((log(n / cn) ** 2 + log(k / ck) ** 2, cn, ck) for cn, ck in sites)[:_SITES]

@@ -23,28 +23,22 @@ class CurveSources(RunSources):
 
     def of(self, first: int, stop: int) -> Sources:
         """Return the sums over steps; see `RunSources`."""
-        sums = [ns * (stop - first) for ns in self._fixed]
+        a, b, c, d = self._fixed
+        n = stop - first
+        sums = [a * n, b * n, c * n, d * n]
         curve = self._curve
         while curve is not None and first < stop:
-            context = self._context + first * self._step
-            i = bisect_right(curve.xs, context) - 1
-            if curve.xs[i] == context:
+            context, xs = self._context + first * self._step, curve.xs
+            i = bisect_right(xs, context) - 1
+            source, until = curve.segment_source[i], stop
+            if xs[i] == context and curve.knot_source[i] != source:
                 source, until = curve.knot_source[i], first + 1
-                if source == curve.segment_source[i]:
-                    until = self._before(curve, i, stop)
-            else:
-                source, until = curve.segment_source[i], self._before(curve, i, stop)
+            elif i + 1 < len(xs) and context + (stop - 1 - first) * self._step >= xs[i + 1]:
+                until = int(-(-(xs[i + 1] - self._context) // self._step))  # the first step at or beyond the next knot
             sums[source] += sum(self._gpu[first:until]) - self._known * (until - first)
             first = until
         a, b, c, d = sums
         return (a, b, c, d)
-
-    def _before(self, curve: Curve, i: int, stop: int) -> int:
-        """Return the first step, at most `stop`, whose sum of contexts is beyond segment i."""
-        if i + 1 == len(curve.xs):
-            return stop
-        ahead = curve.xs[i + 1] - self._context  # whole steps needed to reach or pass the next knot
-        return min(stop, int(-(-ahead // self._step)))
 
 
 class SumSources(RunSources):
