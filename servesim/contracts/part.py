@@ -174,15 +174,20 @@ class Part:
         asked. Changes nothing."""
         return 0
 
-    # Verbs called after the run; none of them changes its records.
+    # Verbs called after the run, the first three once for all requests. In a streamed run, these are called again and
+    # again, each time for some requests that have left. None changes the records.
 
     def columns(self, rows: Any) -> dict[str, Any]:
         """Return integer columns for requests.parquet. `rows`: row numbers of its requests, in order."""
         return {}
 
-    def served(self) -> Served | None:
-        """Return the requests that more than one replica served. Default: nothing."""
+    def served(self, rows: Any) -> Served | None:
+        """Return the requests among `rows` (row numbers) that more than one replica served. Default: none."""
         return None
+
+    def settled(self, requests: Any) -> None:
+        """Handle the complete records of requests (servesim.metrics.requests.RequestColumns), of which nothing is asked
+        afterwards: sum up what `figures` needs and drop the rest."""
 
     def figures(self, finished: Finished) -> dict[str, Any]:
         """Return sections of the summary, by key. A section of the same name is replaced."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,21 @@ def describe(values: Numbers, unit: float = 1.0) -> dict[str, float] | None:
     scaled = values / unit
     percentiles = np.percentile(scaled, PERCENTILES).tolist()
     return named(len(values), float(scaled.mean()), float(scaled.std()), percentiles, scaled.min(), scaled.max())
+
+
+class Values:
+    """Values that are added in pieces and kept, to be described exactly; `Sketch` has the same methods."""
+
+    def __init__(self) -> None:
+        self._pieces: list[NDArray[Any]] = []
+
+    def add(self, values: Numbers) -> None:
+        """Add values."""
+        self._pieces.append(values)
+
+    def describe(self, unit: float = 1.0) -> dict[str, float] | None:
+        """Describe the values, each divided by `unit`; return None if there are none."""
+        return describe(np.concatenate(self._pieces), unit) if self._pieces else None
 
 
 def describe_counted(values: Numbers, counts: NDArray[np.int64], unit: float = 1.0) -> dict[str, float] | None:

@@ -83,7 +83,7 @@ class Records:
         self._columns = RequestColumns.of(self.recorder.requests.array(), self.recorder.reasons)
         self.requests: Requests = self._columns
         if self.replicas is not None:
-            self._add_served(self.replicas)
+            self._add_served(self.replicas, self._columns)
         self.itl: Stats = describe_counted(*self.recorder.itl(), MS)
         labels, rows = self._setup.trace.labels, len(self._setup.trace)
         scenario = self._setup.scenario
@@ -98,34 +98,46 @@ class Records:
             self.limits = class_limits(labels["class"], of, scenario.slo, scenario.slo_classes)
         self.retries = int((self._columns.table["row"] >= rows).sum())
         self.table: Any = request_table(self._columns, self._texts())
+        self.table = self._with_columns(self.table, self._columns)
         self.samples = sample_table(self._columns)
-        numbers = self._columns.table["row"]
-        for part in self._setup.parts:
-            with blaming([type(part)]):
-                self._add_columns(type(part).__name__, part.columns(numbers))
+        self._tell_settled(self._columns)
 
-    def _add_served(self, replicas: ReplicaTotals) -> None:
+    def _add_served(self, replicas: ReplicaTotals, requests: RequestColumns) -> None:
         """Count every request on the replica that served it; if several replicas served it, on each of them."""
+        numbers = requests.table["row"]
         with blaming([type(part) for part in self._setup.parts]):
-            apart = [served for part in self._setup.parts if (served := part.served()) is not None]
+            apart = [served for part in self._setup.parts if (served := part.served(numbers)) is not None]
         rows = [row for served in apart for row in served.rows]
-        replicas.add_requests(self._columns.take(~np.isin(self._columns.table["row"], rows)) if rows else self._columns)
+        replicas.add_requests(requests.take(~np.isin(numbers, rows)) if rows else requests)
         for served in apart:
             for replica, values in served.sums:
                 replicas.add_served(replica, values)
 
-    def _add_columns(self, whose: str, columns: dict[str, Any]) -> None:
-        """Add columns of integers to the table of requests; raise PolicyError for a column that does not fit."""
+    def _with_columns(self, table: Any, requests: RequestColumns) -> Any:
+        """Return a table of requests with the columns of all parts; raise PolicyError for a column that does not
+        fit."""
         from servesim.run.result_files import arrow_array
 
-        for name, column in columns.items():
-            if name in self.table.column_names:
-                raise PolicyError(f"{whose}: columns has {name!r}, but requests already have a column of this name")
-            if np.shape(column) != (len(self.table),) or not np.issubdtype(np.asarray(column).dtype, np.integer):
-                raise PolicyError(
-                    f"{whose}: columns: {name!r} must be one integer for each of {len(self.table)} requests"
-                )
-            self.table = self.table.append_column(name, arrow_array(np.asarray(column)))
+        for part in self._setup.parts:
+            whose = type(part).__name__
+            with blaming([type(part)]):
+                columns = part.columns(requests.table["row"])
+                for name, column in columns.items():
+                    if name in table.column_names:
+                        raise PolicyError(
+                            f"{whose}: columns has {name!r}, but requests already have a column of this name"
+                        )
+                    if np.shape(column) != (len(table),) or not np.issubdtype(np.asarray(column).dtype, np.integer):
+                        raise PolicyError(
+                            f"{whose}: columns: {name!r} must be one integer for each of {len(table)} requests"
+                        )
+                    table = table.append_column(name, arrow_array(np.asarray(column)))
+        return table
+
+    def _tell_settled(self, requests: RequestColumns) -> None:
+        for part in self._setup.parts:
+            with blaming([type(part)]):
+                part.settled(requests)
 
     def _texts(self) -> dict[str, list[str]]:
         trace = self._setup.trace
@@ -173,7 +185,7 @@ class StreamedRecords(Records):
         columns, scenario = RequestColumns.of(rows, self.recorder.reasons), self._setup.scenario
         slo, own = scenario.slo, scenario.slo_classes
         if self.replicas is not None:
-            self.replicas.add_requests(columns)
+            self._add_served(self.replicas, columns)
         numbers = columns.table["row"].tolist()
         texts = self.workload.texts(numbers)
         limits: Limits = slo
@@ -183,7 +195,8 @@ class StreamedRecords(Records):
         for kind, group in self._groups.items():
             group.add(columns, texts[kind], slo, own if kind == "class" else {})
         if self._writer is not None:
-            self._writer.add_table(REQUESTS, request_table(columns, texts))
+            self._writer.add_table(REQUESTS, self._with_columns(request_table(columns, texts), columns))
+        self._tell_settled(columns)
         self.workload.forget(numbers)
         self.recorder.reasons.clear()
 

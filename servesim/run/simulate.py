@@ -14,7 +14,6 @@ from servesim.engine.cluster import Cluster
 from servesim.errors import UserError
 from servesim.metrics.custom import Function, custom_values, load_metrics
 from servesim.plugins.trust import takes_trust
-from servesim.plugins.user_policies import is_own
 from servesim.run.agreement import check_beginning
 from servesim.run.part_names import with_parts
 from servesim.run.processes import check_independent, run_apart
@@ -83,12 +82,6 @@ def simulate(
         setup = set_up(asked, given, options)
         if own and setup.stream is not None:
             raise UserError("metrics: not available in a streamed run, which does not store requests")
-        for part in setup.parts if setup.stream is not None else ():
-            if is_own(type(part)) and part.wants("columns"):
-                raise UserError(
-                    f"stream: {type(part).__name__} adds columns to requests, but a streamed run does not store "
-                    "requests"
-                )
         if writer is not None and not overwrite:
             writer.check_same(setup.scenario.to_yaml())
         if setup.scenario.check and setup.scenario.mode == "fast":

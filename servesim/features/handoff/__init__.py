@@ -25,9 +25,6 @@ class HandoffSettings(Section):
     default for the preset of the decode pool."""
 
 
-APART = "on different replicas"
-
-
 @features.register("handoff")
 class HandoffFeature(Feature):
     """Disaggregated prefill and decode."""
@@ -53,13 +50,15 @@ class HandoffFeature(Feature):
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
             "samples": "pools: several samples of a request (n > 1) are not modeled with a separate prefill pool",
-            "stream": f"stream: not possible if prefill and decode are {APART}",
         }
 
     def build(self, setup: Any) -> Part | None:
         from servesim.features.handoff.setup import handoff_of
 
-        return handoff_of(self.settings(setup.scenario).handoff, setup.pools, setup.make_router)
+        handoff = handoff_of(self.settings(setup.scenario).handoff, setup.pools, setup.make_router)
+        if handoff is not None and setup.stream is not None:
+            handoff.stages.sketch()
+        return handoff
 
     def groups(self) -> tuple[Group, ...]:
         from servesim.features.handoff.figures import DISAGGREGATION

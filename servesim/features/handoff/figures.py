@@ -8,7 +8,7 @@ the decode side), the wire, and the first step on the decode side; then decode.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from servesim.contracts.figures import Figure, Group, Rows, Summary
 from servesim.contracts.request import Request, State
 from servesim.features.handoff.links import Links
-from servesim.metrics.distribution import describe
-from servesim.metrics.requests import MS, SECOND, RequestColumns, per
+from servesim.features.handoff.stages import STAGES, Stages
+from servesim.metrics.requests import SECOND, per
 from servesim.metrics.words import number, percent
 from servesim.schemas import COUNT, DISTRIBUTION, NUMBER, TEXT, an_object
 
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 
 COLUMNS = ("prefill_replica", "prefilled_ns", "sent_ns", "reserved_ns", "received_ns", "kv_bytes")
 """Additional columns of requests.parquet; -1 if the event has not happened. `replica` is the decode replica."""
-STAGES = ("prefill_queue", "prefill", "handover", "wire", "first_step", "decode")
 
 
 def stage_columns(handoff: Handoff, rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return the values of COLUMNS for requests with these row numbers, in the same order."""
-    found = {p.request.row: _cells(p) for p in handoff.done}
+    found = {p.request.row: _cells(p) for p in handoff.passages_of(rows)}
     none = (-1,) * (len(COLUMNS) - 1) + (0,)
     table = np.array([found.get(row, none) for row in rows.tolist()], dtype=np.int64).reshape(-1, len(COLUMNS))
     return dict(zip(COLUMNS, table.T, strict=True))
@@ -49,12 +48,12 @@ def _cells(passage: Passage) -> tuple[int, ...]:
     )
 
 
-def served(handoff: Handoff) -> Iterator[tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]]:
+def served(passages: Sequence[Passage]) -> Iterator[tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]]:
     """Yield, for each side, the replicas that served requests and the arguments of ReplicaTotals.add_served: for a
     prompt, the time in its prefill queue; for an answer, the time from the proxy to its first step minus the time on
     the wire."""
-    yield _sums([(p.prefill, p.leg, p.leg.arrival_ns, 0, 0) for p in handoff.done])
-    sent = [p for p in handoff.done if p.sent_ns >= 0]
+    yield _sums([(p.prefill, p.leg, p.leg.arrival_ns, 0, 0) for p in passages])
+    sent = [p for p in passages if p.sent_ns >= 0]
     wires = [max(p.received_ns, p.reserved_ns) - p.reserved_ns for p in sent]
     yield _sums(
         [(p.decode, p.request, p.sent_ns, p.request.num_output_tokens, w) for p, w in zip(sent, wires, strict=True)]
@@ -81,10 +80,12 @@ class Passed(NamedTuple):
     """Transfers from prefill to decode, for the figures."""
 
     handoff: Handoff
-    stages_ms: dict[str, Any]
-    sent: NDArray[np.int64]
-    """Bytes of each transfer."""
     duration_ns: int
+
+    @property
+    def stages(self) -> Stages:
+        """Sums over all requests."""
+        return self.handoff.stages
 
     @property
     def busy_share(self) -> float | None:
@@ -92,21 +93,6 @@ class Passed(NamedTuple):
         shared."""
         wire = self.handoff.wire
         return per(wire.busy_ns, self.duration_ns) if isinstance(wire, Links) else None
-
-
-def passed(handoff: Handoff, requests: RequestColumns) -> Passed:
-    """Return the input of the figures: times in ms of the completed requests that went through both sides, and
-    bytes."""
-    own = stage_columns(handoff, requests.table["row"])
-    migrated = own["received_ns"] > requests.table["first_token_ns"]  # its stages after the crash are not those before
-    through = requests.done & (own["received_ns"] >= 0) & ~migrated
-    table = {name: column[through] for name, column in {**requests.table, **own}.items()}
-    begun = np.maximum(table["prefilled_ns"], table["reserved_ns"])  # if memory was taken earlier, as SGLang does
-    ends = [table[name] for name in ("arrival_ns", "scheduled_ns", "prefilled_ns")]
-    ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
-    spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}
-    stages_ms = {name: describe(ns, MS) for name, ns in spent.items()}
-    return Passed(handoff, stages_ms, own["kv_bytes"][own["received_ns"] >= 0], requests.duration_ns)
 
 
 def _stages(summary: Summary) -> str:
@@ -132,11 +118,11 @@ DISAGGREGATION = Group(
                "time that completed requests spent in each stage: the prefill queue, prefill, the handover (the "
                "proxy and the wait for memory on the decode side), the wire, the first step on the decode side, and "
                "decode",
-               lambda p: p.stages_ms, "ms", an_object(**dict.fromkeys(STAGES, DISTRIBUTION))),
-        Figure("transfers", "number of requests whose KV was sent", lambda p: len(p.sent), schema=COUNT),
-        Figure("gigabytes", "size of all KV sent, in GB", lambda p: float(p.sent.sum()) / 1e9, "GB", NUMBER),
+               lambda p: p.stages.stages_ms(), "ms", an_object(**dict.fromkeys(STAGES, DISTRIBUTION))),
+        Figure("transfers", "number of requests whose KV was sent", lambda p: p.stages.transfers, schema=COUNT),
+        Figure("gigabytes", "size of all KV sent, in GB", lambda p: float(p.stages.num_bytes) / 1e9, "GB", NUMBER),
         Figure("gb_s", "GB of KV sent, divided by the duration",
-               lambda p: per(float(p.sent.sum()) / 1e9, p.duration_ns / SECOND), "GB/s"),
+               lambda p: per(float(p.stages.num_bytes) / 1e9, p.duration_ns / SECOND), "GB/s"),
         Figure("wire_busy_share", "share of the duration in which KV was on the wire", lambda p: p.busy_share,
                "share"),
     ),

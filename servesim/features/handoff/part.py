@@ -26,6 +26,7 @@ from servesim.errors import PolicyError
 from servesim.features.handoff import losses
 from servesim.features.handoff.arrivals import Arrivals
 from servesim.features.handoff.passage import Passage, leg_of
+from servesim.features.handoff.stages import Stages
 from servesim.features.handoff.wire import Wire
 
 
@@ -47,7 +48,9 @@ class Handoff(Part, ABC):
         self.passages: dict[Request, Passage] = {}
         """Passages of requests that have not left."""
         self.done: list[Passage] = []
-        """Passages of requests that have left."""
+        """Passages of requests that have left and whose records are not complete."""
+        self.stages = Stages()
+        """Sums over the others."""
         self.said = ""
         """Note for the reader."""
         self._homeless: list[Passage] = []  # computed prompts for which no decode replica is ready
@@ -300,14 +303,25 @@ class Handoff(Part, ABC):
         return stage_columns(self, rows)
 
     def figures(self, finished: Finished) -> dict[str, Any]:
-        from servesim.features.handoff.figures import DISAGGREGATION, passed
+        from servesim.features.handoff.figures import DISAGGREGATION, Passed
 
-        return {"disaggregation": DISAGGREGATION.of(passed(self, finished.requests))}
+        return {"disaggregation": DISAGGREGATION.of(Passed(self, finished.requests.duration_ns))}
 
-    def served(self) -> Served:
+    def served(self, rows: Any) -> Served:
         from servesim.features.handoff.figures import served
 
-        return Served([passage.request.row for passage in self.done], served(self))
+        passages = self.passages_of(rows)
+        return Served([passage.request.row for passage in passages], served(passages))
+
+    def passages_of(self, rows: Any) -> list[Passage]:
+        """Return the passages of requests with these row numbers. A request is recorded just before it leaves."""
+        numbers = {*rows.tolist()}
+        return [each for each in (*self.done, *self.passages.values()) if each.request.row in numbers]
+
+    def settled(self, requests: Any) -> None:
+        self.stages.add(requests, self.columns(requests.table["row"]))
+        numbers = {*requests.table["row"].tolist()}
+        self.done = [passage for passage in self.done if passage.request.row not in numbers]
 
     def notes(self, summary: Mapping[str, Any]) -> list[str]:
         return [self.said]

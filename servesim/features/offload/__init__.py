@@ -55,7 +55,6 @@ class OffloadFeature(Feature):
         staged = any(pool["pp"] > 1 and pool["offload"]["name"] != "vllm" for pool in given)
         reasons = {
             "data_parallel": "data-parallel ranks (dp)",
-            "stream": "streamed runs (stream)",
             **({"pp": "pipeline stages (pp), for LMCache and HiCache"} if staged else {}),
         }
         said = {what: f"offload: not modeled with {reason}" for what, reason in reasons.items()}

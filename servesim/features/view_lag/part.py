@@ -111,7 +111,7 @@ class Reporting(Part):
         return self._reported[-1]
 
     def columns(self, rows: Any) -> dict[str, Any]:
-        return view_columns(self.sendings, rows) if self.sendings else {}
+        return view_columns(self.sendings, rows) if self._keeps else {}
 
     def figures(self, finished: Finished) -> dict[str, Any]:
         return {"router_view": view_figures(self.sendings)} if self.sendings else {}

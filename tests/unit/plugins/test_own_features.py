@@ -105,9 +105,12 @@ class Watcher(Part):
         self.calls["columns"] += 1
         return {"twice": 2 * rows}
 
-    def served(self):
+    def served(self, rows):
         self.calls["served"] += 1
         return None
+
+    def settled(self, requests):
+        self.calls["settled"] += 1
 
     def figures(self, finished):
         self.calls["figures"] += 1

@@ -427,15 +427,15 @@ def test_a_part_that_follows_the_run_keeps_it_in_one_process(tmp_path: Path) -> 
         servesim.simulate(SHARED, features=[odd(tmp_path)], replicas=2, jobs=2)
 
 
-def test_columns_of_its_own_are_in_the_table_and_not_lost_in_a_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_columns_of_its_own_are_in_the_table_of_a_streamed_run_too(tmp_path: Path, stream: bool) -> None:
     name = odd(tmp_path, '{"columns": lambda: {"watts": range(20)}}')
-    assert servesim.simulate(SHARED, features=[name]).requests["watts"].tolist() == [*range(20)]
-    with pytest.raises(UserError, match="stream: Does adds columns to requests"):
-        servesim.simulate(SHARED, features=[name], stream=True)
+    result = servesim.simulate(SHARED, features=[name], stream=stream, out=tmp_path / "out")
+    assert result.requests["watts"].tolist() == [*range(20)]
 
 
 def test_the_verbs_of_a_run_are_those_of_the_contract() -> None:
-    after = {"columns", "served", "figures", "conclusions", "notes", "wants"}
+    after = {"columns", "served", "settled", "figures", "conclusions", "notes", "wants"}
     verbs = {name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")}
     assert {*RUN_VERBS} == verbs - after
 
