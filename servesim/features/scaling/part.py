@@ -4,7 +4,7 @@ When scaling up, a new replica gets the next index, is ready after its start-up 
 immediately. When scaling down, starting replicas are removed first, then ready ones drain, the highest index first in
 each case: they get no new requests and are gone when empty. A draining replica is not reused: a new one starts (as in
 Dynamo's replay). Pools of different roles come and go independently; a prefill replica stays until the KV of its
-prompts has been read.
+prompts has been read, and any replica until it has had all samples of its requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from simpy.events import Event
 
 from servesim.contracts.part import ClusterView, Part
-from servesim.contracts.request import Request, State
+from servesim.contracts.request import ParentRequest, Request, State
 from servesim.contracts.router import ReplicaState, Report
 from servesim.contracts.scaler import PoolLoad, Scaler
 from servesim.engine import turnover
@@ -58,6 +58,7 @@ class Scaling(Part):
 
     def __init__(self, scaled: list[Scaled]) -> None:
         self.scaled = scaled
+        self._parents: dict[ParentRequest, tuple[int, int]] = {}  # replica and samples that have left, of those there
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
@@ -86,6 +87,8 @@ class Scaling(Part):
         clock.at(clock.ns + round(asked.scaler.every_s * 1e9), REPORT, partial(self._ask, asked))
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
+        if request.parent is not None:
+            self._parents.setdefault(request.parent, (index, 0))
         for counts in self._counts.get(self._cluster.fleet.pool_of[index].name, ()):
             counts.arrive(request)
 
@@ -94,13 +97,29 @@ class Scaling(Part):
             counts.arrive(request)
 
     def left(self, request: Request) -> None:
-        index, cluster = request.replica, self._cluster
+        cluster, parent = self._cluster, request.parent
+        index = request.replica if parent is None else parent.replica  # forked samples are sent nowhere
         if index < 0:
             return
+        if parent is not None:
+            self._sample_left(request, parent)
         if request.state is State.FINISHED:
             for counts in self._counts.get(cluster.fleet.pool_of[index].name, ()):
                 counts.finish(request)
         turnover.left_draining(cluster, index)
+
+    def _sample_left(self, request: Request, parent: ParentRequest) -> None:
+        index, num_left = self._parents[parent]
+        num_left += request.sample > 0
+        alone = request.sample < 0 and request.state is not State.FINISHED  # its prompt failed, so there are no samples
+        if alone or num_left == len(parent.sent):
+            del self._parents[parent]
+        else:
+            self._parents[parent] = index, num_left
+
+    def keeps(self, index: int) -> bool:
+        """Return whether samples of a request that this replica has served in part are still to come to it."""
+        return any(replica == index for replica, _ in self._parents.values())
 
     def _ask(self, asked: Asked, event: Event) -> None:
         clock = self._cluster.clock
