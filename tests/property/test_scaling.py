@@ -20,7 +20,7 @@ def test_both_modes_agree_where_replicas_come_and_go_and_crash_and_nothing_is_lo
 
 
 @examples(6)
-@given(scaled_worlds())
+@given(scaled_worlds(samples=True))
 def test_autoscalers_see_the_same_in_both_modes(world: ScaledWorld) -> None:
     world.router = f"{LIVELY}:Lively"
     saw = []
@@ -32,7 +32,7 @@ def test_autoscalers_see_the_same_in_both_modes(world: ScaledWorld) -> None:
 
 
 @examples(6)
-@given(scaled_worlds())
+@given(scaled_worlds(samples=True))
 def test_what_an_autoscaler_wants_is_there_one_question_later_or_is_coming(world: ScaledWorld) -> None:
     world.router = f"{LIVELY}:Lively"
     cluster, told = heard(world, "fast")

@@ -43,8 +43,9 @@ def labelled(trace: Trace, models: list[str]) -> Trace:
 
 
 @st.composite
-def pooled_worlds(draw: st.DrawFn) -> Pooled:
-    world = draw(worlds())
+def pooled_worlds(draw: st.DrawFn, samples: bool = False) -> Pooled:
+    """`samples`: see `worlds`."""
+    world = draw(worlds(samples=samples))
     fields: dict[str, Any] = {name: getattr(world, name) for name in (field.name for field in dataclass_fields(world))}
     sizes = draw(st.sampled_from([(1, 1), (2, 1), (1, 3)]))
     models = draw(st.booleans())

@@ -84,8 +84,9 @@ def scaled_apart_worlds(draw: st.DrawFn) -> ScaledApart:
 
 
 @st.composite
-def scaled_worlds(draw: st.DrawFn) -> ScaledWorld:
-    world = draw(pooled_worlds())
+def scaled_worlds(draw: st.DrawFn, samples: bool = False) -> ScaledWorld:
+    """`samples`: see `worlds`."""
+    world = draw(pooled_worlds(samples))
     fields: dict[str, Any] = {name: getattr(world, name) for name in world.__dict__}
     answers = [draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)) for _ in range(2)]
     start_ns = draw(st.sampled_from([0, 900, 30_000]))
