@@ -129,7 +129,7 @@ def deepep_curve(gemms: GemmTables, hidden: int, moe: Experts, op: str, gpus: in
     the tokens of all GPUs.
 
     It uses the largest measured number of GPUs that is not larger than the actual one, and the measured shape with the
-    nearest bytes per token. Boxes beyond those measured add the time of the bytes that cross the network.
+    nearest bytes per token. Boxes beyond those measured add the time of the additional bytes that cross the network.
     """
     tables, per_token = gemms.tables, moe.per_token
     rows = tables.rows(op, "bf16") if tables is not None else {}
@@ -168,12 +168,19 @@ def _rising(times: list[float]) -> list[float]:
 def _between(
     curve: Curve, gemms: GemmTables, hidden: int, moe: Experts, op: str, measured: int, gpus: int, box: Box
 ) -> Curve:
-    """Return the curve plus the time of network transfers to boxes beyond the `measured` GPUs: with low latency, a
-    token is copied once for each of its experts in another box; with high throughput, once for each other box."""
+    """Return the curve plus the time of network transfers that the `measured` GPUs did not make."""
     if gpus <= max(measured, box.gpus):
         return curve
-    boxes = gpus / box.gpus
-    copies = moe.per_token if op == "all_to_all_ll" else min(moe.per_token, boxes)
-    a_token = hidden * copies * (_DISPATCHED + _COMBINED) * (1 - 1 / boxes) / gpus
+    copies = _crossing(op, moe, gpus / box.gpus) - _crossing(op, moe, measured / box.gpus)
+    a_token = hidden * copies * (_DISPATCHED + _COMBINED) / gpus
     rate = box.nic_bandwidth * gemms.roofline.bandwidth_share / 1e9
-    return total([curve, line(2 * gemms.roofline.link_latency_ns, a_token / rate)])
+    latency = 2 * gemms.roofline.link_latency_ns if measured <= box.gpus else 0.0
+    return total([curve, line(latency, a_token / rate)])
+
+
+def _crossing(op: str, moe: Experts, boxes: float) -> float:
+    """Return how many copies of a token leave its box: with low latency, one for each of its experts in another box;
+    with high throughput, one for each other box."""
+    if boxes <= 1:
+        return 0.0
+    return (moe.per_token if op == "all_to_all_ll" else min(moe.per_token, boxes)) * (1 - 1 / boxes)

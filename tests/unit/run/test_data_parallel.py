@@ -9,6 +9,7 @@ import pytest
 
 from servesim import simulate
 from servesim.contracts.cost import Batch
+from servesim.cost.curve import Curve
 from servesim.cost.data_parallel import check_ranks
 from servesim.cost.expert_load import loads, most_loaded
 from servesim.errors import UserError
@@ -96,6 +97,23 @@ def test_ways_to_experts_take_longer_for_more_tokens_and_over_the_network(backen
         assert inside is not None
         near = next(op for op in inside.decoding._per_token if op.name == "all_to_all").curve
         assert all(way.at(dp * m) > near.at(8 * m) for m in (1, 16, 128, 1024))
+
+
+@pytest.mark.parametrize("backend", ["deepep_low_latency", "deepep_high_throughput"])
+def test_a_ninth_box_adds_only_the_bytes_that_eight_measured_ones_did_not_send(backend: str) -> None:
+    """A token has 8 experts: 7 of its copies leave one of 8 boxes, 64 / 9 leave one of 9, at three bytes a number and
+    four fifths of a card's 50 GB/s."""
+    base = {**SMALL, "model": "deepseek-v3", "dtype": "fp8", "host": "none"}
+    base["engine"] = {"all2all_backend": backend, "enable_expert_parallel": True}
+
+    def way(dp: int) -> Curve:
+        mixture = cost_model_of(Scenario.of({**base, "dp": dp}))._mixture
+        assert mixture is not None
+        return next(op for op in mixture.decoding._per_token if op.name == "all_to_all").curve
+
+    eight, nine = way(64), way(72)
+    more = 58 * 128 * 7168 * 3 * (64 / 9 - 7) / (50 * 0.8)
+    assert nine.at(72 * 128) == pytest.approx(eight.at(64 * 128) + more, rel=1e-9)
 
 
 def test_deepep_takes_its_low_latency_kernels_where_all_ranks_decode_and_the_others_beside_prompts() -> None:
