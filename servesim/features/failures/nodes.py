@@ -35,13 +35,17 @@ class Nodes:
         self.size, self.gpus_of = size, gpus_of
         self.outages: list[Outage] = []
 
+    def of(self, fleet: Any) -> list[range]:
+        """Return the nodes of all replicas, with those that are gone."""
+        stays = [Stay(self.gpus_of(pool), *span) for pool, span in zip(fleet.pool_of, fleet.spans, strict=True)]
+        return placed(self.size, stays, self.outages)
+
     def on(self, node: int, fleet: Any) -> list[int]:
         """Return the replicas on a node now, ascending. Raise UserError if there has never been any."""
-        stays = [Stay(self.gpus_of(pool), *span) for pool, span in zip(fleet.pool_of, fleet.spans, strict=True)]
-        there = placed(self.size, stays, self.outages)
+        there = self.of(fleet)
         if node >= number_of(there):
             raise UserError(f"cluster.failures: there is no node {node}; {number_of(there)} have been in use")
-        return [i for i, stay in enumerate(stays) if stay.until_ns is None and node in there[i]]
+        return [i for i, nodes in enumerate(there) if node in nodes and fleet.spans[i][1] is None]
 
 
 def placed(size: int, stays: Sequence[Stay], outages: Sequence[Outage] = ()) -> list[range]:

@@ -34,11 +34,11 @@ NEVER = 1 << 62
 
 class Failing(Part):
     """Part that crashes, slows, drains, adds or replaces replicas of a cluster, and reroutes requests that were lost
-    before their first token. `nodes`: what replicas share; by default, each has a GPU on a node of eight."""
+    before their first token. `nodes`: the nodes that replicas are on; by default, each has a GPU on a node of eight."""
 
     def __init__(self, failures: Failures, nodes: Nodes | None = None) -> None:
         self._failures = failures
-        self._nodes = nodes if nodes is not None else Nodes(8, lambda pool: 1)
+        self.nodes = nodes if nodes is not None else Nodes(8, lambda pool: 1)
         self._here: dict[Request, int] = {}  # on a replica, or on the way from one to another: output length
         self._pausing: dict[Request, int] = {}  # to be rerouted: output length
         self._attempts: dict[Request, int] = {}
@@ -49,7 +49,7 @@ class Failing(Part):
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
-        self._networks = Networks(cluster, self._nodes)
+        self._networks = Networks(cluster, self.nodes)
 
     def held(self) -> int:
         return len(self._pausing)
@@ -145,7 +145,7 @@ class Failing(Part):
 
     def _on_node(self, each: OnNode, event: Event) -> None:
         now, node, what = self._cluster.clock.ns, each.node, each.what
-        there = self._nodes.on(node, self._cluster.fleet)
+        there = self.nodes.on(node, self._cluster.fleet)
         if isinstance(what, Slowdown):
             for index in there:
                 self._slower(what._replace(replica=index), event)
@@ -154,7 +154,7 @@ class Failing(Part):
                 self._drain(what._replace(replica=index), event)
         else:
             until = now + what.restart_ns if what.restart_ns >= 0 else None
-            self._nodes.outages.append(Outage(node, now, until))
+            self.nodes.outages.append(Outage(node, now, until))
             self._crash([what._replace(replica=index) for index in there])
 
     def _crash_one(self, crash: Crash, event: Event) -> None:
