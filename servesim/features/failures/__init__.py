@@ -12,6 +12,7 @@ from servesim.contracts.feature import Feature, features
 from servesim.contracts.section import Section
 
 if TYPE_CHECKING:
+    from servesim.contracts.figures import Group
     from servesim.contracts.part import Part
 
 
@@ -74,6 +75,11 @@ class FailuresFeature(Feature):
         nodes = nodes_of(setup, settings.gpus_per_node)
         failures = failures_of(settings, counts_of(setup, nodes), setup.scenario.seed, kinds_of(setup))
         return Failing(failures, nodes) if failures is not None else None
+
+    def groups(self) -> tuple[Group, ...]:
+        from servesim.features.failures.figures import UPGRADES
+
+        return (UPGRADES,)
 
     def in_world(self, world: Any, draws: Any) -> Any:
         from servesim.features.failures.world import with_failures

@@ -44,7 +44,7 @@ class Add(NamedTuple):
 
 
 class OnNode(NamedTuple):
-    """What happens at once to all replicas that are on a node then."""
+    """A happening at all replicas that are on a node then, at once."""
 
     node: int
     what: Crash | Slowdown | Drain

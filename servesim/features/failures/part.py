@@ -12,7 +12,7 @@ from typing import Any
 
 from simpy.events import Event
 
-from servesim.contracts.part import ClusterView, Part
+from servesim.contracts.part import ClusterView, Finished, Part
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import ReplicaState
 from servesim.cost.slowed import Slowed
@@ -27,6 +27,7 @@ from servesim.features.failures.happenings import Add, Crash, Drain, Failures, H
 from servesim.features.failures.networks import Networks, SlowNet
 from servesim.features.failures.nodes import Nodes, Outage
 from servesim.features.failures.upgrade import Rollout, Upgrade
+from servesim.metrics.requests import RequestColumns
 
 NEVER = 1 << 62
 """Time of a restart that does not come."""
@@ -108,6 +109,14 @@ class Failing(Part):
     def replacing(self, pool: Pool) -> Iterable[tuple[int, int]]:
         return [pair for rollout in self._rollouts for pair in rollout.pairs(pool)]
 
+    def figures(self, finished: Finished) -> dict[str, Any]:
+        if not self._rollouts or not isinstance(finished.requests, RequestColumns):
+            return {}
+        from servesim.features.failures.figures import UPGRADES, Upgraded
+
+        fleet, now = self._cluster.fleet, self._cluster.clock.ns
+        return {"upgrades": UPGRADES.of(Upgraded.of(self._rollouts, fleet, finished.requests, now))}
+
     def _replica(self, what: Crash | Slowdown | Drain) -> Any:
         replicas = self._cluster.replicas
         if what.replica >= len(replicas):
@@ -137,8 +146,8 @@ class Failing(Part):
         turnover.begin(self._cluster, self._cluster.fleet.pools[add.pool], add.start_ns)
 
     def _upgrade(self, upgrade: Upgrade, event: Event) -> None:
-        def kill(index: int) -> None:
-            self._crash([Crash(index, self._cluster.clock.ns, -1)])
+        def kill(index: int) -> int:
+            return self._crash([Crash(index, self._cluster.clock.ns, -1)])
 
         self._rollouts.append(Rollout(self._cluster, upgrade, self._let_drain, kill))
         self._rollouts[-1].begin()
@@ -161,16 +170,18 @@ class Failing(Part):
         if self._replica(crash).up:
             self._crash([crash])
 
-    def _crash(self, crashes: Sequence[Crash]) -> None:
-        """Let replicas crash together. Those that are starting or down already will not be up before the rest."""
+    def _crash(self, crashes: Sequence[Crash]) -> int:
+        """Let replicas crash together; return the number of requests that were lost with them. Replicas that are
+        starting or down already will not be up before the rest."""
         cluster, lost = self._cluster, list[Request]()
         for crash in crashes:
             if cluster.replicas[crash.replica].up:
                 lost += self._stop(crash.replica)
         for crash in crashes:
             self._respond(crash)
-        for request in dict.fromkeys(lost):
+        for request in (requests := dict.fromkeys(lost)):
             self._lose(request)
+        return len(requests)
 
     def _stop(self, index: int) -> list[Request]:
         """Let a replica lose all its state; return the requests that it had."""

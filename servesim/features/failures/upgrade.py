@@ -42,15 +42,22 @@ class Upgrade(NamedTuple):
 
 
 class Rollout:
-    """An upgrade in progress. `drain` lets a replica drain; `kill` ends one that still drains."""
+    """An upgrade in progress. `drain` lets a replica drain; `kill` ends one that still drains, and returns the number
+    of requests that it had."""
 
     def __init__(
-        self, cluster: ClusterView, upgrade: Upgrade, drain: Callable[[int], None], kill: Callable[[int], None]
+        self, cluster: ClusterView, upgrade: Upgrade, drain: Callable[[int], None], kill: Callable[[int], int]
     ) -> None:
         self._cluster, self._upgrade, self._drain_it, self._kill = cluster, upgrade, drain, kill
         self._pool: Pool = cluster.fleet.pools[upgrade.pool]
         self._old: list[int] = []  # whose turn is to come
         self._going: set[int] = set()  # without surge: replicas whose successor has not begun to start
+        self.begun_ns = cluster.clock.ns
+        self.replaced: list[int] = []
+        """Replicas that have drained or drain."""
+        self.successors: list[int] = []
+        self.lost = 0
+        """Number of requests that were lost at the ends of grace periods."""
         self._coming: dict[int, int] = {}  # by successor that is not ready: the replica that is to drain then, or -1
 
     def begin(self) -> None:
@@ -97,7 +104,9 @@ class Rollout:
     def _start(self, old: int) -> None:
         """Start a successor, which is to be waited for."""
         cluster, upgrade = self._cluster, self._upgrade
-        self._coming[turnover.begin(cluster, cluster.fleet.pools[upgrade.into], upgrade.start_ns)] = old
+        index = turnover.begin(cluster, cluster.fleet.pools[upgrade.into], upgrade.start_ns)
+        self.successors.append(index)
+        self._coming[index] = old
 
     def _succeed(self, index: int) -> None:
         self._going.discard(index)
@@ -114,6 +123,7 @@ class Rollout:
 
     def _drain(self, index: int) -> None:
         clock = self._cluster.clock
+        self.replaced.append(index)
         self._drain_it(index)
         if self._cluster.replicas[index].state == "draining":
             clock.at(clock.ns + self._upgrade.grace_ns, CHANGE, partial(self._out_of_time, index))
@@ -121,4 +131,4 @@ class Rollout:
     def _out_of_time(self, index: int, event: Event) -> None:
         turnover.end_if_empty(self._cluster, index)
         if self._cluster.replicas[index].state == "draining":
-            self._kill(index)
+            self.lost += self._kill(index)

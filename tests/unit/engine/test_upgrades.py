@@ -236,7 +236,8 @@ PLAIN: dict[str, Any] = {"trace": "synth:rate=20,prompt=200,output=20", "request
 
 
 def simulated(*failures: str, **more: Any) -> servesim.Result:
-    return servesim.simulate({**PLAIN, "gpu": "h100", **more, "cluster": {"failures": [*failures]}}, intervals=False)
+    cluster = {"failures": [*failures], **more.pop("cluster", {})}
+    return servesim.simulate({**PLAIN, "gpu": "h100", **more, "cluster": cluster}, intervals=False)
 
 
 def test_a_scenario_upgrades_its_replicas_to_another_gpu() -> None:
@@ -246,6 +247,28 @@ def test_a_scenario_upgrades_its_replicas_to_another_gpu() -> None:
     }  # fmt: skip
     assert (result.requests["state"] == int(State.FINISHED)).all()
     assert {*result.requests[result.requests["arrival_ns"] > 1_300_000_000]["replica"]} == {2, 3}
+
+
+def test_the_summary_says_what_an_upgrade_cost_those_who_came_meanwhile() -> None:
+    result = simulated("upgrade:at=0.5,startup=0.3,grace=0.1", replicas=2)
+    found, rows = result.summary["upgrades"], result.requests
+    assert (found["replaced"], found["lost"]) == (2, int((rows["state"] == int(State.ABORTED)).sum()))
+    assert found["lost"] > 0
+    assert 2 * 0.3 + 0.1 < found["seconds"] <= 2 * (0.3 + 0.1), "the first has the whole grace period"
+    end = 500_000_000 + round(found["seconds"] * 1e9)
+    done = rows[rows["state"] == int(State.FINISHED)]
+    during = (done["arrival_ns"] >= 500_000_000) & (done["arrival_ns"] < end)
+    for name, these in (("ttft_p99_ms", done[during]), ("other_ttft_p99_ms", done[~during])):
+        ttft = (these["first_token_ns"] - these["arrival_ns"]) / 1e6
+        assert found[name] == pytest.approx(ttft.quantile(0.99))
+    assert found["hit_rate"] == found["other_hit_rate"] == 0
+    assert "upgrades" not in simulated("add:at=0.5,startup=0", replicas=2).summary
+
+
+def test_an_upgrade_that_never_ends_lasts_until_the_end_of_the_run() -> None:
+    result = simulated("upgrade:at=0.5,startup=0.3", "crash:node=0,at=0.6", replicas=2, cluster={"gpus_per_node": 1})
+    assert result.summary["upgrades"]["replaced"] == 1
+    assert result.summary["upgrades"]["seconds"] > 1
 
 
 def test_without_startup_a_new_replica_takes_the_time_of_start() -> None:
