@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import servesim
 from servesim.contracts import State
@@ -14,6 +18,7 @@ from servesim.errors import UserError
 from servesim.features.failures.happenings import Add, Crash, Drain, Failures, OnNode, Slowdown
 from servesim.features.failures.nodes import Outage, Stay, placed
 from servesim.records.columns import REQUEST_COLUMNS
+from tests.support.examples import examples
 from tests.support.worlds import ToyCost, World, toy_trace
 
 pytestmark = pytest.mark.feature("failures")
@@ -40,6 +45,32 @@ def test_what_is_gone_makes_room_and_a_node_that_is_down_takes_nothing() -> None
     assert placed(2, stays, [Outage(0, 50, 60)])[3] == range(1, 2)
     assert placed(2, stays, [Outage(0, 40, 50)])[3] == range(1)
     assert placed(2, stays, [Outage(0, 0, None), Outage(1, 50, None)])[3] == range(2, 3)
+
+
+@examples(100)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 8, 12, 16]), st.integers(0, 9), st.none() | st.integers(0, 9))),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(1, 30)), max_size=2),
+)
+def test_no_node_ever_has_more_than_its_gpus_and_none_that_is_down_gets_any(
+    drawn: list[tuple[int, int, int | None]], down: list[tuple[int, int, int]]
+) -> None:
+    since = [*accumulate(gap for _, gap, _ in drawn)]
+    stays = [
+        Stay(gpus, begin, None if stay is None else begin + stay)
+        for (gpus, _, stay), begin in zip(drawn, since, strict=True)
+    ]
+    outages = [Outage(node, begin, begin + ns) for node, begin, ns in down]
+    found = placed(4, stays, outages)
+    for (gpus, begin, _), nodes in zip(stays, found, strict=True):
+        assert len(nodes) == -(-gpus // 4)
+        assert not {*nodes} & {outage.node for outage in outages if outage.since_ns <= begin < (outage.until_ns or 0)}
+        used = Counter[int]()
+        for other, theirs in zip(stays, found, strict=True):
+            if other.since_ns <= begin and (other.until_ns is None or other.until_ns > begin):
+                for i, node in enumerate(theirs):
+                    used[node] += min(other.gpus - 4 * i, 4)
+        assert max(used.values(), default=0) <= 4
 
 
 def four(failures: Failures, **more: Any) -> World:
