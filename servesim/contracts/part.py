@@ -69,6 +69,16 @@ class ClusterView(Protocol):
     def keeps(self, index: int) -> bool:
         """Return whether any part keeps a draining replica that has no unfinished request."""
 
+    @property
+    def has_network(self) -> bool:
+        """Whether any part sends something over a network."""
+
+    def network_changed(self, index: int, factor: float) -> None:
+        """Notify all parts that the network links of a replica have their bandwidth divided by `factor` from now on."""
+
+    def replacing(self, pool: Any) -> list[tuple[int, int]]:
+        """Return the replicas of a pool that parts are replacing, each with its successor (see `Part.replacing`)."""
+
     def end(self, request: Request, state: State, reason: str) -> None:
         """End a request that is not at any replica."""
 
@@ -96,8 +106,8 @@ class Finished(NamedTuple):
 
 
 RUN_VERBS = (
-    *("join", "core_made", "start", "sent", "passed_on", "state_changed", "crashed", "lost", "left"),
-    *("takes", "reaches", "gives_up", "keeps", "held", "held_for"),
+    *("join", "core_made", "start", "sent", "passed_on", "state_changed", "crashed", "lost", "network_changed", "left"),
+    *("takes", "reaches", "gives_up", "keeps", "held", "held_for", "replacing"),
 )
 """Verbs called during a run."""
 
@@ -142,6 +152,10 @@ class Part:
         """Handle a request that was lost with its replica, before it is rerouted or fails: take back what was done
         for it."""
 
+    def network_changed(self, index: int, factor: float) -> None:
+        """Handle that the network links of a replica, which may be about to start, have their bandwidth divided by
+        `factor` from now on; 1: as at first. Only parts that send something over a network want this."""
+
     def left(self, request: Request) -> None:
         """Handle a request that has left the run, before the workload sends requests that depend on it."""
 
@@ -168,6 +182,11 @@ class Part:
         """Return the number of requests that this part keeps until a replica of this pool (servesim.engine.pool.Pool)
         is ready. All parts are asked. Changes nothing."""
         return 0
+
+    def replacing(self, pool: Any) -> Iterable[tuple[int, int]]:
+        """Return the replicas of a pool that this part is replacing, each with the replica that is starting for it, or
+        -1 if that is yet to start. Both together count as one. All parts are asked. Changes nothing."""
+        return ()
 
     def held(self) -> int:
         """Return the number of requests that this part keeps outside of the router and the replicas. All parts are

@@ -82,6 +82,7 @@ class Cluster:
         self._state_changed, self._on_left = verbs(self.parts, "state_changed"), verbs(self.parts, "left")
         self._crashed, self._lost = verbs(self.parts, "crashed"), verbs(self.parts, "lost")
         self._passed_on, self._keeps = verbs(self.parts, "passed_on"), verbs(self.parts, "keeps")
+        self._network_changed, self._replacing = verbs(self.parts, "network_changed"), verbs(self.parts, "replacing")
         for part in parts:
             part.join(self)
         for replica in self.replicas:
@@ -116,6 +117,20 @@ class Cluster:
     def keeps(self, index: int) -> bool:
         """Return whether any part keeps a draining replica that has no unfinished request."""
         return any(keeps(index) for keeps in self._keeps)
+
+    @property
+    def has_network(self) -> bool:
+        """Whether any part sends something over a network."""
+        return bool(self._network_changed)
+
+    def network_changed(self, index: int, factor: float) -> None:
+        """Notify all parts that the network links of a replica have their bandwidth divided by `factor` from now on."""
+        for changed in self._network_changed:
+            changed(index, factor)
+
+    def replacing(self, pool: Pool) -> list[tuple[int, int]]:
+        """Return the replicas of a pool that parts are replacing, each with its successor or -1."""
+        return [pair for replacing in self._replacing for pair in replacing(pool)]
 
     def _make(self, index: int, core: EngineCore, pool: Pool) -> Replica:
         replica = pool.made_of.get(self._mode, MODES[self._mode].replica)(

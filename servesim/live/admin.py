@@ -1,4 +1,5 @@
-"""Pages for operators, which hold a token: they crash, slow, drain, add and replace replicas of a server."""
+"""Pages for operators, which hold a token: they crash, slow, drain, add and replace replicas of a server, one by one or
+those of a node or pool together, and slow its network."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ from servesim.parsing import pairs
 TOKEN_LEAST = 16
 """Minimum number of characters of a token."""
 KEYS = {
-    "crash": ("replica", "restart_s"),
-    "slow": ("replica", "for_s", "factor"),
-    "drain": ("replica",),
+    "crash": ("replica", "node", "restart_s"),
+    "slow": ("replica", "node", "for_s", "factor"),
+    "drain": ("replica", "node"),
+    "slow_net": ("replica", "node", "pool", "for_s", "factor"),
+    "upgrade": ("batch", "surge", "startup_s", "grace_s", "pool", "gpu", "model"),
     "add": ("startup_s", "pool", "gpu", "model"),
     "replace": ("replica", "startup_s", "pool", "gpu", "model"),
 }
@@ -48,6 +51,8 @@ class Admin(Watcher):
             "crash": _crash,
             "slow": _slow,
             "drain": _drain,
+            "slow_net": _slow_net,
+            "upgrade": _upgrade,
             "add": _add,
             "replace": _replace,
         }
@@ -109,63 +114,109 @@ def state_of(driver: Driver) -> dict[str, Any]:
 
 def _crash(driver: Driver, body: Body) -> None:
     def say(at_ns: int) -> str:
-        index = _replica(driver, body)
-        if not driver.cluster.replicas[index].up:
-            raise Refused(409, f"replica {index} is down already")
+        where, there = _place(driver, body)
+        if not any(driver.cluster.replicas[index].up for index in there):
+            raise Refused(409, f"{where.replace('=', ' ')} is down already")
         restart = "" if body.get("restart_s") is None else f",restart={_number(body, 'restart_s')}"
-        return f"crash:replica={index},at={seconds_of(at_ns)}{restart}"
+        return f"crash:{where},at={seconds_of(at_ns)}{restart}"
 
     driver.operate(say)
 
 
 def _slow(driver: Driver, body: Body) -> None:
     def say(at_ns: int) -> str:
-        index, until_ns = _replica(driver, body), at_ns + ns_of(_number(body, "for_s"))
-        times = f"at={seconds_of(at_ns)},until={seconds_of(until_ns)}"
-        return f"slow:replica={index},{times},factor={_number(body, 'factor')}"
+        return f"slow:{_place(driver, body)[0]},{_period(body, at_ns)},factor={_number(body, 'factor')}"
 
     driver.operate(say)
 
 
 def _drain(driver: Driver, body: Body) -> None:
-    driver.operate(lambda at_ns: f"drain:replica={_staying(driver, body)},at={seconds_of(at_ns)}")
+    driver.operate(lambda at_ns: f"drain:{_staying(driver, body)},at={seconds_of(at_ns)}")
+
+
+def _slow_net(driver: Driver, body: Body) -> None:
+    def say(at_ns: int) -> str:
+        places = [f"pool={_name(body, 'pool')}"] if body.get("pool") is not None else []
+        if body.get("replica") is not None or body.get("node") is not None:
+            places.append(_place(driver, body)[0])
+        return ",".join([*places, _period(body, at_ns), f"factor={_number(body, 'factor')}"])
+
+    driver.operate(lambda at_ns: f"slow_net:{say(at_ns)}")
+
+
+def _upgrade(driver: Driver, body: Body) -> None:
+    def say(at_ns: int) -> str:
+        more = {"batch": body.get("batch", 1), "surge": int(body.get("surge", 0) in (1, True))}
+        if type(more["batch"]) is not int or body.get("surge", 0) not in (0, 1):
+            raise Refused(400, "batch must be a whole number, and surge 0 or 1")
+        if body.get("grace_s") is not None:
+            more["grace"] = _number(body, "grace_s")
+        rest = ",".join(f"{key}={value}" for key, value in more.items())
+        return f"{_started('upgrade', driver, body, at_ns)},{rest}"
+
+    driver.operate(say)
 
 
 def _add(driver: Driver, body: Body) -> None:
-    driver.operate(lambda at_ns: _added(driver, body, at_ns))
+    driver.operate(lambda at_ns: _started("add", driver, body, at_ns))
 
 
 def _replace(driver: Driver, body: Body) -> None:
     """Add a replica, and drain another one when it is ready."""
-    index, ready = -1, 0
+    replica, ready = "", 0
 
     def say(at_ns: int) -> str:
-        nonlocal index, ready
-        index = _staying(driver, body)
-        text = _added(driver, body, at_ns)
+        nonlocal replica, ready
+        replica = _staying(driver, body)
+        text = _started("add", driver, body, at_ns)
         ready = at_ns + ns_of(text.partition("startup=")[2].partition(",")[0])
         return text
 
     driver.operate(say)
-    driver.operate(lambda at_ns: f"drain:replica={index},at={seconds_of(at_ns)}", ready)
+    driver.operate(lambda at_ns: f"drain:{replica},at={seconds_of(at_ns)}", ready)
 
 
-def _added(driver: Driver, body: Body, at_ns: int) -> str:
-    """Return what adds a replica, with the time that it takes to start."""
+def _started(kind: str, driver: Driver, body: Body, at_ns: int) -> str:
+    """Return what starts replicas, with the time that each takes to start."""
     assert driver.operations is not None
     names = {key: _name(body, key) for key in ("pool", "gpu", "model") if body.get(key) is not None}
     if body.get("startup_s") is None:
-        startup = seconds_of(driver.operations.start_ns(**names))
+        startup = seconds_of(driver.operations.start_ns(kind, **names))
     else:
         startup = _number(body, "startup_s")
-    return ",".join([f"add:at={seconds_of(at_ns)}", f"startup={startup}", *(f"{k}={v}" for k, v in names.items())])
+    return ",".join([f"{kind}:at={seconds_of(at_ns)}", f"startup={startup}", *(f"{k}={v}" for k, v in names.items())])
 
 
-def _staying(driver: Driver, body: Body) -> int:
-    index = _replica(driver, body)
-    if driver.cluster.replicas[index].state == "draining":
-        raise Refused(409, f"replica {index} is draining already")
-    return index
+def _period(body: Body, at_ns: int) -> str:
+    until_ns = at_ns + ns_of(_number(body, "for_s"))
+    return f"at={seconds_of(at_ns)},until={seconds_of(until_ns)}"
+
+
+def _staying(driver: Driver, body: Body) -> str:
+    """Return the place that a body names as `replica=3` or `node=3`, unless all there drain."""
+    where, there = _place(driver, body)
+    if all(driver.cluster.replicas[index].state == "draining" for index in there):
+        raise Refused(409, f"{where.replace('=', ' ')} is draining already")
+    return where
+
+
+def _place(driver: Driver, body: Body) -> tuple[str, list[int]]:
+    """Return the replica or node that a body names as `replica=3` or `node=3`, and the replicas there."""
+    if body.get("node") is None:
+        index = _replica(driver, body)
+        return f"replica={index}", [index]
+    assert driver.operations is not None
+    node, count = body["node"], driver.operations.num_nodes(driver.cluster.fleet)
+    if body.get("replica") is not None:
+        raise Refused(400, "replica and node are both specified")
+    if type(node) is not int:
+        raise Refused(400, f"node is {shown(node)} but must be the number of a node")
+    if not 0 <= node < count:
+        raise Refused(404, f"there is no node {shown(node)}; they are numbered from 0 to {count - 1}")
+    there = driver.operations.on_node(node, driver.cluster.fleet)
+    if not there:
+        raise Refused(409, f"node {node} has no replicas")
+    return f"node={node}", there
 
 
 def _replica(driver: Driver, body: Body) -> int:

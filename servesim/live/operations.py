@@ -7,8 +7,10 @@ from collections.abc import Callable
 from servesim.engine.clock import Clock
 from servesim.engine.fleet import Fleet
 from servesim.features.failures import FailuresFeature
-from servesim.features.failures.added import kinds_of
-from servesim.features.failures.part import Failing, Slowdown
+from servesim.features.failures.added import kinds_of, nodes_of
+from servesim.features.failures.happenings import Slowdown
+from servesim.features.failures.nodes import number_of
+from servesim.features.failures.part import Failing
 from servesim.features.failures.setup import happening, response_of
 from servesim.run.setup import Setup, check_together
 
@@ -28,7 +30,8 @@ class Operations:
         self._setup, self._kind_of = setup, kinds_of(setup)
         found = next((part for part in setup.parts if isinstance(part, Failing)), None)
         if found is None:
-            found = Failing(response_of(FailuresFeature.settings(scenario), scenario.seed))
+            settings = FailuresFeature.settings(scenario)
+            found = Failing(response_of(settings, scenario.seed), nodes_of(setup, settings.gpus_per_node))
             setup.parts.insert(0, found)
         self._part = found
 
@@ -45,9 +48,18 @@ class Operations:
         self.done.append(text)
         return ns
 
-    def start_ns(self, pool: str = "", gpu: str = "", model: str = "") -> int:
-        """Return the time in ns that an added replica takes to start. Raise UserError if it cannot be added."""
-        return self._kind_of(pool, gpu, model).start_ns
+    def start_ns(self, kind: str, pool: str = "", gpu: str = "", model: str = "") -> int:
+        """Return the time in ns that a replica takes to start. Raise UserError if `kind`, add or upgrade, cannot start
+        it."""
+        return self._kind_of(kind, pool, gpu, model).start_ns
+
+    def num_nodes(self, fleet: Fleet) -> int:
+        """Return the number of nodes that have been in use."""
+        return number_of(self._part.nodes.of(fleet))
+
+    def on_node(self, node: int, fleet: Fleet) -> list[int]:
+        """Return the replicas on a node."""
+        return self._part.nodes.on(node, fleet)
 
     def slow(self, index: int) -> Slowdown | None:
         """Return why a replica is slow now, or None if it is not."""

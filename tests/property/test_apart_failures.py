@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from servesim.contracts import State
 from servesim.engine.cluster import Cluster
-from servesim.features.failures.part import Add, Crash, Drain, Failing, Failures, Slowdown
+from servesim.features.failures.happenings import Add, Crash, Drain, Failures, OnNode, Slowdown
+from servesim.features.failures.networks import SlowNet
+from servesim.features.failures.part import Failing
 from servesim.features.handoff.losses import CRASHED
 from tests.property.test_apart import assert_both_agree
+from tests.property.test_router_life import upgrades
 from tests.support.apart import Apart, apart_worlds, handoff_of
 from tests.support.examples import examples
 
@@ -30,6 +33,10 @@ def failing_worlds(draw: st.DrawFn) -> Apart:
     of = {drain.replica: draw(st.sampled_from([0, 4_000])) for drain in drained}  # another one of its pool starts
     adds = [Add(drain.at_ns, of[drain.replica], int(drain.replica >= world.sizes[0])) for drain in drained]
     slow = draw(st.lists(st.builds(lambda i, at: Slowdown(i, at, at + 50_000, 2.5), replicas, TIMES), max_size=1))
+    places = st.sampled_from([{}, *({place: 0} for place in ("replica", "node", "pool"))])
+    network = st.builds(
+        lambda at, factor, where: SlowNet(at, at + 9_000, factor, **where), TIMES, st.sampled_from([1.5, 40.0]), places
+    )
     failures = Failures(
         tuple(crashes),
         tuple(slow),
@@ -39,8 +46,13 @@ def failing_worlds(draw: st.DrawFn) -> Apart:
         reroutes=draw(st.sampled_from([0, 1, 5])),
         migrations=draw(st.sampled_from([0, 1, 3])),
         backoff_ns=draw(st.sampled_from([0, 2_000])),
+        nodes=tuple(
+            draw(st.lists(st.builds(OnNode, st.just(0), st.builds(Crash, st.just(-1), TIMES, downs)), max_size=2))
+        ),
+        networks=tuple(draw(st.lists(network, max_size=2))),
+        upgrades=tuple(draw(st.lists(upgrades(TIMES) | upgrades(TIMES, 1), max_size=2))),
     )
-    return replace(world, num_blocks=4_000, decode_blocks=4_000, max_num_seqs=64, failures=failures)
+    return replace(world, num_blocks=4_000, decode_blocks=4_000, max_num_seqs=64, failures=failures, node_size=2)
 
 
 @examples(30)

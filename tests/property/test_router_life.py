@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from servesim.contracts import State
 from servesim.engine.cluster import Cluster
-from servesim.features.failures.part import LOST, Add, Crash, Drain, Failures, Slowdown
+from servesim.engine.telling import LOST
+from servesim.features.failures.happenings import Add, Crash, Drain, Failures, OnNode, Slowdown
+from servesim.features.failures.upgrade import Upgrade
 from servesim.records.columns import REQUEST_COLUMNS
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.examples import examples
@@ -93,6 +95,8 @@ def breakages(draw: st.DrawFn) -> Failures:
     times = st.integers(0, 200_000)
     crash = st.builds(Crash, st.sampled_from([0, 1]), times, st.sampled_from([0, 5_000, 90_000]))
     slow = st.builds(lambda i, at, ns, x: Slowdown(i, at, at + ns, x), st.just(0), times, st.just(50_000), st.just(2.5))
+    of_node = st.builds(Crash, st.just(-1), times, st.sampled_from([0, 5_000, 90_000])) | slow
+    nodes = st.lists(st.builds(OnNode, st.just(0), of_node), max_size=1)
     return Failures(
         tuple(draw(st.lists(crash, min_size=1, max_size=3))),
         tuple(draw(st.lists(slow, max_size=2))),
@@ -101,7 +105,15 @@ def breakages(draw: st.DrawFn) -> Failures:
         detect_ns=draw(st.sampled_from([0, 3_000])),
         reroutes=draw(st.sampled_from([1, 5])),
         backoff_ns=draw(st.sampled_from([0, 2_000])),
+        nodes=tuple(draw(nodes)),
+        upgrades=tuple(draw(st.lists(upgrades(times), max_size=2))),
     )
+
+
+def upgrades(times: st.SearchStrategy[int], pool: int = 0) -> st.SearchStrategy[Upgrade]:
+    """Upgrades of a pool."""
+    starts, graces = st.sampled_from([0, 900, 30_000]), st.sampled_from([0, 4_000, 10**9])
+    return st.builds(Upgrade, times, starts, st.just(pool), st.just(pool), st.integers(1, 3), st.booleans(), graces)
 
 
 @examples(40)

@@ -72,7 +72,10 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     elif kind == "failures":
         at = draw(st.sampled_from([0, 0.3, 2]))
         breaks = [f"crash:replica=0,at={at},restart=1", f"slow:replica=1,at={at},until=3,factor=3"]
-        found |= {"replicas": 2, "cluster": {**found["cluster"], "failures": breaks, "detection_s": at}}
+        upgrade = f"upgrade:at={at},startup=0.4,grace=0.2,surge={draw(st.integers(0, 1))}"
+        breaks = draw(st.sampled_from([breaks, [upgrade, "crash:node=1,at=0.5,restart=1"]]))
+        more = {"failures": breaks, "detection_s": at, "gpus_per_node": 1}
+        found |= {"replicas": 2, "cluster": {**found["cluster"], **more}}
     else:
         found |= {"model": "qwen3-30b-a3b", "gpu": "h200", "dp": draw(st.sampled_from([2, 4]))}
         found |= {"ep": draw(st.sampled_from([None, 2])), "router": None, "requests": min(found["requests"], 12)}

@@ -14,6 +14,7 @@ SHARED = {"model": "llama-3.1-8b", "gpu": "h200", "trace": "synth:rate=40,prompt
 ADDED: dict[str, tuple[str, dict[str, Any]]] = {
     "disaggregation": ("handoff", {"pd": "1x1:1x1"}),
     "router_view": ("view_lag", {"replicas": 2, "router": "least-outstanding", "cluster": {"report_every_s": 0.1}}),
+    "upgrades": ("failures", {"cluster": {"failures": ["upgrade:at=0.3,startup=0.1,surge=1"]}}),
     "offload": ("offload", {"offload": "lmcache:cpu=1GiB,disk=2GiB,disk_gb_s=5"}),
     "classes": ("classes", {"slo": {"ttft": 500}, "slo_classes": {"gold": {"ttft": 300}}}),
     "tenants": ("classes", {}),

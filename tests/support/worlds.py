@@ -50,7 +50,9 @@ class World(LibraryWorld):
     """ns between two reports of what the router sees; 0: it sees what is."""
     report_lag: int = 0
     failures: Any = None
-    """What breaks: servesim.features.failures.part.Failures."""
+    """What breaks: servesim.features.failures.happenings.Failures."""
+    node_size: int = 8
+    """Replicas of a node."""
     data_parallel: Any = None
     """How ranks step together: servesim.features.data_parallel.part.DataParallel."""
 
@@ -69,9 +71,10 @@ class World(LibraryWorld):
 
             found.append(Reporting(self.report_every, self.report_lag))
         if self.failures is not None:
+            from servesim.features.failures.nodes import Nodes
             from servesim.features.failures.part import Failing
 
-            found.append(Failing(self.failures))
+            found.append(Failing(self.failures, Nodes(self.node_size, lambda pool: 1)))
         if self.data_parallel is not None:
             from servesim.features.data_parallel.part import Ranks
 

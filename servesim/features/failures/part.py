@@ -1,127 +1,84 @@
-"""Failures and operations: replicas that crash and restart with a cold cache, are slow for a time, drain or are added.
+"""Failures and operations: replicas that crash and restart with a cold cache, are slow for a time, drain, are added or
+replaced, one by one or all those of a node, and networks that are slow.
 
 They are known before a run, or happen while it goes on (`Failing.happens`); either way they do the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from simpy.events import Event
 
-from servesim.contracts.part import ClusterView, Part
+from servesim.contracts.part import ClusterView, Finished, Part
 from servesim.contracts.request import Request, State
+from servesim.contracts.router import ReplicaState
 from servesim.cost.slowed import Slowed
 from servesim.draws import uniform_one
 from servesim.engine import turnover
 from servesim.engine.clock import CHANGE, RECALL, REPORT
+from servesim.engine.pool import Pool
 from servesim.engine.telling import LOST
 from servesim.errors import UserError
 from servesim.features.failures.again import migrate, renew
+from servesim.features.failures.happenings import Add, Crash, Drain, Failures, Happening, OnNode, Slowdown
+from servesim.features.failures.networks import Networks, SlowNet
+from servesim.features.failures.nodes import Nodes, Outage
+from servesim.features.failures.upgrade import Rollout, Upgrade
+from servesim.metrics.requests import RequestColumns
 
-
-class Crash(NamedTuple):
-    """A crash in which a replica loses all its state."""
-
-    replica: int
-    at_ns: int
-    restart_ns: int
-    """Time from the crash until the replica serves again, or -1 if it never does."""
-
-
-class Slowdown(NamedTuple):
-    """A period in which a replica's GPU time is longer: a straggler."""
-
-    replica: int
-    at_ns: int
-    until_ns: int
-    factor: float
-
-
-class Drain(NamedTuple):
-    """A replica that takes no more requests from an instant on, and is gone when its last one has left."""
-
-    replica: int
-    at_ns: int
-
-
-class Add(NamedTuple):
-    """A replica that starts under the next index."""
-
-    at_ns: int
-    start_ns: int
-    """Time from then until it serves."""
-    pool: int = 0
-    """Number of its pool, in the order of the fleet's."""
-
-
-Happening = Crash | Slowdown | Drain | Add
-
-
-class Failures(NamedTuple):
-    """Failures and operations, and the response to them. At one instant, crashes come before drains, and these before
-    added replicas."""
-
-    crashes: tuple[Crash, ...] = ()
-    slowdowns: tuple[Slowdown, ...] = ()
-    drains: tuple[Drain, ...] = ()
-    adds: tuple[Add, ...] = ()
-    detect_ns: int = 0
-    """Time from a crash until the router detects it; requests sent there in the meantime fail immediately."""
-    reroutes: int = 5
-    """Maximum number of times a request is rerouted if its replica is lost before the first token; after that token its
-    client gets the error, as in the gateways of SGLang and vLLM, unless it migrates."""
-    migrations: int = 0
-    """Maximum number of times a request goes on at another replica if its replica is lost after the first token, with
-    the tokens generated so far as part of its prompt, without a pause: migration_limit of ai-dynamo 1.6.1, where 0 is
-    the default."""
-    backoff_ns: int = 50_000_000
-    """Pause before a request is rerouted; each pause is `growth` times the previous one, up to `most_ns`, give or take
-    a share `jitter` of it. The defaults are those of sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17."""
-    growth: float = 1.5
-    most_ns: int = 30_000_000_000
-    jitter: float = 0.2
-    seed: int = 0
-    """Seed of the jitter, which is keyed by request and attempt."""
+NEVER = 1 << 62
+"""Time of a restart that does not come."""
 
 
 class Failing(Part):
-    """Part that crashes, slows, drains or adds replicas of a cluster, and reroutes requests that were lost before their
-    first token."""
+    """Part that crashes, slows, drains, adds or replaces replicas of a cluster, and reroutes requests that were lost
+    before their first token. `nodes`: the nodes that replicas are on; by default, each has a GPU on a node of eight."""
 
-    def __init__(self, failures: Failures) -> None:
+    def __init__(self, failures: Failures, nodes: Nodes | None = None) -> None:
         self._failures = failures
+        self.nodes = nodes if nodes is not None else Nodes(8, lambda pool: 1)
         self._here: dict[Request, int] = {}  # on a replica, or on the way from one to another: output length
         self._pausing: dict[Request, int] = {}  # to be rerouted: output length
         self._attempts: dict[Request, int] = {}
         self._slow: dict[int, Slowdown] = {}  # now, by replica
         self._drained: set[int] = set()
+        self._down_until: dict[int, int] = {}  # by replica that has crashed
+        self._rollouts: list[Rollout] = []
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
+        self._networks = Networks(cluster, self.nodes)
 
     def held(self) -> int:
         return len(self._pausing)
 
     def start(self) -> None:
-        failures = self._failures
-        all_of_them: list[Happening] = [*failures.crashes, *failures.slowdowns, *failures.drains, *failures.adds]
-        for each in all_of_them:
+        known = self._failures
+        of_replicas: list[Happening] = [*known.crashes, *known.slowdowns, *known.drains, *known.adds]
+        for each in (*of_replicas, *known.nodes, *known.networks, *known.upgrades):
             self.happens(each)
 
     def happens(self, what: Happening) -> None:
         """Schedule something that happens in this run, now or later."""
         clock = self._cluster.clock
-        if isinstance(what, Crash):
-            clock.at(what.at_ns, CHANGE, partial(self._crash, what))
+        if isinstance(what, SlowNet):
+            self._networks.expect(what)
+        elif isinstance(what, OnNode):
+            order = REPORT if isinstance(what.what, Slowdown) else CHANGE
+            clock.at(what.what.at_ns, order, partial(self._on_node, what))
+        elif isinstance(what, Upgrade):
+            clock.at(what.at_ns, CHANGE, partial(self._upgrade, what))
+        elif isinstance(what, Crash):
+            clock.at(what.at_ns, CHANGE, partial(self._crash_one, what))
         elif isinstance(what, Drain):
             clock.at(what.at_ns, CHANGE, partial(self._drain, what))
         elif isinstance(what, Add):
             clock.at(what.at_ns, CHANGE, partial(self._add, what))
         else:
             clock.at(what.at_ns, REPORT, partial(self._slower, what))
-            clock.at(what.until_ns, REPORT, partial(self._as_before, what))
 
     def slow(self, index: int) -> Slowdown | None:
         """Return why a replica is slow now, or None if it is not."""
@@ -143,6 +100,23 @@ class Failing(Part):
         if request.replica in self._drained:
             turnover.left_draining(self._cluster, request.replica)
 
+    def state_changed(self, index: int, state: ReplicaState) -> None:
+        for rollout in self._rollouts:
+            rollout.state_changed(index, state)
+        if state == "starting":
+            self._networks.looked_over()
+
+    def replacing(self, pool: Pool) -> Iterable[tuple[int, int]]:
+        return [pair for rollout in self._rollouts for pair in rollout.pairs(pool)]
+
+    def figures(self, finished: Finished) -> dict[str, Any]:
+        if not self._rollouts or not isinstance(finished.requests, RequestColumns):
+            return {}
+        from servesim.features.failures.figures import UPGRADES, Upgraded
+
+        fleet, now = self._cluster.fleet, self._cluster.clock.ns
+        return {"upgrades": UPGRADES.of(Upgraded.of(self._rollouts, fleet, finished.requests, now))}
+
     def _replica(self, what: Crash | Slowdown | Drain) -> Any:
         replicas = self._cluster.replicas
         if what.replica >= len(replicas):
@@ -153,6 +127,7 @@ class Failing(Part):
         replica, cost = self._replica(slow), self._cluster.fleet.pool_of[slow.replica].cost
         self._slow[slow.replica] = slow
         replica.reprice(Slowed(cost, slow.factor) if slow.factor != 1 else cost)
+        self._cluster.clock.at(slow.until_ns, REPORT, partial(self._as_before, slow))
 
     def _as_before(self, slow: Slowdown, event: Event) -> None:
         if self._slow.get(slow.replica) is slow:  # else another slowdown has begun since
@@ -161,52 +136,95 @@ class Failing(Part):
 
     def _drain(self, drain: Drain, event: Event) -> None:
         if self._replica(drain).state not in ("draining", "gone"):
-            self._drained.add(drain.replica)
-            turnover.drain(self._cluster, drain.replica)
+            self._let_drain(drain.replica)
+
+    def _let_drain(self, index: int) -> None:
+        self._drained.add(index)
+        turnover.drain(self._cluster, index)
 
     def _add(self, add: Add, event: Event) -> None:
         turnover.begin(self._cluster, self._cluster.fleet.pools[add.pool], add.start_ns)
 
-    def _crash(self, crash: Crash, event: Event) -> None:
-        cluster, replica = self._cluster, self._replica(crash)
-        if not replica.up:
-            return
-        spawn = cluster.fleet.pool_of[crash.replica].spawn
+    def _upgrade(self, upgrade: Upgrade, event: Event) -> None:
+        def kill(index: int) -> int:
+            return self._crash([Crash(index, self._cluster.clock.ns, -1)])
+
+        self._rollouts.append(Rollout(self._cluster, upgrade, self._let_drain, kill))
+        self._rollouts[-1].begin()
+
+    def _on_node(self, each: OnNode, event: Event) -> None:
+        now, node, what = self._cluster.clock.ns, each.node, each.what
+        there = self.nodes.on(node, self._cluster.fleet)
+        if isinstance(what, Slowdown):
+            for index in there:
+                self._slower(what._replace(replica=index), event)
+        elif isinstance(what, Drain):
+            for index in there:
+                self._drain(what._replace(replica=index), event)
+        else:
+            until = now + what.restart_ns if what.restart_ns >= 0 else None
+            self.nodes.outages.append(Outage(node, now, until))
+            self._crash([what._replace(replica=index) for index in there])
+
+    def _crash_one(self, crash: Crash, event: Event) -> None:
+        if self._replica(crash).up:
+            self._crash([crash])
+
+    def _crash(self, crashes: Sequence[Crash]) -> int:
+        """Let replicas crash together; return the number of requests that were lost with them. Replicas that are
+        starting or down already will not be up before the rest."""
+        cluster, lost = self._cluster, list[Request]()
+        for crash in crashes:
+            if cluster.replicas[crash.replica].up:
+                lost += self._stop(crash.replica)
+        for crash in crashes:
+            self._respond(crash)
+        for request in (requests := dict.fromkeys(lost)):
+            self._lose(request)
+        return len(requests)
+
+    def _stop(self, index: int) -> list[Request]:
+        """Let a replica lose all its state; return the requests that it had."""
+        cluster, replica = self._cluster, self._cluster.replicas[index]
+        spawn = cluster.fleet.pool_of[index].spawn
         assert spawn is not None
         core = spawn()
         core.max_queued = replica.core.max_queued
-        there = [each for each in self._here if each.replica == crash.replica and each.leg is None]
+        there = [each for each in self._here if each.replica == index and each.leg is None]
         replica.crash(core)
-        cluster.fleet.note(crash.replica, "crashed")
+        cluster.fleet.note(index, "crashed")
         cluster.new_core(replica)
-        there += cluster.crashed(crash.replica)
-        clock, now = cluster.clock, cluster.clock.ns
-        down = crash.restart_ns
-        if replica.state == "draining":  # nothing would restart it
-            cluster.set_state(crash.replica, "gone")
-        elif down >= 0:
-            clock.at(now + down, CHANGE, partial(self._restart, crash.replica))
-        if replica.state == "gone":
-            pass
-        elif self._failures.detect_ns == 0:
-            self._detect(crash.replica)
+        return there + cluster.crashed(index)
+
+    def _respond(self, crash: Crash) -> None:
+        """Schedule what follows from the crash of a replica."""
+        cluster, clock, now = self._cluster, self._cluster.clock, self._cluster.clock.ns
+        index, down = crash.replica, crash.restart_ns
+        state = cluster.replicas[index].state
+        if state == "draining":  # nothing would restart it
+            cluster.set_state(index, "gone")
+            return
+        self._down_until[index] = max(self._down_until.get(index, 0), now + down if down >= 0 else NEVER)
+        if down >= 0:
+            clock.at(now + down, CHANGE, partial(self._restart, index))
+        if self._failures.detect_ns == 0 or state == "starting":
+            self._detect(index)
         elif down < 0 or self._failures.detect_ns < down:
-            clock.at(now + self._failures.detect_ns, CHANGE, lambda event: self._detect(crash.replica))
-        for request in there:
-            self._lose(request)
+            clock.at(now + self._failures.detect_ns, CHANGE, lambda event: self._detect(index))
 
     def _detect(self, index: int) -> None:
-        if self._cluster.replicas[index].state != "gone":
+        if self._cluster.replicas[index].state in ("starting", "ready"):
             self._cluster.set_state(index, "failed")
 
     def _restart(self, index: int, event: Event) -> None:
-        cluster = self._cluster
-        if cluster.replicas[index].state == "gone":
+        cluster, replica = self._cluster, self._cluster.replicas[index]
+        again = cluster.clock.ns < self._down_until[index]  # it has crashed again since
+        if replica.state == "gone" or replica.up or again:
             return
-        if cluster.replicas[index].state == "ready":
+        if replica.state == "ready":
             self._detect(index)
         cluster.set_state(index, "starting")
-        cluster.replicas[index].up = True
+        replica.up = True
         cluster.set_state(index, "ready")
 
     def _lose(self, request: Request) -> None:

@@ -1,7 +1,8 @@
 """KV transfers as flows over links: start-up time, fair shares, and the cost of small messages.
 
 A transfer uses the outbound link of its source and the inbound link of its destination. It waits `start_ns`, then moves
-at its max-min fair share of both, like connections that are served equally. All values are integers: rates are bytes
+at its max-min fair share of both, like connections that are served equally. While the links of a replica are slow, they
+have less bandwidth, also for transfers in flight; `start_ns` stays. All values are integers: rates are bytes
 per second, rounded down, times are ns, and the remainder of a transfer is counted in billionths of a byte, so that no
 rounding depends on other transfers in flight.
 """
@@ -80,6 +81,8 @@ class Links(Wire):
     ) -> None:
         self._overhead, self._message = overhead_bytes, message_bytes
         self._capacity = dict(enumerate(out)) | {INTO + index: rate for index, rate in enumerate(into)}
+        self._full = dict(self._capacity)
+        self._factors: dict[int, float] = {}  # by replica
         self._rate_of = rate_of
         self._start_ns = start_ns
         self._flows: list[Flow] = []
@@ -92,7 +95,20 @@ class Links(Wire):
     def attach(self, index: int, pool: Pool) -> None:
         if index not in self._capacity:
             assert self._rate_of is not None
-            self._capacity[index] = self._capacity[INTO + index] = self._rate_of(pool)
+            self._full[index] = self._full[INTO + index] = self._rate_of(pool)
+            self._limit(index)
+
+    def slow(self, index: int, factor: float) -> None:
+        self._factors[index] = factor
+        if index in self._full:
+            self._advance()
+            self._limit(index)
+            self._share()
+
+    def _limit(self, index: int) -> None:
+        """Set the bandwidth that both links of a replica have now."""
+        for end in (index, INTO + index):
+            self._capacity[end] = max(round(self._full[end] / self._factors.get(index, 1.0)), 1)
 
     def send(
         self, source: int, destination: int, num_bytes: int, request: Request, done: Callable[[], None]

@@ -80,9 +80,11 @@ def _remove(handoff: Handoff, request: Request, index: int) -> None:
 def load_fails(handoff: Handoff, passage: Passage, reason: str) -> None:
     """Handle a request whose memory on the decode side is waiting for KV that is gone: it fails, or computes the KV
     itself if there is no `reason`."""
+    replica = handoff.cluster.replicas[passage.decode]
     if passage.loading:
         passage.loading = False
-        remote_kv.load_failed(handoff.cluster.replicas[passage.decode], passage.request, reason)
+        if passage.request in replica.core.fetched:  # else both sides have crashed at this instant
+            remote_kv.load_failed(replica, passage.request, reason)
         turnover.left_draining(handoff.cluster, passage.decode)
 
 

@@ -226,6 +226,9 @@ class Handoff(Part, ABC):
     def keeps(self, index: int) -> bool:
         return losses.keeps(self, index)
 
+    def network_changed(self, index: int, factor: float) -> None:
+        self.wire.slow(index, factor)
+
     # The transfer.
 
     def available(self, request: Request) -> bool:

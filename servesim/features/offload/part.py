@@ -8,6 +8,7 @@ from typing import Any
 from servesim.contracts.part import ClusterView, Finished, Part
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
+from servesim.features.offload.connector import Offload
 from servesim.features.offload.figures import OFFLOAD, Behind, Place
 from servesim.features.offload.lmcache import LMCache
 from servesim.features.offload.setup import OffloadSetup, check_policies
@@ -31,6 +32,7 @@ class Offloading(Part):
         self._memories: list[tuple[Pool, OffloadSetup | None]] = [*memories]
         self._said, self._more = said, more
         self._connected: list[Place] = []
+        self._factors: dict[int, float] = {}  # of the network, by replica
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
@@ -49,6 +51,24 @@ class Offloading(Part):
             raise UserError(f"offload: first: {error}") from None
         replica.core.step_plainly()
         self._connected.append(Place(replica.index, replica.pool, replica.core, connector))
+        self._slow(connector, self._factors.get(replica.index, 1.0))
+
+    def wants(self, verb: str) -> bool:
+        remote = any(memory is not None and "remote" in memory.tiers for _, memory in self._memories)
+        return super().wants(verb) and (verb != "network_changed" or remote)
+
+    def network_changed(self, index: int, factor: float) -> None:
+        """Let copies to and from a remote store be slower from the next one on; how long a copy takes is known when it
+        begins."""
+        self._factors[index] = factor
+        for place in self._connected:
+            if place.replica == index:
+                self._slow(place.connector, factor)
+
+    def _slow(self, connector: Offload | LMCache, factor: float) -> None:
+        for tier in connector.tiers:
+            if tier.name == "remote":
+                tier.reading.factor = tier.writing.factor = factor
 
     def _memory_of(self, pool: Pool) -> OffloadSetup | None:
         for known, memory in self._memories:

@@ -20,10 +20,13 @@ class Direction:
     """Time at which all copies are done."""
     busy_ns: int = 0
     """Total time of the copies."""
+    factor: float = 1.0
+    """Divisor of the bandwidth of copies that begin from now on."""
 
     def copy(self, num_bytes: int, after_ns: int) -> int:
         """Begin a copy of `num_bytes` of each GPU at or after a time; return when it is done, in ns."""
-        ns = self.start_ns - (-num_bytes * NANO // self.bytes_per_s)
+        rate = self.bytes_per_s if self.factor == 1 else max(round(self.bytes_per_s / self.factor), 1)
+        ns = self.start_ns - (-num_bytes * NANO // rate)
         self.busy_ns += ns
         self.free_ns = max(self.free_ns, after_ns) + ns
         return self.free_ns

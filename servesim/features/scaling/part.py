@@ -3,8 +3,9 @@
 When scaling up, a new replica gets the next index, is ready after its start-up time and then takes requests
 immediately. When scaling down, starting replicas are removed first, then ready ones drain, the highest index first in
 each case: they get no new requests and are gone when empty. A draining replica is not reused: a new one starts (as in
-Dynamo's replay). Pools of different roles come and go independently; a prefill replica stays until the KV of its
-prompts has been read, and any replica until it has had all samples of its requests.
+Dynamo's replay). A replica that a rolling upgrade replaces and its successor count as one. Pools of different roles
+come and go independently; a prefill replica stays until the KV of its prompts has been read, and any replica until it
+has had all samples of its requests.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Scaling(Part):
         return PoolLoad(
             now,
             {i: Report(r.num_waiting, r.num_running, r.kv_usage, now) for i, r in ready.items()},
-            len(self._in(pool, "starting")),
+            len(self._starting(pool)) + self._promised(pool),
             len(self._in(pool, "draining")),
             self._cluster.held_for(pool),
             counts.arrived,
@@ -168,14 +169,23 @@ class Scaling(Part):
         fleet = self._cluster.fleet
         return [r.index for r in fleet.replicas if r.state in states and fleet.pool_of[r.index] is pool]
 
+    def _starting(self, pool: Pool) -> list[int]:
+        """Return the replicas of a pool that start, without those that start in place of one that is still there."""
+        successors = {new for _, new in self._cluster.replacing(pool)}
+        return [index for index in self._in(pool, "starting") if index not in successors]
+
+    def _promised(self, pool: Pool) -> int:
+        """Return how many replicas of a pool are yet to start in place of others, which drain."""
+        return sum(new < 0 for _, new in self._cluster.replacing(pool))
+
     def _bring(self, each: Scaled, wanted: int) -> None:
         """Start or drain replicas until the wanted number is up or starting; failed replicas count, because they come
         back."""
         cluster = self._cluster
-        starting = self._in(each.pool, "starting")
+        starting = self._starting(each.pool)
         there = self._in(each.pool, "ready", "failed")
-        for _ in range(wanted - len(starting) - len(there)):
+        spare = len(starting) + len(there) + self._promised(each.pool) - wanted
+        for _ in range(-spare):
             turnover.begin(cluster, each.pool, each.start_ns)
-        spare = len(starting) + len(there) - wanted
-        for _ in range(max(spare, 0)):
+        for _ in range(min(spare, len(starting) + len(there))):
             turnover.drain(cluster, (starting or there).pop())

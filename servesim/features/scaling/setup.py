@@ -13,6 +13,7 @@ from servesim.errors import UserError
 from servesim.features.scaling.part import Scaled
 from servesim.metrics.requests import SECOND
 from servesim.plugins.user_policies import blaming
+from servesim.run.scenario import fleet_varies
 from servesim.run.start import start_of
 
 if TYPE_CHECKING:
@@ -78,8 +79,11 @@ def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Sca
             continue
         start = start_of(settings.start)
         if settings.scaler is None:
-            if settings.start:
-                raise UserError(f"start has no effect: no replica of pool {pool.name} starts without a scaler")
+            if settings.start and not fleet_varies(pool.scenario):
+                raise UserError(
+                    f"start has no effect: no replica of pool {pool.name} starts without a scaler, or something in "
+                    "cluster.failures that starts one"
+                )
             continue
         cls, params = scalers.configured(settings.scaler)
         deployment = pool.deployment

@@ -9,10 +9,11 @@ import pytest
 import servesim
 from servesim.contracts import State
 from servesim.engine.cluster import Cluster
+from servesim.engine.telling import LOST
 from servesim.errors import UserError
 from servesim.features.failures import FailuresFeature
-from servesim.features.failures.part import LOST, Add, Crash, Drain, Failures, Slowdown
-from servesim.features.failures.setup import failures_of, ns_of, seconds_of
+from servesim.features.failures.happenings import Add, Crash, Drain, Failures, Slowdown
+from servesim.features.failures.setup import Counts, failures_of, ns_of, seconds_of
 from servesim.records.columns import REQUEST_COLUMNS
 from servesim.run.scenario import Scenario
 from tests.support.worlds import ToyCost, World, toy_trace
@@ -169,7 +170,7 @@ def test_a_failure_that_cannot_be_is_refused_in_one_line(text: str, says: str) -
     settings = {"trace": "synth:rate=1", "model": "llama-3.1-8b", "gpu": "h200", "replicas": 2}
     scenario = Scenario.of(settings | {"cluster": {"failures": [text]}})
     with pytest.raises(UserError, match=says):
-        failures_of(FailuresFeature.settings(scenario), scenario.replicas, 0)
+        failures_of(FailuresFeature.settings(scenario), Counts(replica=2, node=1), 0)
 
 
 PLAIN = {"trace": "synth:rate=20,prompt=200,output=20", "requests": 40, "model": "llama-3.1-8b", "gpu": "h100"}

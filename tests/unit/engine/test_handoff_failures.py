@@ -13,8 +13,9 @@ import servesim
 from servesim.contracts import State
 from servesim.contracts.router import Pair, Router
 from servesim.engine.cluster import Cluster
+from servesim.engine.telling import LOST
 from servesim.errors import UserError
-from servesim.features.failures.part import LOST, Add, Crash, Drain, Failures, Slowdown
+from servesim.features.failures.happenings import Add, Crash, Drain, Failures, OnNode, Slowdown
 from servesim.features.handoff.first import SglangParams, TrtllmParams
 from servesim.features.handoff.losses import CRASHED
 from servesim.features.handoff.passage import Passage
@@ -83,6 +84,18 @@ def test_kv_that_is_lost_before_or_while_it_is_read_fails_the_request_or_is_comp
 def test_kv_that_has_been_read_survives_its_source(mode: str) -> None:
     _, (p,) = tries(apart(Crash(0, 5_733, FOREVER)), mode)
     assert (p.request.state, p.request.last_token_ns) == (State.FINISHED, 8732)
+
+
+@MODES
+@pytest.mark.parametrize("patience", [None, 5_400], ids=["waiting", "given up"])
+def test_a_node_with_both_sides_takes_kv_in_flight_with_it_whether_its_client_waits_or_not(
+    mode: str, patience: int | None
+) -> None:
+    both = OnNode(0, Crash(-1, 5_500, 1_000))
+    world = replace(apart(sizes=(1, 1), nodes=(both,)), clients=Clients(timeout_ns=patience))
+    _, passages = tries(world, mode)
+    assert [p.received_ns for p in passages] == ([-1, 12_232] if patience is None else [-1])
+    assert passages[-1].request.state is (State.FINISHED if patience is None else State.ABORTED)
 
 
 @MODES

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servesim.contracts.request import Request
-from servesim.engine.clock import LOADED, Clock
+from servesim.engine.clock import LOADED, REPORT, Clock
+from servesim.engine.pool import Pool
 from servesim.features.handoff.links import KINDS, Links, fair_shares
 from servesim.features.handoff.wire import FixedRate
 from tests.support.examples import examples
+from tests.support.worlds import ToyCost
 
 GB = 1_000_000_000
 REQUEST = Request(0, "r", 1, 1, 0)
@@ -57,6 +59,43 @@ def test_messages_have_the_efficiency_of_their_size() -> None:
 
 def test_at_a_fixed_rate_nothing_is_shared() -> None:
     assert run(FixedRate(2.0), [(0, 0, 1, 1000), (0, 0, 1, 1000), (7, 0, 1, 1)]) == [500, 500, 8]
+
+
+def slowed(links: Any, periods: list[tuple[int, int, float]], sends: list[tuple[int, int, int, int]]) -> list[int]:
+    """When each has come, if the bandwidth of replicas is divided, in order: (at ns, replica, by)."""
+    join = links.join
+
+    def joined(clock: Clock) -> None:
+        join(clock)
+        for at, index, factor in periods:
+            clock.at(at, REPORT, lambda event, index=index, factor=factor: links.slow(index, factor))
+
+    links.join = joined
+    return run(links, sends)
+
+
+def test_a_slow_link_doubles_the_time_of_a_transfer_that_starts_later_and_the_rest_of_one_in_flight() -> None:
+    # 1,000 bytes at 1 B/ns: half are sent at 500, the rest takes 1,000
+    assert slowed(Links([GB, GB], [GB, GB], 0), [(0, 0, 2.0)], [(0, 0, 1, 1000)]) == [2000]
+    assert slowed(Links([GB, GB], [GB, GB], 0), [(500, 0, 2.0)], [(0, 0, 1, 1000), (1500, 0, 1, 1000)]) == [1500, 3500]
+    assert slowed(Links([GB, GB], [GB, GB], 0), [(500, 1, 2.0), (900, 1, 1.0)], [(0, 0, 1, 1000)]) == [1200]
+    assert slowed(Links([GB, GB], [GB, GB], 300), [(0, 0, 2.0)], [(0, 0, 1, 1000)]) == [2300], "start-up stays"
+
+
+def test_a_transfer_that_ends_when_its_link_becomes_slow_has_ended() -> None:
+    assert slowed(Links([GB, GB], [GB, GB], 0), [(1000, 0, 9.0)], [(0, 0, 1, 1000)]) == [1000]
+
+
+def test_a_replica_that_is_slow_before_it_is_connected_is_slow_then() -> None:
+    links = Links([GB], [GB], 0, rate_of=lambda pool: 4 * GB)
+    links.slow(1, 8.0)
+    links.attach(1, Pool([], ToyCost(), 1))
+    assert run(links, [(0, 0, 1, 1000)]) == [2000]
+
+
+def test_at_a_fixed_rate_a_transfer_is_slow_if_it_begins_while_either_end_is() -> None:
+    sends = [(0, 0, 1, 1000), (100, 0, 1, 1000), (100, 1, 0, 1000), (100, 1, 2, 1000)]
+    assert slowed(FixedRate(2.0), [(100, 0, 2.0)], sends) == [500, 1100, 1100, 600]
 
 
 def slow_reference(rates: list[int], sends: list[tuple[int, int, int, int]], start: int) -> list[int]:

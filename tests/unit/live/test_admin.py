@@ -200,6 +200,8 @@ def anything(draw: random.Random, count: int) -> tuple[str, dict[str, Any]]:
             ("add", {"startup_s": seconds}),
             ("drain", {"replica": index}),
             ("replace", {"replica": index, "gpu": "h200", "startup_s": seconds}),
+            ("crash", {"node": 0, "restart_s": seconds}),
+            ("upgrade", {"surge": index % 2, "batch": 2, "startup_s": seconds, "grace_s": 0.1}),
         ]
     )
 
@@ -224,6 +226,38 @@ def test_whatever_operators_do_at_whatever_times_is_done_again_offline(tmp_path:
     assert not seen.driver.streams
     assert len(seen.driver.operations.done) >= 8  # type: ignore[union-attr]
     same_but_for_lost(seen, replayed(seen, recording, settings, tmp_path))
+
+
+@pytest.mark.feature("handoff")
+def test_nodes_networks_and_upgrades_are_done_again_offline(tmp_path: Path) -> None:
+    recording = Recording()
+    settings = {**ONE, "router": "least-requests", "pd": "2x1:2x1", "cluster": {"gpus_per_node": 2}}
+
+    async def acts(operator: Operator, driver: Driver, seen: Seen) -> Any:
+        async def operators() -> Any:
+            await asyncio.sleep(0.5000000013)
+            await operator.do("slow_net", for_s=2, factor=50, pool="decode")
+            await asyncio.sleep(0.5)
+            await operator.do("crash", node=0, restart_s=0.5)
+            await asyncio.sleep(1)
+            await operator.do("slow", node=1, for_s=0.5, factor=2)
+            return await operator.do("upgrade", pool="decode", surge=True, startup_s=0.2, grace_s=0.05)
+
+        acting = asyncio.create_task(operators())
+        await crowd(60, 400, 0.1)(driver, seen)
+        return await acting
+
+    seen, found = operated(settings, acts, recording)
+    assert [text.partition(":")[0] for text in found["done"]] == ["slow_net", "crash", "slow", "upgrade"]
+    assert [replica.state for replica in seen.driver.cluster.replicas] == [
+        *["ready"] * 2,
+        *["gone"] * 2,
+        *["ready"] * 2,
+    ]
+    result = replayed(seen, recording, settings, tmp_path)
+    lost = same_but_for_lost(seen, result)
+    assert {*result.requests["replica"]} >= {2, 3, 4, 5}
+    assert lost
 
 
 def test_a_replacement_serves_from_the_instant_at_which_the_replaced_one_drains(tmp_path: Path) -> None:
@@ -325,6 +359,18 @@ def test_an_added_replica_takes_the_time_of_a_start_by_default() -> None:
         ("add", {"pool": "b"}, 400, "add: unknown pool 'b'"),
         ("add", {"model": "llama-2-7b"}, 400, "add: engine.max_model_len is 8192 but must be from 1 to the 4096"),
         ("replace", {"replica": 0, "model": "Qwen/Qwen3-8B-FP8"}, 400, "add: the weights of Qwen/Qwen3-8B-FP8"),
+        ("crash", {"node": 1}, 404, "there is no node 1; they are numbered from 0 to 0"),
+        ("crash", {"node": "0"}, 400, "node is '0' but must be the number of a node"),
+        ("drain", {"node": 0, "replica": 0}, 400, "replica and node are both specified"),
+        ("add", {"node": 0}, 400, "unknown key 'node'"),
+        ("slow_net", {"for_s": 5, "factor": 2}, 400, "slow_net has no effect: only KV between prefill and decode"),
+        ("slow_net", {"for_s": 5}, 400, "factor is None but must be a number"),
+        ("slow_net", {"for_s": 5, "factor": 2, "pool": "b"}, 400, "slow_net: unknown pool 'b'"),
+        ("upgrade", {"batch": 0}, 400, "'upgrade:at="),
+        ("upgrade", {"batch": True}, 400, "batch must be a whole number, and surge 0 or 1"),
+        ("upgrade", {"surge": "yes"}, 400, "batch must be a whole number, and surge 0 or 1"),
+        ("upgrade", {"grace_s": -1}, 400, "grace_s is -1 but must be a number from 0 to 1e7"),
+        ("upgrade", {"gpu": "h999"}, 400, "upgrade: unknown GPU 'h999'"),
         ("nothing", {}, 404, "POST /admin/nothing is not served"),
     ],
 )  # fmt: skip
