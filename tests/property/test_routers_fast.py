@@ -35,6 +35,9 @@ ROUTERS = (
     "token-bucket:per_s=100,burst=2,router=power-of-two",
     "vllm-dp",
     "vllm-router-cache-aware:balance_abs_threshold=1",
+    "weighted-least-requests:rule=envoy",
+    "weighted-least-requests:prompt_len=40,output_len=9",
+    "weighted-round-robin",
 )
 
 
