@@ -25,6 +25,8 @@ ROUTERS = (
     "manual:assignment_mode=min_group,key=tenant",
     "power-of-two",
     "smg-prefix-hash:prefix_token_count=8",
+    "predicted-latency:min_samples=2,retrain_s=0.00001",
+    "predicted-latency:predictor=oracle,ttft_slo_ms=0.01,tpot_slo_ms=0.003,queue_weight=1",
     "production-stack-prefix-aware",
     "random",
     "sglang-cache-aware:balance_abs_threshold=1",
@@ -68,3 +70,5 @@ def assert_same(world: World) -> None:
         assert not any(left), f"requests are still booked: {left}"
         assert not any(getattr(router, "prefill_tokens", []))
         assert not any(getattr(router, "output_blocks", []))
+        assert not any(getattr(router, "backlog", []))
+        assert not any(getattr(router, "num_prompts", []))
