@@ -18,6 +18,7 @@ ROUTERS = (
     "dynamo-kv",
     "dynamo-kv:router_track_output_blocks=true,router_temperature=0.5",
     "dynamo-kv-approximate",
+    "dynamo-kv-approximate:active_prefill_tokens_threshold=60,active_decode_blocks_threshold=0.3",
     "dynamo-kv-approximate:router_queue_threshold=0.5,max_num_batched_tokens=64,router_queue_policy=wspt",
     "llm-d",
     "llm-d:running_weight=1,load_aware_weight=1,token_load_weight=1,active_request_weight=1,no_hit_lru_weight=1",
