@@ -11,7 +11,9 @@ For prefill workers the decode term is 0; for decode workers the cost is the dec
 per request.
 
 Bookings are made when a request is sent: its blocks are booked until it ends, and its prompt tokens not found in caches
-until its first token. Not modeled: tiers below GPU memory, shared pools, and the selection function `lmetric`.
+until its first token. Replicas above a threshold get nothing, by what workers publish to the router: here its own
+bookings, and KV usage as reported. Not modeled: tiers below GPU memory, shared pools, the selection function `lmetric`,
+and priorities in the queue.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from dataclasses import dataclass
 from math import ceil, exp
 from typing import Any, Literal, NamedTuple
 
-from servesim.contracts.params import check_least
+from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
-from servesim.contracts.router import WAIT, Decision, FinishStatus, ReplicaState, ReplicaView, ready
+from servesim.contracts.router import WAIT, Decision, FinishStatus, Reject, ReplicaState, ReplicaView, ready
 from servesim.policies.routing._block_sets import BlockSets, block_keys
 from servesim.policies.routing._in_flight import InFlightRouter
 
@@ -50,14 +52,23 @@ class DynamoParams:
     max_num_batched_tokens: int = 8192
     """The engine's `max_num_batched_tokens`, for the threshold."""
     router_queue_policy: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
-    """Order in which requests leave the queue: first come first served, last come first served, or shortest prompt
-    first."""
+    """Order in which requests leave the queue: first come first served, last come first served, or the fewest prompt
+    tokens first, not counting those that the best replica had when the request began to wait."""
+    active_decode_blocks_threshold: float | None = None
+    """Share of a replica's KV blocks, active by the router's count or used by its engine's, above which it is busy and
+    gets no requests. Requests are refused with 503 while all replicas are busy. None: never busy by this."""
+    active_prefill_tokens_threshold: int | None = None
+    """Active prefill tokens above which a replica is busy. None: never busy by this."""
+    active_prefill_tokens_threshold_frac: float | None = None
+    """The same as a multiple of `max_num_batched_tokens`."""
 
     def __post_init__(self) -> None:
         check_least(
             self, 0, "overlap_score_credit", "overlap_score_credit_decay", "prefill_load_scale",
             "decode_active_request_weight", "router_temperature", "router_queue_threshold",
+            "active_decode_blocks_threshold", "active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac",
         )  # fmt: skip
+        check_most(self, 1, "active_decode_blocks_threshold")
         check_least(self, 1, "max_num_batched_tokens")
 
 
@@ -138,7 +149,9 @@ class DynamoRouter(InFlightRouter):
         return costs
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
-        choices = ready(views)
+        choices = self._not_busy(views)
+        if not choices:
+            return Reject(503)
         threshold = self.params.router_queue_threshold
         if threshold is not None:
             most = threshold * self.params.max_num_batched_tokens
@@ -149,6 +162,23 @@ class DynamoRouter(InFlightRouter):
         if self.params.router_temperature > 0:
             return self._drawn_by(costs, least)
         return self.pick([i for i in choices if costs[i] == least])
+
+    def _not_busy(self, views: Sequence[ReplicaView]) -> Sequence[int]:
+        """Return the replicas that are ready and below all thresholds (lib/llm/src/discovery/worker_monitor.rs)."""
+        params, choices = self.params, ready(views)
+        frac, share = params.active_prefill_tokens_threshold_frac, params.active_decode_blocks_threshold
+        limits = [] if frac is None else [int(frac * params.max_num_batched_tokens)]
+        limits += [] if params.active_prefill_tokens_threshold is None else [params.active_prefill_tokens_threshold]
+        if limits:
+            choices = [i for i in choices if self.prefill_tokens[i] <= min(limits)]
+        if share is not None:
+            choices = [i for i in choices if self._kv_share(views[i]) <= share]
+        return choices
+
+    def _kv_share(self, view: ReplicaView) -> float:
+        """Return the larger share of a replica's blocks that are active or used."""
+        active = self.active.sizes.get(view.index, 0) + self.output_blocks[view.index]
+        return max(active * self.output_block / view.profile.kv_tokens, view.kv_usage)
 
     def _drawn_by(self, costs: dict[int, float], least: float) -> int:
         spread = max(costs.values()) - least
@@ -163,7 +193,10 @@ class DynamoRouter(InFlightRouter):
 
     def queue_key(self, request: Request) -> Any:
         policy = self.params.router_queue_policy
-        return {"fcfs": 0, "lcfs": -request.arrival_ns, "wspt": request.prompt_len}[policy]
+        if policy != "wspt":
+            return 0 if policy == "fcfs" else -request.arrival_ns
+        found = max(self.overlap(request, self.keys(request)), default=0)
+        return max(request.prompt_len - found * self.output_block, 1)
 
     def on_sent(self, request: Request, replica: int) -> None:
         keys = self.keys(request)

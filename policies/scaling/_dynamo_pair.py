@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
+from servesim.contracts.profile import Profile
 from servesim.contracts.router import Report
-from servesim.contracts.scaler import Profile
 
 MOST_CANDIDATES = 128
 """Maximum number of batch sizes for which a replica's rate is evaluated (MAX_CAPACITY_SEARCH_CANDIDATES)."""

@@ -19,13 +19,14 @@ Not modeled: the discount by the router's cache hit rate, and a load loop that c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
 from servesim.contracts.params import check_least
-from servesim.contracts.scaler import PoolLoad, Profile, Scaler, ScalerParams, scalers
+from servesim.contracts.profile import Profile
+from servesim.contracts.scaler import PoolLoad, Scaler, ScalerParams, scalers
 from servesim.errors import UserError
 from servesim.policies.scaling._dynamo_pair import (
     Sides,
@@ -109,7 +110,6 @@ class DynamoPlanner(Scaler):
     """Planner that divides the forecast demand by the rate of a replica and corrects the result by the current load."""
 
     Params = DynamoParams
-    joint = True
     needs = frozenset({"pools", "latency"})
 
     def __init__(self, params: Any, profile: Profile) -> None:
@@ -121,6 +121,10 @@ class DynamoPlanner(Scaler):
         self._least = params.min
         self._least_of = Sides(params.min, params.min)
         self._observed = Observed()
+
+    @classmethod
+    def shared(cls, params: DynamoParams, profile: Profile) -> Hashable:
+        return None if profile.role == "both" else params
 
     @property
     def every_s(self) -> float:

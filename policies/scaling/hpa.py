@@ -14,8 +14,9 @@ from math import ceil
 from typing import Any, Literal
 
 from servesim.contracts.params import check_least
+from servesim.contracts.profile import Profile
 from servesim.contracts.router import Report
-from servesim.contracts.scaler import PoolLoad, Profile, Scaler, ScalerParams, scalers
+from servesim.contracts.scaler import PoolLoad, Scaler, ScalerParams, scalers
 
 Metric = Literal["waiting", "running", "kv"]
 

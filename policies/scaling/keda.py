@@ -12,7 +12,8 @@ from math import ceil
 from typing import Any
 
 from servesim.contracts.params import check_least
-from servesim.contracts.scaler import PoolLoad, Profile, Scaler, ScalerParams, scalers
+from servesim.contracts.profile import Profile
+from servesim.contracts.scaler import PoolLoad, Scaler, ScalerParams, scalers
 from servesim.policies.scaling.hpa import Metric, Stabilized, value_of
 
 

@@ -1,21 +1,29 @@
-"""Saturation rule of llm-d's workload variant autoscaler v0.5.1 (commit b08b1c7), for one variant.
+"""Saturation rule of llm-d's workload variant autoscaler v0.5.1 (commit b08b1c7).
 
 A replica's spare KV memory is 0.80 minus its usage, and its spare queue is 5 minus its waiting requests, both at their
 worst in the last minute; the replica is saturated if either is 0 or less. A replica is added if the unsaturated
 replicas' mean spare memory or mean spare queue is below its trigger. One is removed if at least two are unsaturated and
 the others, with its load distributed among them, would not fall below the triggers. No decision is made while a replica
-is starting or draining. The autoscaler scales from zero as soon as requests wait. From memory, not checked against the
-source: metrics every 15 s, a decision every 60 s. The pod autoscaler that acts on its recommendation is not modeled.
+is starting or draining. The autoscaler scales from zero as soon as requests wait.
+
+Pools of one model that name it are its variants (internal/saturation/analyzer.go): replicas of all of them are judged
+together, the cheapest variant grows and the most expensive one shrinks, by the price of a replica, with ties broken by
+name. There a variant never shrinks below one replica, and none has a maximum; here `min` and `max` of its pool apply,
+and a variant at its bound is passed over. From memory, not checked against the source: metrics every 15 s, a decision
+every 60 s, and the cheapest variant from zero. The pod autoscaler that acts on the recommendation is not modeled.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from servesim.contracts.params import check_least
-from servesim.contracts.scaler import PoolLoad, Profile, Scaler, ScalerParams, scalers
+from servesim.contracts.profile import Profile
+from servesim.contracts.router import Report
+from servesim.contracts.scaler import PoolLoad, Scaler, ScalerParams, scalers
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class WvaParams(ScalerParams):
 
 @scalers.register("llm-d-wva")
 class LlmDWva(Scaler):
-    """Autoscaler based on the spare KV memory and spare queue of unsaturated replicas."""
+    """Autoscaler based on the spare KV memory and spare queue of unsaturated replicas, cheapest variant first."""
 
     Params = WvaParams
 
@@ -62,26 +70,51 @@ class LlmDWva(Scaler):
     def every_s(self) -> float:
         return float(self.params.poll_s if self._empty else self.params.sample_s)
 
-    def wanted(self, load: PoolLoad) -> int:
-        now = load.num_replicas
-        self._empty = now == 0
-        if self._empty:
-            return 1 if load.num_held else 0
-        worst = self._worst(load)
-        if load.at_ns - self._decided_ns < self.params.decide_s * 1e9 or not load.settled or not worst:
-            return now
-        self._decided_ns = load.at_ns
-        return now + self._step(worst)
+    @classmethod
+    def shared(cls, params: WvaParams, profile: Profile) -> Hashable:
+        """Return the same key for all variants of a model, whatever their bounds."""
+        return replace(params, min=0, max=1), profile.models, profile.role
 
-    def _worst(self, load: PoolLoad) -> list[tuple[float, float]]:
+    def wanted(self, load: PoolLoad) -> int:
+        return self.wanted_of({"": load})[""]
+
+    def wanted_of(self, loads: Mapping[str, PoolLoad]) -> Mapping[str, int]:
+        now = {name: load.num_replicas for name, load in loads.items()}
+        self._empty = not any(now.values())
+        if self._empty:
+            return self._moved(now, loads, int(any(load.num_held for load in loads.values())))
+        at_ns = next(iter(loads.values())).at_ns
+        worst = self._worst(at_ns, {i: report for load in loads.values() for i, report in load.ready.items()})
+        settled = all(load.settled for load in loads.values())
+        if at_ns - self._decided_ns < self.params.decide_s * 1e9 or not settled or not worst:
+            return now
+        self._decided_ns = at_ns
+        return self._moved(now, loads, self._step(worst))
+
+    def _moved(self, now: dict[str, int], loads: Mapping[str, PoolLoad], step: int) -> dict[str, int]:
+        """Return the numbers of replicas with one more of the cheapest variant that may grow (step 1), or one fewer of
+        the most expensive one that may shrink (step -1)."""
+        able = {
+            1: [(self._usd(name), name) for name, load in loads.items() if now[name] < load.most],
+            -1: [(self._usd(name), name) for name, load in loads.items() if now[name] > load.least],
+        }.get(step)
+        if able:
+            _, name = min(able) if step > 0 else max(able)
+            now[name] += step
+        return now
+
+    def _usd(self, name: str) -> float:
+        return self.profiles.get(name, self.profile).usd_per_hour
+
+    def _worst(self, at_ns: int, ready: Mapping[int, Report]) -> list[tuple[float, float]]:
         """Return, for each ready replica, the highest KV usage and the longest queue in the window."""
-        for gone in self._seen.keys() - load.ready.keys():
+        for gone in self._seen.keys() - ready.keys():
             del self._seen[gone]
         found = []
-        for index, report in load.ready.items():
+        for index, report in ready.items():
             seen = self._seen.setdefault(index, deque())
-            seen.append((load.at_ns, report.kv_usage, report.num_waiting))
-            while seen[0][0] < load.at_ns - self.params.window_s * 1e9:
+            seen.append((at_ns, report.kv_usage, report.num_waiting))
+            while seen[0][0] < at_ns - self.params.window_s * 1e9:
                 seen.popleft()
             found.append((max(kv for _, kv, _ in seen), max(queue for _, _, queue in seen)))
         return found

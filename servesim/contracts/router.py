@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 from servesim import draws
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.params import NoParams
+from servesim.contracts.profile import Profile
 from servesim.contracts.request import Request
 from servesim.plugins.registry import Registry
 from servesim.plugins.user_policies import settles
@@ -94,6 +95,11 @@ class ReplicaView(Protocol):
     def model(self) -> str:
         """Model it serves if pools serve several; else empty. Only replicas that serve the requested model are ready
         when a request is routed."""
+
+    @property
+    def profile(self) -> Profile:
+        """Performance of a replica of its pool by the scenario's cost model, as an operator would have measured it;
+        looking it up costs a call, so keep it."""
 
     @property
     def num_waiting(self) -> int:

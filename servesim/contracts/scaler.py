@@ -4,32 +4,14 @@ periodically."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from servesim.contracts.params import check_least, check_most
-from servesim.contracts.router import Report, Role
+from servesim.contracts.profile import Profile
+from servesim.contracts.router import Report
 from servesim.plugins.registry import Registry
-
-
-class Profile(Protocol):
-    """Performance of one replica of a pool, from the cost of its steps, and its limits; times in seconds."""
-
-    role: Role
-    num_gpus: int
-    max_num_batched_tokens: int
-    """Maximum number of tokens that a step computes."""
-    max_num_seqs: int
-    """Maximum number of running requests."""
-    kv_tokens: int
-    """Number of tokens that the KV memory holds."""
-
-    def prefill_s(self, tokens: int) -> float:
-        """Return the time of a step that only computes a prompt of `tokens` tokens."""
-
-    def decode_s(self, sequences: int, context: int) -> float:
-        """Return the time of a step in which that many sequences with that context get one token each."""
 
 
 class PoolLoad(NamedTuple):
@@ -58,6 +40,10 @@ class PoolLoad(NamedTuple):
     """Mean time per output token of those with at least two tokens; None as above."""
     e2e_s: float | None = None
     """Mean time from arrival to the last token of those requests; None as above."""
+    least: int = 0
+    """Minimum number of replicas of this pool, to which answers are raised."""
+    most: int = 4096
+    """Maximum number of replicas of this pool, to which answers are lowered."""
     others: Mapping[str, PoolLoad] = {}
     """Measurements of all other pools, scaled or not, by name, with counts since this autoscaler's last call; empty if
     it does not need "pools"."""
@@ -99,9 +85,6 @@ class Scaler(ABC):
     paper: ClassVar[str] = ""
     """Reference that describes the rule."""
     Params: ClassVar[type[Any]] = ScalerParams
-    joint: ClassVar[bool] = False
-    """Whether one instance scales all pools that name it with equal parameters, through `wanted_of`. Otherwise each
-    pool has its own."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """Measurements that cost time and are made only on demand: "latency" (`ttft_s`, `tpot_s` and `e2e_s` of a load) and
     "pools" (`others`)."""
@@ -114,6 +97,12 @@ class Scaler(ABC):
     def __init__(self, params: Any, profile: Profile) -> None:
         self.params = params
         self.profile = profile
+
+    @classmethod
+    def shared(cls, params: Any, profile: Profile) -> Hashable:
+        """Return a key of a pool that names this autoscaler: one instance scales all pools with equal keys, through
+        `wanted_of`. None (the default): each pool has its own instance."""
+        return None
 
     @property
     @abstractmethod

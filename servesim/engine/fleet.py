@@ -49,7 +49,7 @@ class Fleet:
     def add(self, core: EngineCore, pool: Pool) -> Replica:
         """Add a replica under the next index, and return it."""
         replica = self._make(len(self.replicas), core, pool)
-        replica.pool, replica.role = pool.name, pool.role
+        replica.pool, replica.role, replica.profiled = pool.name, pool.role, pool.profile
         replica.model = pool.models[0] if pool.models else ""
         self.replicas.append(replica)
         self.views.append(self.view(replica))

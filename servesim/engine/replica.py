@@ -11,6 +11,7 @@ from simpy.events import Event
 from servesim.contracts.connector import Connector
 from servesim.contracts.cost import CostModel
 from servesim.contracts.kv_events import KVEvent
+from servesim.contracts.profile import Profile
 from servesim.contracts.request import Deadline, Request, State
 from servesim.contracts.router import ReplicaState, Role
 from servesim.engine import remote_kv
@@ -53,6 +54,8 @@ class Replica:
         self.pool, self.model = "", ""
         """Names of the replica's pool and of its model."""
         self.role: Role = "both"
+        self.profiled: Callable[[], Profile]
+        """Function that returns the performance of a replica of its pool; set by the fleet."""
         self.horizon: Callable[[], int | None] = lambda: None
         """Function that returns the estimated nanoseconds until a request has arrived here, or None if unknown."""
         self.up = True
@@ -95,6 +98,11 @@ class Replica:
 
     def catch_up(self) -> None:
         """Complete everything that ends now or earlier. Fast mode defers this work until it is needed."""
+
+    @property
+    def profile(self) -> Profile:
+        """Performance of a replica of its pool."""
+        return self.profiled()
 
     @property
     def num_waiting(self) -> int:

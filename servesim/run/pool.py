@@ -97,7 +97,9 @@ def set_up_pool(server: Server, name: str, role: Role, facts: TraceFacts) -> Poo
         *on_ranks(scenario, model),
         *(speculation.notes(facts) if speculation is not None else ()),
     ]
-    pool = Pool(cores, cost, depth, spawn, name, role)
+    gpus = scenario.tp * scenario.pp
+    usd = gpus * (scenario.usd_per_gpu_hour or 0.0)
+    pool = Pool(cores, cost, depth, spawn, name, role, num_gpus=gpus, usd_per_hour=usd)
     deployment = _deployment(scenario, model, gpu, budget, one.kv)
     return PoolSetup(name, scenario, pool, cost, deployment, server, notes, asked)
 

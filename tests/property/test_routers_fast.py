@@ -18,6 +18,7 @@ ROUTERS = (
     "dynamo-kv",
     "dynamo-kv:router_track_output_blocks=true,router_temperature=0.5",
     "dynamo-kv-approximate",
+    "dynamo-kv-approximate:active_prefill_tokens_threshold=60,active_decode_blocks_threshold=0.3",
     "dynamo-kv-approximate:router_queue_threshold=0.5,max_num_batched_tokens=64,router_queue_policy=wspt",
     "llm-d",
     "llm-d:running_weight=1,load_aware_weight=1,token_load_weight=1,active_request_weight=1,no_hit_lru_weight=1",
@@ -25,6 +26,8 @@ ROUTERS = (
     "manual:assignment_mode=min_group,key=tenant",
     "power-of-two",
     "smg-prefix-hash:prefix_token_count=8",
+    "predicted-latency:min_samples=2,retrain_s=0.00001",
+    "predicted-latency:predictor=oracle,ttft_slo_ms=0.01,tpot_slo_ms=0.003,queue_weight=1",
     "production-stack-prefix-aware",
     "random",
     "sglang-cache-aware:balance_abs_threshold=1",
@@ -35,6 +38,9 @@ ROUTERS = (
     "token-bucket:per_s=100,burst=2,router=power-of-two",
     "vllm-dp",
     "vllm-router-cache-aware:balance_abs_threshold=1",
+    "weighted-least-requests:rule=envoy",
+    "weighted-least-requests:prompt_len=40,output_len=9",
+    "weighted-round-robin",
 )
 
 
@@ -65,3 +71,5 @@ def assert_same(world: World) -> None:
         assert not any(left), f"requests are still booked: {left}"
         assert not any(getattr(router, "prefill_tokens", []))
         assert not any(getattr(router, "output_blocks", []))
+        assert not any(getattr(router, "backlog", []))
+        assert not any(getattr(router, "num_prompts", []))

@@ -20,6 +20,9 @@ class View(NamedTuple):
     num_unread: int = 0
     kv_usage: float = 0.0
     at_ns: int = 0
+    pool: str = "default"
+    model: str = ""
+    profile: Any = None
 
 
 def views_of(views: int | Sequence[View]) -> Views:

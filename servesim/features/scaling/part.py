@@ -126,7 +126,9 @@ class Scaling(Part):
         clock = self._cluster.clock
         clock.background -= 1
         loads = self._loads(asked)
-        answers = asked.scaler.wanted_of({each.pool.name: loads[each.pool.name] for each in asked.scaled})
+        answers = asked.scaler.wanted_of(
+            {each.pool.name: loads[each.pool.name]._replace(least=each.least, most=each.most) for each in asked.scaled}
+        )
         for counts in asked.counts.values():
             counts.clear()
         for each in asked.scaled:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING
 
-from servesim.contracts import Batch, make
-from servesim.contracts.router import Role
+from servesim.contracts import make
 from servesim.contracts.scaler import Scaler, scalers
-from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.features.scaling.part import Scaled
 from servesim.metrics.requests import SECOND
@@ -25,36 +23,6 @@ LEAST_S = 1e-3
     would never end."""
 
 
-class CostProfile:
-    """A replica's limits, and its step times in seconds according to its cost model, with steps planned ahead."""
-
-    def __init__(self, pool: Pool, num_gpus: int = 1) -> None:
-        assert pool.spawn is not None
-        core = pool.cores[0] if pool.cores else pool.spawn()
-        limits = core.scheduler.limits
-        self.role: Role = pool.role
-        self.num_gpus = num_gpus
-        self.max_num_batched_tokens, self.max_num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-        self.kv_tokens = core.kv.capacity_tokens
-        self._cost = pool.cost
-        self._known: dict[tuple[int, int], float] = {}  # of decode steps, by (sequences, context)
-
-    def _s(self, batch: Batch) -> float:
-        price = self._cost.price(batch)
-        return (price.gpu_ns + price.host.exposed) / SECOND
-
-    def prefill_s(self, tokens: int) -> float:
-        """Return the time of a step that computes only a prompt."""
-        return self._s(Batch(tokens, [(tokens, 0)], sampled=1, sampled_context=tokens))
-
-    def decode_s(self, sequences: int, context: int) -> float:
-        """Return the time of a step in which sequences with a given context each generate a token."""
-        total, key = sequences * context, (sequences, context)
-        if key not in self._known:
-            self._known[key] = self._s(Batch.decodes(sequences, total, total * context, context))
-        return self._known[key]
-
-
 def asked_every(scaler: Scaler) -> int:
     """Return the time between two queries to an autoscaler, in ns; raise UserError if it is invalid."""
     with blaming([type(scaler)]):
@@ -68,12 +36,9 @@ def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Sca
     """Return the pools whose replicas come and go. Raise UserError if their settings are invalid."""
     found = []
     pools = list(pools)
-    profiles = {
-        pool.name: CostProfile(pool.pool, pool.scenario.tp * pool.scenario.pp)
-        for pool, _ in pools
-        if any(settings.scaler is not None for _, settings in pools)
-    }
-    joint: dict[tuple[type[Scaler], Any], Scaler] = {}
+    scaled = any(settings.scaler is not None for _, settings in pools)
+    profiles = {pool.name: pool.pool.profile() for pool, _ in pools if scaled}
+    shared: dict[tuple[type[Scaler], Hashable], Scaler] = {}
     for pool, settings in pools:
         if not pool.scenario.replicas:  # it is for replicas that are added one by one
             continue
@@ -91,10 +56,13 @@ def scaled_pools(pools: Iterable[tuple[PoolSetup, ScalingSettings]]) -> list[Sca
             replicas = pool.scenario.replicas
             raise UserError(f"scaler: replicas is {replicas} but must be from {params.min} to {params.max}")
         seconds = start.total_s(deployment.model.weight_bytes(deployment.dtype))
-        scaler = joint.get((cls, params)) if cls.joint else None
+        profile = profiles[pool.name]
+        key = cls.shared(params, profile)
+        scaler = shared.get((cls, key)) if key is not None else None
         if scaler is None:
-            scaler = joint[cls, params] = make(cls, params, profiles[pool.name])
+            scaler = make(cls, params, profile)
             scaler.profiles = profiles
             asked_every(scaler)
+            shared[cls, key] = scaler
         found.append(Scaled(pool.pool, scaler, round(seconds * SECOND), params.min, params.max))
     return found

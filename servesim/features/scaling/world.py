@@ -11,7 +11,7 @@ from servesim.contracts import make
 from servesim.contracts.scaler import PoolLoad, Scaler, ScalerParams
 from servesim.errors import PolicyError, UserError
 from servesim.features.scaling.part import Scaled, Scaling
-from servesim.features.scaling.setup import CostProfile, asked_every
+from servesim.features.scaling.setup import asked_every
 
 MOST = 5
 EVERY_NS = 7_000
@@ -53,7 +53,7 @@ def scaled_by(world: Any, draws: Any, cls: type[Scaler], params: Any) -> Any:
     replicas = min(max(world.replicas, params.min), params.max)
 
     def scaling(world: Any, pools: Any) -> Scaling:
-        scaler = make(cls, params, CostProfile(pools[0]))
+        scaler = make(cls, params, pools[0].profile())
         scaler.profiles = {pools[0].name: scaler.profile}
         asked_every(scaler)
         return Scaling([Scaled(pools[0], scaler, start_ns, params.min, params.max)])
@@ -65,7 +65,7 @@ def _every_ns(world: Any, cls: type[Scaler], params: Any) -> int:
     """Return the time between two queries, or EVERY_NS if creating the autoscaler fails: its error is raised when it is
     created again."""
     try:
-        return asked_every(make(cls, params, CostProfile(world.pools("reference", False)[0])))
+        return asked_every(make(cls, params, world.pools("reference", False)[0].profile()))
     except (PolicyError, UserError):
         return EVERY_NS
 

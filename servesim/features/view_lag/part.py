@@ -9,6 +9,7 @@ from typing import Any
 from simpy.events import Event
 
 from servesim.contracts.part import ClusterView, Finished, Part
+from servesim.contracts.profile import Profile
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, Report, Role, Views, life
 from servesim.engine.clock import REPORT
@@ -51,6 +52,11 @@ class Reported:
     def model(self) -> str:
         """The model it serves."""
         return self._replica.model
+
+    @property
+    def profile(self) -> Profile:
+        """The performance of a replica of its pool."""
+        return self._replica.profile
 
     @property
     def num_waiting(self) -> int:

@@ -37,6 +37,9 @@ PARAMETERS = {
     "router_queue_policy": "DYN_ROUTER_QUEUE_POLICY",
     "router_track_output_blocks": "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",
     "ttl_s": "DYN_ROUTER_TTL_SECS",
+    "active_decode_blocks_threshold": "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+    "active_prefill_tokens_threshold": "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+    "active_prefill_tokens_threshold_frac": "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
 }
 """Variables of the frontend by parameter of the KV routers."""
 _OWN_FLAGS = (

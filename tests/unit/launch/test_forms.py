@@ -69,6 +69,7 @@ def test_the_version_is_the_tag_of_the_image(form: str) -> None:
         ("compose", {"name": "power-of-two"}),
         ("dynamo", {"name": "dynamo-kv", "router_temperature": 0.5, "router_queue_policy": "wspt"}),
         ("dynamo", {"name": "dynamo-kv-approximate", "overlap_score_credit": 0.5}),
+        ("dynamo", {"name": "dynamo-kv", "active_decode_blocks_threshold": 0.85}),
         ("dynamo", {"name": "least-requests"}),
         ("llm-d", {"name": "llm-d", "prefix_weight": 5, "session_weight": 0.5, "block_size": 32}),
         ("llm-d", {"name": "llm-d-precise", "queue_weight": 3}),

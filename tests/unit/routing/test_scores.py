@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from servesim.contracts import WAIT, Report, Router
+from servesim.contracts.router import Reject
 from servesim.policies.routing._dynamo import DynamoRouter
 from servesim.policies.routing._llm_d import LlmDRouter
 from tests.support.routing import Prompts, View, router_of, views_of
@@ -117,6 +119,44 @@ def test_smg_counts_kv_use_as_imbalance_only_where_a_threshold_is_set() -> None:
         router = router_of("smg-cache-aware", 2, overload_token_usage_threshold=threshold)
         router.on_sent(prompt((1, 50)), 0)
         assert router.route(prompt((1, 50)), views) == expected
+
+
+@dataclass
+class Memory:
+    """Memory of a replica: 100 blocks of 16 tokens."""
+
+    kv_tokens: int = 1600
+
+
+def test_dynamo_passes_over_busy_replicas_and_refuses_while_all_are() -> None:
+    prompt, idle = Prompts(), Memory()
+    booked = {"active_prefill_tokens_threshold": 100}
+    scaled = {"active_prefill_tokens_threshold_frac": 0.5, "max_num_batched_tokens": 201}  # more than 100
+    for limits in (booked, scaled, {"active_decode_blocks_threshold": 0.06}):  # more than six blocks
+        router = router_of("dynamo-kv-approximate", 2, **limits)
+        views = views_of([View(0, profile=idle), View(1, profile=idle)])
+        first, second = prompt((1, 112)), prompt((2, 112))
+        router.on_sent(first, 0)
+        assert {router.route(prompt((n, 10)), views) for n in range(9)} == {1}, limits
+        router.on_sent(second, 1)
+        assert router.route(prompt((3, 10)), views) == Reject(503), limits
+        router.on_finish(first, 0, "finished")
+        assert router.route(prompt((3, 10)), views) == 0, limits
+
+
+def test_dynamo_s_busy_memory_is_also_what_engines_report() -> None:
+    router, prompt = router_of("dynamo-kv-approximate", 2, active_decode_blocks_threshold=0.85), Prompts()
+    views = views_of([View(0, kv_usage=0.86, profile=Memory()), View(1, kv_usage=0.85, profile=Memory())])
+    assert {router.route(prompt((n, 10)), views) for n in range(9)} == {1}
+
+
+def test_dynamo_s_queue_lets_out_what_has_the_fewest_tokens_to_compute_at_the_best_replica() -> None:
+    prompt = Prompts()
+    for policy, expected in (("wspt", [40, 20, 1]), ("fcfs", [0, 0, 0]), ("lcfs", [0, 0, 0])):
+        router = router_of("dynamo-kv-approximate", 2, router_queue_policy=policy)
+        router.on_sent(prompt((1, 64)), 1)
+        waiting = [prompt((2, 40)), prompt((1, 64), (3, 20)), prompt((1, 64))]
+        assert [router.queue_key(request) for request in waiting] == expected
 
 
 def test_dynamo_waits_while_every_replica_has_too_much_prefill_booked() -> None:

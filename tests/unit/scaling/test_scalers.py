@@ -19,6 +19,8 @@ S = 10**9
 class Plain:
     """A prompt takes 0.1 ms a token, a decode step 10 ms and 0.1 ms more for each sequence."""
 
+    usd_per_hour = 1.0
+
     def prefill_s(self, tokens: int) -> float:
         return tokens * 1e-4
 
