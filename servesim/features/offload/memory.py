@@ -97,6 +97,8 @@ class HostMemory(ABC):
     def prepare(self, keys: Sequence[Hashable], now: int, keep: Collection[Hashable] = ()) -> Room | None:
         """Make room for the missing keys without dropping anything in `keep`, and add them; their blocks are not ready
         until the caller sets a time. Return None and change nothing if there is no room."""
+        if len(keys) > self.num_blocks:
+            return None  # without a look at each key: none of them may go for another
         missing = [key for key in keys if self.get(key) is None]
         short = len(self) + len(missing) - self.num_blocks
         if short > 0 and self.evict(short, {*keys, *keep}, now) is None:
