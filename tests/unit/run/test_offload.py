@@ -33,7 +33,7 @@ def test_sizes_have_units(text: str, expected: int) -> None:
         ("vllm:cpu=64", "is too small for a block, which takes 2 MiB"),
         ("vllm:cpu=64gigs", "'64gigs' is not a size"),
         ("vllm:cpu=-1GiB", "'-1GiB' is not a size"),
-        ("lmcash:cpu=1GiB", "offload 'lmcash' is unknown"),
+        ("lmcash:cpu=1GiB", "unknown connector 'lmcash'"),
         ("lmcache:cpu=1GiB,disk=1TB", "disk and disk_gb_s must be specified together"),
         ("lmcache:cpu=1GiB,remote_gb_s=3", "remote and remote_gb_s must be specified together"),
         ("lmcache:cpu=1GiB,disk=1TB,disk_gb_s=0", "disk_gb_s is 0"),
@@ -58,7 +58,7 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
         ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
         ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot load KV"),
         ({"offload": "hicache", "scheduler": "sarathi"}, "this way; use sglang"),
-        ({"offload": "lmcache:cpu=8GiB", "pp": 2}, "pipeline stages \\(pp\\), for LMCache and HiCache"),
+        ({"offload": "lmcache:cpu=8GiB", "pp": 2}, "pipeline stages \\(pp\\), for lmcache"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_in_one_line(more: dict[str, Any], message: str) -> None:
