@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 from servesim.checking.draw import Draws, draw, plain_world, refused_by
 from servesim.checking.subject import Subject
 from servesim.checking.world import World
-from servesim.contracts import make
-from servesim.contracts.connector import DEFER, Connector
+from servesim.contracts.connector import DEFER
 from servesim.contracts.feature import Feature, installed
 from servesim.contracts.part import Part
 from servesim.contracts.request import Request
@@ -36,12 +35,11 @@ def world_of(number: int, subject: Subject) -> World:
         return draw(number, subject)
     draws, about = Draws(number), ABOUT[subject.kind]
     world = plain_world(number, Subject.of(about[number % len(about)]))
-    if subject.kind == "connector":
-        return replace(world, features=(partial(_connected, subject.cls),))
-    if subject.kind == "scaler":
-        feature = serving(subject.kind)
-        scaled: World = feature.in_world_with(_suited(world, feature), draws, subject.cls, subject.params)
-        return scaled
+    if subject.kind != "feature":
+        feature, cls = serving(subject.kind), subject.cls
+        cls = checked(cls) if subject.kind == "connector" else cls
+        served: World = feature.in_world_with(_suited(world, feature), draws, cls, subject.params)
+        return served
     feature = subject.cls()
     world = _suited(world, feature)
     if type(feature).in_world is not Feature.in_world:
@@ -133,55 +131,43 @@ def _built(subject: Subject, world: World, pools: list[Pool]) -> Part | None:
     return built(subject.cls(), setup)
 
 
-class Connecting(Part):
-    """Part that connects each core to its own connector."""
-
-    def __init__(self, cls: type[Connector]) -> None:
-        self._cls = cls
-
-    def core_made(self, replica: Any) -> None:
-        try:
-            connector: Connector = make(self._cls)
-        except PolicyError as error:
-            if "__init__() missing" in f"{error}":
-                told = f"{self._cls.__name__}() needs arguments: check a subclass that needs none"
-                raise UserError(told) from None
-            raise
-        replica.connect(checked(connector, self._cls, lambda: replica.clock.ns))
-        replica.core.step_plainly()
-
-
-def _connected(cls: type[Connector], world: World, pools: list[Pool]) -> Part:
-    return Connecting(cls)
-
-
-def checked(connector: Any, cls: type[Connector], now: Callable[[], int]) -> Connector:
+def checked(cls: type[Any]) -> type[Any]:
     """Return a user's connector with its answers checked against the contract."""
     if not is_own(cls):
-        return connector  # type: ignore[no-any-return]
-    available, load, ran = connector.available, connector.load, connector.ran
+        return cls
 
-    def asked(request: Request, num_tokens: int) -> int:
-        found: int = available(request, num_tokens)
-        if found != DEFER and not 0 <= found <= request.num_tokens - num_tokens:
-            told = (
-                f"available returns {found} of the {request.num_tokens - num_tokens} tokens after the first "
-                f"{num_tokens}"
-            )
-            raise PolicyError(f"{cls.__name__} at {now()} ns: {told} of {request}")
-        return found
+    class Checked(cls):  # type: ignore[misc]
+        name = cls.name
 
-    def loaded(request: Request, start: int, stop: int, at: int) -> int:
-        end: int = load(request, start, stop, at)
-        if end < at:
-            raise PolicyError(f"{cls.__name__} at {now()} ns: load ends at {end} ns, before it starts")
-        return end
+        def join(self, replica: Any) -> None:
+            self.asked_tokens, self.clock = 0, replica.clock
+            super().join(replica)
 
-    def ends(requests: Any, begin_ns: int, end_ns: int) -> int:
-        end: int = ran(requests, begin_ns, end_ns)
-        if end < end_ns:
-            raise PolicyError(f"{cls.__name__} at {now()} ns: ran makes a step end at {end} ns, before {end_ns}")
-        return end
+        def available(self, request: Request, num_tokens: int) -> Any:
+            found, least = super().available(request, num_tokens), request.num_tokens - num_tokens
+            if found != DEFER and not 0 <= found <= least:
+                self._fail(f"available returns {found} of the {least} tokens after the first {num_tokens} of {request}")
+            return found
 
-    connector.available, connector.load, connector.ran = asked, loaded, ends
-    return connector  # type: ignore[no-any-return]
+        def load(self, request: Request, start: int, stop: int, now: int) -> Any:
+            self.asked_tokens += stop - start
+            end = super().load(request, start, stop, now)
+            if end < now:
+                self._fail(f"load ends at {end} ns, before it starts")
+            return end
+
+        def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> Any:
+            end = super().ran(requests, begin_ns, end_ns)
+            if end < end_ns:
+                self._fail(f"ran makes a step end at {end} ns, before {end_ns}")
+            if self.counts.loaded_tokens != self.asked_tokens:
+                told = f"{self.counts.loaded_tokens} of the {self.asked_tokens} tokens that it has loaded are counted"
+                self._fail(f"{told} (call self.counts.loaded(request, tokens, tier) for each load)")
+            return end
+
+        def _fail(self, told: str) -> None:
+            raise PolicyError(f"{cls.__name__} at {self.clock.ns} ns: {told}")
+
+    for name in ("__module__", "__name__", "__qualname__"):
+        setattr(Checked, name, getattr(cls, name))
+    return Checked

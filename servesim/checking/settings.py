@@ -22,6 +22,7 @@ WORDS = {
     },
     "kv": {"needs": {"output_len", "future"}, "supports": {"fork", "events", "remote_kv"}},
     "speculation": {"needs": {"acceptance"}, "supports": {"async"}},
+    "connector": {"needs": {"remote_kv", "deferred", "external"}},
 }
 """Allowed values of `needs` and `supports`, by kind of policy."""
 

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from servesim.contracts import REGISTRIES, Registry, build_params
-from servesim.contracts.connector import Connector
+from servesim.contracts.connector import connectors
 from servesim.contracts.feature import features
 from servesim.errors import UserError, suggest
 from servesim.parsing import spelt
 from servesim.plugins.registry import WrongKind
 from servesim.run.scenario import Scenario
-
-CONNECTORS: Registry[Connector] = Registry("connector", Connector, "")
-"""Registry of connectors. They have no registered names: features provide them, and a user's connector is named by file
-and class."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Subject:
     registry: Registry[Any]
     cls: type[Any]
     params: Any
-    """Parameters of a policy or settings of a feature; a connector has none."""
+    """Parameters of a policy or connector, or settings of a feature."""
 
     @property
     def kind(self) -> str:
@@ -46,8 +42,6 @@ class Subject:
         setting is wrong."""
         registry = registry_of(spec)
         found, values = registry.resolve(spec)
-        if registry is CONNECTORS and values:
-            raise UserError(f"{spec}: a connector has no parameters")
         if hasattr(found, "Params"):
             return cls(spec, registry, found, build_params(spec, found.Params, dict(values)))
         subject = cls(spec, registry, found, {key: spelt(value) for key, value in values.items()})
@@ -68,12 +62,12 @@ class Subject:
 
 
 def registry_of(spec: str) -> Registry[Any]:
-    """Return the registry of a policy's kind, of features or of connectors. Raise UserError if nothing has that
-    name."""
-    registries = (*REGISTRIES, features, CONNECTORS)
+    """Return the registry of a policy's kind, of features or of connectors. A name that a connector shares with a
+    policy means the policy. Raise UserError if nothing has that name."""
+    registries: tuple[Registry[Any], ...] = (connectors, features, *REGISTRIES)
     if ".py:" not in spec:
         name = spec.partition(":")[0]
-        everything = {known: registry for registry in (*REGISTRIES, features) for known in registry.names()}
+        everything = {known: registry for registry in registries for known in registry.names()}
         if name not in everything:
             raise UserError(f"unknown policy {name!r}{suggest(name, everything)}")
         return everything[name]

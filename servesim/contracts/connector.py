@@ -11,15 +11,23 @@ A replica with several sources has them all in one connector, `Several` (servesi
 
 A connector may also store KV: it is notified of each step and copies the computed KV from memory that it retains
 (`Request.being_read`) until the copy is done, or makes the step end later.
+
+A scenario's `offload` names a connector with its parameters: one of servesim/features/offload, one that a package adds
+through the entry-point group `servesim.connector`, or `path/to/file.py:Class`. Each core then gets one of its own. What
+outlives an engine, or is used by several, is in `Place.shared`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, NamedTuple
 
+from servesim.contracts.params import NoParams
 from servesim.contracts.request import Request, State
+from servesim.contracts.router import Role
+from servesim.plugins.registry import Registry
 
 LATER: Final = 1 << 62
 """Return value of `Connector.load`: the end is not known yet; the replica is notified of it later
@@ -29,16 +37,105 @@ DEFER: Final = -LATER
 first."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A replica, as its connector sees it when it is made."""
+
+    block_size: int
+    """Tokens of a GPU block."""
+    block_bytes: int
+    """Bytes of a GPU block on each GPU of the replica."""
+    num_gpus: int
+    num_blocks: int
+    """GPU blocks of the replica."""
+    kv_tokens: int
+    """Maximum number of tokens that its KV memory holds."""
+    num_layers: int
+    """Layers of the model."""
+    pcie_bytes_per_s: float
+    """Nominal bandwidth of a GPU's link to the host in each direction."""
+    gpu: str = ""
+    """Name of the GPU."""
+    role: Role = "both"
+    kv: Hashable = ()
+    """Format of its KV: the model, the type of the values and the number of GPUs. Replicas can use each other's KV if
+    this is equal."""
+    index: int = 0
+    """Index of the replica in the cluster."""
+    shared: dict[Hashable, Any] = field(default_factory=dict)
+    """What connectors have in common, by any key: one dictionary for all cores of a run, crashed ones included."""
+
+
+@dataclass
+class Counts:
+    """KV that one connector has moved, for the summary's `offload`."""
+
+    first_tokens: dict[int, int] = field(default_factory=dict)
+    """Tokens loaded for requests that had not run yet, by row."""
+    tier_tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens loaded for requests that had not run yet, by the tier that had them."""
+    again_tokens: int = 0
+    """Tokens loaded for requests that were preempted, or went on after a crash."""
+    stored_tokens: int = 0
+    dropped_blocks: int = 0
+    refused: int = 0
+    """Stores refused for lack of room."""
+    deferred: int = 0
+    """Lookups deferred because the KV was being loaded for another request."""
+    load_ns: list[int] = field(default_factory=list)
+    """Duration of each load, or of each step with loads."""
+
+    @property
+    def loaded_tokens(self) -> int:
+        """Number of tokens loaded."""
+        return sum(self.tier_tokens.values()) + self.again_tokens
+
+    def loaded(self, request: Request, tokens: int, tier: str) -> None:
+        """Count tokens that a request has loaded from a tier, such as "cpu" or "remote"."""
+        if request.num_preemptions or (request.owner or request).num_migrations:
+            self.again_tokens += tokens
+            return
+        self.first_tokens[request.row] = self.first_tokens.get(request.row, 0) + tokens
+        self.tier_tokens[tier] = self.tier_tokens.get(tier, 0) + tokens
+
+
 class Connector(ABC):
     """Source of KV from outside one replica: another replica, host memory, a store. No verb changes anything in a
     request except its `being_read`. Whatever a connector raises ends the run with a PolicyError that names its class
     and line."""
 
+    name: ClassVar[str] = "?"
+    Params: ClassVar[type[Any]] = NoParams
+    needs: ClassVar[frozenset[str]] = frozenset({"remote_kv", "deferred"})
+    """What a scheduler must support (servesim.contracts.scheduler): "external" for one that loads `in_step`, "deferred"
+    for one that answers DEFER."""
+    of_engine: ClassVar[str] = "vllm"
+    """A scheduler that supports this, to be named if another does not."""
+    staged: ClassVar[bool] = True
+    """Whether it serves replicas with pipeline stages (pp above 1), too."""
+    not_behind: ClassVar[Mapping[str, str]] = {}
+    """Roles of pools whose replicas go without it, each with the note that says why."""
+    params: Any
+    place: Place
+    counts: Counts
+    """KV that it has moved. A connector counts what it loads (`counts.loaded`) and stores (`counts.stored_tokens`)."""
+    tiers: Sequence[Any]
+    """Memory that it loads from and stores to (servesim.features.offload.tiers.Tier), for the figures of its size and
+    of its links; by default none is told."""
+    block_tokens: int = 0
+    """Tokens of a block in `tiers`."""
+    first: bool = False
+    """Whether it is asked before those that were connected earlier, such as that of a handoff."""
     in_step: bool = False
     """Whether KV is loaded within the step that computes the remaining tokens: `load` then returns `now`, and `ran`
     returns the end of the step. It holds for the latest answer of `available`."""
     brings_token: bool = False
     """Whether a load also brings the first token, so that no other connector may load in its place."""
+
+    def __init__(self, params: Any, place: Place) -> None:
+        self.params, self.place = params, place
+        self.counts = Counts()
+        self.tiers = []
 
     @abstractmethod
     def available(self, request: Request, num_tokens: int) -> int:
@@ -68,6 +165,26 @@ class Connector(ABC):
         Default: 0, no restriction."""
         return 0
 
+    def crashed(self) -> None:  # noqa: B027
+        """Handle the end of the engine's process at this instant: take back from `Place.shared` what this connector had
+        not completely written. Default: do nothing."""
+
+    @property
+    def networked(self) -> bool:
+        """Whether it moves KV over the network. Default: whether any of `tiers` does."""
+        return any(tier.networked for tier in self.tiers)
+
+    def network_changed(self, factor: float) -> None:
+        """Handle a change of the network's bandwidth at this instant: it is that of an undisturbed one divided by
+        `factor`. Default: copies of `tiers` are slower from the next one on; the end of one that has begun is known."""
+        for tier in self.tiers:
+            if tier.networked:
+                tier.reading.factor = tier.writing.factor = factor
+
+    def note(self) -> str:
+        """Return a note for the reader of the run on sizes and bandwidths, or an empty string. Default: none."""
+        return ""
+
 
 class Load(NamedTuple):
     """KV being transferred to a request, or arrived but not used yet."""
@@ -79,3 +196,6 @@ class Load(NamedTuple):
     end_ns: int
     state: State
     """State of the request before the transfer."""
+
+
+connectors: Registry[Connector] = Registry("connector", Connector, "servesim.features.offload.connectors")

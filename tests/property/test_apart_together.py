@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from servesim.engine.cluster import Cluster
 from servesim.features.failures.part import Crash, Drain, Failures
 from servesim.features.handoff.vllm import VllmNixlParams
-from servesim.features.offload.params import HiCacheParams, HostParams, LMCacheParams, VllmOffloadParams
+from servesim.features.offload.params import HiCacheParams, LMCacheParams, StoreParams, VllmOffloadParams
 from servesim.features.offload.part import Offloading
-from servesim.features.offload.setup import OffloadSetup
 from tests.property.test_apart import assert_both_agree
 from tests.property.test_apart_failures import TIMES, assert_conserved
 from tests.support.apart import apart_worlds, handoff_of
 from tests.support.examples import examples
-from tests.support.offloaded import memories
+from tests.support.offloaded import memories, setup_of
 from tests.support.scaled import ScaledApart
 
 
@@ -27,13 +26,13 @@ from tests.support.scaled import ScaledApart
 class Together(ScaledApart):
     """Prompts and answers on replicas that come, go, crash, and have memory beyond the GPU where `hosts` says so."""
 
-    hosts: dict[str, HostParams] | None = None
+    hosts: dict[str, Any] | None = None
     ns_per_block: int = 1
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
-        cluster, size, rate = super().cluster(mode, check), self.block_size, 1_000_000_000 // self.ns_per_block
+        cluster, size = super().cluster(mode, check), self.block_size
         own = [(pool, params) for pool in cluster.fleet.pools if (params := (self.hosts or {}).get(pool.role))]
-        memory = [(pool, OffloadSetup(params, size, size, 1, 1, rate, self.num_blocks, 10)) for pool, params in own]
+        memory = [(pool, setup_of(params, size, self.ns_per_block, self.num_blocks)) for pool, params in own]
         cluster.add(Offloading(memory))
         return cluster
 
@@ -63,15 +62,16 @@ def together_worlds(draw: st.DrawFn) -> Together:
 
 
 @st.composite
-def hosts(draw: st.DrawFn, world: Any) -> dict[str, HostParams]:
+def hosts(draw: st.DrawFn, world: Any) -> dict[str, Any]:
     """vLLM's connectors on either side, SGLang's on the prefill side."""
     size = str(draw(st.sampled_from([3, 8, 40, 400])))  # a block takes a byte
     if world.scheduler.startswith("sglang"):
-        return {"prefill": HiCacheParams(cpu=size)}
+        return {"prefill": HiCacheParams(cpu=str(64 * int(size)))}
     shared = draw(st.sampled_from([{}, {"remote": "400", "remote_gb_s": 0.001, "remote_start_us": 0}]))
-    kinds: list[HostParams] = [
+    kinds: list[Any] = [
         VllmOffloadParams(cpu=size, eviction_policy=draw(st.sampled_from(["lru", "arc"]))),
         LMCacheParams(cpu=size, chunk_size=world.block_size, **shared),
+        StoreParams(size, 0.01, server_gb_s=draw(st.sampled_from([None, 0.001]))),
     ]
     params = draw(st.sampled_from(kinds))
     roles = draw(st.sampled_from([("prefill",), ("decode",), ("prefill", "decode")]))

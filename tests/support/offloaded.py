@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from servesim.contracts.connector import Place, connectors
 from servesim.engine.cluster import Cluster
 from servesim.engine.several import Several
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.hicache import HiCache
 from servesim.features.offload.lmcache import LMCache
 from servesim.features.offload.memory import POLICIES
+from servesim.features.offload.setup import PCIE_SHARE, OffloadSetup
 from servesim.features.offload.tiers import Direction, Tier
 from tests.support.worlds import World
 
@@ -112,3 +114,11 @@ def memories(cluster: Cluster) -> list[Any]:
     found = [each.core.connector for each in cluster.replicas]
     each = [one for own in found for one in (own.connectors if isinstance(own, Several) else [own])]
     return [one for one in each if isinstance(one, Offload | LMCache)]
+
+
+def setup_of(params: Any, block_size: int, ns_per_block: int, num_blocks: int) -> OffloadSetup:
+    """The connector with these parameters, for replicas whose GPU blocks take a byte."""
+    found = [connectors.resolve(name)[0] for name in connectors.names()]
+    (cls,) = [each for each in found if each.Params is type(params)]
+    rate = 1e9 / ns_per_block / PCIE_SHARE
+    return OffloadSetup(cls, params, Place(block_size, 1, 1, num_blocks, num_blocks * block_size, 10, rate))

@@ -1,4 +1,4 @@
-"""KV offloaded from each replica's GPUs to host memory, a disk or a store."""
+"""KV offloaded from the GPUs to host memory, a disk or a store."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class OffloadSettings(Section):
     offload: Settings | None = None
     """Memory outside the GPU in which each replica keeps KV. `vllm:cpu=64GiB` (or `cpu=64GiB`) is vLLM's offloading
     connector, with eviction_policy=lru or arc, block_size_factor and gb_s. `lmcache:cpu=64GiB,disk=2TB,disk_gb_s=5` is
-    LMCache, also with remote and remote_gb_s. `hicache:ratio=2` is SGLang's. None (or `none`) disables offloading. A
-    pool may have its own, such as only those of the role prefill."""
+    LMCache, also with remote and remote_gb_s. `store:store=2TB,gb_s=25` is one store of all replicas (Mooncake's).
+    `hicache:ratio=2` is SGLang's. `file.py:Class` is your own. None (or `none`) disables offloading. A pool may have
+    its own, such as only those of the role prefill."""
 
     @field_validator("offload", mode="before")
     @classmethod
@@ -40,22 +41,24 @@ class OffloadFeature(Feature):
     """Memory beyond the GPU."""
 
     rank, section, Settings = 50, "", OffloadSettings
-    acts = True
+    acts, serves = True, ("connector",)
     of_pool = ("offload",)
     searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {"offload": (None, "cpu=64GiB", "cpu=256GiB")}
 
     def resolved(self, scenario: Any) -> dict[str, Any]:
-        from servesim.features.offload.params import params_of
+        from servesim.contracts.connector import connectors
 
         given = scenario.offload
-        return {"offload": {"name": given["name"], **dataclasses.asdict(params_of(given))}} if given else {}
+        if not given:
+            return {}
+        return {"offload": {"name": given["name"], **dataclasses.asdict(connectors.configured(given)[1])}}
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         given = [pool for pool in scenario.pools or [scenario.model_dump()] if pool.get("offload")]
-        staged = any(pool["pp"] > 1 and pool["offload"]["name"] != "vllm" for pool in given)
+        unstaged = [pool["offload"]["name"] for pool in given if pool["pp"] > 1 and not _staged(pool["offload"])]
         reasons = {
             "data_parallel": "data-parallel ranks (dp)",
-            **({"pp": "pipeline stages (pp), for LMCache and HiCache"} if staged else {}),
+            **({"pp": f"pipeline stages (pp), for {unstaged[0]}"} if unstaged else {}),
         }
         said = {what: f"offload: not modeled with {reason}" for what, reason in reasons.items()}
         return said | {"jobs": "offload is counted over all replicas"}
@@ -72,7 +75,18 @@ class OffloadFeature(Feature):
 
         return (OFFLOAD,)
 
+    def in_world_with(self, world: Any, draws: Any, cls: type[Any], params: Any) -> Any:
+        from servesim.features.offload.world import offloaded_by
+
+        return offloaded_by(world, draws, cls, params)
+
     def in_world(self, world: Any, draws: Any) -> Any:
         from servesim.features.offload.world import with_offload
 
         return with_offload(world, draws)
+
+
+def _staged(offload: Settings) -> bool:
+    from servesim.contracts.connector import connectors
+
+    return connectors.resolve(offload["name"])[0].staged

@@ -18,19 +18,20 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
-from servesim.contracts.connector import DEFER, Connector
+from servesim.contracts.connector import DEFER, Connector, Counts
 from servesim.contracts.request import Request
 from servesim.engine import remote_kv
 from servesim.engine.clock import LOADED
 from servesim.engine.content_keys import ContentKeys
 from servesim.features.offload.memory import HostMemory
-from servesim.features.offload.tiers import Direction, OffloadCounts, Tier
+from servesim.features.offload.tiers import Direction, Tier
 
 
 class Offload(Connector):
     """vLLM's rules, as described above. `block_tokens`: tokens of a block in host memory, a multiple of the GPU block
     size `gpu_block_tokens`; each GPU block takes `gpu_block_bytes` on each GPU. `told_at_end`: a finished copy is
-    noticed only when its request has ended (0.19), not when the copy is done."""
+    noticed only when its request has ended (0.19), not when the copy is done. `shared`: name of the tier if the memory
+    is not that of one replica."""
 
     tier = "host"
     """Where vLLM says that its KV came from (vllm/v1/metrics/cache_hit_source.py); other connectors say nothing."""
@@ -45,12 +46,14 @@ class Offload(Connector):
         gpu_block_tokens: int,
         gpu_block_bytes: int,
         told_at_end: bool = False,
+        shared: str = "",
     ) -> None:
         self.memory, self.loading, self.storing = memory, load, store
-        self.tiers = [Tier("cpu", memory, load, store)]
+        self._tier = Tier(shared or "cpu", memory, load, store, shared=bool(shared), networked=bool(shared))
+        self.tiers = [self._tier]
         self.block_tokens, self._gpu_tokens, self._gpu_bytes = block_tokens, gpu_block_tokens, gpu_block_bytes
         self._told_at_end = told_at_end
-        self.counts = OffloadCounts()
+        self.counts = Counts()
         self.keys = ContentKeys(block_tokens)
         self._next: dict[Request, int] = {}  # first block not stored yet
         self._copied_ns: dict[Request, int] = {}  # end of its last copy
@@ -93,7 +96,7 @@ class Offload(Connector):
         self._loads.append((end_ns, keys))
         self._next[request] = last
         self.counts.load_ns.append(end_ns - now)
-        self.counts.loaded(request, stop - start, "cpu")
+        self.counts.loaded(request, stop - start, self._tier.name)
         return end_ns
 
     def _arrived(self, now: int) -> None:
@@ -127,13 +130,12 @@ class Offload(Connector):
         self._touched = (None, 0)
         tokens = len(room.keys) * self.block_tokens
         done_ns = self.storing.copy(tokens // self._gpu_tokens * self._gpu_bytes, end_ns)
-        for block in room.blocks:
-            block.ready_ns = done_ns
-            if self._told_at_end:
+        self._tier.enter(room, done_ns, now)
+        if self._told_at_end:
+            for block in room.blocks:
                 block.writer, block.writer_preemptions = request, request.num_preemptions
         counts.stored_tokens += tokens
         counts.dropped_blocks += room.dropped
-        self.tiers[0].note()
         request.being_read += 1
         self._copied_ns[request] = done_ns
         self._replica.clock.at(done_ns, LOADED, partial(self._copied, request))
@@ -144,6 +146,9 @@ class Offload(Connector):
 
     def preempted(self, requests: Iterable[Request]) -> int:
         return max((self._copied_ns.get(request, 0) for request in requests if request.being_read), default=0)
+
+    def crashed(self) -> None:
+        self._tier.crashed(self._now())
 
     def _blocks_of(self, request: Request, count: int) -> list[Hashable]:
         """Return the identities of at least the first `count` blocks of a request."""

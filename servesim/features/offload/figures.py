@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from servesim.contracts.connector import Connector, Counts
 from servesim.contracts.figures import Figure, Group, Rows, Summary
 from servesim.contracts.part import Finished
 from servesim.engine.core import EngineCore
-from servesim.features.offload.connector import Offload
-from servesim.features.offload.lmcache import LMCache
-from servesim.features.offload.tiers import Tier
+from servesim.features.offload.tiers import Direction, Tier
 from servesim.metrics.distribution import describe
 from servesim.metrics.requests import MS, SECOND, per
 from servesim.metrics.words import number, percent
 from servesim.schemas import COUNT, DISTRIBUTION, FIGURE, NUMBER, SHARE, a_map, an_object
 
-TIER = an_object(peak_share=SHARE, read_busy_share=FIGURE, write_busy_share=FIGURE)
+HOST = "cpu"
+"""Name of the tier of host memory; figures of all others are in `tiers`."""
+WHERE = {
+    "gpu": "on the GPU",
+    HOST: "in host memory",
+    "disk": "on the disk",
+    "remote": "in the remote store",
+    "store": "in the store",
+}
+"""Words for a tier, if its name is not clear by itself."""
+TIER = an_object(
+    {"server_read_busy_share": FIGURE, "server_write_busy_share": FIGURE},
+    peak_share=SHARE,
+    read_busy_share=FIGURE,
+    write_busy_share=FIGURE,
+)
 POOL = an_object(hit_rate=a_map(FIGURE), loaded_tokens=COUNT, stored_tokens=COUNT)
 
 
-class Place(NamedTuple):
+class Connected(NamedTuple):
     """A core with memory beyond its GPUs."""
 
     replica: int
     pool: str
     core: EngineCore
-    connector: Offload | LMCache
+    connector: Connector
 
 
 class Behind(NamedTuple):
     """Transfers to and from the memory beyond the GPUs, for the figures."""
 
-    found: Sequence[tuple[EngineCore, Offload | LMCache]]
+    found: Sequence[tuple[EngineCore, Connector]]
     """Each core and its connector."""
-    last: Sequence[Offload | LMCache]
+    last: Sequence[Connector]
     """Last connector of each replica; one that has crashed has had several."""
     prompt_tokens: float
     """Prompt tokens that these cores looked up in their prefix caches when requests were first admitted."""
@@ -48,7 +62,7 @@ class Behind(NamedTuple):
     """Data of each pool, if there are several."""
 
     @classmethod
-    def of(cls, places: Sequence[Place], finished: Finished, num_pools: int) -> Behind:
+    def of(cls, places: Sequence[Connected], finished: Finished, num_pools: int) -> Behind:
         """Return the input of the figures of a run with this number of pools."""
         requests, totals = finished.requests, finished.records.replicas
         if num_pools == 1:
@@ -64,30 +78,37 @@ class Behind(NamedTuple):
         return cls._at(places, queried, hits, requests.duration_ns)._replace(pools=pools)
 
     @classmethod
-    def _at(cls, places: Sequence[Place], queried: float, hits: float, duration_ns: int) -> Behind:
+    def _at(cls, places: Sequence[Connected], queried: float, hits: float, duration_ns: int) -> Behind:
         last = {place.replica: place.connector for place in places}
         found = [(place.core, place.connector) for place in places]
         return cls(found, [*last.values()], queried, hits, duration_ns)
 
     @property
-    def counts(self) -> list[Any]:
+    def counts(self) -> list[Counts]:
         """Counts of each connector."""
         return [each.counts for _, each in self.found]
 
     @property
     def hosts(self) -> list[Tier]:
-        """Host memory of each replica."""
-        return [each.tiers[0] for _, each in self.found]
+        """Host memory of each core that has any."""
+        return [tier for _, each in self.found for tier in each.tiers if tier.name == HOST]
 
     @property
-    def seconds(self) -> float:
-        """Duration of the run, summed over all replicas."""
-        return self.duration_ns / SECOND * len(self.last)
+    def capacity_tokens(self) -> int:
+        """Number of tokens that fit in host memory. Replicas of a node may share it."""
+        held = {
+            id(tier.memory): tier.memory.num_blocks * one.block_tokens
+            for one in self.last
+            for tier in one.tiers
+            if tier.name == HOST
+        }
+        return sum(held.values())
 
     @property
     def tiers(self) -> dict[str, int]:
         """Tokens that admitted requests found, by tier."""
         names = dict.fromkeys(tier.name for _, each in self.found for tier in each.tiers)
+        names |= dict.fromkeys(name for each in self.counts for name in each.tier_tokens)
         return {name: sum(each.tier_tokens.get(name, 0) for each in self.counts) for name in names}
 
     @property
@@ -108,10 +129,11 @@ def _hit_rate(m: Behind) -> dict[str, float | None]:
 def _slower(m: Behind) -> dict[str, Any] | None:
     slower: dict[str, list[Tier]] = {}
     for _, one in m.found:
-        for tier in one.tiers[1:]:
-            slower.setdefault(tier.name, []).append(tier)
+        for tier in one.tiers:
+            if tier.name != HOST:
+                slower.setdefault(tier.name, []).append(tier)
     replicas = Counter(tier.name for one in m.last for tier in one.tiers)
-    return {name: _tier(tiers, m.duration_ns / SECOND * replicas[name]) for name, tiers in slower.items()} or None
+    return {name: _tier(tiers, m.duration_ns / SECOND, replicas[name]) for name, tiers in slower.items()} or None
 
 
 def _pools(m: Behind) -> dict[str, Any] | None:
@@ -126,34 +148,51 @@ def _pools(m: Behind) -> dict[str, Any] | None:
     } or None
 
 
-def _tier(tiers: Sequence[Tier], seconds: float) -> dict[str, Any]:
-    """Return the figures of a tier beyond host memory: its peak usage, and the busy share of each direction. `seconds`:
-    duration of the run, summed over all replicas."""
-    return {
+def _tier(tiers: Sequence[Tier], duration: float, replicas: int) -> dict[str, Any]:
+    """Return the figures of a tier beyond host memory: its peak usage, and the busy share of each direction, of the
+    links of this number of replicas and of what all share. `duration`: that of the run, in s."""
+    seconds = duration * replicas
+    figures = {
         "peak_share": max(tier.most / tier.memory.num_blocks for tier in tiers),
         "read_busy_share": per(sum(tier.reading.busy_ns for tier in tiers) / SECOND, seconds),
         "write_busy_share": per(sum(tier.writing.busy_ns for tier in tiers) / SECOND, seconds),
     }
+    ways = {"read": [tier.reading for tier in tiers], "write": [tier.writing for tier in tiers]}
+    for way, links in ways.items():
+        channels = dict.fromkeys(link.channel for link in links if link.channel is not None)
+        if channels:
+            busy = sum(channel.busy_ns for channel in channels) / SECOND
+            figures[f"server_{way}_busy_share"] = per(busy, duration * len(channels))
+    return figures
+
+
+def _of_hosts(share: Callable[[Behind], float | None]) -> Callable[[Behind], float | None]:
+    """Return the function of a figure of host memory, which is undefined where no replica has any."""
+    return lambda m: share(m) if m.hosts else None
+
+
+def _busy(links: Iterable[Direction], m: Behind) -> float | None:
+    seconds = m.duration_ns / SECOND * sum(tier.name == HOST for one in m.last for tier in one.tiers)
+    return per(sum(link.busy_ns for link in links) / SECOND, seconds)
 
 
 def _rows(summary: Summary) -> Rows:
-    """Return the tiers in which KV was found, and how busy the link was."""
+    """Return the tiers in which KV was found, and how busy the links were."""
     figures = summary["offload"]
-    rates, load = figures["hit_rate"], figures["load_ms"]
-    slower = "".join(
-        f", {percent(rates[name])} {where} ({percent(tier['peak_share'])} full)"
-        for name, tier in figures.get("tiers", {}).items()
-        for where in ["on the disk" if name == "disk" else "in the remote store"]
-    )
-    took = f"loads took {number(load['mean'])} ms on average, " if load else ""
-    return [
-        (
-            "offload",
-            f"prompt tokens found: {percent(rates['gpu'])} on the GPU, {percent(rates['cpu'])} in host memory (at "
-            f"most {percent(figures['peak_share'])} full){slower}; {took}link busy "
-            f"{percent(figures['load_busy_share'])} loading, {percent(figures['store_busy_share'])} storing",
-        )
+    full = {name: tier["peak_share"] for name, tier in figures.get("tiers", {}).items()}
+    full[HOST] = figures.get("peak_share")
+    found = [
+        f"{percent(rate)} {WHERE.get(name, f'in {name}')}"
+        + (f" ({'at most ' * (name == HOST)}{percent(full[name])} full)" if full.get(name) is not None else "")
+        for name, rate in figures["hit_rate"].items()
     ]
+    said = [f"prompt tokens found: {', '.join(found)}"]
+    if load := figures["load_ms"]:
+        said.append(f"loads took {number(load['mean'])} ms on average")
+    if "load_busy_share" in figures:
+        busy = (percent(figures[f"{way}_busy_share"]) for way in ("load", "store"))
+        said.append("link busy {} loading, {} storing".format(*busy))
+    return [("offload", ", ".join([f"{said[0]}; {said[1]}", *said[2:]]) if said[1:] else said[0])]
 
 
 OFFLOAD = Group(
@@ -166,10 +205,10 @@ OFFLOAD = Group(
         Figure("loaded_tokens", "number of tokens loaded, including tokens for preempted and migrated requests",
                lambda m: m.loaded_tokens, schema=COUNT),
         Figure("stored_tokens", "tokens stored", lambda m: m.sum("stored_tokens"), schema=COUNT),
-        Figure("capacity_tokens", "number of tokens that fit in host memory",
-               lambda m: sum(one.tiers[0].memory.num_blocks * one.block_tokens for one in m.last), schema=COUNT),
-        Figure("peak_share", "largest share of a replica's host memory in use at any time",
-               lambda m: max(host.most / host.memory.num_blocks for host in m.hosts), "share", SHARE),
+        Figure("capacity_tokens", "number of tokens that fit in host memory, if there is any",
+               _of_hosts(lambda m: m.capacity_tokens), schema=COUNT, optional=True),
+        Figure("peak_share", "largest share of a replica's host memory in use at any time", _of_hosts(lambda m:
+               max(host.most / host.memory.num_blocks for host in m.hosts)), "share", SHARE, optional=True),
         Figure("dropped_blocks", "number of blocks dropped to make room", lambda m: m.sum("dropped_blocks"),
         schema=COUNT), Figure("refused_stores", "number of stores refused because there was no room", lambda m:
         m.sum("refused"), schema=COUNT), Figure("deferred", "number of times a request waited for blocks that were "
@@ -180,13 +219,14 @@ OFFLOAD = Group(
                lambda m: describe(np.array([ns for each in m.counts for ns in each.load_ns], dtype=np.int64), MS),
                "ms", DISTRIBUTION),
         Figure("load_busy_share", "share of the time during which the link to host memory was busy with loads",
-               lambda m: per(sum(host.reading.busy_ns for host in m.hosts) / SECOND, m.seconds), "share"),
+               _of_hosts(lambda m: _busy((host.reading for host in m.hosts), m)), "share", optional=True),
         Figure("store_busy_share", "share of the time during which the link to host memory was storing",
-               lambda m: per(sum(host.writing.busy_ns for host in m.hosts) / SECOND, m.seconds), "share"),
+               _of_hosts(lambda m: _busy((host.writing for host in m.hosts), m)), "share", optional=True),
         Figure("stalled_s", "time that steps waited for copies of the KV of preempted requests, or for chunks that "
                "they load and store", lambda m: sum(core.stalled_ns for core, _ in m.found) / SECOND, "s", NUMBER,
                "lower", "difference"),
-        Figure("tiers", "the peak usage of each disk or remote store, and the busy shares of its link", _slower,
+        Figure("tiers", "the peak usage of each disk or store, and the busy shares of the replicas' links to it and, "
+               "if all share its bandwidth, of that (`server_`)", _slower,
                schema=a_map(TIER), optional=True),
         Figure("pools", "`hit_rate`, `loaded_tokens` and `stored_tokens` of each pool that has such memory, if there "
                "are several pools", _pools, schema=a_map(POOL), optional=True),

@@ -15,14 +15,19 @@ requested blocks are dropped, the end of a prompt before its start, whether they
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, ClassVar
 
 from servesim.contracts.request import Request
 from servesim.features.offload.connector import Offload
 
 LEAST_TOKENS = 10
 """Minimum number of tokens to load; fewer are recomputed (load_back_threshold)."""
+
+NOT_BEHIND_DECODE = (
+    "offload: HiCache is off in pools of the role decode, because SGLang's decode servers have no radix cache by "
+    "default (--disaggregation-decode-enable-radix-cache and its HiCache, both experimental, are not modeled)"
+)
 
 
 class HiCache(Offload):
@@ -31,6 +36,10 @@ class HiCache(Offload):
 
     tier = ""
     in_step = True
+    needs = frozenset({"external"})
+    of_engine = "sglang"
+    staged = False
+    not_behind: ClassVar[Mapping[str, str]] = {"decode": NOT_BEHIND_DECODE}
 
     def __init__(self, *args: Any, layers: int, hits: int = 1, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -57,7 +66,7 @@ class HiCache(Offload):
         num_bytes = -(-(stop - start) * self._gpu_bytes // self._gpu_tokens)
         self._due.append((num_bytes, self._blocks_of(request, last)[start // size : last]))
         self._next[request] = last
-        self.counts.loaded(request, stop - start, "cpu")
+        self.counts.loaded(request, stop - start, self._tier.name)
         return now
 
     def ran(self, requests: Iterable[Request], begin_ns: int, end_ns: int) -> int:

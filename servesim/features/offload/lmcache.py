@@ -16,11 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from servesim.contracts.connector import Connector
+from servesim.contracts.connector import Connector, Counts
 from servesim.contracts.request import Request, State
 from servesim.engine.content_keys import ContentKeys
-from servesim.features.offload.memory import Block, HostMemory
-from servesim.features.offload.tiers import OffloadCounts, Tier
+from servesim.features.offload.tiers import Tier
 
 
 class LMCache(Connector):
@@ -29,6 +28,8 @@ class LMCache(Connector):
     of tokens to load."""
 
     in_step = True
+    needs = frozenset({"external", "deferred"})
+    staged = False
 
     def __init__(
         self, tiers: Sequence[Tier], *, block_tokens: int, token_bytes: float, save_decode: bool = False, least: int = 0
@@ -36,13 +37,14 @@ class LMCache(Connector):
         self.tiers, self.block_tokens = list(tiers), block_tokens
         self._chunk_bytes = round(block_tokens * token_bytes)
         self._save_decode, self._least = save_decode, least
-        self.counts = OffloadCounts()
+        self.counts = Counts()
         self.keys = ContentKeys(block_tokens)
         self._found: dict[Request, list[Tier]] = {}  # by chunk, of waiting requests already looked up
         self._pinned: Counter[Hashable] = Counter()
+        for tier in self.tiers:
+            tier.memory.pins.append(self._pinned)
         self._loads: list[tuple[Request, int, int]] = []  # loads that begin the planned step
         self._next: dict[Request, int] = {}  # first chunk not stored yet
-        self._writing: list[tuple[Hashable, Block, HostMemory]] = []  # chunks on their way to a shared store
 
     def join(self, replica: Any) -> None:
         self._now: Callable[[], int] = lambda: replica.clock.ns
@@ -144,27 +146,20 @@ class LMCache(Connector):
 
     def _enter(self, tier: Tier, keys: Sequence[Hashable], ready_ns: int) -> bool:
         """Add chunks that become ready at a given time; return False if there is no room for them."""
-        room = tier.memory.prepare(keys, self._now(), self._pinned)
+        now = self._now()
+        room = tier.memory.prepare(keys, now)
         if room is None:
             return False
-        for block in room.blocks:
-            block.ready_ns = ready_ns
-        if tier.shared:
-            now, memory = self._now(), tier.memory
-            self._writing = [each for each in self._writing if each[1].ready_ns > now]
-            self._writing += [(key, block, memory) for key, block in zip(room.keys, room.blocks, strict=True)]
+        tier.enter(room, ready_ns, now)
         self.counts.dropped_blocks += room.dropped
-        tier.note()
         return True
 
-    def crash(self) -> None:
-        """Handle the end of the process: host memory, and the index of what is on its disk, go with it. A store that
+    def crashed(self) -> None:
+        """Handle the end of the process: its own memory, and the index of what is on its disk, go with it. Memory that
         others share stays, without the chunks that were being written."""
-        now = self._now()
-        for key, block, memory in self._writing:
-            if block.ready_ns > now and memory.get(key) is block:
-                memory.remove(key)
-        self._writing.clear()
+        for tier in self.tiers:
+            tier.crashed(self._now())
+            tier.memory.pins = [each for each in tier.memory.pins if each is not self._pinned]
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant is broken."""

@@ -59,6 +59,8 @@ class HostMemory(ABC):
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.pins: list[Collection[Hashable]] = []
+        """Keys that must stay, a collection for each connector that keeps any."""
 
     @abstractmethod
     def get(self, key: Hashable) -> Block | None:
@@ -94,12 +96,14 @@ class HostMemory(ABC):
                 return i
         return len(keys)
 
-    def prepare(self, keys: Sequence[Hashable], now: int, keep: Collection[Hashable] = ()) -> Room | None:
-        """Make room for the missing keys without dropping anything in `keep`, and add them; their blocks are not ready
+    def prepare(self, keys: Sequence[Hashable], now: int) -> Room | None:
+        """Make room for the missing keys without dropping what is pinned, and add them; their blocks are not ready
         until the caller sets a time. Return None and change nothing if there is no room."""
+        if len(keys) > self.num_blocks:
+            return None  # without a look at each key: none of them may go for another
         missing = [key for key in keys if self.get(key) is None]
         short = len(self) + len(missing) - self.num_blocks
-        if short > 0 and self.evict(short, {*keys, *keep}, now) is None:
+        if short > 0 and self.evict(short, {*keys}.union(*self.pins), now) is None:
             return None
         blocks = [Block(NEVER_READY) for _ in missing]
         for key, block in zip(missing, blocks, strict=True):

@@ -1,15 +1,13 @@
-"""Settings of an offload: the connector, the size and kind of memory, and the bandwidth of the links to it."""
+"""Parameters of connectors: the size and kind of memory, and the bandwidth of the links to it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from servesim.contracts import build_params
 from servesim.contracts.params import check_least
-from servesim.errors import UserError, shown
+from servesim.errors import shown
 
 UNITS = {"": 1, "B": 1, **{f"{prefix}B": 10 ** (3 * (i + 1)) for i, prefix in enumerate("kMGT")}}
 UNITS |= {f"{prefix}iB": 2 ** (10 * (i + 1)) for i, prefix in enumerate("KMGT")}
@@ -29,13 +27,18 @@ def size_in_bytes(text: str) -> int:
     return int(size)
 
 
+def bytes_of(tier: str, said: str | float) -> int:
+    """Return the bytes of a kind of memory, or 0 if there is none; raise ValueError if that is not a size."""
+    try:
+        return size_in_bytes(str(said)) if said != "" else 0
+    except ValueError as error:
+        raise ValueError(f"{tier}: {error}") from None
+
+
 @dataclass(frozen=True)
 class HostParams:
-    """Host memory of a replica and the link to it, for any connector."""
+    """Host memory of a replica and the link to it."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"remote_kv", "deferred"})
-    """Features that a scheduler must support (servesim.contracts.scheduler)."""
-    of_engine: ClassVar[str] = "vllm"
     needs_cpu: ClassVar[bool] = True
     """Whether `cpu` is required."""
     cpu: str | float = ""
@@ -58,10 +61,7 @@ class HostParams:
 
     def bytes_of(self, tier: str) -> int:
         """Return the bytes of a kind of memory, or 0 if there is none."""
-        try:
-            return size_in_bytes(str(getattr(self, tier))) if getattr(self, tier) != "" else 0
-        except ValueError as error:
-            raise ValueError(f"{tier}: {error}") from None
+        return bytes_of(tier, getattr(self, tier))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ class VllmOffloadParams(HostParams):
 class LMCacheParams(HostParams):
     """Settings of LMCache in vLLM's process."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"external", "deferred"})
     disk: str | float = ""
     """Disk of a replica (max_local_disk_size of all its GPUs together); default: no disk."""
     disk_gb_s: float | None = None
@@ -93,11 +92,16 @@ class LMCacheParams(HostParams):
     disk_start_us: float = 0.0
     """Microseconds until the first byte from or to the disk."""
     remote: str | float = ""
-    """Remote store, shared by the replicas of a pool; default: no remote store."""
+    """Remote store, shared by all replicas whose KV has the same format; default: no remote store."""
     remote_gb_s: float | None = None
     """Bandwidth between a replica and the remote store in each direction, GB/s."""
     remote_start_us: float = 0.0
     """Microseconds until the first byte from or to the remote store."""
+    remote_server_gb_s: float | None = None
+    """Bandwidth of the remote store in each direction, GB/s, which all replicas share; default: no limit."""
+    replicas_per_node: int = 0
+    """Number of replicas that share `cpu` and `disk`, those of a node, in a process of its own that outlives their
+    engines (LMCache's multiprocess server); 0: each engine has its own."""
     chunk_size: int = 256
     """Tokens per chunk; only whole chunks are stored and found."""
     save_decode_cache: bool = False
@@ -108,7 +112,9 @@ class LMCacheParams(HostParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, 1, "chunk_size")
-        check_least(self, 0, "disk_start_us", "remote_start_us", "min_retrieve_tokens")
+        check_least(self, 0, "disk_start_us", "remote_start_us", "min_retrieve_tokens", "replicas_per_node")
+        if self.remote_server_gb_s is not None and not (self.remote and self.remote_server_gb_s > 0):
+            raise ValueError("remote_server_gb_s must be above 0, and needs remote and remote_gb_s")
         for tier in ("disk", "remote"):
             rate = getattr(self, f"{tier}_gb_s")
             if (self.bytes_of(tier) > 0) != (rate is not None):
@@ -121,8 +127,6 @@ class LMCacheParams(HostParams):
 class HiCacheParams(HostParams):
     """Settings of SGLang's HiCache (its --hicache-size is per GPU and overrides the ratio, as cpu does)."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"external"})
-    of_engine: ClassVar[str] = "sglang"
     needs_cpu: ClassVar[bool] = False
     ratio: float = 2.0
     """Host memory as a multiple of GPU KV memory (--hicache-ratio), used if `cpu` is not set."""
@@ -135,15 +139,27 @@ class HiCacheParams(HostParams):
             raise ValueError(f"ratio is {self.ratio} but must be above 0 and at most 1000")
 
 
-KINDS: Mapping[str, type[HostParams]] = {"vllm": VllmOffloadParams, "lmcache": LMCacheParams, "hicache": HiCacheParams}
-"""Settings by the name of the connector."""
+@dataclass(frozen=True)
+class StoreParams:
+    """Settings of a store without host memory between it and the GPUs."""
 
+    store: str | float
+    """Size of the store, such as 2TB. All replicas whose KV has the same format share it."""
+    gb_s: float
+    """Bandwidth between a replica and the store in each direction, GB/s, which its GPUs share."""
+    server_gb_s: float | None = None
+    """Bandwidth of the store in each direction, GB/s, which all replicas share; default: no limit."""
+    start_us: float = 0.0
+    """Microseconds until the first byte from or to the store."""
+    block_size_factor: int = 1
+    """Number of GPU blocks in a block of the store."""
+    first: bool = False
+    """Whether decode replicas look here before they pull KV from the prefill side."""
 
-def params_of(settings: Mapping[str, Any]) -> HostParams:
-    """Return the checked settings of an offload."""
-    own = dict(settings)
-    name = own.pop("name")
-    if name not in KINDS:
-        raise UserError(f"offload {shown(name)} is unknown; choose from {', '.join(KINDS)} (such as vllm:cpu=64GiB)")
-    params: HostParams = build_params("offload", KINDS[name], own)
-    return params
+    def __post_init__(self) -> None:
+        check_least(self, 0, "start_us")
+        check_least(self, 1, "block_size_factor")
+        for name in ("gb_s", "server_gb_s"):
+            if (rate := getattr(self, name)) is not None and rate <= 0:
+                raise ValueError(f"{name} is {rate} but must be above 0")
+        bytes_of("store", self.store)

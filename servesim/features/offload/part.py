@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from servesim.contracts.connector import Place, connectors
 from servesim.contracts.part import ClusterView, Finished, Part
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
-from servesim.features.offload.connector import Offload
-from servesim.features.offload.figures import OFFLOAD, Behind, Place
-from servesim.features.offload.lmcache import LMCache
+from servesim.features.offload.figures import OFFLOAD, Behind, Connected
 from servesim.features.offload.setup import OffloadSetup, check_policies
-
-DECODE_HICACHE = (
-    "offload: HiCache is off in pools of the role decode, because SGLang's decode servers have no radix cache by "
-    "default (--disaggregation-decode-enable-radix-cache and its HiCache, both experimental, are not modeled)"
-)
 
 
 class Offloading(Part):
@@ -31,7 +25,8 @@ class Offloading(Part):
     ) -> None:
         self._memories: list[tuple[Pool, OffloadSetup | None]] = [*memories]
         self._said, self._more = said, more
-        self._connected: list[Place] = []
+        self._connected: list[Connected] = []
+        self._shared: dict[Hashable, Any] = {}  # what outlives cores, by any key of the connectors
         self._factors: dict[int, float] = {}  # of the network, by replica
 
     def join(self, cluster: ClusterView) -> None:
@@ -41,34 +36,28 @@ class Offloading(Part):
         memory = self._memory_of(self._cluster.fleet.pool_of[replica.index])
         if memory is None:
             return
-        before = next((place for place in reversed(self._connected) if place.replica == replica.index), None)
-        if before is not None and isinstance(before.connector, LMCache):
-            before.connector.crash()
-        connector = memory.connector()
+        before = next((each for each in reversed(self._connected) if each.replica == replica.index), None)
+        if before is not None:
+            before.connector.crashed()
+        connector = memory.connector(replica.index, self._shared)
         try:
-            replica.connect(connector, memory.params.first)
+            replica.connect(connector, connector.first)
         except ValueError as error:
             raise UserError(f"offload: first: {error}") from None
         replica.core.step_plainly()
-        self._connected.append(Place(replica.index, replica.pool, replica.core, connector))
-        self._slow(connector, self._factors.get(replica.index, 1.0))
+        self._connected.append(Connected(replica.index, replica.pool, replica.core, connector))
+        if replica.index in self._factors:
+            connector.network_changed(self._factors[replica.index])
 
     def wants(self, verb: str) -> bool:
-        remote = any(memory is not None and "remote" in memory.tiers for _, memory in self._memories)
-        return super().wants(verb) and (verb != "network_changed" or remote)
+        networked = any(memory is not None and memory.networked for _, memory in self._memories)
+        return super().wants(verb) and (verb != "network_changed" or networked)
 
     def network_changed(self, index: int, factor: float) -> None:
-        """Let copies to and from a remote store be slower from the next one on; how long a copy takes is known when it
-        begins."""
         self._factors[index] = factor
-        for place in self._connected:
-            if place.replica == index:
-                self._slow(place.connector, factor)
-
-    def _slow(self, connector: Offload | LMCache, factor: float) -> None:
-        for tier in connector.tiers:
-            if tier.name == "remote":
-                tier.reading.factor = tier.writing.factor = factor
+        for each in self._connected:
+            if each.replica == index:
+                each.connector.network_changed(factor)
 
     def _memory_of(self, pool: Pool) -> OffloadSetup | None:
         for known, memory in self._memories:
@@ -91,24 +80,42 @@ def part_of(pools: Sequence[Any]) -> Offloading | None:
     none has memory beyond its GPUs; raise UserError if one cannot have it."""
     memories, said = [], []
     for pool in pools:
-        memory = _memory_of(pool)
+        if pool.scenario.offload is None:
+            continue
+        memory, why = _memory_of(pool)
         if memory is not None:
             memories.append((pool.pool, memory))
-            said.append(memory.note(pool.server.gpu, pool.deployment.capacity_tokens))
-        elif pool.scenario.offload is not None:
-            said.append(DECODE_HICACHE)
+            why = memory.connector(0, {}).note()
+        said.append(why)
 
     def more(added: Pool) -> OffloadSetup | None:
-        return next((_memory_of(pool) for pool in pools if pool.pool is added), None)
+        found = [pool for pool in pools if pool.pool is added and pool.scenario.offload is not None]
+        return _memory_of(found[0])[0] if found else None
 
-    return Offloading(memories, list(dict.fromkeys(said)), more) if memories else None
+    return Offloading(memories, list(dict.fromkeys(filter(None, said))), more) if memories else None
 
 
-def _memory_of(pool: Any) -> OffloadSetup | None:
-    """Return the memory of a pool, or None if it has none."""
-    settings, policies = pool.scenario.offload, pool.server.policies
-    if settings is None or (settings["name"] == "hicache" and pool.pool.role == "decode"):
-        return None
-    memory = OffloadSetup.of(settings, pool.server.gpu, pool.deployment, pool.scenario.tp * pool.scenario.pp)
-    check_policies(policies.scheduler, policies.kv, memory.params)
-    return memory
+def _memory_of(pool: Any) -> tuple[OffloadSetup | None, str]:
+    """Return the connector of a pool that has an offload, or None and the note that says why its role has none."""
+    cls, params = connectors.configured(pool.scenario.offload)
+    if pool.pool.role in cls.not_behind:
+        return None, cls.not_behind[pool.pool.role]
+    check_policies(pool.server.policies.scheduler, pool.server.policies.kv, cls)
+    return OffloadSetup(cls, params, place_of(pool)), ""
+
+
+def place_of(pool: Any) -> Place:
+    """Return what connectors of a pool are told of its replicas."""
+    gpu, deployment, gpus = pool.server.gpu, pool.deployment, pool.scenario.tp * pool.scenario.pp
+    return Place(
+        block_size=deployment.block_size,
+        block_bytes=deployment.block_bytes,
+        num_gpus=gpus,
+        num_blocks=deployment.num_blocks,
+        kv_tokens=deployment.capacity_tokens,
+        num_layers=deployment.model.num_layers,
+        pcie_bytes_per_s=gpu.pcie_bandwidth,
+        gpu=gpu.name,
+        role=pool.pool.role,
+        kv=(deployment.model.name, deployment.kv_dtype, gpus, deployment.block_bytes / deployment.block_size),
+    )

@@ -37,7 +37,8 @@ from servesim.contracts.connector import LATER, Connector
 
 
 class Mine(Connector):
-    def __init__(self):
+    def __init__(self, params, place):
+        super().__init__(params, place)
         self.seen = set()
 
     def available(self, request, num_tokens):
@@ -46,6 +47,7 @@ class Mine(Connector):
         return 32 - num_tokens if request.content.prefix_key(32) in self.seen else 0
 
     def load(self, request, start, stop, now):
+        self.counts.loaded(request, stop - start, "far")
         return now + 300
 
     def ran(self, requests, begin_ns, end_ns):
@@ -63,6 +65,7 @@ class Mine(Connector):
         return max(request.prompt_len // 2 - num_tokens, 0)
 
     def load(self, request, start, stop, now):
+        self.counts.loaded(request, stop - start, "far")
         return now + 1_000_000
 """
 FEATURE = '''
@@ -191,7 +194,9 @@ def test_one_right_passes(tmp_path: Path) -> None:
         (CONNECTOR, "    def available(self, request, num_tokens): return None", "contract: Mine: available returns"),
         (CONNECTOR, "    def load(self, request, start, stop, now): return now - 1", "contract: Mine at "),
         (CONNECTOR, "    def ran(self, requests, begin_ns, end_ns): return begin_ns", "contract: Mine at "),
-        (CONNECTOR, "    def __init__(self, size): pass", "settings: no test world fits Mine: Mine() needs argument"),
+        (CONNECTOR, "    def __init__(self, size): pass", "contract: Mine: TypeError: Mine.__init__() takes 2"),
+        (CONNECTOR, "    def __init__(self, params, place): pass", "contract: Mine: attribute params is missing"),
+        (CONNECTOR, "    needs = {'remote'}", "settings: needs of Mine has the unknown entry 'remote'"),
         (FEATURE, "    def build(self, setup): return 1 / 0", "contract: Mine: build raises ZeroDivisionError"),
         (FEATURE, "    def refuses(self, scenario): return {'failure': 'no'}", "settings: Mine: refuses() names an "),
         (FEATURE, "    def groups(self): return ()", "settings: Mine: no group of its figures declares section 'mine'"),
@@ -206,8 +211,20 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, more: str, told: s
     assert any(failure.startswith(told) for failure in failures), failures
 
 
+def test_loads_that_a_connector_does_not_count_are_told(tmp_path: Path) -> None:
+    more = "\n    def load(self, request, start, stop, now): return now + 300\n"
+    failures = report_of(tmp_path, CONNECTOR, more, worlds=range(20)).failures
+    assert any(
+        "0 of the 32 tokens that it has loaded are counted (call self.counts.loaded" in told for told in failures
+    )
+
+
 def test_kv_that_never_comes_is_told(tmp_path: Path) -> None:
-    more = "\n    def load(self, request, start, stop, now): return LATER\n"
+    more = """
+    def load(self, request, start, stop, now):
+        self.counts.loaded(request, stop - start, "far")
+        return LATER
+"""
     failures = report_of(tmp_path, CONNECTOR, more, worlds=range(20)).failures
     assert failures
     assert "with Mine: " in failures[0]

@@ -76,15 +76,22 @@ def test_the_feature_reports_energy_and_its_settings_move_it(files: dict[str, Pa
     assert some - none == pytest.approx(100 * idle_s / 20)
 
 
-def test_the_store_brings_the_first_half_of_every_prompt_and_a_slow_link_delays_first_tokens(
-    files: dict[str, Path],
-) -> None:
-    settings = {"trace": "synth:rate=4,prompt=200,output=20", "requests": 20, "model": "llama-3.1-8b", "gpu": "h200"}
-    own = settings | {"features": [f"{files['store.py']}:Store"]}
-    fast, slow = (servesim.simulate({**own, "store": {"tokens_per_ms": speed}}) for speed in (1e6, 1.0))
-    assert fast.summary["store"] == slow.summary["store"] == {"loaded_tokens": 20 * 100}
-    assert slow.requests["ttft_ns"].min() >= 100e6  # 100 tokens, one a ms
-    assert fast.requests["ttft_ns"].mean() < 100e6
+@pytest.mark.feature("offload")
+def test_the_store_is_of_all_replicas_and_a_slow_link_delays_first_tokens(files: dict[str, Path]) -> None:
+    """Both replicas have one head on their GPUs in the end: the first computed it, the second loaded it."""
+    trace = "synth:arrivals=constant,rate=2,prompt=600,output=4,prefix=shared(groups=1,length=512)"
+    settings = {"trace": trace, "requests": 20, "model": "llama-3.1-8b", "gpu": "h200", "replicas": 2}
+    store = f"{files['store.py']}:Store"
+    fast, slow = (
+        servesim.simulate({**settings, "router": "round-robin"}, offload=f"{store}:gb_s={speed}", conclude=False)
+        for speed in (25, 1)
+    )
+    figures = fast.summary["offload"]
+    assert figures["hit_rate"]["store"] == 512 / (20 * 600)
+    assert figures["loaded_tokens"] == 512
+    assert "capacity_tokens" not in figures, "it has no limit"
+    second = [run.requests["ttft_ns"].iloc[1] for run in (fast, slow)]
+    assert second[1] - second[0] == pytest.approx(512 * 131_072 * (1 - 1 / 25), abs=2)
 
 
 @pytest.mark.feature("scaling")

@@ -9,14 +9,13 @@ import pytest
 
 import servesim
 from servesim.contracts import State
+from servesim.contracts.connector import Counts
 from servesim.contracts.request import Request
 from servesim.engine.cluster import Cluster
 from servesim.features.failures.part import Crash, Failing, Failures
 from servesim.features.offload.params import LMCacheParams, VllmOffloadParams
 from servesim.features.offload.part import Offloading
-from servesim.features.offload.setup import OffloadSetup
-from servesim.features.offload.tiers import OffloadCounts
-from tests.support.offloaded import memories
+from tests.support.offloaded import memories, setup_of
 from tests.support.worlds import ToyCost, World, toy_trace
 
 MODES = pytest.mark.parametrize("mode", ["fast", "reference"])
@@ -28,7 +27,7 @@ def crashing(params: Any, mode: str, at: int | None, link: int = 1_000_000_000, 
     """Two requests with the same 64 tokens in front, and one between whose 75 tokens take all memory of the GPU. The
     only replica crashes and is back 1,000 ns later. `link`: bytes per s to host memory."""
     trace = toy_trace([0, 20_000, third], [72, 75, 72], [1, 1, 1], runs=RUNS)
-    memory = OffloadSetup(params, 16, 16, 1, 1, link, 6, 10)
+    memory = setup_of(params, 16, 1_000_000_000 // link, 6)
     world = World(trace, cost=STEPS, kv="prefix-hash", num_blocks=6)
     crash = Failures((Crash(0, at, 1_000),) if at is not None else (), backoff_ns=500, jitter=0.0)
     world = replace(
@@ -88,7 +87,7 @@ def test_a_copy_that_is_under_way_ends_with_the_process(mode: str) -> None:
 
 
 def test_what_a_request_loads_once_more_after_a_crash_is_no_hit_of_its_first_admission() -> None:
-    counts, request = OffloadCounts(), Request(0, "r", 100, 10, 0)
+    counts, request = Counts(), Request(0, "r", 100, 10, 0)
     counts.loaded(request, 64, "cpu")
     request.num_migrations = 1
     counts.loaded(request, 80, "cpu")

@@ -33,13 +33,18 @@ def test_sizes_have_units(text: str, expected: int) -> None:
         ("vllm:cpu=64", "is too small for a block, which takes 2 MiB"),
         ("vllm:cpu=64gigs", "'64gigs' is not a size"),
         ("vllm:cpu=-1GiB", "'-1GiB' is not a size"),
-        ("lmcash:cpu=1GiB", "offload 'lmcash' is unknown"),
+        ("lmcash:cpu=1GiB", "unknown connector 'lmcash'"),
         ("lmcache:cpu=1GiB,disk=1TB", "disk and disk_gb_s must be specified together"),
         ("lmcache:cpu=1GiB,remote_gb_s=3", "remote and remote_gb_s must be specified together"),
         ("lmcache:cpu=1GiB,disk=1TB,disk_gb_s=0", "disk_gb_s is 0"),
         ("lmcache:cpu=1MiB", "cpu=1MiB is too small for a block, which takes 32 MiB"),
         ("lmcache:cpu=1GiB,disk=1MB,disk_gb_s=5", "disk=1MB is too small for a block"),
         ("cpu=1GiB,gb_s=0", "must be above 0"),
+        ("lmcache:cpu=1GiB,remote_server_gb_s=3", "remote_server_gb_s must be above 0, and needs remote"),
+        ("store:store=1TB", "gb_s is missing"),
+        ("store:store=1TB,gb_s=25,server_gb_s=0", "server_gb_s is 0"),
+        ("store:store=1MB,gb_s=25", "store=1MB is too small for a block, which takes 2 MiB"),
+        ("store:store=big,gb_s=25", "store: 'big' is not a size"),
         ("cpu=1GiB,eviction_policy=fifo", "eviction_policy"),
         ("cpu=1GiB,disk=2GiB", "unknown parameter 'disk'"),
     ],
@@ -58,7 +63,7 @@ def test_what_it_says_is_checked(offload: str, message: str) -> None:
         ({"model": "gpt-oss-20b"}, "sliding windows, whose offload is not modeled"),
         ({"offload": "lmcache:cpu=8GiB", "preset": "sglang"}, "scheduler sglang cannot load KV"),
         ({"offload": "hicache", "scheduler": "sarathi"}, "this way; use sglang"),
-        ({"offload": "lmcache:cpu=8GiB", "pp": 2}, "pipeline stages \\(pp\\), for LMCache and HiCache"),
+        ({"offload": "lmcache:cpu=8GiB", "pp": 2}, "pipeline stages \\(pp\\), for lmcache"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_in_one_line(more: dict[str, Any], message: str) -> None:
@@ -223,3 +228,28 @@ def test_what_comes_once_is_not_stored_where_hicache_is_selective() -> None:
         run(**SGLANG, trace=trace, offload="hicache:write_policy=write_through_selective")["offload"]["stored_tokens"]
         == 0
     )
+
+
+def test_a_store_is_one_for_prefill_and_decode_replicas_with_as_many_gpus() -> None:
+    """The prompt of a turn begins with the answer before it, which only the decode side computed."""
+    trace = "synth:arrivals=poisson,rate=4,prompt=300,output=100,turns=chat(turns=3,think=2)"
+    found = {}
+    for pd, offload in (
+        ("1x1:1x1", "cpu=64GiB"),
+        ("1x1:1x1", "store:store=1TB,gb_s=25"),
+        ("1x1:1x2", "store:store=1TB,gb_s=25"),
+    ):
+        summary = run(trace=trace, requests=30, pd=pd, offload=offload, engine={})
+        found[pd, offload] = summary["offload"]["pools"]["prefill"]["loaded_tokens"]
+    assert found["1x1:1x1", "cpu=64GiB"] == found["1x1:1x2", "store:store=1TB,gb_s=25"] == 0
+    assert found["1x1:1x1", "store:store=1TB,gb_s=25"] >= 20 * 64, "of each of 20 answers most of 100 tokens"
+
+
+def test_the_bandwidth_that_replicas_share_is_in_the_summary_and_host_memory_only_where_there_is_some() -> None:
+    figures = run(offload="store:store=1TB,gb_s=25,server_gb_s=1", replicas=2, router="round-robin")["offload"]
+    assert {*figures["hit_rate"]} == {"gpu", "store"}
+    assert {"capacity_tokens", "peak_share", "load_busy_share"}.isdisjoint(figures)
+    store = figures["tiers"]["store"]
+    # a replica's link is 25 times as fast, and there are two of them
+    assert store["server_write_busy_share"] == pytest.approx(store["write_busy_share"] * 2 * 25, rel=1e-6)
+    assert store["server_read_busy_share"] == pytest.approx(store["read_busy_share"] * 2 * 25, rel=1e-6)

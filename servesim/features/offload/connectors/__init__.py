@@ -1,0 +1,1 @@
+"""Connectors that a scenario's `offload` names, one file each."""
