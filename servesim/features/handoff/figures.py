@@ -85,6 +85,9 @@ class Passed(NamedTuple):
     sent: NDArray[np.int64]
     """Bytes of each transfer."""
     duration_ns: int
+    straight: NDArray[np.bool_] | None
+    """Which of the requests went straight to a decode replica, or None if there is no decider."""
+    straight_ttft_ms: Any
 
     @property
     def busy_share(self) -> float | None:
@@ -106,7 +109,13 @@ def passed(handoff: Handoff, requests: RequestColumns) -> Passed:
     ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
     spent = {name: end - start for name, start, end in zip(STAGES, ends, ends[1:], strict=False)}
     stages_ms = {name: describe(ns, MS) for name, ns in spent.items()}
-    return Passed(handoff, stages_ms, own["kv_bytes"][own["received_ns"] >= 0], requests.duration_ns)
+    sent = own["kv_bytes"][own["received_ns"] >= 0]
+    if handoff.straight is None:
+        return Passed(handoff, stages_ms, sent, requests.duration_ns, None, None)
+    straight = np.isin(requests.table["row"], handoff.straight.rows)
+    first = {name: requests.table[name][straight & requests.done] for name in ("arrival_ns", "first_token_ns")}
+    ttft_ms = describe(first["first_token_ns"] - first["arrival_ns"], MS)
+    return Passed(handoff, stages_ms, sent, requests.duration_ns, straight, ttft_ms)
 
 
 def _stages(summary: Summary) -> str:
@@ -120,7 +129,12 @@ def _rows(summary: Summary) -> Rows:
         f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, {number(found['gb_s'])} GB/s on average, "
         f"busy {percent(found['wire_busy_share'])}"
     )
-    return [("stages, mean ms", _stages(summary)), (f"wire, {found['protocol']}", wire)]
+    rows = [("stages, mean ms", _stages(summary)), (f"wire, {found['protocol']}", wire)]
+    if "straight" in found:
+        ttft = found["straight_ttft_ms"]
+        mean = f", first tokens after {number(ttft['mean'])} ms on average" if ttft else ""
+        rows.append(("straight to decode", f"{found['straight']:,} ({percent(found['straight_share'])}){mean}"))
+    return rows
 
 
 DISAGGREGATION = Group(
@@ -139,6 +153,13 @@ DISAGGREGATION = Group(
                lambda p: per(float(p.sent.sum()) / 1e9, p.duration_ns / SECOND), "GB/s"),
         Figure("wire_busy_share", "share of the duration in which KV was on the wire", lambda p: p.busy_share,
                "share"),
+        Figure("straight", "number of requests whose prompt a decode replica computed, as decided by `disaggregate`",
+               lambda p: None if p.straight is None else int(p.straight.sum()), schema=COUNT, optional=True),
+        Figure("straight_share", "share of these among all requests",
+               lambda p: None if p.straight is None else per(float(p.straight.sum()), len(p.straight)), "share",
+               optional=True),
+        Figure("straight_ttft_ms", "TTFT of these requests, completed ones", lambda p: p.straight_ttft_ms, "ms",
+               DISTRIBUTION, optional=True),
     ),
     doc="Present if separate pools run prefill and decode.",
     rows=_rows,

@@ -26,6 +26,7 @@ from servesim.errors import PolicyError
 from servesim.features.handoff import losses
 from servesim.features.handoff.arrivals import Arrivals
 from servesim.features.handoff.passage import Passage, leg_of
+from servesim.features.handoff.straight import Straight
 from servesim.features.handoff.wire import Wire
 
 
@@ -50,6 +51,8 @@ class Handoff(Part, ABC):
         """Passages of requests that have left."""
         self.said = ""
         """Note for the reader."""
+        self.straight: Straight | None = None
+        """Choice of the requests that decode replicas serve alone; None: there are none."""
         self._homeless: list[Passage] = []  # computed prompts for which no decode replica is ready
         self._held: dict[Request, Passage] = {}  # by leg: memory kept at the source
 
@@ -61,6 +64,8 @@ class Handoff(Part, ABC):
         if self.decode_router is not None:
             cluster.router.role, self.decode_router.role = "prefill", "decode"
             self.telling = Telling(self.decode_router, self.clock, cluster.waiting.recall, forks=False)
+        if self.straight is not None:
+            self.straight.join(self)
         telling: Telling = self.telling or cluster.telling
         self._tell_sent = telling.sent if telling.wants("sent") else None
 
@@ -79,6 +84,12 @@ class Handoff(Part, ABC):
         self.cluster.gone(request)
         self.telling.finish(request)
 
+    def wants(self, verb: str) -> bool:
+        return super().wants(verb) and (verb != "sends" or self.straight is not None)
+
+    def sends(self, request: Request, output_len: int) -> bool:
+        return self.straight is not None and self.straight.sends(request, output_len)
+
     def takes(self, request: Request, output_len: int, decision: Decision) -> bool:
         apart = isinstance(decision, Pair) or (
             isinstance(decision, int)
@@ -87,6 +98,8 @@ class Handoff(Part, ABC):
         )
         if apart:
             self.begin(request, output_len, decision)
+        elif self.straight is not None:
+            self.straight.release(request)
         return apart
 
     def begin(self, request: Request, output_len: int, decision: Any) -> None:
@@ -96,9 +109,11 @@ class Handoff(Part, ABC):
             if index >= 0 and self.cluster.replicas[index].role != role:
                 own = self.cluster.replicas[index].role
                 raise PolicyError(f"{self.cluster.router.name}: sends {role} to replica {index}, whose role is {own}")
+        promised = self.straight.promised(request, decode) if self.straight is not None else -1
         leg = request.leg = leg_of(request)
         leg.replica = request.replica = prefill
-        passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)
+        passage = self.passages[request] = Passage(request, output_len, leg, prefill, max(promised, decode))
+        passage.promised = promised >= 0
         self.cluster.tell_sent(leg, output_len, prefill)
         if self.cluster.reaches(leg, prefill):
             self.started(passage)
@@ -143,13 +158,19 @@ class Handoff(Part, ABC):
                 self._homeless.append(passage)
                 return
         request.replica = passage.decode
-        if self._tell_sent is not None:
-            self._tell_sent(request, passage.output_len, passage.decode)
-        self.cluster.tell_passed_on(request, passage.decode)
+        if not passage.promised:
+            self.tell_sent(request, passage.output_len, passage.decode)
+        passage.promised = False
+        self.cluster.tell_passed_on(request, passage.output_len, passage.decode)
         if not self.cluster.reaches(request, passage.decode):
             return
         passage.sent_ns = self.clock.ns
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
+
+    def tell_sent(self, request: Request, output_len: int, decode: int) -> None:
+        """Notify the decode router that a request goes to a decode replica."""
+        if self._tell_sent is not None:
+            self._tell_sent(request, output_len, decode)
 
     def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:
         """Return the replica of a role that `router` (default: the decode router) chooses, or -1 if none is ready."""
@@ -196,6 +217,8 @@ class Handoff(Part, ABC):
         passage = self.passages.get(request)
         if passage is not None and not passage.lost:
             self.lose(passage)
+        elif self.straight is not None:
+            self.straight.lost(request)
 
     def lose(self, passage: Passage) -> None:
         """Take back what was done for a request that was lost with a replica of either side."""
@@ -282,6 +305,8 @@ class Handoff(Part, ABC):
     def left(self, request: Request) -> None:
         """Handle the departure of a request: free the memory still kept at the source, unless it is being read."""
         passage = self.passages.pop(request, None)
+        if self.straight is not None:
+            self.straight.left(request, passage)
         if passage is None:
             return
         if self.has_end:
