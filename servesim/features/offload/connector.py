@@ -131,6 +131,9 @@ class Offload(Connector):
             block.ready_ns = done_ns
             if self._told_at_end:
                 block.writer, block.writer_preemptions = request, request.num_preemptions
+        reports = self.tiers[0].reports
+        if reports is not None:
+            reports.coming(request, keys, room, done_ns)
         counts.stored_tokens += tokens
         counts.dropped_blocks += room.dropped
         self.tiers[0].note()

@@ -112,7 +112,7 @@ class LMCache(Connector):
             coming = [i for i in range(first, len(found)) if found[i] is tier]
             if coming:
                 now = tier.reading.copy(len(coming) * self._chunk_bytes, now)
-                self._enter(self.tiers[0], [keys[i] for i in coming], now)
+                self._enter(self.tiers[0], [keys[i] for i in coming], now, request)
         now = self.tiers[0].reading.copy((len(found) - first) * self._chunk_bytes, now)
         for i in range(first, len(found)):
             tokens = min(stop, (i + 1) * size) - max(start, i * size)
@@ -127,7 +127,7 @@ class LMCache(Connector):
         host, *others = self.tiers
         missing = [key for key in keys if host.memory.get(key) is None]
         copied = host.writing.copy(len(missing) * self._chunk_bytes, now) if missing else now
-        if not self._enter(host, missing, copied):
+        if not self._enter(host, missing, copied, request):
             self.counts.refused += 1
             return now
         self.counts.stored_tokens += len(missing) * self.block_tokens
@@ -135,15 +135,15 @@ class LMCache(Connector):
             lacking = [key for key in missing if tier.memory.get(key) is None]
             if lacking:
                 written = tier.writing.copy(len(lacking) * self._chunk_bytes, copied)
-                self._enter(tier, lacking, written)
+                self._enter(tier, lacking, written, request)
                 for key in lacking:  # chunks being written stay
                     block = host.memory.get(key)
                     assert block is not None
                     block.read_until = max(block.read_until, written)
         return copied
 
-    def _enter(self, tier: Tier, keys: Sequence[Hashable], ready_ns: int) -> bool:
-        """Add chunks that become ready at a given time; return False if there is no room for them."""
+    def _enter(self, tier: Tier, keys: Sequence[Hashable], ready_ns: int, request: Request) -> bool:
+        """Add chunks of a request that become ready at a given time; return False if there is no room for them."""
         room = tier.memory.prepare(keys, self._now(), self._pinned)
         if room is None:
             return False
@@ -153,6 +153,8 @@ class LMCache(Connector):
             now, memory = self._now(), tier.memory
             self._writing = [each for each in self._writing if each[1].ready_ns > now]
             self._writing += [(key, block, memory) for key, block in zip(room.keys, room.blocks, strict=True)]
+        if tier.reports is not None:
+            tier.reports.coming(request, self.keys.of(request, 0), room, ready_ns)
         self.counts.dropped_blocks += room.dropped
         tier.note()
         return True

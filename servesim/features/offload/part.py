@@ -10,6 +10,7 @@ from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.features.offload.figures import OFFLOAD, Behind, Place
 from servesim.features.offload.lmcache import LMCache
+from servesim.features.offload.reports import Reports
 from servesim.features.offload.setup import OffloadSetup, check_policies
 
 DECODE_HICACHE = (
@@ -48,6 +49,9 @@ class Offloading(Part):
         except ValueError as error:
             raise UserError(f"offload: first: {error}") from None
         replica.core.step_plainly()
+        if replica.core.kv.on_event is not None:
+            for tier in connector.tiers:
+                tier.reports = Reports.of(replica, tier, connector.block_tokens)
         self._connected.append(Place(replica.index, replica.pool, replica.core, connector))
 
     def _memory_of(self, pool: Pool) -> OffloadSetup | None:

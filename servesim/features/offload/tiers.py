@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from servesim.contracts.request import Request
 from servesim.features.offload.memory import HostMemory
+
+if TYPE_CHECKING:
+    from servesim.features.offload.reports import Reports
 
 NANO = 1_000_000_000
 
@@ -42,6 +46,8 @@ class Tier:
     """Peak number of blocks held."""
     shared: bool = False
     """Whether other replicas use it, too, so that it outlives the process of this one."""
+    reports: Reports | None = None
+    """Reports on its blocks, if there are listeners to KV events."""
 
     def note(self) -> None:
         """Update the peak after blocks were added."""
