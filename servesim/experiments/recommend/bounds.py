@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from servesim.contracts.cost import Batch
 from servesim.experiments.goals import Goal
@@ -50,7 +50,8 @@ def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
     apart, those of the slower side."""
     if setup.scenario.speculation["name"] != "none" or fleet_varies(setup.scenario):
         return math.inf
-    selective = setup.scenario.disaggregate is not None  # decode pools may compute any prompt
+    scenario: Any = setup.scenario
+    selective = scenario.disaggregate is not None  # decode pools may compute any prompt
     rates = dict[str, float]()
     for pool in setup.pools:
         elsewhere = pool.pool.role == "decode" or (pool.pool.role == "prefill" and selective)
