@@ -35,10 +35,14 @@ class InFront(Router):
     def ask(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         """Return the decision of the inner router."""
         self.inner.seed, self.inner.clock, self.inner.role = self.seed, self.clock, self.role
+        self.inner.selective = self.selective
         return self.inner.route(request, views)
 
     def queue_key(self, request: Request) -> Any:
         return self.inner.queue_key(request)
+
+    def cached_tokens(self, request: Request, replica: int) -> int:
+        return self.inner.cached_tokens(request, replica)
 
     def on_sent(self, request: Request, replica: int) -> None:
         self.inner.on_sent(request, replica)

@@ -67,6 +67,10 @@ class BlockSets:
         self._copies = {key: copies for key, copies in self._copies.items() if key[0] != replica}
         self.sizes[replica] = 0
 
+    def has(self, replica: int, key: Hashable) -> bool:
+        """Return whether a replica has a block."""
+        return bool(self._holders.get(key, 0) >> replica & 1)
+
     def leading(self, keys: Sequence[Hashable], num_replicas: int) -> list[int]:
         """Return for each replica how many leading blocks it has without a gap."""
         lengths = [0] * num_replicas
@@ -87,3 +91,11 @@ class BlockSets:
             if alive >> replica & 1:
                 lengths[replica] = length
         return lengths
+
+    def continued(self, keys: Sequence[Hashable], starts: Sequence[int]) -> list[int]:
+        """Return for each replica up to which block it has all blocks of a prompt from block `starts` on."""
+        holders, ends = self._holders, list(starts)
+        for replica in range(len(ends)):
+            while ends[replica] < len(keys) and holders.get(keys[ends[replica]], 0) >> replica & 1:
+                ends[replica] += 1
+        return ends

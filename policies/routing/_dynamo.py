@@ -8,12 +8,16 @@ replica is the prefill that it adds to the booked prefill, plus the KV that deco
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * active requests
 
 For prefill workers the decode term is 0; for decode workers the cost is the decode term alone, and blocks count once
-per request.
+per request. Decode workers that may have to compute prompts (conditional disaggregation) have the credit of cached
+blocks subtracted from it.
+
+Blocks that continue those in GPU memory in host memory, and then on disk, add a credit of `host_cache_hit_weight` and
+`disk_cache_hit_weight` each (scheduling/overlap.rs); a router without reports of them has none.
 
 Bookings are made when a request is sent: its blocks are booked until it ends, and its prompt tokens not found in caches
 until its first token. Replicas above a threshold get nothing, by what workers publish to the router: here its own
-bookings, and KV usage as reported. Not modeled: tiers below GPU memory, shared pools, the selection function `lmetric`,
-and priorities in the queue.
+bookings, and KV usage as reported. Not modeled: shared pools, the selection function `lmetric`, and priorities in the
+queue.
 """
 
 from __future__ import annotations
@@ -109,6 +113,26 @@ class DynamoRouter(InFlightRouter):
     def overlap(self, request: Request, keys: Sequence[Hashable]) -> list[int]:
         """Return how many leading blocks of a prompt each replica has."""
 
+    def lower_credit(self, keys: Sequence[Hashable], overlap: Sequence[int]) -> Sequence[float]:
+        """Return for each replica the blocks that continue `overlap` blocks in memory beyond the GPU, times their
+        weights. Default: empty, for none."""
+        return ()
+
+    def cached_tokens(self, request: Request, replica: int) -> int:
+        return self._cached(request)[replica]
+
+    def _cached(self, request: Request) -> list[int]:
+        """Return by replica how many tokens of a prompt count as cached there."""
+        keys = self.keys(request)
+        overlap = self.overlap(request, keys)
+        return self._tokens(overlap, self.lower_credit(keys, overlap))
+
+    def _tokens(self, overlap: Sequence[int], lower: Sequence[float]) -> list[int]:
+        size = self.output_block
+        if not lower:
+            return [blocks * size for blocks in overlap]
+        return [int((blocks + more) * size + 0.5) for blocks, more in zip(overlap, lower, strict=True)]
+
     def keys(self, request: Request) -> Sequence[Hashable]:
         """Return the keys of a prompt's full blocks."""
         if self._asked[0] is not request:
@@ -117,13 +141,14 @@ class DynamoRouter(InFlightRouter):
 
     def counters(self, request: Request) -> Counters:
         """Return what a request would encounter at each replica, before it is booked."""
-        size, keys, num = self.output_block, self.keys(request), len(self.load)
+        keys, num = self.keys(request), len(self.load)
         overlap = self.overlap(request, keys)
+        cached = self._tokens(overlap, self.lower_credit(keys, overlap))
         shared = self.active.leading(keys, num)
         sizes = self.active.sizes
         return Counters(
             overlap,
-            [self.prefill_tokens[i] + request.prompt_len - overlap[i] * size for i in range(num)],
+            [self.prefill_tokens[i] + request.prompt_len - cached[i] for i in range(num)],
             [sizes.get(i, 0) + len(keys) - shared[i] + self.output_blocks[i] for i in range(num)],
             list(self.load),
         )
@@ -131,16 +156,22 @@ class DynamoRouter(InFlightRouter):
     def costs(self, request: Request, counters: Counters, choices: Sequence[int]) -> dict[int, float]:
         """Return the cost of a request at each eligible replica."""
         params, size = self.params, self.output_block
+        lower = self.lower_credit(self.keys(request), counters.overlap_blocks) or [0.0] * len(self.load)
         if self.role == "decode":
             own = len(self.keys(request))
-            return {i: own + self.prompt_blocks[i] + self.output_blocks[i] for i in choices}
+            held: dict[int, float] = {i: own + self.prompt_blocks[i] + self.output_blocks[i] for i in choices}
+            if not self.selective:
+                return held
+            credit = params.overlap_score_credit
+            return {i: max(held[i] - credit * counters.overlap_blocks[i] - lower[i], 0.0) for i in choices}
         least = min(self.prefill_tokens[i] for i in choices)
         prompt_blocks = max(ceil(request.prompt_len / size), 1)
         costs = {}
         for i in choices:
             ahead = (self.prefill_tokens[i] - least) / size / prompt_blocks
             credit = params.overlap_score_credit / (1 + params.overlap_score_credit_decay * ahead)
-            blocks = (self.prefill_tokens[i] + request.prompt_len) / size - credit * counters.overlap_blocks[i]
+            found = credit * counters.overlap_blocks[i] + lower[i]
+            blocks = (self.prefill_tokens[i] + request.prompt_len) / size - found
             costs[i] = (
                 params.prefill_load_scale * max(blocks, 0.0)
                 + (counters.potential_decode_blocks[i] if self.role == "both" else 0)
@@ -200,8 +231,7 @@ class DynamoRouter(InFlightRouter):
 
     def on_sent(self, request: Request, replica: int) -> None:
         keys = self.keys(request)
-        found = self.overlap(request, keys)[replica]
-        booking = Booking(keys, request.prompt_len - found * self.output_block)
+        booking = Booking(keys, request.prompt_len - self._cached(request)[replica])
         super().on_sent(request, replica)
         self._bookings[request] = booking
         self.active.add(replica, keys)

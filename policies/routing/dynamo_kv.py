@@ -10,7 +10,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.contracts.kv_events import BlockRemoved, BlockStored, KVEvent
+from servesim.contracts.kv_events import BlockRemoved, BlockStored, KVEvent, Medium
+from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import FinishStatus, ReplicaState, routers
 from servesim.policies.routing._block_sets import BlockSets
@@ -23,6 +24,15 @@ class DynamoKVParams(DynamoParams):
 
     router_track_output_blocks: bool = False
     """Whether to also book the blocks of an answer as it grows, one at a time."""
+    host_cache_hit_weight: float = 0.75
+    """Credit of a block in host memory that continues those found on the GPU, in blocks of prefill."""
+    disk_cache_hit_weight: float = 0.25
+    """Credit of a block on a replica's disk that continues those in host memory."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 0, "host_cache_hit_weight", "disk_cache_hit_weight")
+        check_most(self, 1, "host_cache_hit_weight", "disk_cache_hit_weight")
 
 
 @routers.register("dynamo-kv")
@@ -30,16 +40,29 @@ class DynamoKV(DynamoRouter):
     """Router that picks the lowest-cost replica, based on the cached blocks that replicas report."""
 
     searched = True
+    tiers = True
     Params = DynamoKVParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         self.index = BlockSets()
         """Blocks in the replicas' prefix caches."""
+        self._lower = {"cpu": BlockSets(), "storage": BlockSets()}
+        self._weights = {"cpu": params.host_cache_hit_weight, "storage": params.disk_cache_hit_weight}
         self._grown: dict[Request, int] = {}
 
     def overlap(self, request: Request, keys: Sequence[Hashable]) -> list[int]:
         return self.index.leading(keys, len(self.load))
+
+    def lower_credit(self, keys: Sequence[Hashable], overlap: Sequence[int]) -> Sequence[float]:
+        if not any(index.sizes for index in self._lower.values()):
+            return ()
+        credit, reached = [0.0] * len(overlap), list(overlap)
+        for medium, index in self._lower.items():
+            until = index.continued(keys, reached)
+            credit = [c + self._weights[medium] * (b - a) for c, a, b in zip(credit, reached, until, strict=True)]
+            reached = until
+        return credit
 
     def on_output_block(self, request: Request, replica: int) -> None:
         if self.params.router_track_output_blocks and request in self._bookings:
@@ -53,13 +76,17 @@ class DynamoKV(DynamoRouter):
     def on_kv_events(self, replica: int, events: Sequence[KVEvent]) -> None:
         for event in events:
             if isinstance(event, BlockStored):
-                self.index.add(replica, event.keys)
+                self._of(event.medium).add(replica, event.keys)
             elif isinstance(event, BlockRemoved):
-                self.index.discard(replica, event.keys)
+                self._of(event.medium).discard(replica, event.keys)
             else:
                 self.index.clear(replica)
 
     def on_replica(self, replica: int, state: ReplicaState) -> None:
         super().on_replica(replica, state)
         if state in ("gone", "failed"):
-            self.index.clear(replica)
+            for index in (self.index, *self._lower.values()):
+                index.clear(replica)
+
+    def _of(self, medium: Medium) -> BlockSets:
+        return self.index if medium == "gpu" else self._lower[medium]

@@ -52,6 +52,10 @@ class LlmD(LlmDRouter):
             return [0.0] * len(self.load)
         return [found / len(keys) for found in self.index.leading(keys, len(self.load))]
 
+    def cached_tokens(self, request: Request, replica: int) -> int:
+        size: int = self.params.block_size
+        return self.index.leading(self._keys(request), len(self.load))[replica] * size
+
     def on_sent(self, request: Request, replica: int) -> None:
         super().on_sent(request, replica)
         used = self._used[replica]

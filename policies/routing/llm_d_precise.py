@@ -7,11 +7,11 @@ identical prompts does not scatter.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.contracts.kv_events import BlockRemoved, BlockStored, KVEvent
+from servesim.contracts.kv_events import BlockRemoved, BlockStored, KVEvent, Medium
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, routers
 from servesim.policies.routing._block_sets import BlockSets, block_keys
@@ -27,17 +27,23 @@ class PreciseParams(LlmDParams):
     kv_utilization_weight: float = 1
     speculative_ttl_s: float = 2
     """Seconds for which a sent prompt counts as cached; 0 disables this."""
+    cpu_tier_weight: float = 0.8
+    """Part that a block in host memory counts for (kvCacheBackendConfigs; one on the GPU counts for 1)."""
+    storage_tier_weight: float = 0.3
+    """Part that a block on a replica's disk counts for."""
 
 
 @routers.register("llm-d-precise")
 class LlmDPrecise(LlmDRouter):
     """Router that picks the replica with the highest weighted score, with prefixes from the engines' KV events."""
 
+    tiers = True
     Params = PreciseParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
         self.index = BlockSets()
+        self._lower = {"cpu": BlockSets(), "storage": BlockSets()}
         self._speculative: deque[tuple[int, int, Sequence[Hashable]]] = deque()  # expiry, replica, blocks
         self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
 
@@ -48,7 +54,22 @@ class LlmDPrecise(LlmDRouter):
         keys = self._keys(request)
         if not keys:
             return [0.0] * len(self.load)
-        return [found / len(keys) for found in self.index.leading(keys, len(self.load))]
+        if not any(index.sizes for index in self._lower.values()):
+            return [found / len(keys) for found in self.index.leading(keys, len(self.load))]
+        return [sum(self._tier_weights(keys, replica)) / len(keys) for replica in range(len(self.load))]
+
+    def cached_tokens(self, request: Request, replica: int) -> int:
+        return sum(1 for _ in self._tier_weights(self._keys(request), replica)) * self.output_block
+
+    def _tier_weights(self, keys: Sequence[Hashable], replica: int) -> Iterator[float]:
+        """Yield what each leading block that a replica has counts for, in the best memory that has it."""
+        weights = {"cpu": self.params.cpu_tier_weight, "storage": self.params.storage_tier_weight}
+        for key in keys:
+            found = [1.0] if self.index.has(replica, key) else []
+            found += [weights[medium] for medium, index in self._lower.items() if index.has(replica, key)]
+            if not found:
+                return
+            yield max(found)
 
     def on_sent(self, request: Request, replica: int) -> None:
         super().on_sent(request, replica)
@@ -61,9 +82,9 @@ class LlmDPrecise(LlmDRouter):
     def on_kv_events(self, replica: int, events: Sequence[KVEvent]) -> None:
         for event in events:
             if isinstance(event, BlockStored):
-                self.index.add(replica, event.keys)
+                self._of(event.medium).add(replica, event.keys)
             elif isinstance(event, BlockRemoved):
-                self.index.discard(replica, event.keys)
+                self._of(event.medium).discard(replica, event.keys)
             else:
                 self._forget(replica)
 
@@ -71,6 +92,11 @@ class LlmDPrecise(LlmDRouter):
         super().on_replica(replica, state)
         if state in ("gone", "failed"):
             self._forget(replica)
+            for index in self._lower.values():
+                index.clear(replica)
+
+    def _of(self, medium: Medium) -> BlockSets:
+        return self.index if medium == "gpu" else self._lower[medium]
 
     def _forget(self, replica: int) -> None:
         self.index.clear(replica)

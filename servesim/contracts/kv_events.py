@@ -5,14 +5,17 @@ A block is identified by its key, the identity of everything up to its end: `req
 `(request.salt, key)` if the request has a salt (with hash_lookahead_tokens=L, the key that covers L more tokens). A
 listener can thus find the blocks of a prompt without querying the cache. Several copies of a block may be stored; as in
 vLLM, each copy has its own events. Prompts of unknown content have no events, since no other request can find them.
+Memory beyond the GPU that is a replica's own has events, too, of GPU blocks that can be read there or were dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from servesim.contracts.request import PrefixIdentity
+
+Medium = Literal["gpu", "cpu", "storage"]  # GPU or host memory, or a disk (vllm/v1/kv_offload/base.py of 0.33)
 
 
 class BlockStored(NamedTuple):
@@ -25,16 +28,18 @@ class BlockStored(NamedTuple):
     """Tokens per block."""
     content: PrefixIdentity | None = None
     start: int = 0
+    medium: Medium = "gpu"
 
 
 class BlockRemoved(NamedTuple):
     """Blocks that are removed, first to last."""
 
     keys: tuple[Hashable, ...]
+    medium: Medium = "gpu"
 
 
 class AllBlocksCleared(NamedTuple):
-    """Removal of all blocks."""
+    """Removal of all blocks from the GPU."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared

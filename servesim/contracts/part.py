@@ -44,8 +44,8 @@ class ClusterView(Protocol):
     def tell_sent(self, request: Request, output_len: int, index: int) -> None:
         """Notify all parts that a request goes to a replica."""
 
-    def tell_passed_on(self, request: Request, index: int) -> None:
-        """Notify all parts that a request whose prompt another replica computes goes to a replica."""
+    def tell_passed_on(self, request: Request, output_len: int, index: int) -> None:
+        """Notify all parts that a request goes to a replica for answers."""
 
     def held_for(self, pool: Any) -> int:
         """Return the number of requests outside of all replicas that may be sent to this pool."""
@@ -107,7 +107,7 @@ class Finished(NamedTuple):
 
 RUN_VERBS = (
     *("join", "core_made", "start", "sent", "passed_on", "state_changed", "crashed", "lost", "network_changed", "left"),
-    *("takes", "reaches", "gives_up", "keeps", "held", "held_for", "replacing"),
+    *("sends", "takes", "reaches", "gives_up", "keeps", "held", "held_for", "replacing"),
 )
 """Verbs called during a run."""
 
@@ -137,8 +137,9 @@ class Part:
         """Handle a request that is sent to a replica; `reaches` decides whether it arrives. A request with an `owner`
         computes that one's prompt; `output_len` is then the owner's."""
 
-    def passed_on(self, request: Request, index: int) -> None:
-        """Handle a request that is sent to the replica that computes its answer; another one computes its prompt."""
+    def passed_on(self, request: Request, output_len: int, index: int) -> None:
+        """Handle a request that is sent to a replica for answers; another one computed its prompt if it has a `leg`,
+        otherwise this one does."""
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
         """Handle a change in a replica's router-visible state."""
@@ -160,6 +161,11 @@ class Part:
         """Handle a request that has left the run, before the workload sends requests that depend on it."""
 
     # Asked.
+
+    def sends(self, request: Request, output_len: int) -> bool:
+        """Return whether this part sends a request that has arrived, or is sent again, without the router. Default:
+        no."""
+        return False
 
     def takes(self, request: Request, output_len: int, decision: Any) -> bool:
         """Return whether this part carries out the router's decision instead of the cluster. Default: no."""

@@ -154,6 +154,8 @@ class Router(ABC):
     paper: ClassVar[str] = ""
     """Reference that describes the idea."""
     Params: ClassVar[type[Any]] = NoParams
+    tiers: ClassVar[bool] = False
+    """Whether `on_kv_events` also gets events of memory beyond the GPU (`medium` cpu or storage)."""
     blind: ClassVar[bool] = False
     """Whether it routes without looking at the replicas, which then do not depend on each other; such a router has no
     notification verbs."""
@@ -163,6 +165,8 @@ class Router(ABC):
     """Tokens between two calls of `on_output_block`: the engine's block size, set before the first request."""
     role: Role = "both"
     """Side for which it chooses replicas if prefill and decode are separate; each side has its own router."""
+    selective = False
+    """Whether the replicas that it chooses for answers may have to compute the prompt, too (`disaggregate`)."""
     _drawn = 0
 
     def __init__(self, params: Any, num_replicas: int) -> None:
@@ -185,6 +189,10 @@ class Router(ABC):
     def queue_key(self, request: Request) -> Any:
         """Return the key by which requests that wait in the router are ordered, lowest first, and by arrival among
         equals. Called once, when a request begins to wait. Changes nothing. Default: all are equal."""
+        return 0
+
+    def cached_tokens(self, request: Request, replica: int) -> int:
+        """Return how many leading tokens of a prompt it believes a replica to have cached. Changes nothing."""
         return 0
 
     def on_sent(self, request: Request, replica: int) -> None:  # noqa: B027

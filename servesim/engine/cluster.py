@@ -78,6 +78,7 @@ class Cluster:
         self.parts += parts
         self._core_made = verbs(self.parts, "core_made")
         self._sent, self._reaches = verbs(self.parts, "sent"), verbs(self.parts, "reaches")
+        self._sends = verbs(self.parts, "sends")
         self._takes, self._gives_up = verbs(self.parts, "takes"), verbs(self.parts, "gives_up")
         self._state_changed, self._on_left = verbs(self.parts, "state_changed"), verbs(self.parts, "left")
         self._crashed, self._lost = verbs(self.parts, "crashed"), verbs(self.parts, "lost")
@@ -217,7 +218,9 @@ class Cluster:
     # Lifecycle of a request.
 
     def place(self, request: Request, output_len: int) -> None:
-        """Carry out the router's decision for a request."""
+        """Carry out the router's decision for a request, unless a part sends it."""
+        if self._sends and any(sends(request, output_len) for sends in self._sends):
+            return
         decision = self._decide(request)
         if isinstance(decision, int) and not self._takes:
             self._send(request, output_len, decision)
@@ -268,10 +271,10 @@ class Cluster:
         for sent in self._sent:
             sent(request, output_len, index)
 
-    def tell_passed_on(self, request: Request, index: int) -> None:
-        """Notify all parts that a request goes to the replica that computes its answer."""
+    def tell_passed_on(self, request: Request, output_len: int, index: int) -> None:
+        """Notify all parts that a request goes to a replica for answers."""
         for passed_on in self._passed_on:
-            passed_on(request, index)
+            passed_on(request, output_len, index)
 
     def held_for(self, pool: Pool) -> int:
         """Return the number of requests outside of all replicas that may be sent to this pool: those in the router,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from servesim.contracts.kv_events import KVEvent
+from servesim.contracts.kv_events import AllBlocksCleared, KVEvent
 from servesim.contracts.part import Part
 from servesim.contracts.request import Request, State
 from servesim.contracts.router import FinishStatus, ReplicaState, Router, life
@@ -45,7 +45,7 @@ class Telling(Part):
             core.step_plainly()
             core.on_output = self._output
         if "on_kv_events" in told and core.kv.shares:
-            replica.listen(self._cached)
+            replica.listen(self._cached if self._router.tiers else self._cached_on_gpu)
 
     def state_changed(self, index: int, state: ReplicaState) -> None:
         """Notify the router of a change in a replica's state."""
@@ -90,3 +90,7 @@ class Telling(Part):
     def _cached(self, replica: int, ns: int, event: KVEvent) -> None:
         self._router.on_kv_events(replica, (event,))
         self._recall()
+
+    def _cached_on_gpu(self, replica: int, ns: int, event: KVEvent) -> None:
+        if isinstance(event, AllBlocksCleared) or event.medium == "gpu":
+            self._cached(replica, ns, event)

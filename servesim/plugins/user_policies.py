@@ -21,7 +21,7 @@ from weakref import WeakSet
 from servesim.errors import Interrupted, PolicyError, UserError
 from servesim.plugins.terms import NONE, Terms, terms_of
 
-_BLAMED = ("Scaler", "Feature", "Connector")
+_BLAMED = ("Scaler", "Feature", "Connector", "Decider")
 """Contracts whose verbs are called from many places, so their exceptions are turned into PolicyErrors here."""
 _PACKED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _adopted: WeakSet[type[Any]] = WeakSet()

@@ -103,7 +103,8 @@ def in_flight(cluster: Cluster) -> int:
     """Requests that wait in the router, pause, or are somewhere between the two sides."""
     failing, handoff = cluster.part(Failing), handoff_of(cluster)
     assert failing is not None
-    there = {p.request for p in handoff.passages.values() if not p.lost} | {*failing._pausing}
+    straight = handoff.straight._there if handoff.straight is not None else {}
+    there = {p.request for p in handoff.passages.values() if not p.lost} | {*failing._pausing, *straight}
     return len(there) + cluster.waiting.num_waiting
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from servesim.contracts import make, routers
+from servesim.contracts import build_params, make, routers
+from servesim.contracts.decider import deciders
 from servesim.engine.cluster import Cluster
 from servesim.engine.pool import Pool
 from servesim.features.handoff.first import Sglang, SglangParams, Trtllm, TrtllmParams
 from servesim.features.handoff.links import Links
 from servesim.features.handoff.part import Handoff
+from servesim.features.handoff.straight import Straight
 from servesim.features.handoff.vllm import VllmNixl, VllmNixlParams
 from servesim.workload.workload import Clients
 from tests.support.strategies import worlds
@@ -33,6 +35,8 @@ class Apart(World):
     bytes_per_s: int = 1_000_000_000
     start_ns: int = 0
     protocol: Protocol = VllmNixlParams()  # noqa: RUF009
+    decider: str = ""
+    """Which prompts are computed apart; empty: all."""
 
     def pools(self, mode: str, check: bool) -> list[Pool]:
         made = []
@@ -53,6 +57,9 @@ class Apart(World):
             make(cls, cls.Params(), sum(self.sizes)),
             self.protocol,
         )
+        if self.decider:
+            decider, params = deciders.resolve(self.decider)
+            handoff.straight = Straight(make(decider, build_params("decider", decider.Params, dict(params))))
         return handoff
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from servesim.contracts.cost import Batch
 from servesim.experiments.goals import Goal
@@ -50,9 +50,12 @@ def optimistic_rate(setup: Setup, work: Work, limit_ms: float) -> float:
     apart, those of the slower side."""
     if setup.scenario.speculation["name"] != "none" or fleet_varies(setup.scenario):
         return math.inf
+    scenario: Any = setup.scenario
+    selective = scenario.disaggregate is not None  # decode pools may compute any prompt
     rates = dict[str, float]()
     for pool in setup.pools:
-        prefill = 0.0 if work.shared or pool.pool.role == "decode" else work.prompt * _prefill_ns_per_token(pool, work)
+        elsewhere = pool.pool.role == "decode" or (pool.pool.role == "prefill" and selective)
+        prefill = 0.0 if work.shared or elsewhere else work.prompt * _prefill_ns_per_token(pool, work)
         decode = 0.0 if pool.pool.role == "prefill" else _decode_ns(pool, work, limit_ms)
         busy = max(prefill, decode)
         rate = len(pool.cores) * 1e9 / busy if busy else math.inf

@@ -87,6 +87,9 @@ class Failing(Part):
     def sent(self, request: Request, output_len: int, index: int) -> None:
         self._here[request.owner or request] = output_len
 
+    def passed_on(self, request: Request, output_len: int, index: int) -> None:
+        self._here[request] = output_len
+
     def reaches(self, request: Request, index: int) -> bool:
         if self._cluster.replicas[index].up:
             return True
@@ -233,7 +236,7 @@ class Failing(Part):
         attempts = self._attempts[request] = self._attempts.get(request, 0) + 1
         cluster.lost(request)
         request.state, request.reason = State.ABORTED, LOST
-        if request.leg is None:
+        if request.leg is None and cluster.replicas[request.replica].role != "decode":  # else another router sent it
             cluster.telling.finish(request)
         begun = request.first_token_ns >= 0
         if request.num_migrations >= self._failures.migrations if begun else attempts > self._failures.reroutes:

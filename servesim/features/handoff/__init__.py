@@ -23,6 +23,9 @@ class HandoffSettings(Section):
     handoff: PolicySettings | None = None
     """KV transfer from prefill pools to decode pools, such as `vllm-nixl:link=rdma-400,http_ms=1`. None uses the
     default for the preset of the decode pool."""
+    disaggregate: PolicySettings | None = None
+    """Decider of which prompts prefill pools compute, such as `llm-d:non_cached_tokens=512`, `dynamo` or
+    `file.py:Class`; decode pools compute the others themselves. None: prefill pools compute all of them."""
 
 
 @features.register("handoff")
@@ -55,7 +58,8 @@ class HandoffFeature(Feature):
     def build(self, setup: Any) -> Part | None:
         from servesim.features.handoff.setup import handoff_of
 
-        handoff = handoff_of(self.settings(setup.scenario).handoff, setup.pools, setup.make_router)
+        settings = self.settings(setup.scenario)
+        handoff = handoff_of(settings.handoff, settings.disaggregate, setup.pools, setup.make_router)
         if handoff is not None and setup.stream is not None:
             handoff.stages.sketch()
         return handoff

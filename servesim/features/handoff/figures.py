@@ -88,6 +88,11 @@ class Passed(NamedTuple):
         return self.handoff.stages
 
     @property
+    def decides(self) -> bool:
+        """Whether a decider chooses which requests go straight to a decode replica."""
+        return self.handoff.straight is not None
+
+    @property
     def busy_share(self) -> float | None:
         """Share of the time during which any transfer was in flight on a shared wire, or None if the wire is not
         shared."""
@@ -106,7 +111,12 @@ def _rows(summary: Summary) -> Rows:
         f"{found['transfers']:,} transfers, {number(found['gigabytes'])} GB, {number(found['gb_s'])} GB/s on average, "
         f"busy {percent(found['wire_busy_share'])}"
     )
-    return [("stages, mean ms", _stages(summary)), (f"wire, {found['protocol']}", wire)]
+    rows = [("stages, mean ms", _stages(summary)), (f"wire, {found['protocol']}", wire)]
+    if "straight" in found:
+        ttft = found["straight_ttft_ms"]
+        mean = f", first tokens after {number(ttft['mean'])} ms on average" if ttft else ""
+        rows.append(("straight to decode", f"{found['straight']:,} ({percent(found['straight_share'])}){mean}"))
+    return rows
 
 
 DISAGGREGATION = Group(
@@ -125,6 +135,13 @@ DISAGGREGATION = Group(
                lambda p: per(float(p.stages.num_bytes) / 1e9, p.duration_ns / SECOND), "GB/s"),
         Figure("wire_busy_share", "share of the duration in which KV was on the wire", lambda p: p.busy_share,
                "share"),
+        Figure("straight", "number of requests whose prompt a decode replica computed, as decided by `disaggregate`",
+               lambda p: p.stages.straight if p.decides else None, schema=COUNT, optional=True),
+        Figure("straight_share", "share of these among all requests",
+               lambda p: per(p.stages.straight, p.stages.requests) if p.decides else None, "share", optional=True),
+        Figure("straight_ttft_ms", "TTFT of these requests, completed ones",
+               lambda p: p.stages.straight_ttft_ms() if p.decides else None, "ms",
+               DISTRIBUTION, optional=True),
     ),
     doc="Present if separate pools run prefill and decode.",
     rows=_rows,

@@ -40,7 +40,8 @@ def crashed(handoff: Handoff, index: int) -> list[Request]:
 
 def _was_at(passage: Passage, index: int) -> bool:
     unfinished = passage.leg.state is not State.FINISHED
-    return (passage.prefill == index and unfinished) or (passage.decode == index and passage.sent_ns >= 0)
+    known = passage.sent_ns >= 0 or passage.promised  # llm-d's request goes through a proxy beside its decode engine
+    return (passage.prefill == index and unfinished) or (passage.decode == index and known)
 
 
 def _break_off(passage: Passage) -> None:
@@ -61,6 +62,10 @@ def take_back(handoff: Handoff, passage: Passage) -> None:
     if request.replica == passage.decode:
         _remove(handoff, request, passage.decode)
         (handoff.telling or cluster.telling).finish(request)
+    if passage.promised and handoff.straight is not None:
+        request.state, request.reason = State.ABORTED, LOST
+        handoff.straight.withdraw(request, passage.decode)
+        passage.promised = False
     for index in (passage.prefill, passage.decode):
         if index >= 0:
             turnover.left_draining(cluster, index)

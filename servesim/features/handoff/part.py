@@ -27,6 +27,7 @@ from servesim.features.handoff import losses
 from servesim.features.handoff.arrivals import Arrivals
 from servesim.features.handoff.passage import Passage, leg_of
 from servesim.features.handoff.stages import Stages
+from servesim.features.handoff.straight import Straight
 from servesim.features.handoff.wire import Wire
 
 
@@ -53,6 +54,8 @@ class Handoff(Part, ABC):
         """Sums over the others."""
         self.said = ""
         """Note for the reader."""
+        self.straight: Straight | None = None
+        """Choice of the requests that decode replicas serve alone; None: there are none."""
         self._homeless: list[Passage] = []  # computed prompts for which no decode replica is ready
         self._held: dict[Request, Passage] = {}  # by leg: memory kept at the source
 
@@ -64,6 +67,8 @@ class Handoff(Part, ABC):
         if self.decode_router is not None:
             cluster.router.role, self.decode_router.role = "prefill", "decode"
             self.telling = Telling(self.decode_router, self.clock, cluster.waiting.recall, forks=False)
+        if self.straight is not None:
+            self.straight.join(self)
         telling: Telling = self.telling or cluster.telling
         self._tell_sent = telling.sent if telling.wants("sent") else None
 
@@ -82,6 +87,12 @@ class Handoff(Part, ABC):
         self.cluster.gone(request)
         self.telling.finish(request)
 
+    def wants(self, verb: str) -> bool:
+        return super().wants(verb) and (verb != "sends" or self.straight is not None)
+
+    def sends(self, request: Request, output_len: int) -> bool:
+        return self.straight is not None and self.straight.sends(request, output_len)
+
     def takes(self, request: Request, output_len: int, decision: Decision) -> bool:
         apart = isinstance(decision, Pair) or (
             isinstance(decision, int)
@@ -90,6 +101,8 @@ class Handoff(Part, ABC):
         )
         if apart:
             self.begin(request, output_len, decision)
+        elif self.straight is not None:
+            self.straight.release(request)
         return apart
 
     def begin(self, request: Request, output_len: int, decision: Any) -> None:
@@ -99,9 +112,11 @@ class Handoff(Part, ABC):
             if index >= 0 and self.cluster.replicas[index].role != role:
                 own = self.cluster.replicas[index].role
                 raise PolicyError(f"{self.cluster.router.name}: sends {role} to replica {index}, whose role is {own}")
+        promised = self.straight.promised(request, decode) if self.straight is not None else -1
         leg = request.leg = leg_of(request)
         leg.replica = request.replica = prefill
-        passage = self.passages[request] = Passage(request, output_len, leg, prefill, decode)
+        passage = self.passages[request] = Passage(request, output_len, leg, prefill, max(promised, decode))
+        passage.promised = promised >= 0
         self.cluster.tell_sent(leg, output_len, prefill)
         if self.cluster.reaches(leg, prefill):
             self.started(passage)
@@ -146,13 +161,19 @@ class Handoff(Part, ABC):
                 self._homeless.append(passage)
                 return
         request.replica = passage.decode
-        if self._tell_sent is not None:
-            self._tell_sent(request, passage.output_len, passage.decode)
-        self.cluster.tell_passed_on(request, passage.decode)
+        if not passage.promised:
+            self.tell_sent(request, passage.output_len, passage.decode)
+        passage.promised = False
+        self.cluster.tell_passed_on(request, passage.output_len, passage.decode)
         if not self.cluster.reaches(request, passage.decode):
             return
         passage.sent_ns = self.clock.ns
         self.cluster.replicas[passage.decode].arrive(request, passage.output_len)
+
+    def tell_sent(self, request: Request, output_len: int, decode: int) -> None:
+        """Notify the decode router that a request goes to a decode replica."""
+        if self._tell_sent is not None:
+            self._tell_sent(request, output_len, decode)
 
     def choose(self, request: Request, role: Role = "decode", router: Router | None = None) -> int:
         """Return the replica of a role that `router` (default: the decode router) chooses, or -1 if none is ready."""
@@ -199,6 +220,8 @@ class Handoff(Part, ABC):
         passage = self.passages.get(request)
         if passage is not None and not passage.lost:
             self.lose(passage)
+        elif self.straight is not None:
+            self.straight.lost(request)
 
     def lose(self, passage: Passage) -> None:
         """Take back what was done for a request that was lost with a replica of either side."""
@@ -288,6 +311,8 @@ class Handoff(Part, ABC):
     def left(self, request: Request) -> None:
         """Handle the departure of a request: free the memory still kept at the source, unless it is being read."""
         passage = self.passages.pop(request, None)
+        if self.straight is not None:
+            self.straight.left(request, passage)
         if passage is None:
             return
         if self.has_end:
@@ -322,7 +347,8 @@ class Handoff(Part, ABC):
         return [each for each in (*self.done, *self.passages.values()) if each.request.row in numbers]
 
     def settled(self, requests: Any) -> None:
-        self.stages.add(requests, self.columns(requests.table["row"]))
+        straight = self.straight.take(requests.table["row"]) if self.straight is not None else None
+        self.stages.add(requests, self.columns(requests.table["row"]), straight)
         numbers = {*requests.table["row"].tolist()}
         self.done = [passage for passage in self.done if passage.request.row not in numbers]
 

@@ -31,6 +31,8 @@ class Passage:
     """Whether its memory on the decode side is waiting for KV to arrive."""
     stop: Callable[[], None] | None = None
     """Function that breaks off its transfer, which is under way."""
+    promised: bool = False
+    """Whether the decode router has counted it at its decode replica, where it is not sent yet."""
     crashed: bool = False
     """Whether its KV was lost with the source."""
     lost: bool = False

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from servesim.contracts import KVAllocator, Scheduler, build_params
+from servesim.contracts import KVAllocator, Scheduler, build_params, make
+from servesim.contracts.decider import deciders
 from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import Role, Router
@@ -17,6 +18,7 @@ from servesim.errors import UserError, shown, suggest
 from servesim.features.handoff.first import Sglang, Trtllm
 from servesim.features.handoff.links import KINDS, Links
 from servesim.features.handoff.part import Handoff
+from servesim.features.handoff.straight import Straight
 from servesim.features.handoff.vllm import VllmNixl
 
 if TYPE_CHECKING:
@@ -69,14 +71,18 @@ def with_pd(settings: Mapping[str, Any]) -> Settings:
 
 
 def handoff_of(
-    settings: Mapping[str, Any] | None, pools: Sequence[PoolSetup], make_router: Callable[[], Router]
+    settings: Mapping[str, Any] | None,
+    disaggregate: Mapping[str, Any] | None,
+    pools: Sequence[PoolSetup],
+    make_router: Callable[[], Router],
 ) -> Handoff | None:
     """Return the handoff from prefill pools to decode pools, or None if no pool is limited to one role. Raise UserError
     if one role is missing or a pool cannot take part."""
     roles: set[Role] = {pool.pool.role for pool in pools}
     if roles == {"both"}:
-        if settings:
-            raise UserError("handoff is specified, but no pool has the role prefill or decode")
+        for name, given in (("handoff", settings), ("disaggregate", disaggregate)):
+            if given:
+                raise UserError(f"{name} is specified, but no pool has the role prefill or decode")
         return None
     for role in ("prefill", "decode"):
         if role not in roles:
@@ -91,7 +97,32 @@ def handoff_of(
     _check(pools)
     handoff = protocol(links_of(link, pools), size_of(pools), make_router(), params)
     handoff.said = said_of(link)
+    if disaggregate:
+        handoff.straight = straight_of(disaggregate, handoff)
     return handoff
+
+
+def straight_of(settings: Mapping[str, Any], handoff: Handoff) -> Straight:
+    """Return the choice of the requests that decode replicas serve alone. Raise UserError if they cannot, or the
+    decider does not know what it needs."""
+    if isinstance(handoff, Sglang):
+        raise UserError(
+            "disaggregate: SGLang's decode servers compute no prompts (each request needs a prefill server's bootstrap)"
+        )
+    cls, params = deciders.configured(settings)
+    router = handoff.decode_router
+    if cls.needs_cached and not knows_caches(router):
+        raise UserError(
+            f"disaggregate {cls.name} decides by cached tokens, of which router {router.name if router else '?'} knows "
+            "nothing; use one that does, such as dynamo-kv or llm-d-precise"
+        )
+    return Straight(make(cls, params))
+
+
+def knows_caches(router: Router | None) -> bool:
+    """Return whether a router, or the one behind it, knows which tokens replicas have cached."""
+    inner: Any = getattr(router, "inner", router)
+    return type(inner).cached_tokens is not Router.cached_tokens
 
 
 def _default(pools: Sequence[PoolSetup]) -> str:

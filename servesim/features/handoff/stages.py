@@ -20,15 +20,27 @@ class Stages:
 
     def __init__(self) -> None:
         self._spent: Mapping[str, Values | Sketch] = {name: Values() for name in STAGES}
+        self._straight_ttft: Values | Sketch = Values()
+        self.requests = self.straight = 0
+        """Number of requests, and of those whose prompt a decode replica computed."""
         self.transfers = 0
         self.num_bytes = 0
 
     def sketch(self) -> None:
         """Keep no times from here on, only sketches of them."""
         self._spent = {name: Sketch() for name in STAGES}
+        self._straight_ttft = Sketch()
 
-    def add(self, requests: RequestColumns, own: Mapping[str, NDArray[np.int64]]) -> None:
-        """Add recorded requests with their columns of passages (`figures.COLUMNS`)."""
+    def add(
+        self, requests: RequestColumns, own: Mapping[str, NDArray[np.int64]], straight: NDArray[np.bool_] | None
+    ) -> None:
+        """Add recorded requests with their columns of passages (`figures.COLUMNS`). `straight`: which of them went
+        straight to a decode replica, or None if none may."""
+        if straight is not None:
+            self.requests += len(straight)
+            self.straight += int(straight.sum())
+            first = {name: requests.table[name][straight & requests.done] for name in ("arrival_ns", "first_token_ns")}
+            self._straight_ttft.add(first["first_token_ns"] - first["arrival_ns"])
         received = own["received_ns"] >= 0
         self.transfers += int(received.sum())
         self.num_bytes += int(own["kv_bytes"][received].sum())
@@ -40,6 +52,10 @@ class Stages:
         ends += [begun, *(table[name] for name in ("received_ns", "first_token_ns", "last_token_ns"))]
         for spent, start, end in zip(self._spent.values(), ends, ends[1:], strict=False):
             spent.add(end - start)
+
+    def straight_ttft_ms(self) -> dict[str, float] | None:
+        """Return the distribution of TTFT in ms of the completed requests that went straight to a decode replica."""
+        return self._straight_ttft.describe(MS)
 
     def stages_ms(self) -> dict[str, Any]:
         """Return the distribution of times in ms by stage."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from servesim.contracts import kv_allocators, schedulers
+from servesim.contracts import build_params, kv_allocators, make, schedulers
+from servesim.contracts.decider import deciders
 from servesim.features.handoff.links import Links
 from servesim.features.handoff.setup import can_receive
+from servesim.features.handoff.straight import Straight
 from servesim.features.handoff.vllm import VllmNixl, VllmNixlParams
+
+DECIDERS = ("always", "llm-d:non_cached_tokens=40", "dynamo-0:max_local_prefill_length=30,max_prefill_queue_size=1")
 
 
 def with_handoff(world: Any, draws: Any) -> Any:
@@ -25,14 +29,20 @@ def with_handoff(world: Any, draws: Any) -> Any:
         kv_load_failure_policy=draws.one("load failure", ["fail", "recompute"]),
     )
 
+    decider = draws.one("decider", ["", "", *DECIDERS])
+
     def handoff(world: Any, pools: Any) -> VllmNixl:
         links = [rate] * world.replicas
-        return VllmNixl(
+        made = VllmNixl(
             Links(links, links, start_ns, rate_of=lambda pool: rate),
             lambda request, start, stop: stop - start,
             world.make_router(),
             params,
         )
+        if decider:
+            cls, values = deciders.resolve(decider)
+            made.straight = Straight(make(cls, build_params(decider, cls.Params, dict(values))))
+        return made
 
     world = world.roomy().divided(("prefill", prefill, "prefill"), ("decode", decode, "decode"))
     return replace(world, features=(*world.features, handoff))

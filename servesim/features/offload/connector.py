@@ -134,6 +134,9 @@ class Offload(Connector):
         if self._told_at_end:
             for block in room.blocks:
                 block.writer, block.writer_preemptions = request, request.num_preemptions
+        reports = self.tiers[0].reports
+        if reports is not None:
+            reports.coming(request, keys, room, done_ns)
         counts.stored_tokens += tokens
         counts.dropped_blocks += room.dropped
         request.being_read += 1

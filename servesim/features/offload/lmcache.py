@@ -114,7 +114,7 @@ class LMCache(Connector):
             coming = [i for i in range(first, len(found)) if found[i] is tier]
             if coming:
                 now = tier.reading.copy(len(coming) * self._chunk_bytes, now)
-                self._enter(self.tiers[0], [keys[i] for i in coming], now)
+                self._enter(self.tiers[0], [keys[i] for i in coming], now, request)
         now = self.tiers[0].reading.copy((len(found) - first) * self._chunk_bytes, now)
         for i in range(first, len(found)):
             tokens = min(stop, (i + 1) * size) - max(start, i * size)
@@ -129,7 +129,7 @@ class LMCache(Connector):
         host, *others = self.tiers
         missing = [key for key in keys if host.memory.get(key) is None]
         copied = host.writing.copy(len(missing) * self._chunk_bytes, now) if missing else now
-        if not self._enter(host, missing, copied):
+        if not self._enter(host, missing, copied, request):
             self.counts.refused += 1
             return now
         self.counts.stored_tokens += len(missing) * self.block_tokens
@@ -137,20 +137,22 @@ class LMCache(Connector):
             lacking = [key for key in missing if tier.memory.get(key) is None]
             if lacking:
                 written = tier.writing.copy(len(lacking) * self._chunk_bytes, copied)
-                self._enter(tier, lacking, written)
+                self._enter(tier, lacking, written, request)
                 for key in lacking:  # chunks being written stay
                     block = host.memory.get(key)
                     assert block is not None
                     block.read_until = max(block.read_until, written)
         return copied
 
-    def _enter(self, tier: Tier, keys: Sequence[Hashable], ready_ns: int) -> bool:
-        """Add chunks that become ready at a given time; return False if there is no room for them."""
+    def _enter(self, tier: Tier, keys: Sequence[Hashable], ready_ns: int, request: Request) -> bool:
+        """Add chunks of a request that become ready at a given time; return False if there is no room for them."""
         now = self._now()
         room = tier.memory.prepare(keys, now)
         if room is None:
             return False
         tier.enter(room, ready_ns, now)
+        if tier.reports is not None:
+            tier.reports.coming(request, self.keys.of(request, 0), room, ready_ns)
         self.counts.dropped_blocks += room.dropped
         return True
 

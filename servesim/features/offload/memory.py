@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -61,6 +61,8 @@ class HostMemory(ABC):
         self.num_blocks = num_blocks
         self.pins: list[Collection[Hashable]] = []
         """Keys that must stay, a collection for each connector that keeps any."""
+        self.on_gone: Callable[[Sequence[Hashable]], None] | None = None
+        """Callback for blocks that were dropped, or None for no callback."""
 
     @abstractmethod
     def get(self, key: Hashable) -> Block | None:
@@ -103,8 +105,12 @@ class HostMemory(ABC):
             return None  # without a look at each key: none of them may go for another
         missing = [key for key in keys if self.get(key) is None]
         short = len(self) + len(missing) - self.num_blocks
-        if short > 0 and self.evict(short, {*keys}.union(*self.pins), now) is None:
-            return None
+        if short > 0:
+            gone = self.evict(short, {*keys}.union(*self.pins), now)
+            if gone is None:
+                return None
+            if self.on_gone is not None:
+                self.on_gone(gone)
         blocks = [Block(NEVER_READY) for _ in missing]
         for key, block in zip(missing, blocks, strict=True):
             self.insert(key, block)

@@ -10,6 +10,7 @@ from servesim.contracts.part import ClusterView, Finished, Part
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.features.offload.figures import OFFLOAD, Behind, Connected
+from servesim.features.offload.reports import Reports
 from servesim.features.offload.setup import OffloadSetup, check_policies
 
 
@@ -45,6 +46,9 @@ class Offloading(Part):
         except ValueError as error:
             raise UserError(f"offload: first: {error}") from None
         replica.core.step_plainly()
+        if replica.core.kv.on_event is not None:
+            for tier in connector.tiers:
+                tier.reports = Reports.of(replica, tier, connector.block_tokens)
         self._connected.append(Connected(replica.index, replica.pool, replica.core, connector))
         if replica.index in self._factors:
             connector.network_changed(self._factors[replica.index])

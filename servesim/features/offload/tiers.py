@@ -5,8 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from servesim.features.offload.memory import Block, HostMemory, Room
+
+if TYPE_CHECKING:
+    from servesim.features.offload.reports import Reports
 
 NANO = 1_000_000_000
 MOST_GAPS = 1_000
@@ -99,6 +103,8 @@ class Tier:
     """Whether other replicas use it, too, so that it outlives the process of this one."""
     networked: bool = False
     """Whether it is reached over the network."""
+    reports: Reports | None = None
+    """Reports on its blocks, if there are listeners to KV events."""
     _coming: list[tuple[Hashable, Block]] = field(default_factory=list)  # blocks on their way to shared memory
 
     def enter(self, room: Room, ready_ns: int, now: int) -> None:

@@ -93,7 +93,7 @@ class Scaling(Part):
         for counts in self._counts.get(self._cluster.fleet.pool_of[index].name, ()):
             counts.arrive(request)
 
-    def passed_on(self, request: Request, index: int) -> None:
+    def passed_on(self, request: Request, output_len: int, index: int) -> None:
         for counts in self._counts.get(self._cluster.fleet.pool_of[index].name, ()):
             counts.arrive(request)
 

@@ -118,7 +118,8 @@ class KVEvents(Watcher):
         self._caches.clear()
 
     def _heard(self, replica: int, ns: int, event: KVEvent) -> None:
-        if (cache := self._caches.get(replica)) is not None:
+        beyond = not isinstance(event, AllBlocksCleared) and event.medium != "gpu"  # not published
+        if not beyond and (cache := self._caches.get(replica)) is not None:
             cache.form.add(cache.events, event)
 
     def _publish(self, index: int, cache: _Cache) -> None:

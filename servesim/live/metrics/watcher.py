@@ -99,6 +99,10 @@ class Metrics(Watcher):
         if stream is not None and not stream.streamed:
             self._whole.add(request)
 
+    def passed_on(self, request: Request, output_len: int, index: int) -> None:
+        if request.leg is None:
+            self.sent(request, output_len, index)
+
     def _planned(self, core: Any, index: int, step: int, plan: Plan, counts: Counts) -> None:
         if plan.admitted:
             connected = core.connector is not None

@@ -53,14 +53,14 @@ class Watcher(Part):
         assert self.cluster.crashed(1) == [] and not self.cluster.keeps(1)
         request = Request(0, "0", 1, 1, 0)
         self.cluster.lost(request)
-        self.cluster.tell_passed_on(request, 1)
+        self.cluster.tell_passed_on(request, 1, 1)
         assert self.cluster.held_for(self.cluster.fleet.pools[0]) == self.cluster.num_waiting
 
     def sent(self, request, output_len, index):
         self.calls["sent"] += 1
         assert request.num_tokens == request.prompt_len and output_len > 0
 
-    def passed_on(self, request, index):
+    def passed_on(self, request, output_len, index):
         self.calls["passed_on"] += 1
 
     def state_changed(self, index, state):
@@ -76,6 +76,10 @@ class Watcher(Part):
 
     def left(self, request):
         self.calls["left"] += 1
+
+    def sends(self, request, output_len):
+        self.calls["sends"] += 1
+        return False
 
     def takes(self, request, output_len, decision):
         self.calls["takes"] += 1
@@ -154,7 +158,7 @@ def test_a_part_that_overrides_every_verb_has_each_called_and_changes_nothing(wa
     result, other = (servesim.simulate(**RUN, mode=each, features=drained) for each in (mode, "fast"))
     calls, requests = result.summary["calls"], result.summary["requests"]
     assert {*calls} == VERBS
-    assert calls["sent"] == calls["reaches"] == calls["takes"] == calls["left"] == 40
+    assert calls["sends"] == calls["sent"] == calls["reaches"] == calls["takes"] == calls["left"] == 40
     assert calls["core_made"] == 2
     assert calls["state_changed"] == calls["join"] == calls["start"] == 1
     assert calls["gives_up"] == 40

@@ -1,0 +1,1 @@
+"""Deciders: which requests a decode replica serves alone, prompt included."""
