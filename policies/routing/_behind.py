@@ -70,7 +70,7 @@ class InFront(Router):
     def hears(self) -> frozenset[str]:
         """Return the verbs that the router behind hears, and those that this one's class overrides itself."""
         own = {verb for verb in super().hears() if getattr(type(self), verb) is not getattr(InFront, verb)}
-        return own | self.inner.hears()
+        return frozenset(own) | self.inner.hears()
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
         """Return the inner router's decision for a decode replica, since the request was admitted before its prefill;
