@@ -78,8 +78,8 @@ class MockerCost(CostModel):
 
     If steps mix both (vLLM), a request that recomputes its lost tokens pays for the tokens of its prompt and, as a
     decode, for its context, but not for the tokens it had generated. If a batch is either one or the other (`separate`:
-    SGLang), all recomputed tokens count as prompts. On a decode worker (`decodes`), the last token of a transferred
-    prompt is decoded.
+    SGLang), all recomputed tokens count as prompts. On a decode worker (`decodes`), no prompt costs anything: the last
+    token of a transferred one is decoded, and one that was preempted is computed again in no time.
     """
 
     def __init__(
@@ -104,9 +104,7 @@ class MockerCost(CostModel):
         """Return the number of prompts, their tokens, the number of decodes and their contexts."""
         count = end = start = 0
         decodes, context = batch.sampled, batch.sampled_context
-        for new, past, prompt_len, known in batch.prompts:
-            if self.decodes and new == 1 and known == prompt_len:
-                continue
+        for new, past, prompt_len, known in () if self.decodes else batch.prompts:
             stop = past + new if self.separate else min(past + new, prompt_len)
             if stop > past:
                 count, end, start = count + 1, end + stop, start + past

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from simpy.events import Event
 from servesim.contracts import KVMemory, Limits, build_params, make
 from servesim.contracts.request import Request
 from servesim.contracts.router import Router
+from servesim.engine import remote_kv
 from servesim.engine.clock import LOADED, PLAN
 from servesim.engine.cluster import Cluster
 from servesim.engine.core import EngineCore
@@ -50,9 +52,18 @@ class MockerHandoff(Handoff):
     def prefilled(self, passage: Passage) -> None:
         self.to_decode(passage)
 
+    def received(self, passage: Passage) -> None:
+        self.cluster.replicas[passage.decode].at_boundary(partial(self._received, passage))
+
+    def _received(self, passage: Passage) -> None:
+        passage.received_ns, passage.loading, passage.stop = self.clock.ns, False, None
+        self.release(passage)
+        replica = self.cluster.replicas[passage.decode]
+        replica.core.scheduler.arriving[passage.request] = partial(remote_kv.loaded, replica, passage.request)
+        replica.go_on()
+
     def release(self, passage: Passage) -> None:
-        prefill, decode = (self.cluster.replicas[index] for index in (passage.prefill, passage.decode))
-        decode.at_boundary(partial(prefill.at_boundary, partial(Handoff.release, self, passage)))
+        self.cluster.replicas[passage.prefill].at_boundary(partial(Handoff.release, self, passage))
 
 
 class MockerBootstrap(MockerHandoff):
@@ -129,6 +140,7 @@ def replay_apart(
     cluster.run()
     columns = ("first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")
     order = np.argsort(recorder.requests.column("row"))
+    activated = [cast(MockerDecode, core.scheduler).activated_ns for core in cores[num_prefill:]]
     times = [
         (
             p.prefill,
@@ -136,7 +148,7 @@ def replay_apart(
             p.leg.scheduled_ns,
             p.leg.finished_ns,
             p.reserved_ns,
-            p.request.scheduled_ns,
+            activated[p.decode - num_prefill][p.request.row],
             p.released_ns,
         )
         for p in sorted(handoff.done, key=lambda p: p.request.row)

@@ -21,12 +21,12 @@ from servesim.engine.modes import MODES
 from servesim.engine.pool import Pool
 from servesim.errors import UserError, suggest
 from servesim.features.offload.connector import Offload
-from servesim.features.offload.memory import Lru
 from servesim.features.offload.tiers import Direction
 from servesim.records.recorder import Recorder
 from servesim.workload.trace import Trace
 from servesim.workload.workload import TraceWorkload
 from servesim_lab.dynamo.cost import Fixed, MockerCost, Polynomial, timing_of
+from servesim_lab.dynamo.host import MockerMemory, MockerOffload, tokens_of
 from servesim_lab.dynamo.radix import MockerRadix, MockerSource
 
 BACKENDS = ("vllm", "sglang")
@@ -52,9 +52,9 @@ class HostOffload:
         rates = (self.h2d_bandwidth_gbps, self.d2h_bandwidth_gbps)
         load, store = (Direction(round(rate * 1e9), start_ns) for rate in rates)
         size, block_bytes = block_size, block_size * bytes_per_token
-        memory = Lru(self.num_host_blocks)
+        memory = MockerMemory(self.num_host_blocks)
         core.connect(
-            Offload(memory, load, store, block_tokens=size, gpu_block_tokens=size, gpu_block_bytes=block_bytes)
+            MockerOffload(memory, load, store, block_tokens=size, gpu_block_tokens=size, gpu_block_bytes=block_bytes)
         )
         core.step_plainly()
 
@@ -171,6 +171,9 @@ def replay(
     trace = replace(trace, arrival_ns=trace.arrival_ns - trace.arrival_ns[:1])
     recorder = Recorder()
     cores = [engine.core(mode) for _ in range(num_workers)]
+    for core in cores:
+        if isinstance(core.connector, MockerOffload):
+            core.connector.tokens = tokens_of(trace)
     cluster = Cluster(TraceWorkload(trace), [Pool(cores, engine.cost(), 1)], router, mode=mode, recorder=recorder)
     cluster.run()
     columns = ("replica", "scheduled_ns", "first_token_ns", "last_token_ns", "hit_tokens", "num_preemptions")

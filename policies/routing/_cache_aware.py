@@ -11,13 +11,13 @@ from typing import Any
 from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, ReplicaView
-from servesim.policies.routing._in_flight import InFlightRouter
+from servesim.policies.routing._breakers import GatewayParams, GatewayRouter
 from servesim.policies.routing._tenant_tree import Match, TenantTree
 
 
-@dataclass(frozen=True)
-class CacheAwareParams:
-    """Thresholds, with the command-line defaults."""
+@dataclass(frozen=True, kw_only=True)
+class CacheAwareParams(GatewayParams):
+    """Thresholds and circuit breakers, with the command-line defaults."""
 
     cache_threshold: float = 0.3
     """Known share of a prompt above which it goes to a replica that has that prefix."""
@@ -34,13 +34,14 @@ class CacheAwareParams:
     """Characters per token, for `max_tree_size`; the simulator's prompts have no text."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 0, "cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "max_tree_size")
         check_most(self, 1, "cache_threshold")
         if not self.eviction_interval_s > 0 or not self.chars_per_token > 0:
             raise ValueError("eviction_interval_s and chars_per_token must be more than 0")
 
 
-class CacheAware(InFlightRouter):
+class CacheAware(GatewayRouter):
     """Tree and counts shared by all versions; each version decides in `candidates`."""
 
     Params = CacheAwareParams
@@ -57,7 +58,7 @@ class CacheAware(InFlightRouter):
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         """Return the replicas from which one is drawn uniformly for the request."""
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+    def choose(self, request: Request, views: Sequence[ReplicaView]) -> int:
         return self.pick(self.candidates(request, views))
 
     def on_sent(self, request: Request, replica: int) -> None:

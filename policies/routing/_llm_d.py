@@ -1,9 +1,9 @@
 """Weighted scorers of the llm-d router (commit ebab68792, the endpoint picker of the Gateway API inference extension).
 
 Source: llm-d/llm-d-router, pkg/epp. Each replica's score is the sum of weight x scorer, with every scorer between 0 and
-1; the highest score wins, with ties broken at random. To add a custom scorer, subclass and extend `scores`. The real
-router polls metrics every 50 ms: `cluster.report_every_s=0.05` is its default. Not modeled: predicted latency, LoRA
-affinity, flow control, and stale metrics.
+1; the highest score wins, with ties broken at random. To add a custom scorer, subclass and extend `scores`. Metrics are
+polled every 50 ms, as by the real router. Not modeled: predicted latency, LoRA affinity, flow control, and stale
+metrics.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from servesim.contracts.router import FinishStatus, ReplicaState, ReplicaView, r
 from servesim.policies.routing._in_flight import InFlightRouter
 
 Scores = dict[int, float]
+POLL_S = 0.05
+"""Seconds between polls of a replica's metrics."""
 QUEUE_MOST = 128
 """Number of waiting requests at which the load-aware scorer gives 0."""
 TOKENS_MOST = 4_194_304
@@ -70,6 +72,10 @@ class LlmDRouter(InFlightRouter):
         self._cold: dict[int, None] = {}  # replicas by when they last got a prompt that no replica had
         self._homes: dict[str, int] = {}
         self._hit = False
+
+    @classmethod
+    def polls_s(cls, params: Any) -> float:
+        return POLL_S
 
     @abstractmethod
     def prefix_shares(self, request: Request) -> Sequence[float]:

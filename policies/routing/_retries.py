@@ -1,7 +1,6 @@
-"""Retries and circuit breakers of the SGLang router family (identical in sglang-router 0.3.2, smg 1.9.0 and vllm-router
-0.1.17).
+"""Retries of the SGLang router family (identical in sglang-router 0.3.2, smg 1.9.0 and vllm-router 0.1.17).
 
-Source: lightseekorg/smg, model_gateway/src/core/retry.rs and circuit_breaker.rs.
+Source: lightseekorg/smg, model_gateway/src/core/retry.rs.
 """
 
 from __future__ import annotations
@@ -48,42 +47,3 @@ class RetryParams:
             return None
         wait = min(self.initial_backoff_ms * self.backoff_multiplier**attempt, self.max_backoff_ms)
         return round(wait * (1 + self.jitter_factor * (2 * uniform - 1)) * 1e6)
-
-
-class Breaker:
-    """The circuit breaker of one replica."""
-
-    def __init__(self, params: RetryParams) -> None:
-        self._params = params
-        self._failures = self._successes = 0
-        self._open_until_ns: int | None = None  # None: closed
-
-    def closed(self) -> bool:
-        """Return whether the breaker is closed."""
-        return self._open_until_ns is None
-
-    def allows(self, now_ns: int) -> bool:
-        """Return whether the replica may be chosen: its breaker is closed or half open."""
-        return self._open_until_ns is None or now_ns >= self._open_until_ns
-
-    def succeeded(self, now_ns: int) -> None:
-        """Record a successful answer."""
-        self._failures = 0
-        if self._open_until_ns is not None and now_ns >= self._open_until_ns:
-            self._successes += 1
-            if self._successes >= self._params.success_threshold:
-                self._open_until_ns = None
-
-    def failed(self, now_ns: int) -> None:
-        """Record a failure."""
-        self._successes = 0
-        self._failures += 1
-        if self._open_until_ns is not None:
-            if now_ns >= self._open_until_ns:
-                self._open(now_ns)
-        elif self._failures >= self._params.failure_threshold:
-            self._open(now_ns)
-
-    def _open(self, now_ns: int) -> None:
-        self._failures = 0
-        self._open_until_ns = now_ns + round(self._params.timeout_s * 1e9)

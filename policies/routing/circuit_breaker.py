@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.contracts.request import Request
-from servesim.contracts.router import Decision, FinishStatus, Reject, ReplicaState, ReplicaView, Views, ready, routers
-from servesim.policies.routing._behind import InFront
-from servesim.policies.routing._retries import Breaker, RetryParams
+from servesim.contracts.router import Decision, FinishStatus, Reject, ReplicaView, ready, routers
+from servesim.contracts.section import Settings
+from servesim.policies.routing._behind import InFront, InFrontParams
+from servesim.policies.routing._breakers import Breakers, Limits
+from servesim.policies.routing._retries import RetryParams
 
 
-@dataclass(frozen=True)
-class CircuitBreakerParams(RetryParams):
-    """Name of the router behind the breakers, and settings of retries and breakers, with the command-line defaults."""
+@dataclass(frozen=True, kw_only=True)
+class CircuitBreakerParams(InFrontParams, RetryParams):
+    """Settings of retries and breakers, with the command-line defaults, and the router behind the breakers."""
 
-    router: str = "round-robin"
-    """Name of the router behind this one; it uses its default parameters."""
+    router: str | Settings = "round-robin"
+
+    def __post_init__(self) -> None:
+        RetryParams.__post_init__(self)
+        InFrontParams.__post_init__(self)
 
 
 @routers.register("circuit-breaker")
@@ -31,18 +36,15 @@ class CircuitBreaker(InFront):
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
-        self.breakers = [Breaker(params) for _ in range(num_replicas)]
+        timeout_ns = round(params.timeout_s * 1e9)
+        self.breakers = Breakers(Limits(params.failure_threshold, params.success_threshold, timeout_ns))
 
-    def admit(self, request: Request, views: Sequence[ReplicaView]) -> int | Decision:
-        if all(breaker.closed() for breaker in self.breakers):
-            return self.ask(request, views)
-        now = self.clock()
-        sound = [i for i in ready(views) if self.breakers[i].allows(now)]
-        if not sound:
-            return Reject(503)
-        passed = Views(views)
-        passed.ready = sound
-        return self.ask(request, passed)
+    def admit(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
+        if self.breakers:
+            views = self.breakers.passed(views, self.clock())
+            if not ready(views):
+                return Reject(503)
+        return self.ask(request, views)
 
     def retry_ns(self, attempt: int) -> int | None:
         """Return the wait after the failure of a request's attempt number `attempt` (from 0), or None if its client
@@ -51,13 +53,6 @@ class CircuitBreaker(InFront):
         return wait
 
     def on_finish(self, request: Request, replica: int, status: FinishStatus) -> None:
-        if status == "failed":
-            self.breakers[replica].failed(self.clock())
-        elif status == "finished":
-            self.breakers[replica].succeeded(self.clock())
+        if self.breakers or status == "failed":
+            self.breakers.heard(replica, status, self.clock())
         super().on_finish(request, replica, status)
-
-    def on_replica(self, replica: int, state: ReplicaState) -> None:
-        while len(self.breakers) <= replica:
-            self.breakers.append(Breaker(self.params))
-        super().on_replica(replica, state)

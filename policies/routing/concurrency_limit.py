@@ -13,13 +13,14 @@ from typing import Any
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import Decision, FinishStatus, Reject, ReplicaView, Wait, routers
-from servesim.policies.routing._behind import InFront
+from servesim.contracts.section import Settings
+from servesim.policies.routing._behind import InFront, InFrontParams
 
 SECOND = 10**9
 
 
-@dataclass(frozen=True)
-class ConcurrencyLimitParams:
+@dataclass(frozen=True, kw_only=True)
+class ConcurrencyLimitParams(InFrontParams):
     """The limit, its queue, and the router behind it."""
 
     max_concurrent_requests: int = 256
@@ -28,10 +29,10 @@ class ConcurrencyLimitParams:
     """Maximum number of waiting requests; more are refused with 429."""
     queue_timeout_s: float = 60.0
     """Time in the queue after which a request is refused with 408."""
-    router: str = "least-requests"
-    """Name of the router behind this one; it uses its default parameters."""
+    router: str | Settings = "least-requests"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 1, "max_concurrent_requests")
         check_least(self, 0, "queue_size", "queue_timeout_s")
 

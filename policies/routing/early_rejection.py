@@ -15,21 +15,22 @@ from typing import Any
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import Decision, FinishStatus, Reject, ReplicaState, ReplicaView, routers
-from servesim.policies.routing._behind import InFront
+from servesim.contracts.section import Settings
+from servesim.policies.routing._behind import InFront, InFrontParams
 
 SECOND = 10**9
 
 
-@dataclass(frozen=True)
-class EarlyRejectionParams:
+@dataclass(frozen=True, kw_only=True)
+class EarlyRejectionParams(InFrontParams):
     """The limit, and the router behind this one."""
 
     ttft_s: float = 5.0
     """Predicted time to first token above which a request is refused with 429."""
-    router: str = "least-requests"
-    """Name of the router behind this one; it uses its default parameters."""
+    router: str | Settings = "least-requests"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 0, "ttft_s")
 
 

@@ -16,15 +16,17 @@ from typing import Any, Literal
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import Decision, Reject, ReplicaView, Wait, ready, routers
-from servesim.policies.routing._behind import InFront
+from servesim.contracts.section import Settings
+from servesim.policies.routing._behind import InFront, InFrontParams
+from servesim.policies.routing._llm_d import POLL_S
 
 SECOND = 10**9
 TICK_NS = 1_000_000
 """Time between two dispatches from the queue (processor.go, dispatchTicker)."""
 
 
-@dataclass(frozen=True)
-class FlowControlParams:
+@dataclass(frozen=True, kw_only=True)
+class FlowControlParams(InFrontParams):
     """Limits, with llm-d's defaults, and the router behind this one."""
 
     max_requests: int = 5000
@@ -37,10 +39,10 @@ class FlowControlParams:
     """Share of KV memory in use at which a replica counts as saturated."""
     fairness: Literal["global-strict", "round-robin"] = "global-strict"
     """Order within a band: first come, first served, or one request of each tenant in turn."""
-    router: str = "llm-d"
-    """Name of the router behind this one; it uses its default parameters."""
+    router: str | Settings = "llm-d"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 0, "max_requests", "request_ttl_s")
         if not self.queue_depth > 0 or not self.kv_cache_util > 0:
             raise ValueError("queue_depth and kv_cache_util must be above 0")
@@ -80,6 +82,10 @@ class FlowControl(InFront):
         self.bands: dict[int, Band] = {}
         self._next_ns = 0
 
+    @classmethod
+    def polls_s(cls, params: Any) -> float:
+        return POLL_S
+
     def saturation(self, views: Sequence[ReplicaView]) -> float:
         """Return the mean over replicas of the larger of queue and memory use, each relative to its limit."""
         depth, util = self.params.queue_depth, self.params.kv_cache_util
@@ -98,7 +104,8 @@ class FlowControl(InFront):
 
     def queue_key(self, request: Request) -> Any:
         turn = self._band(request).add(request.row, request.tenant)
-        return request.priority, turn if self.params.fairness == "round-robin" else 0
+        order = turn if self.params.fairness == "round-robin" else 0
+        return request.priority, order, super().queue_key(request)
 
     def on_sent(self, request: Request, replica: int) -> None:
         self._forget(request, sent=True)

@@ -8,17 +8,17 @@ session of a request, or its tenant.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import FinishStatus, ReplicaState, ReplicaView, ready, routers
-from servesim.policies.routing._in_flight import InFlightRouter
+from servesim.policies.routing._breakers import GatewayParams, GatewayRouter
 
 
-@dataclass(frozen=True)
-class ManualParams:
+@dataclass(frozen=True, kw_only=True)
+class ManualParams(GatewayParams):
     """Placement of keys, with the defaults of smg 1.9.0."""
 
     assignment_mode: Literal["random", "min_load", "min_group"] = "random"
@@ -30,11 +30,12 @@ class ManualParams:
     """Seconds of inactivity after which a key is forgotten."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 0, "max_idle_s")
 
 
 @routers.register("manual")
-class Manual(InFlightRouter):
+class Manual(GatewayRouter):
     """Router that picks the replica that last received the key; a request without a key may go to any replica."""
 
     Params = ManualParams
@@ -63,7 +64,7 @@ class Manual(InFlightRouter):
         least = min(counts[i] for i in choices)
         return [i for i in choices if counts[i] == least]
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+    def choose(self, request: Request, views: Sequence[ReplicaView]) -> int:
         return self.pick(self.candidates(request, views))
 
     def on_sent(self, request: Request, replica: int) -> None:
@@ -99,7 +100,7 @@ class Manual(InFlightRouter):
             del self.placed[key]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StickyParams(ManualParams):
     """Placement of keys in vllm-router 0.1.17."""
 
@@ -116,4 +117,4 @@ class StickyLeastLoaded(Manual):
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         mode: Literal["min_load", "random"] = "min_load" if params.counts_in_flight else "random"
-        super().__init__(StickyParams(mode, params.key, params.max_idle_s, params.counts_in_flight), num_replicas)
+        super().__init__(replace(params, assignment_mode=mode), num_replicas)

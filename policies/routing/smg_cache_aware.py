@@ -1,8 +1,8 @@
 """The cache_aware policy of SGLang's model gateway (smg) 1.9.0 and 1.13.0.
 
-Source: lightseekorg/smg, model_gateway/src/policies/cache_aware.rs. Engines' reports (polled every 10 s by default) are
-used only if a threshold below is set. Not modeled from 1.13.0: the warm-up of new replicas, and its rules for replicas
-whose reports stop.
+Source: lightseekorg/smg, model_gateway/src/policies/cache_aware.rs. Engines' reports, polled every 10 s, are used by
+1.9.0 only if a threshold below is set, and by 1.13.0 for its overload protection. Not modeled from 1.13.0: the warm-up
+of new replicas, and its rules for replicas whose reports stop.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Literal
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaView, ready, routers
+from servesim.policies.routing._breakers import LOAD_MONITOR_S
 from servesim.policies.routing._cache_aware import CacheAwareParams
 from servesim.policies.routing.sglang_cache_aware import SglangCacheAware
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SmgParams(CacheAwareParams):
     """Thresholds, with the command-line defaults."""
 
@@ -48,6 +49,11 @@ class SmgCacheAware(SglangCacheAware):
 
     Params = SmgParams
 
+    @classmethod
+    def polls_s(cls, params: SmgParams) -> float:
+        reads = params.overload_protection if params.version == "1.13.0" else _by_usage(params)
+        return LOAD_MONITOR_S if reads else 0.0
+
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         if self.params.version == "1.13.0":
             return self._by_mean(request, self._sound(views))
@@ -61,7 +67,7 @@ class SmgCacheAware(SglangCacheAware):
 
     def _full(self, views: Sequence[ReplicaView], choices: Sequence[int]) -> bool:
         params = self.params
-        if params.overload_token_usage_threshold >= 1 and params.balance_token_usage_threshold >= 1:
+        if not _by_usage(params):
             return False
         usages = [views[i].kv_usage for i in choices]
         spread = max(usages) - min(usages)
@@ -88,3 +94,8 @@ class SmgCacheAware(SglangCacheAware):
         if low - mean > spill and low > self.params.balance_rel_threshold * mean:
             return emptiest
         return [i for i in holders if loads[i] == low]
+
+
+def _by_usage(params: SmgParams) -> bool:
+    """Return whether 1.9.0 looks at KV usage."""
+    return params.overload_token_usage_threshold < 1 or params.balance_token_usage_threshold < 1

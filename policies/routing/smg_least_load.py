@@ -16,11 +16,11 @@ from typing import Any
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, ReplicaView, Report, ready, routers
-from servesim.policies.routing._in_flight import InFlightRouter
+from servesim.policies.routing._breakers import LOAD_MONITOR_S, GatewayParams, GatewayRouter
 
 
-@dataclass(frozen=True)
-class LeastLoadParams:
+@dataclass(frozen=True, kw_only=True)
+class LeastLoadParams(GatewayParams):
     """Values missing from the reports, with the defaults of smg 1.13.0."""
 
     tokens_per_request: int = 1024
@@ -29,14 +29,15 @@ class LeastLoadParams:
     """Assumed tokens/s that a replica generates."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 1, "tokens_per_request", "tokens_per_s")
 
 
 @routers.register("smg-least-load")
-class SmgLeastLoad(InFlightRouter):
-    """Router that picks any of the replicas that are least loaded by its own count. With reports
-    (`cluster.report_every_s`), it minimizes (waiting tokens + tokens sent since the report) / throughput + 0.15 k / (1
-    - k), with k being KV usage; ties go to the lowest index."""
+class SmgLeastLoad(GatewayRouter):
+    """Router that minimizes (waiting tokens + tokens sent since the last report) / throughput + 0.15 k / (1 - k), with
+    k being KV usage; ties go to the lowest index. Without reports (`cluster.report_every_s` of 0, which is
+    --disable-load-monitoring), it picks any of the replicas that are least loaded by its own count."""
 
     Params = LeastLoadParams
 
@@ -44,6 +45,10 @@ class SmgLeastLoad(InFlightRouter):
         super().__init__(params, num_replicas)
         self._reports: dict[int, Report] = {}
         self._sent_since = [0] * num_replicas  # tokens
+
+    @classmethod
+    def polls_s(cls, params: Any) -> float:
+        return LOAD_MONITOR_S
 
     def candidates(self, request: Request, views: Sequence[ReplicaView]) -> Sequence[int]:
         """Return the replicas from which one is drawn uniformly for the request."""
@@ -53,7 +58,7 @@ class SmgLeastLoad(InFlightRouter):
         least = min(self.load[i] for i in choices)
         return [i for i in choices if self.load[i] == least]
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+    def choose(self, request: Request, views: Sequence[ReplicaView]) -> int:
         return self.pick(self.candidates(request, views))
 
     def on_sent(self, request: Request, replica: int) -> None:

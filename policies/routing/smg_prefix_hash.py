@@ -14,12 +14,12 @@ from servesim.contracts.kv_events import key_of
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import ReplicaState, ReplicaView, ready, routers
-from servesim.policies.routing._in_flight import InFlightRouter
+from servesim.policies.routing._breakers import GatewayParams, GatewayRouter
 from servesim.policies.routing._ring import HashRing
 
 
-@dataclass(frozen=True)
-class PrefixHashParams:
+@dataclass(frozen=True, kw_only=True)
+class PrefixHashParams(GatewayParams):
     """Length of the hashed prefix, and the load limit."""
 
     prefix_token_count: int = 256
@@ -28,11 +28,12 @@ class PrefixHashParams:
     """Multiple of the mean number of requests in flight (including the arriving one) above which a replica is full."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 1, "prefix_token_count", "load_factor")
 
 
 @routers.register("smg-prefix-hash")
-class PrefixHash(InFlightRouter):
+class PrefixHash(GatewayRouter):
     """Router that picks a replica by the hash of the prompt's first tokens; if that replica is full, it picks the least
     loaded one that is not (lowest index)."""
 
@@ -42,7 +43,7 @@ class PrefixHash(InFlightRouter):
         super().__init__(params, num_replicas)
         self._ring = HashRing(num_replicas)
 
-    def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
+    def choose(self, request: Request, views: Sequence[ReplicaView]) -> int:
         choices = ready(views)
         home = self._ring.find(self._key(request), choices)
         total = sum(self.load[i] for i in choices)

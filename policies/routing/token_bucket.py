@@ -15,13 +15,14 @@ from typing import Any
 from servesim.contracts.params import check_least
 from servesim.contracts.request import Request
 from servesim.contracts.router import Decision, FinishStatus, Reject, ReplicaView, routers
-from servesim.policies.routing._behind import InFront
+from servesim.contracts.section import Settings
+from servesim.policies.routing._behind import InFront, InFrontParams
 
 SECOND = 10**9
 
 
-@dataclass(frozen=True)
-class TokenBucketParams:
+@dataclass(frozen=True, kw_only=True)
+class TokenBucketParams(InFrontParams):
     """Limit for each tenant, and the router behind this one. The defaults do not represent any public service's
     limits."""
 
@@ -29,10 +30,10 @@ class TokenBucketParams:
     """Long-run requests/s that a tenant may send."""
     burst: int = 10
     """Maximum number of requests that a tenant may send in a burst."""
-    router: str = "least-requests"
-    """Name of the router behind this one; it uses its default parameters."""
+    router: str | Settings = "least-requests"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 1, "burst")
         if not 0 <= self.per_s < math.inf:
             raise ValueError(f"per_s is {self.per_s:g} but must be a number of at least 0")

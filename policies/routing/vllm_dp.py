@@ -1,7 +1,7 @@
 """vLLM's internal load balancer for data-parallel ranks: the lowest 4 x waiting + running.
 
 Source: vllm-project/vllm, vllm/v1/engine/core_client.py (DPLBAsyncMPClient). The coordinator reports queues every 100
-ms: `cluster.report_every_s=0.1` is its default. A choice counts as waiting until the next report.
+ms (vllm/v1/engine/coordinator.py). A choice counts as waiting until the next report.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ class VllmDP(Router):
         super().__init__(params, num_replicas)
         self._chosen = [(-1, 0)] * num_replicas  # (report time, choices)
         self._turn = -1
+
+    @classmethod
+    def polls_s(cls, params: Any) -> float:
+        return 0.1
 
     def route(self, request: Request, views: Sequence[ReplicaView]) -> int:
         for i, view in enumerate(views):

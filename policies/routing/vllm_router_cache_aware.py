@@ -14,7 +14,7 @@ from servesim.contracts.router import ReplicaView, ready, routers
 from servesim.policies.routing._cache_aware import CacheAware, CacheAwareParams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VllmRouterParams(CacheAwareParams):
     """Thresholds, with the command-line defaults; the tree's size is in tokens."""
 

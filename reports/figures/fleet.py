@@ -30,9 +30,9 @@ Life = list[tuple[float, float, str]]
 def lives(run: Run) -> list[Life]:
     """Return the states of each replica by index, or nothing if none changed."""
     found: list[Life] = []
-    end = (run.end_ns - run.begin_ns) / SECOND
+    first, end = run.begin_ns / SECOND, (run.end_ns - run.begin_ns) / SECOND
     for one in run.summary.get("replicas") or []:
-        changes = [(at, state) for at, state in one.get("states", ())]
+        changes = [(max(at - first, 0.0), state) for at, state in one.get("states", ())]
         bounds = [*changes, (end, "gone")]
         found.append([(a, min(b, end), state) for (a, state), (b, _) in pairwise(bounds) if state != "gone" and b > a])
     return found if any(len(life) > 1 for life in found) or len({life[0][0] for life in found if life}) > 1 else []

@@ -141,7 +141,7 @@ class Router(ABC):
 
     A router knows two kinds of things. What it counts itself, in attributes of its own, is exact; it counts in the
     notification verbs below, `on_sent` to `on_replica`, all of which do nothing by default. The engine calls only those
-    that a class overrides, so a router without them costs nothing; `on_output_block` and `on_kv_events` require every
+    that `hears` returns, so a router without them costs nothing; `on_output_block` and `on_kv_events` require every
     step to be simulated individually, which takes as long as reference mode. What engines report (`views`) has an age.
     No verb changes requests or views. Whatever a router raises ends the run with a PolicyError that names its class and
     line.
@@ -174,6 +174,17 @@ class Router(ABC):
         self.num_replicas = num_replicas
         self.clock: Callable[[], int] = lambda: 0
         """Function that returns the time in ns; the engine's own, set before the first request."""
+
+    @classmethod
+    def polls_s(cls, params: Any) -> float:
+        """Return the seconds between the reports on which the real router decides if these are its parameters, or 0 if
+        it looks at none: the value of `cluster.report_every_s` for a scenario that does not set it."""
+        return 0.0
+
+    def hears(self) -> frozenset[str]:
+        """Return the notification verbs that the engine calls: those that its class overrides."""
+        verbs = [verb for verb in vars(Router) if verb.startswith("on_")]
+        return frozenset(verb for verb in verbs if getattr(type(self), verb) is not getattr(Router, verb))
 
     @abstractmethod
     def route(self, request: Request, views: Sequence[ReplicaView]) -> Decision:
@@ -234,12 +245,6 @@ class Router(ABC):
     def pick(self, options: Sequence[T]) -> T:
         """Return one of the options, all equally likely, by the next draw; a single option needs no draw."""
         return options[int(self.uniform() * len(options))] if len(options) > 1 else options[0]
-
-
-def life(router: Router) -> frozenset[str]:
-    """Return the notification verbs that the router's class overrides."""
-    verbs = [verb for verb in vars(Router) if verb.startswith("on_")]
-    return frozenset(verb for verb in verbs if getattr(type(router), verb) is not getattr(Router, verb))
 
 
 def _decision(decision: Any) -> Decision:

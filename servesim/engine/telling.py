@@ -8,7 +8,7 @@ from typing import Any
 from servesim.contracts.kv_events import AllBlocksCleared, KVEvent
 from servesim.contracts.part import Part
 from servesim.contracts.request import Request, State
-from servesim.contracts.router import FinishStatus, ReplicaState, Router, life
+from servesim.contracts.router import FinishStatus, ReplicaState, Router
 from servesim.engine.clock import Clock
 
 LOST = "its replica failed"
@@ -24,7 +24,7 @@ class Telling(Part):
 
     def __init__(self, router: Router, clock: Clock, recall: Callable[[], None], *, forks: bool) -> None:
         self._router, self._recall = router, recall
-        self._told = life(router)
+        self._told = router.hears()
         router.clock = lambda: clock.ns
         self._tells_finish = "on_finish" in self._told
         self._forks = forks

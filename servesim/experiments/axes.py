@@ -126,10 +126,16 @@ def check_key(key: str, own: tuple[str, ...] = ()) -> None:
 
 def label_of(key: str, value: Any) -> str:
     """Return the label of an axis value in tables."""
-    if isinstance(value, Mapping):
-        rest = ",".join(f"{k}={v}" for k, v in value.items() if k != "name")
-        value = f"{value.get('name', '')}{':' if rest else ''}{rest}"
-    return str(value) if key in NAMES else f"{key}={value}"
+    return _text(value) if key in NAMES else f"{key}={_text(value)}"
+
+
+def _text(value: Any, inner: bool = False) -> str:
+    """Return a value as text; a policy that is a parameter of another one has its own parameters in brackets."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    rest = ",".join(f"{k}={_text(v, inner=True)}" for k, v in value.items() if k != "name")
+    text = f"{value.get('name', '')}{':' if rest else ''}{rest}"
+    return f"({text})" if inner and rest else text
 
 
 def _with(settings: Mapping[str, Any], point: Mapping[str, Any]) -> Settings:

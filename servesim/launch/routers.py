@@ -41,8 +41,13 @@ PARAMETERS = {
     "balance_rel_threshold": "balance-rel-threshold",
     "eviction_interval_s": "eviction-interval-secs",
     "max_tree_size": "max-tree-size",
+    "cb_failure_threshold": "cb-failure-threshold",
+    "cb_success_threshold": "cb-success-threshold",
+    "cb_timeout_duration_secs": "cb-timeout-duration-secs",
 }
 """Flags by parameter of the cache-aware routers."""
+SWITCHES = {"disable_circuit_breaker": "disable-circuit-breaker"}
+"""Flags without a value, by parameter."""
 
 
 def router_command(router: Mapping[str, Any], targets: Sequence[str]) -> tuple[str, list[str]] | None:
@@ -52,6 +57,7 @@ def router_command(router: Mapping[str, Any], targets: Sequence[str]) -> tuple[s
         return None
     program, policy = POLICIES[router["name"]]
     flags = [part for key, flag in PARAMETERS.items() if key in router for part in (f"--{flag}", str(router[key]))]
+    flags += [f"--{flag}" for key, flag in SWITCHES.items() if router.get(key)]
     listen = ["--host", "0.0.0.0", "--port", str(PORT)]
     return program.image, [*program.command, "--policy", policy, *flags, *targets, *listen]
 
@@ -67,8 +73,11 @@ def read_router(words: Sequence[str]) -> Settings | None:
     name = name or next((name for name, known in POLICIES.items() if known[1] == policy), None)
     if name is None:
         return dict(DEFAULT) if policy == "round_robin" else None
-    given = {key: flags[flag] for key, flag in PARAMETERS.items() if flag in flags}
-    return {"name": name, **typed(routers.resolve(name)[0].Params, given)}
+    params = routers.resolve(name)[0].Params
+    known = {field.name for field in dataclasses.fields(params)}
+    flags |= {flag: "true" for flag in SWITCHES.values() if f"--{flag}" in words}
+    given = {key: flags[flag] for key, flag in {**PARAMETERS, **SWITCHES}.items() if flag in flags and key in known}
+    return {"name": name, **typed(params, given)}
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:

@@ -98,7 +98,7 @@ class ReplicaTotals:
     ) -> list[dict[str, Any]]:
         """Return the figures of each replica, by index. `ups`: uptime of each replica; `pools`: names and deployments;
         `first_ns`: start of the run, from which seconds are counted; `states`: state changes of each replica as
-        [second, new state]."""
+        [second of the trace, new state]."""
         have = len(self._sums["steps"])
         found = []
         for index, up in enumerate(ups):
@@ -146,7 +146,8 @@ REPLICAS = Group(
                lambda one: one.used("kv_used_ns"), "share"),
         Figure("kv_peak_share", "largest share of the replica's KV memory allocated at any time",
                lambda one: per(one.sums["kv_peak"], one.deployment.capacity_tokens), "share"),
-        Figure("states", "time in seconds and new state for each state change, if replicas start and stop",
+        Figure("states", "time in seconds, by the clock of the trace and of `cluster.failures`, and new state for each "
+               "state change, if replicas start and stop",
                lambda one: one.states, schema=a_list(a_list(ANY)), optional=True),
     ),
     doc="Figures for each replica, in runs with several replicas.",

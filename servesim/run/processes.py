@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from servesim.contracts.part import RUN_VERBS
-from servesim.contracts.router import life
 from servesim.cost.stage import Priced
 from servesim.engine.cluster import Cluster
 from servesim.errors import PolicyError, UserError
@@ -71,7 +70,7 @@ def check_independent(setup: Setup) -> None:
     scenario, clients = setup.scenario, setup.scenario.clients
     reasons = {
         f"router {scenario.router['name']} looks at the state of replicas": not setup.router.blind
-        or bool(life(setup.router)),
+        or bool(setup.router.hears()),
         "there are several pools": bool(scenario.pools),
         **dict.fromkeys([*_reasons(scenario), *_followers(setup)], True),
         "requests wait for other requests": setup.trace.after is not None or clients.max_sessions is not None,

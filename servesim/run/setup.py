@@ -26,7 +26,7 @@ from servesim.plugins.misspelled import misspelled
 from servesim.plugins.user_policies import adopt
 from servesim.records.recorder import Recorder
 from servesim.run.pool import PoolSetup, set_up_pool
-from servesim.run.pools import PoolScenario, of_each, pool_scenarios, resolved_pools
+from servesim.run.pools import FIELDS, PoolScenario, of_each, pool_scenarios, resolved_pools
 from servesim.run.provenance import provenance
 from servesim.run.scenario import Scenario, features_of, fleet_varies
 from servesim.run.sections import extended
@@ -205,7 +205,8 @@ def _resolved(scenario: Scenario, pools: list[PoolSetup], router: dict[str, Any]
     if not scenario.pools:
         return pools[0].scenario.model_copy(update={"router": router})
     each = [PoolScenario(pool.name, pool.pool.role, pool.scenario) for pool in pools]
-    return scenario.model_copy(update=resolved_pools(each) | {"router": router})
+    shared = {k: v for one in features_of(scenario) for k, v in one.resolved(scenario).items() if k not in FIELDS}
+    return scenario.model_copy(update=resolved_pools(each) | shared | {"router": router})
 
 
 def check_together(scenario: Scenario, pools: list[PoolSetup], trace: Trace, also: str = "") -> None:

@@ -132,16 +132,16 @@ class FleetFigures:
         return {"replicas": replicas, "pools": of_pools(replicas, self._pools, self._duration_ns)}
 
     def _states(self) -> list[list[list[Any]]]:
-        """Return the state changes of each replica as [second, state]."""
+        """Return the state changes of each replica as [second, state], by the clock of the trace."""
         found: list[list[list[Any]]] = [[] for _ in self._ups]
         for ns, index, state in self._history:
             known = found[index]
             if not known and state != "starting":
-                known.append([(self._ups[index].since_ns - self._first_ns) / SECOND, "ready"])
-            known.append([(ns - self._first_ns) / SECOND, state])
+                known.append([self._ups[index].since_ns / SECOND, "ready"])
+            known.append([ns / SECOND, state])
         for up, known in zip(self._ups, found, strict=True):
             if not known:
-                known.append([(up.since_ns - self._first_ns) / SECOND, "ready"])
+                known.append([up.since_ns / SECOND, "ready"])
         return found
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from servesim.contracts.kv_events import KVEvent
 from servesim.contracts.request import Request
@@ -85,34 +84,11 @@ class ClusterReplay:
 
     def check(self, replayed: Replayed, mode: str) -> None:
         wrong, count = self.differences(replayed), len(self.case["per_request"])
-        surely = self.rows_before_host_drops()
-        if surely < count and not [told for told in wrong if int(told.split()[1].strip(":")) < surely]:
-            if wrong and mode == "fast":
-                pytest.skip(
-                    f"{count - len(wrong)} of {count} requests equal, among them the first {surely}, until which host "
-                    f"memory drops nothing; in which order it does is not known. First of the others: {wrong[0]}"
-                )
-            return
         assert not wrong, f"{mode}: {count - len(wrong)} of {count} requests equal; first of the others: {wrong[0]}"
         if isinstance(self.chooser, ScaledRoundRobin):
             self.check_lifecycle(self.chooser, replayed)
         else:
             assert not self.chooser.outside, f"{len(self.chooser.outside)} outside: {self.chooser.outside[0]}"
-
-    def rows_before_host_drops(self) -> int:
-        """Return how many requests, from the first, are served before host memory can be full: whatever they and
-        those before them hold, each content once, is not more than it has room for."""
-        host, rows = self.engine.native_host_offload, self.case["trace"]
-        if host is None:
-            return len(rows)
-        stored: list[set[Any]] = [set() for _ in range(self.case["topology"]["num_workers"])]
-        for i, (row, each) in enumerate(zip(rows, self.case["per_request"], strict=True)):
-            own = stored[each["decode_worker_idx"]]
-            own.update(row["hash_ids"])
-            own.update((i, block) for block in range(-(-row["output_length"] // self.case["block_size"])))
-            if len(own) > host.num_host_blocks:
-                return i
-        return len(rows)
 
     def router(self) -> ScaledRoundRobin | RecordedKV:
         workers = self.case["topology"]["num_workers"]
@@ -217,8 +193,6 @@ class ClusterReplayApart:
             assert arguments.keys() <= {"engine", "startup_time"}, f"this runner does not know all of {list(arguments)}"
             self.engines.append(MockEngine.of(arguments["engine"]))
             self.startup_ns.append(round(arguments.get("startup_time", 0) * 1e9))
-        if any(each["readmission_count"] for each in case["per_request"]):
-            pytest.skip("what a decode worker without memory preempts is not modeled")
         self.trace = trace_of(case["trace"], case["block_size"])
         self.workers = [topology["num_prefill_workers"], topology["num_decode_workers"]]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from servesim.policies.routing._behind import InFront
 from tests.property.test_fast_equals_reference import compared
 from tests.support.examples import examples
 from tests.support.strategies import social_worlds, worlds
@@ -14,6 +16,7 @@ from tests.support.worlds import World
 
 ROUTERS = (
     "circuit-breaker:router=smg-cache-aware",
+    "concurrency-limit:max_concurrent_requests=3,router=(circuit-breaker:router=dynamo-kv:router_temperature=0.5)",
     "consistent-hash",
     "dynamo-kv",
     "dynamo-kv:router_track_output_blocks=true,router_temperature=0.5",
@@ -22,6 +25,7 @@ ROUTERS = (
     "dynamo-kv-approximate:router_queue_threshold=0.5,max_num_batched_tokens=64,router_queue_policy=wspt",
     "llm-d",
     "llm-d:running_weight=1,load_aware_weight=1,token_load_weight=1,active_request_weight=1,no_hit_lru_weight=1",
+    "llm-d-flow-control:queue_depth=1,router=llm-d-precise:prefix_weight=3",
     "llm-d-precise",
     "manual:assignment_mode=min_group,key=tenant",
     "power-of-two",
@@ -66,7 +70,9 @@ def assert_same(world: World) -> None:
     fast, plain = compared(world)
     event(f"router {world.router.partition(':')[0]}")
     event(f"leapt: {len(fast.recorder.steps.array()) < len(plain.recorder.steps.array())}")
-    for router in (fast.router, plain.router):
+    routers: list[Any] = [fast.router, plain.router]
+    for router in routers:
+        routers += [router.inner] if isinstance(router, InFront) else []
         left = getattr(router, "load", [])
         assert not any(left), f"requests are still booked: {left}"
         assert not any(getattr(router, "prefill_tokens", []))

@@ -17,8 +17,6 @@ DPEngineCoreProc); other engines check in every step."""
 BALANCERS = {"vllm": "vllm-dp", "sglang": "round-robin", "tensorrt-llm": "least-outstanding"}
 """Router that an engine uses to spread requests over its own ranks: vLLM's internal balancer; SGLang's
 --load-balance-method round_robin; TensorRT-LLM's attention DP picks the rank with the fewest active requests."""
-COUNTS_EVERY_S = 0.1
-"""Seconds between successive counts that vLLM's coordinator publishes (vllm/v1/engine/coordinator.py)."""
 
 
 @features.register("data_parallel")
@@ -31,8 +29,7 @@ class DataParallelFeature(Feature):
     searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {"dp": (1, 2, 4, 8)}
 
     def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Add the engine's router for its ranks, and the update interval of that router's view, if a scenario names
-        no router."""
+        """Add the engine's router for its ranks if a scenario names no router."""
         dp = settings.get("dp")
         if not isinstance(dp, int) or dp <= 1 or settings.get("router") is not None:
             return settings
@@ -44,9 +41,7 @@ class DataParallelFeature(Feature):
                 "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag. Install this feature, or "
                 "choose a router."
             )
-        cluster = settings.get("cluster") or {}
-        aged = {"report_every_s": COUNTS_EVERY_S} | dict(cluster) if isinstance(cluster, Mapping) else cluster
-        return settings | {"router": {"name": name, "ranks": dp}, "cluster": aged}
+        return settings | {"router": {"name": name, "ranks": dp}}
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from servesim.contracts.feature import Feature, features
+from servesim.contracts.router import routers
 from servesim.contracts.section import Section
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ SECOND = 1_000_000_000
 class ViewSettings(Section):
     """The age of the router's views."""
 
-    report_every_s: float = Field(default=0.0, ge=0, le=1e6)
+    report_every_s: float | None = Field(default=None, ge=0, le=1e6)
     """Seconds between reports from a replica to the router. A report contains the replica's queue, running requests
-    and memory. llm-d polls every 0.05 s, SGLang's gateway every 10 s, and vLLM's production stack every 30 s. 0
-    means that the router sees the current state."""
+    and memory. 0 means that the router sees the current state. None is what the router's gateway does by default:
+    llm-d polls every 0.05 s and smg every 10 s. Routers that use no reports see the current state."""
     report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds from a report until the router sees it."""
 
@@ -34,11 +35,18 @@ class ViewLagFeature(Feature):
     rank, section, Settings = 20, "cluster", ViewSettings
     acts = True
 
+    def is_on(self, scenario: Any) -> bool:
+        return every_s(scenario) > 0
+
+    def resolved(self, scenario: Any) -> dict[str, Any]:
+        every, cluster = every_s(scenario), scenario.cluster
+        return {"cluster": cluster.model_copy(update={"report_every_s": every})} if every else {}
+
     def build(self, setup: Any) -> Part | None:
         from servesim.features.view_lag.part import Reporting
 
         settings = self.settings(setup.scenario)
-        every, lag = round(settings.report_every_s * SECOND), round(settings.report_lag_s * SECOND)
+        every, lag = round(every_s(setup.scenario) * SECOND), round(settings.report_lag_s * SECOND)
         return Reporting(every, lag) if every else None
 
     def in_world(self, world: Any, draws: Any) -> Any:
@@ -50,3 +58,12 @@ class ViewLagFeature(Feature):
         from servesim.features.view_lag.figures import ROUTER_VIEW
 
         return (ROUTER_VIEW,)
+
+
+def every_s(scenario: Any) -> float:
+    """Return the seconds between reports: the scenario's, or else those between which its router polls."""
+    given: float | None = scenario.cluster.report_every_s
+    if given is not None:
+        return given
+    router, params = routers.configured(scenario.router)
+    return router.polls_s(params)

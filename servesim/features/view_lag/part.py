@@ -11,14 +11,15 @@ from simpy.events import Event
 from servesim.contracts.part import ClusterView, Finished, Part
 from servesim.contracts.profile import Profile
 from servesim.contracts.request import Request
-from servesim.contracts.router import ReplicaState, Report, Role, Views, life
+from servesim.contracts.router import ReplicaState, Report, Role, Views
 from servesim.engine.clock import REPORT
 from servesim.engine.replica import Replica
 from servesim.features.view_lag.figures import view_columns, view_figures
 
 NOTHING = Report(0, 0, 0.0, 0)
 IDLE_TICKS = 16
-"""Number of consecutive reports after which waiting requests are given up if nothing else happens."""
+"""Number of consecutive reports after which reports stop until the next request is sent if nothing else happens.
+Requests that wait in the router by then are given up."""
 
 
 class Reported:
@@ -99,6 +100,7 @@ class Reporting(Part):
     def __init__(self, every: int, lag: int) -> None:
         self._every, self._lag = every, lag
         self._idle = 0
+        self._stopped_ns = -1  # time of the last report; -1: they go on
         self.sendings = array("q")
         """Three numbers for each sending by a router that looks at views: the request's row, the number of requests on
         its replica by the last report, and the true number."""
@@ -106,7 +108,7 @@ class Reporting(Part):
 
     def join(self, cluster: ClusterView) -> None:
         self._cluster = cluster
-        self._tells = "on_report" in life(cluster.router)
+        self._tells = "on_report" in cluster.router.hears()
         self._keeps = not cluster.router.blind
         cluster.fleet.view = self._view
         cluster.fleet.views = Views([self._view(replica) for replica in cluster.replicas])
@@ -123,6 +125,10 @@ class Reporting(Part):
         return {"router_view": view_figures(self.sendings)} if self.sendings else {}
 
     def sent(self, request: Request, output_len: int, index: int) -> None:
+        if self._stopped_ns >= 0:
+            past = self._cluster.clock.ns - self._stopped_ns
+            self._at(self._stopped_ns + (past // self._every + 1) * self._every)
+            self._stopped_ns = -1
         if self._keeps:
             seen = self._reported[index]
             there = self._cluster.replicas[index].core.num_unfinished
@@ -147,6 +153,8 @@ class Reporting(Part):
         self._idle = 0 if clock.goes_on else self._idle + 1
         if cluster.busy and self._idle < IDLE_TICKS:
             self._at(now + self._every)
+        else:
+            self._stopped_ns = now
 
     def _come(self, reports: list[Report], event: Event) -> None:
         self._cluster.clock.background -= 1

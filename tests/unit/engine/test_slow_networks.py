@@ -16,8 +16,8 @@ from servesim.features.failures.part import Failing
 from servesim.features.handoff.vllm import VllmNixlParams
 from servesim.features.offload.params import LMCacheParams
 from servesim.features.offload.part import Offloading
-from servesim.features.offload.setup import OffloadSetup
 from tests.support.apart import Apart, handoff_of
+from tests.support.offloaded import setup_of
 from tests.support.worlds import ToyCost, World, toy_trace
 
 pytestmark = pytest.mark.feature("failures")
@@ -82,7 +82,7 @@ def stored(mode: str, params: Any, *slow: SlowNet) -> int:
     trace = toy_trace(
         [0, 20_000, 60_000], [72, 75, 72], [1, 1, 1], runs=[[(1, 64), (10, 8)], [(2, 75)], [(1, 64), (11, 8)]]
     )
-    memory = OffloadSetup(params, 16, 16, 1, 1, 1_000_000_000, 6, 10)
+    memory = setup_of(params, 16, 1, 6)
     world = replace(
         World(trace, cost=STEPS, kv="prefix-hash", num_blocks=6),
         features=(

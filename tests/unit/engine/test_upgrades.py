@@ -272,7 +272,7 @@ def test_an_upgrade_that_never_ends_lasts_until_the_end_of_the_run() -> None:
 
 
 def test_without_startup_a_new_replica_takes_the_time_of_start() -> None:
-    start = {"compile_s": 0, "graphs_s": 0.25, "warm_up_s": 0, "weights_gb_s": 1000}
+    start = {"boot_s": 0, "compile_s": 0, "graphs_s": 0.25, "warm_up_s": 0, "weights_gb_s": 1000}
     result = simulated("upgrade:at=0.5,batch=2", "add:at=0.51", replicas=2, start=start)
     served = result.requests.groupby("replica")["scheduled_ns"].min()
     weights_s = 16.06 / 1000

@@ -65,6 +65,8 @@ def test_the_version_is_the_tag_of_the_image(form: str) -> None:
     ("form", "router"),
     [
         ("kubernetes", {"name": "sglang-cache-aware", "cache_threshold": 0.5, "max_tree_size": 1024}),
+        ("kubernetes", {"name": "sglang-cache-aware", "disable_circuit_breaker": True}),
+        ("compose", {"name": "vllm-router-cache-aware", "cb_failure_threshold": 3, "cb_timeout_duration_secs": 2}),
         ("compose", {"name": "vllm-router-cache-aware", "balance_abs_threshold": 32}),
         ("compose", {"name": "power-of-two"}),
         ("dynamo", {"name": "dynamo-kv", "router_temperature": 0.5, "router_queue_policy": "wspt"}),

@@ -136,6 +136,25 @@ def test_requests_behind_a_router_with_cancellations_are_those_of_the_offline_ru
     same(seen, result)
 
 
+@pytest.mark.feature("view_lag")
+def test_views_have_their_age_again_after_an_idle_time() -> None:
+    """Three bursts, 10 s apart; each shows whether the replicas' queues are still reported every 50 ms."""
+
+    async def crowds(driver: Driver, seen: Seen) -> None:
+        draw, tasks = random.Random(3), []
+        for _ in range(3):
+            await asyncio.sleep(10)
+            for _ in range(150):
+                await asyncio.sleep(draw.expovariate(100))
+                prompt = [draw.randrange(1 << 20) for _ in range(draw.randrange(100, 2000))]
+                tasks.append(asyncio.create_task(seen.read(driver.submit(prompt, 60, 60))))
+            await asyncio.gather(*tasks)
+
+    seen, result = live({**ONE, "replicas": 2, "router": "llm-d:prefix_weight=0"}, crowds)
+    assert result.scenario.cluster.report_every_s == 0.05
+    same(seen, result)
+
+
 def conversations(count: int) -> Clients:
     """Return clients who hold conversations, each turn of which quotes all that was said before; they begin alike."""
 

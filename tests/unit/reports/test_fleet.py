@@ -32,6 +32,8 @@ def test_a_crash_shows_before_it_is_known_and_ends_with_the_restart() -> None:
     run = run_of(replicas=2, cluster=failures)
     first_s = run.begin_ns / 1e9
     end_s = (run.end_ns - run.begin_ns) / 1e9
+    told = run.summary["replicas"][1]["states"][1:]
+    assert told == [[5.0, "crashed"], [7.0, "failed"], [11.0, "starting"], [11.0, "ready"]], "by the scenario's clock"
     healthy, broken = lives(run)
     assert healthy == [(0.0, pytest.approx(end_s), "ready")]
     found = [(round(begin + first_s, 6), round(end + first_s, 6), state) for begin, end, state in broken[1:-1]]

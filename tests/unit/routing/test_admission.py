@@ -97,7 +97,7 @@ def test_a_tenant_that_comes_late_is_served_after_the_turn_that_is_on() -> None:
     for row in range(2):
         router.on_sent(request(row, "a"), 0)
     assert turns == [0, 1, 2]
-    assert router.queue_key(request(3, "b")) == (0, 1)
+    assert router.queue_key(request(3, "b"))[:2] == (0, 1)
 
 
 def test_what_would_wait_too_long_by_the_speed_seen_so_far_is_refused_at_once() -> None:

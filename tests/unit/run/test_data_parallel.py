@@ -41,7 +41,7 @@ def test_fast_and_reference_mode_are_the_same_with_ranks() -> None:
 
 def test_a_router_that_is_named_stays() -> None:
     named = Scenario.of({**GPT_OSS, "dp": 2, "router": "least-outstanding"})
-    assert (named.router["name"], named.cluster.report_every_s) == ("least-outstanding", 0.0)
+    assert (named.router["name"], named.cluster.report_every_s) == ("least-outstanding", None)
     assert Scenario.of({**GPT_OSS, "dp": 2, "preset": "tensorrt-llm"}).router["name"] == "least-outstanding"
     assert Scenario.of({**GPT_OSS, "preset": "vllm"}).router["name"] == "round-robin"
 

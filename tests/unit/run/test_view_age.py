@@ -1,0 +1,65 @@
+"""The age of views: what a router's gateway polls by default, and the scenario's word, which wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import servesim
+
+pytestmark = pytest.mark.feature("view_lag")
+RUN: dict[str, Any] = {
+    "trace": "synth:rate=20,prompt=500,output=20", "requests": 20, "model": "llama-3.2-1b", "gpu": "h200",
+    "replicas": 2, "conclude": False,
+}  # fmt: skip
+
+
+def age(router: Any, **more: Any) -> float | None:
+    """Return the seconds between reports by the record of a run, which has figures of old views if there are any."""
+    result = servesim.simulate(**RUN, router=router, **more)
+    assert ("router_view" in result.summary) == bool(result.scenario.cluster.report_every_s)
+    found: float | None = result.scenario.cluster.report_every_s
+    return found
+
+
+@pytest.mark.parametrize(
+    ("router", "every_s"),
+    [
+        ("llm-d", 0.05),
+        ("llm-d-precise", 0.05),
+        ("llm-d-flow-control:router=round-robin", 0.05),
+        ("circuit-breaker:router=llm-d", 0.05),
+        ("vllm-dp", 0.1),
+        ("smg-least-load", 10),
+        ("smg-cache-aware:version=1.13.0", 10),
+        ("smg-cache-aware:overload_token_usage_threshold=0.9", 10),
+    ],
+)
+def test_a_gateway_that_polls_sees_views_of_that_age(router: str, every_s: float) -> None:
+    assert age(router) == every_s
+
+
+@pytest.mark.parametrize(
+    "router",
+    [
+        "round-robin", "least-outstanding", "sglang-cache-aware", "smg-cache-aware", "vllm-router-cache-aware",
+        "smg-cache-aware:version=1.13.0,overload_protection=false", "dynamo-kv", "production-stack-prefix-aware",
+        "circuit-breaker:router=power-of-two",
+    ],
+)  # fmt: skip
+def test_a_router_that_reads_no_reports_is_told_of_none(router: str) -> None:
+    assert age(router) is None
+
+
+@pytest.mark.parametrize("every_s", [0.0, 2.5])
+def test_what_the_scenario_says_wins(every_s: float) -> None:
+    assert age("llm-d", cluster={"report_every_s": every_s}) == every_s
+
+
+def test_pools_share_the_views_of_their_router() -> None:
+    pools = [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}]
+    without = {key: value for key, value in RUN.items() if key != "replicas"}
+    result = servesim.simulate(**without, pools=pools, router="llm-d")
+    assert result.scenario.cluster.report_every_s == 0.05
+    assert result.summary["router_view"]["sent"] == 20
