@@ -225,8 +225,8 @@ class CostModel(ABC):
 
     def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
         """Return the prices of one step of data-parallel ranks that wait for each other (None for a rank without work),
-        each as if no other rank were slower. Default: each priced separately; a rank without work takes no time."""
-        return [self.price(batch) if batch is not None else Price(1, 0, NO_HOST) for batch in batches]
+        each as if no other rank were slower. Default: each priced separately; a rank without work decodes one token."""
+        return [self.price(batch if batch is not None else Batch.decodes(1, 1)) for batch in batches]
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """Combine GPU and host time into the duration of a step."""

@@ -142,7 +142,7 @@ def build_cost_model(
     suspect = []
     if kernels is not None and tp > 1:
         suspect = [*slow_collectives(kernels, measured_on, tp), *missing_collectives(kernels, tp)]
-    drafts = drafting(speculator, graph) if speculator is not None else None
+    drafts = drafting(speculator, graph, all2all) if speculator is not None else None
     return TableCostModel(stages, description, host, kernels, suspect, drafts, shared)
 
 

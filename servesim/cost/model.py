@@ -82,8 +82,10 @@ class TableCostModel(CostModel):
             stage.add_priced(priced)
 
     def _all_stages(self) -> tuple[Stage, ...]:
-        shared = () if self._mixture is None else tuple(dict.fromkeys(self._mixture))
-        return (*self._stages, *shared, *(self._drafting.stages if self._drafting is not None else ()))
+        drafting = self._drafting
+        mixtures = [self._mixture, drafting.mixture if drafting is not None else None]
+        shared = dict.fromkeys(stage for mixture in mixtures if mixture is not None for stage in mixture)
+        return (*self._stages, *shared, *(drafting.stages if drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """Return the GPU ns of a step on each pipeline stage, including the transfer to the next stage; they sum to the
@@ -192,24 +194,59 @@ class TableCostModel(CostModel):
         return Price(self.step_ns(gpu, host), gpu, host, (a, b, c, d))
 
     def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
-        """Return the prices of one step of data-parallel ranks. A rank without work takes part with one token. If all
-        ranks decode, they run CUDA graphs of one size, that of the fullest rank, because all three engines pad them; if
-        any rank has a prompt, ranks compute only their own tokens."""
-        busy = [batch for batch in batches if batch is not None]
-        dummy = Batch(1, decode_count=1, decode_context_sum=1, decode_context_sumsq=1, decode_context_max=1)
-        tokens = [self._tokens(batch if batch is not None else dummy) for batch in batches]
-        prompts = any(batch.prefill for batch in busy)
-        of_all = sum(tokens) if prompts else max(tokens) * len(tokens)
-        alone = [self.price(batch if batch is not None else dummy) for batch in batches]
+        """Return the prices of one step of data-parallel ranks. A rank without work takes part with one sequence, which
+        has as many drafts as others. If all ranks decode, they run CUDA graphs of one size, that of the fullest rank,
+        because all three engines pad them; if any rank has a prompt, ranks compute only their own tokens."""
+        ranks = [batch if batch is not None else self._dummy() for batch in batches]
+        alone = [self.price(batch) for batch in ranks]
         if self._mixture is None:
             return alone
-        shared = self._mixture.prompts if prompts else self._mixture.decoding
-        ns, (a, b, c, d) = shared.cost(Batch(of_all), of_all)
+        ns, a, b, c, d = self._together(ranks)
         found = []
         for price in alone:
             gpu, (p, q, r, s) = price.gpu_ns + ns, price.sources
             found.append(Price(self.step_ns(gpu, price.host), gpu, price.host, (a + p, b + q, c + r, d + s)))
         return found
+
+    def _dummy(self) -> Batch:
+        """Return the step of a rank without work, which samples nothing (vLLM 0.33, v1/worker/gpu_worker.py,
+        execute_dummy_batch; SGLang 0.5.23, idle batches): a sequence with as many drafts as the method makes."""
+        speculator = self._drafting.speculator if self._drafting is not None else None
+        k = speculator.max_drafts if speculator is not None else 0
+        drafts = speculator.verified(k) if speculator is not None else 0
+        n = 1 + drafts
+        return Batch(
+            n,
+            decode_count=1,
+            decode_context_sum=n,
+            decode_context_sumsq=n * n,
+            decode_context_max=n,
+            queries_per_sequence=n,
+            drafts=drafts,
+            draft_k=k,
+        )
+
+    def _together(self, ranks: Sequence[Batch]) -> tuple[int, int, int, int, int]:
+        """Return the ns, and those by source, of the experts' work on the tokens of all ranks: in the target's pass
+        and in those of a draft model that has experts."""
+        drafting, count = self._drafting, len(ranks)
+        prompts = any(batch.prefill for batch in ranks)
+        tokens = [self._tokens(batch) for batch in ranks]
+        joint: list[tuple[Mixture | None, bool, int]] = [
+            (self._mixture, prompts, sum(tokens) if prompts else max(tokens) * count)
+        ]
+        if drafting is not None and drafting.mixture is not None:
+            passes = [drafting.speculator.passes(batch, batch.draft_k) for batch in ranks]
+            for i in range(max(map(len, passes))):
+                tokens = [max(self._tokens(own[i]), 1) if i < len(own) else 1 for own in passes]
+                mixed = prompts and i == 0
+                joint.append((drafting.mixture, mixed, sum(tokens) if mixed else max(tokens) * count))
+        ns = a = b = c = d = 0
+        for mixture, mixed, of_all in joint:
+            assert mixture is not None
+            more, (p, q, r, s) = (mixture.prompts if mixed else mixture.decoding).cost(Batch(of_all), of_all)
+            ns, a, b, c, d = ns + more, a + p, b + q, c + r, d + s
+        return ns, a, b, c, d
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """Return a decode run; see `RunCost.decode_run`."""

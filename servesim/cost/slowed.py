@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from servesim.contracts.cost import Batch, CostModel, Host
+from servesim.contracts.cost import Batch, CostModel, Host, Price, by_source
 
 
 class Slowed(CostModel):
@@ -25,6 +27,13 @@ class Slowed(CostModel):
         first, *others = self._cost.stages(batch)
         rest = [self._longer(ns) for ns in others]
         return (self._longer(first + sum(others)) - sum(rest), *rest)
+
+    def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
+        return [self._slower(price) for price in self._cost.prices(batches)]
+
+    def _slower(self, price: Price) -> Price:
+        gpu_ns = self._longer(price.gpu_ns)
+        return Price(self.step_ns(gpu_ns, price.host), gpu_ns, price.host, by_source(gpu_ns, price.shares))
 
     def host(self, batch: Batch) -> Host:
         return self._cost.host(batch)
