@@ -67,7 +67,7 @@ class FailuresFeature(Feature):
         from servesim.run.scenario import fleet_varies
 
         scenario = setup.scenario
-        replicas = None if fleet_varies(scenario) else scenario.replicas
+        replicas = None if fleet_varies(scenario) else len(setup.cores)
         failures = failures_of(settings, replicas, scenario.seed, kinds_of(setup))
         return Failing(failures) if failures is not None else None
 

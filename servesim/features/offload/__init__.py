@@ -54,7 +54,6 @@ class OffloadFeature(Feature):
         given = [pool for pool in scenario.pools or [scenario.model_dump()] if pool.get("offload")]
         staged = any(pool["pp"] > 1 and pool["offload"]["name"] != "vllm" for pool in given)
         reasons = {
-            "data_parallel": "data-parallel ranks (dp)",
             "stream": "streamed runs (stream)",
             **({"pp": "pipeline stages (pp), for LMCache and HiCache"} if staged else {}),
         }

@@ -58,7 +58,6 @@ class ScalingFeature(Feature):
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
             "samples": "scaler: not modeled with several samples (n > 1), which must return to their replica",
-            "data_parallel": "scaler: starting and draining data-parallel ranks is not modeled (use dp 1)",
             "jobs": "scaler starts and drains them by load",
         }
 

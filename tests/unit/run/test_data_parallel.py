@@ -153,12 +153,6 @@ def test_uneven_experts_slow_a_run_and_eplb_gives_most_of_it_back() -> None:
         ({"model": "llama-3.1-8b", "dp": 2}, "has no experts to distribute"),
         ({"dp": 2, "pp": 2}, "several pipeline stages are not modeled"),
         ({"dp": 3, "ep": 2}, "ep = 2 must divide the 3 GPUs"),
-        pytest.param(
-            {"dp": 2, "cluster": {"failures": ["crash:replica=0,at=1"]}},
-            "cannot fail one by one",
-            marks=pytest.mark.feature("failures"),
-        ),
-        ({"dp": 2, "speculation": "ngram"}, "speculation: not modeled with data-parallel ranks"),
         ({"engine": {"num_redundant_experts": 4}}, "set engine.enable_eplb too"),
     ],
 )
