@@ -228,6 +228,12 @@ class CostModel(ABC):
         each as if no other rank were slower. Default: each priced separately; a rank without work decodes one token."""
         return [self.price(batch if batch is not None else Batch.decodes(1, 1)) for batch in batches]
 
+    def rank_stages(self, batches: Sequence[Batch | None]) -> list[tuple[int, ...]]:
+        """Return, for each of several data-parallel ranks, the GPU ns of its part of a step on each of `num_stages`
+        stages; their sum is the `gpu_ns` of `prices`. Called only if there are several stages. Default: each separately
+        (see `prices`)."""
+        return [self.stages(batch if batch is not None else Batch.decodes(1, 1)) for batch in batches]
+
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """Combine GPU and host time into the duration of a step."""
         gpu_ns = max(gpu_ns, host.launching)

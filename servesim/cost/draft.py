@@ -48,5 +48,5 @@ def drafting(speculator: Speculator, target: LayerGraph, all2all: str = "auto") 
         return Stage([*decoder, *extra], graph.per_sample(), attention, target.roofline)
 
     mixed = target.dp > 1 and model.decoder and any(layer.experts for layer in model.spec.layers)
-    shared = mixture(graph, all2all) if mixed else None
+    shared = mixture(graph, all2all, layers) if mixed else None
     return Drafting(speculator, (stage((*model.linears, *model.first_linears)), stage(model.linears)), shared)

@@ -46,7 +46,7 @@ class TableCostModel(CostModel):
         tables: KernelTables | None = None,
         suspect: Sequence[str] = (),
         drafting: Drafting | None = None,
-        mixture: Mixture | None = None,
+        mixtures: Sequence[Mixture] = (),
     ) -> None:
         self.description = description
         self.terms = host
@@ -55,8 +55,8 @@ class TableCostModel(CostModel):
         """Measurements used for pricing that cannot be right, each described in one line."""
         self._stages = stages
         self._drafting = drafting
-        self._mixture = mixture
-        """Joint work of the data-parallel ranks, as a function of the tokens of all ranks."""
+        self._mixtures = mixtures
+        """Joint work of the data-parallel ranks, by stage; empty without ranks."""
         self.num_stages = len(stages)
         self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, samples and prompts: its only inputs
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # keyed by all inputs except contexts
@@ -83,8 +83,8 @@ class TableCostModel(CostModel):
 
     def _all_stages(self) -> tuple[Stage, ...]:
         drafting = self._drafting
-        mixtures = [self._mixture, drafting.mixture if drafting is not None else None]
-        shared = dict.fromkeys(stage for mixture in mixtures if mixture is not None for stage in mixture)
+        mixtures = [*self._mixtures, *((drafting.mixture,) if drafting is not None and drafting.mixture else ())]
+        shared = dict.fromkeys(stage for mixture in mixtures for stage in mixture)
         return (*self._stages, *shared, *(drafting.stages if drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ class TableCostModel(CostModel):
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
         if self.terms is not None and self.terms.launch_per_kernel:
             kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
-            kernels += self._mixture.decoding.launches(False) if self._mixture is not None else 0
+            kernels += sum(mixture.decoding.launches(False) for mixture in self._mixtures)
             host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
         if self.terms is not None and batch.prefill:
             eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
@@ -199,14 +199,24 @@ class TableCostModel(CostModel):
         because all three engines pad them; if any rank has a prompt, ranks compute only their own tokens."""
         ranks = [batch if batch is not None else self._dummy() for batch in batches]
         alone = [self.price(batch) for batch in ranks]
-        if self._mixture is None:
+        if not self._mixtures:
             return alone
-        ns, a, b, c, d = self._together(ranks)
+        ns = a = b = c = d = 0
+        for more, (p, q, r, s) in self._together(ranks):
+            ns, a, b, c, d = ns + more, a + p, b + q, c + r, d + s
         found = []
         for price in alone:
             gpu, (p, q, r, s) = price.gpu_ns + ns, price.sources
             found.append(Price(self.step_ns(gpu, price.host), gpu, price.host, (a + p, b + q, c + r, d + s)))
         return found
+
+    def rank_stages(self, batches: Sequence[Batch | None]) -> list[tuple[int, ...]]:
+        """Return the GPU ns of each rank on each stage; see the contract."""
+        ranks = [batch if batch is not None else self._dummy() for batch in batches]
+        last = self.num_stages - 1  # which drafts, too
+        joint = [ns for ns, _ in self._together(ranks)]
+        shared = [*joint[:last], sum(joint[last:])]
+        return [tuple(own + more for own, more in zip(self.stages(batch), shared, strict=True)) for batch in ranks]
 
     def _dummy(self) -> Batch:
         """Return the step of a rank without work, which samples nothing (vLLM 0.33, v1/worker/gpu_worker.py,
@@ -226,27 +236,23 @@ class TableCostModel(CostModel):
             draft_k=k,
         )
 
-    def _together(self, ranks: Sequence[Batch]) -> tuple[int, int, int, int, int]:
-        """Return the ns, and those by source, of the experts' work on the tokens of all ranks: in the target's pass
-        and in those of a draft model that has experts."""
+    def _together(self, ranks: Sequence[Batch]) -> list[tuple[int, list[int]]]:
+        """Return the ns, and those by source, of the experts' work on the tokens of all ranks: in each stage of the
+        target's pass, and in each pass of a draft model that has experts."""
         drafting, count = self._drafting, len(ranks)
         prompts = any(batch.prefill for batch in ranks)
         tokens = [self._tokens(batch) for batch in ranks]
-        joint: list[tuple[Mixture | None, bool, int]] = [
-            (self._mixture, prompts, sum(tokens) if prompts else max(tokens) * count)
-        ]
+        joint = [(mixture, prompts, sum(tokens) if prompts else max(tokens) * count) for mixture in self._mixtures]
         if drafting is not None and drafting.mixture is not None:
             passes = [drafting.speculator.passes(batch, batch.draft_k) for batch in ranks]
             for i in range(max(map(len, passes))):
                 tokens = [max(self._tokens(own[i]), 1) if i < len(own) else 1 for own in passes]
                 mixed = prompts and i == 0
                 joint.append((drafting.mixture, mixed, sum(tokens) if mixed else max(tokens) * count))
-        ns = a = b = c = d = 0
-        for mixture, mixed, of_all in joint:
-            assert mixture is not None
-            more, (p, q, r, s) = (mixture.prompts if mixed else mixture.decoding).cost(Batch(of_all), of_all)
-            ns, a, b, c, d = ns + more, a + p, b + q, c + r, d + s
-        return ns, a, b, c, d
+        return [
+            (mixture.prompts if mixed else mixture.decoding).cost(Batch(of_all), of_all)
+            for mixture, mixed, of_all in joint
+        ]
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """Return a decode run; see `RunCost.decode_run`."""

@@ -24,7 +24,13 @@ class Slowed(CostModel):
         return np.array([self._longer(ns) for ns in self._cost.gpu_run(batch, k).tolist()], dtype=np.int64)
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
-        first, *others = self._cost.stages(batch)
+        return self._slower_stages(self._cost.stages(batch))
+
+    def rank_stages(self, batches: Sequence[Batch | None]) -> list[tuple[int, ...]]:
+        return [self._slower_stages(stages) for stages in self._cost.rank_stages(batches)]
+
+    def _slower_stages(self, stages: tuple[int, ...]) -> tuple[int, ...]:
+        first, *others = stages
         rest = [self._longer(ns) for ns in others]
         return (self._longer(first + sum(others)) - sum(rest), *rest)
 

@@ -18,12 +18,13 @@ counted together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from simpy.events import Event
 
+from servesim.contracts.cost import Batch, CostModel, Price
 from servesim.contracts.part import ClusterView, Part
 from servesim.contracts.request import Request, State
 from servesim.engine import turnover
@@ -34,6 +35,8 @@ from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
 from servesim.errors import PolicyError
 from servesim.records.step import Step
+
+T = TypeVar("T")
 
 
 class DataParallel(NamedTuple):
@@ -144,7 +147,8 @@ class Group:
         """Drop the steps in flight, which have been lost with their ranks."""
         self._rounds: deque[tuple[int, list[Step | None]]] = deque()  # in flight: end and steps of each round
         self._awaited: Event | None = None  # the valid completion event
-        self._free_ns = self._since_sync = 0
+        self._free_ns = [0] * self._cost.num_stages  # when each stage finishes all steps in flight
+        self._since_sync = 0
 
     def want_plan(self) -> None:
         """Plan at this instant, unless steps are in flight that must end first."""
@@ -202,15 +206,13 @@ class Group:
     def _run(self, steps: list[Step | None], now: int) -> None:
         """Send a step of every rank to the GPUs. It begins when all have written out the memory that it needs, and ends
         when the slowest has computed, loaded and stored everything."""
-        prices = self._prices([step.batch if step is not None else None for step in steps])
-        ns = max(price.ns for price in prices)
-        if ns < 1:
-            raise PolicyError(f"cost model: a step of {len(steps)} ranks takes {ns} ns")
-        free = max(now, self._free_ns)
+        batches = [step.batch if step is not None else None for step in steps]
+        prices = self._by_rank(lambda cost: cost.prices(batches))
+        free = max(now, self._free_ns[0])
         start = max(free, *(rank.core.not_before_ns for rank in self.ranks))
-        computed = start + ns
+        computed = self._computed(batches, prices, start)
         end = max(self._moved(rank, step, free, start, computed) for rank, step in zip(self.ranks, steps, strict=True))
-        self._free_ns = end
+        self._free_ns[-1] = end
         for step, price in zip(steps, prices, strict=True):
             if step is None:
                 self.dummies += 1
@@ -221,13 +223,26 @@ class Group:
         self._since_sync += 1
         self.steps += 1
 
-    def _prices(self, batches: list[Any]) -> list[Any]:
-        """Return the price of each rank's step; a rank may have its own cost model while it is slow."""
-        prices = self._cost.prices(batches)
+    def _by_rank(self, ask: Callable[[CostModel], list[T]]) -> list[T]:
+        """Return what each rank's cost model says of its own part; a rank has its own model while it is slow."""
+        found = ask(self._cost)
         for i, rank in enumerate(self.ranks):
             if rank.cost is not self._cost:
-                prices[i] = rank.cost.prices(batches)[i]
-        return prices
+                found[i] = ask(rank.cost)[i]
+        return found
+
+    def _computed(self, batches: Sequence[Batch | None], prices: Sequence[Price], start: int) -> int:
+        """Return when the slowest rank has computed its part of a step that begins at `start`; on each of several
+        pipeline stages, ranks wait for each other."""
+        ns, free = max(price.ns for price in prices), self._free_ns
+        if ns < 1:
+            raise PolicyError(f"cost model: a step of {len(prices)} ranks takes {ns} ns")
+        if len(free) == 1:
+            return start + ns
+        end = start + max(price.ns - price.gpu_ns for price in prices)  # exposed host time delays the first stage
+        for i, stage in enumerate(zip(*self._by_rank(lambda cost: cost.rank_stages(batches)), strict=True)):
+            end = free[i] = max(end, free[i]) + max(stage)
+        return end
 
     def _moved(self, rank: Replica, step: Step | None, free: int, start: int, computed: int) -> int:
         """Return when a rank's step ends that is computed from `start` to `computed`, with the KV that it loads and

@@ -262,3 +262,25 @@ def test_ranks_that_also_check_after_the_first_step_stop_after_it(mode: str) -> 
         ranks = world.run(mode).part(Ranks)
         assert ranks is not None
         assert ranks.groups[0].steps == steps
+
+
+@dataclass
+class Staged(ToyCost):
+    """Two pipeline stages, each of which computes half."""
+
+    num_stages = 2
+
+    def stages(self, batch: Batch) -> tuple[int, ...]:
+        ns = int(self.gpu_run(batch, 1)[0])
+        return ns // 2, ns - ns // 2
+
+
+@MODES
+def test_ranks_wait_for_each_other_on_each_pipeline_stage(mode: str) -> None:
+    """Steps of 100 tokens: 200 ns, and 201 with the one that samples; beside them 111 ns, and a dummy one of 102."""
+    trace = toy_trace([0, 0], [200, 10], [1, 1])
+    cost = Staged(fixed=100, token=1, context=0)
+    world = World(trace, replicas=2, cost=cost, depth=2, max_num_batched_tokens=100, data_parallel=DataParallel(2))
+    assert [row["first_token_ns"] for row in rows(world, mode)] == [100 + 100 + 101, 200]
+    alone = replace(world, data_parallel=None)
+    assert [row["first_token_ns"] for row in rows(alone, mode)] == [301, 111]
