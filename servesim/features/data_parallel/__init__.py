@@ -43,7 +43,9 @@ class DataParallelFeature(Feature):
             )
         cluster = settings.get("cluster") or {}
         aged = {"report_every_s": COUNTS_EVERY_S} | dict(cluster) if isinstance(cluster, Mapping) else cluster
-        return settings | {"router": {"name": name, "ranks": dp}, "cluster": aged}
+        pools = settings.get("pools") or []
+        alike = all(pool["dp"] == dp for pool in pools)  # else replicas have different numbers of ranks
+        return settings | {"router": {"name": name, "ranks": dp if alike else 0}, "cluster": aged}
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {

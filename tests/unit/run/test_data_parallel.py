@@ -266,6 +266,21 @@ def test_ranks_run_alike_in_both_modes_with_what_real_deployments_have(more: dic
     assert counts["arrived"] == counts["completed"] + counts["aborted"] == 40
 
 
+@pytest.mark.feature("handoff")
+@pytest.mark.parametrize(("dp", "ranks"), [(2, 2), (4, 0)])
+def test_prompts_and_answers_have_groups_of_ranks_of_their_own(dp: int, ranks: int) -> None:
+    pools = [
+        {"name": "prompts", "role": "prefill", "dp": 2, "ep": 2, "replicas": 2},
+        {"name": "answers", "role": "decode", "dp": dp, "ep": dp},
+    ]
+    settings = {**SMALL, "model": "qwen3-30b-a3b", "pools": pools}
+    fast, plain = (simulate(settings, mode=mode) for mode in ("fast", "reference"))
+    assert fast.requests.equals(plain.requests)
+    assert fast.scenario.router["ranks"] == ranks, "replicas are chosen in turn only if all have as many ranks"
+    assert fast.summary["requests"]["completed"] == 40
+    assert [pool["replicas"] for pool in fast.summary["pools"].values()] == [4, dp]
+
+
 @pytest.mark.feature("failures")
 def test_an_added_replica_has_as_many_ranks_as_the_others_and_a_wrong_rank_is_refused() -> None:
     found = simulate({**RANKS, "cluster": {"failures": ["add:at=0.1,startup=0.1", "drain:replica=1,at=0.3"]}})
