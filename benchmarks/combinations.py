@@ -1,4 +1,4 @@
-"""What can be combined: `python -m benchmarks.combinations [--most N] [--write]`.
+"""Combinations of features: `python -m benchmarks.combinations [--most N] [--write]`.
 
 Asks the program itself: every combination of the options below is run with 30 requests, in both modes, or refused. It
 prints what each pair does and how many combinations of more options run; `--write` writes docs/combinations.md. A
@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     refused: str = ""
     """Line with which the program refuses it, or empty if it runs."""
     broken: str = ""
-    """What is wrong, which is a bug, or empty."""
+    """Description of what is wrong, which is a bug, or empty."""
 
 
 def settings_of(names: Sequence[str]) -> dict[str, Any]:
