@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from servesim.contracts.connector import Connector
+from servesim.contracts.connector import LATER, Connector
 from servesim.contracts.cost import NO_HOST, Batch, Price
 from servesim.contracts.part import Part
 from servesim.contracts.request import Request, State
+from servesim.errors import PolicyError
 from servesim.features.data_parallel.part import DataParallel, Ranks
 from servesim.features.failures.part import Add, Crash, Drain, Failures, Slowdown
 from servesim.features.scaling.part import Scaled, Scaling
@@ -171,6 +172,16 @@ def test_a_group_drains_and_is_gone_when_its_last_rank_is_empty(mode: str) -> No
 
 
 @MODES
+def test_a_group_that_is_gone_makes_no_dummy_steps(mode: str) -> None:
+    failures = Failures(drains=(Drain(0, 20),))
+    trace = toy_trace([0, 0], [10, 10], [1, 3])
+    world = World(trace, replicas=2, cost=COST, data_parallel=DataParallel(2, 32), failures=failures)
+    ranks = world.run(mode, check=True).part(Ranks)
+    assert ranks is not None
+    assert [(group.steps, group.dummies) for group in ranks.groups] == [(3, 2)]
+
+
+@MODES
 def test_an_autoscaler_counts_groups_and_hears_sums_of_their_ranks(mode: str) -> None:
     scaler = Told([2, 1])
 
@@ -251,6 +262,21 @@ def test_vllms_ranks_make_dummy_steps_while_kv_is_on_its_way(mode: str, waits: b
     assert (ranks.groups[0].steps, ranks.groups[0].dummies) == (1 + dummies // 2, dummies)
     assert cluster.recorder.requests.column("finished_ns").tolist() == [1_000 + 105]
     assert cluster.clock.background == 0
+
+
+class Never(Far):
+    """Has the first 16 tokens of every prompt, which never come."""
+
+    def load(self, request: Request, start: int, stop: int, now: int) -> int:
+        return LATER
+
+
+@MODES
+def test_ranks_that_wait_for_kv_forever_end_the_run_with_an_error(mode: str) -> None:
+    terms = DataParallel(2, 1, while_loading=True)
+    world = Connected(toy_trace([0], [20], [1]), replicas=2, cost=COST, data_parallel=terms, connector=Never)
+    with pytest.raises(PolicyError, match="plans nothing although 1 requests wait"):
+        world.run(mode)
 
 
 @MODES
