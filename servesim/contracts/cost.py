@@ -225,8 +225,14 @@ class CostModel(ABC):
 
     def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
         """Return the prices of one step of data-parallel ranks that wait for each other (None for a rank without work),
-        each as if no other rank were slower. Default: each priced separately; a rank without work takes no time."""
-        return [self.price(batch) if batch is not None else Price(1, 0, NO_HOST) for batch in batches]
+        each as if no other rank were slower. Default: each priced separately; a rank without work decodes one token."""
+        return [self.price(batch if batch is not None else Batch.decodes(1, 1)) for batch in batches]
+
+    def rank_stages(self, batches: Sequence[Batch | None]) -> list[tuple[int, ...]]:
+        """Return, for each of several data-parallel ranks, the GPU ns of its part of a step on each of `num_stages`
+        stages; their sum is the `gpu_ns` of `prices`. Called only if there are several stages. Default: each separately
+        (see `prices`)."""
+        return [self.stages(batch if batch is not None else Batch.decodes(1, 1)) for batch in batches]
 
     def step_ns(self, gpu_ns: int, host: Host) -> int:
         """Combine GPU and host time into the duration of a step."""

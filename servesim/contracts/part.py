@@ -24,7 +24,8 @@ class ClusterView(Protocol):
     clock: Any
     """servesim.engine.clock.Clock: `ns`; `at(ns, order, call)`; `background`, events that do not keep a run alive."""
     fleet: Any
-    """servesim.engine.fleet.Fleet: `pools`, `pool_of` by replica, `views`, `add(core, pool)`, `note(index, state)`."""
+    """servesim.engine.fleet.Fleet: `pools`, `pool_of` by replica, `views`, `add(core, pool)`, `note(index, state)`,
+    `server(index)`, the indices of the replicas that form one server with this one."""
     replicas: Any
     """List of servesim.engine.replica.Replica, by index, which may grow."""
     waiting: Any
@@ -57,7 +58,7 @@ class ClusterView(Protocol):
         """Return whether a request that was sent reaches its replica; if not, a part has handled it."""
 
     def set_state(self, index: int, state: ReplicaState) -> None:
-        """Change the router-visible state of a replica."""
+        """Change the router-visible state of a replica, and of all that form one server with it."""
 
     def crashed(self, index: int) -> list[Request]:
         """Notify all parts that a replica has lost all its state; return the requests lost with it that parts had

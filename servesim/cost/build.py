@@ -67,7 +67,7 @@ def build_cost_model(
     `fuse_allreduce_rms` says whether the all-reduce also normalizes (None: as the engine does by default).
     """
     _check(model, gpu, tp, dtype, kv_dtype, engine)
-    check_ranks(model, tp, pp, dp, ep)
+    check_ranks(model, tp, dp, ep)
     kernels, measured_on, rows = _kernels(model, gpu, tables, engine)
     if gpu.name == measured_on.name and _same_rates(
         gpu, measured_on, arithmetic(model, dtype, kv_dtype), links=tp * pp > 1
@@ -125,9 +125,10 @@ def build_cost_model(
         )
         for layers in pipeline_layers(model.num_layers, pp)
     ]
-    shared = mixture(graph, all2all) if dp > 1 else None
-    if shared is not None:
-        stages[0].mixtures = sum(layer.experts for layer in model.layers)
+    shared = []
+    for stage, layers in zip(stages, pipeline_layers(model.num_layers, pp), strict=True) if dp > 1 else ():
+        stage.mixtures = sum(model.layers[i].experts for i in layers)
+        shared.append(mixture(graph, all2all, layers))
     gpus = f"{tp} x {gpu.name}" if pp == 1 else f"{pp} stages of {tp} x {gpu.name}"
     gpus = f"{dp} ranks of {gpus}" if dp > 1 else gpus
     description = f"{model.name} on {gpus}, {dtype} weights, {kv_dtype} KV"
@@ -142,7 +143,7 @@ def build_cost_model(
     suspect = []
     if kernels is not None and tp > 1:
         suspect = [*slow_collectives(kernels, measured_on, tp), *missing_collectives(kernels, tp)]
-    drafts = drafting(speculator, graph) if speculator is not None else None
+    drafts = drafting(speculator, graph, all2all) if speculator is not None else None
     return TableCostModel(stages, description, host, kernels, suspect, drafts, shared)
 
 

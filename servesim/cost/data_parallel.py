@@ -61,13 +61,11 @@ def box_of(gpu: Gpu) -> Box:
     return _BOXES.get(gpu.name, _USUAL)
 
 
-def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
+def check_ranks(model: ModelSpec, tp: int, dp: int, ep: int) -> None:
     """Raise UserError if ranks and experts do not fit together."""
     if dp == ep == 1:
         return
     gpus = tp * dp
-    if dp > 1 and pp > 1:
-        raise UserError("data-parallel ranks of several pipeline stages are not modeled (use dp 1 or pp 1)")
     if model.experts is None:
         raise UserError(
             f"{model.name} has no experts to distribute. Without experts, use replicas instead of dp and ep."
@@ -79,7 +77,7 @@ def check_ranks(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> None:
 
 
 class Mixture(NamedTuple):
-    """Joint work of the ranks, as a function of the tokens of all ranks."""
+    """Joint work of the ranks on one pipeline stage, as a function of the tokens of all ranks."""
 
     decoding: Stage
     """Work if all ranks decode."""
@@ -87,18 +85,18 @@ class Mixture(NamedTuple):
     """Work if any rank has part of a prompt."""
 
 
-def mixture(graph: LayerGraph, all2all: str) -> Mixture:
-    """Return the work that ranks compute together."""
+def mixture(graph: LayerGraph, all2all: str, stage: range) -> Mixture:
+    """Return the work that ranks compute together in the layers of `stage`."""
     if all2all != "deepep_auto":
-        alike = _mixture(graph, "allgather_reducescatter" if all2all == "auto" else all2all)
+        alike = _mixture(graph, "allgather_reducescatter" if all2all == "auto" else all2all, stage)
         return Mixture(alike, alike)
-    return Mixture(_mixture(graph, "deepep_low_latency"), _mixture(graph, "deepep_high_throughput"))
+    return Mixture(_mixture(graph, "deepep_low_latency", stage), _mixture(graph, "deepep_high_throughput", stage))
 
 
-def _mixture(graph: LayerGraph, all2all: str) -> Stage:
+def _mixture(graph: LayerGraph, all2all: str, stage: range) -> Stage:
     moe = graph.model.experts
     assert moe is not None
-    count = sum(layer.experts for layer in graph.model.layers)
+    count = sum(graph.model.layers[i].experts for i in stage)
     there_and_back = _ways(graph, all2all)
     operators = [
         Operator("experts", graph.routed(moe).scaled(float(count)), None, count),

@@ -52,7 +52,8 @@ def falling(cost: TableCostModel, sizes: Iterable[int], ranks: int = 1) -> Itera
     take much longer than larger ones."""
     tokens = [cost._tokens(Batch(size)) for size in sizes]
     stages = [(stage, tokens) for stage in cost._stages]
-    stages += [(stage, [ranks * n for n in tokens]) for stage in dict.fromkeys(cost._mixture or ())]
+    joint = dict.fromkeys(stage for mixture in cost._mixtures for stage in mixture)
+    stages += [(stage, [ranks * n for n in tokens]) for stage in joint]
     for stage, passed in stages:
         fall = worst_fall(stage, passed)
         if fall is not None:

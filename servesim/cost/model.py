@@ -46,7 +46,7 @@ class TableCostModel(CostModel):
         tables: KernelTables | None = None,
         suspect: Sequence[str] = (),
         drafting: Drafting | None = None,
-        mixture: Mixture | None = None,
+        mixtures: Sequence[Mixture] = (),
     ) -> None:
         self.description = description
         self.terms = host
@@ -55,8 +55,8 @@ class TableCostModel(CostModel):
         """Measurements used for pricing that cannot be right, each described in one line."""
         self._stages = stages
         self._drafting = drafting
-        self._mixture = mixture
-        """Joint work of the data-parallel ranks, as a function of the tokens of all ranks."""
+        self._mixtures = mixtures
+        """Joint work of the data-parallel ranks, by stage; empty without ranks."""
         self.num_stages = len(stages)
         self._hosts: dict[tuple[int, int, bool], Host] = {}  # by sequences, samples and prompts: its only inputs
         self._over: dict[tuple[int | str, ...], OverContexts | None] = {}  # keyed by all inputs except contexts
@@ -82,8 +82,10 @@ class TableCostModel(CostModel):
             stage.add_priced(priced)
 
     def _all_stages(self) -> tuple[Stage, ...]:
-        shared = () if self._mixture is None else tuple(dict.fromkeys(self._mixture))
-        return (*self._stages, *shared, *(self._drafting.stages if self._drafting is not None else ()))
+        drafting = self._drafting
+        mixtures = [*self._mixtures, *((drafting.mixture,) if drafting is not None and drafting.mixture else ())]
+        shared = dict.fromkeys(stage for mixture in mixtures for stage in mixture)
+        return (*self._stages, *shared, *(drafting.stages if drafting is not None else ()))
 
     def stages(self, batch: Batch) -> tuple[int, ...]:
         """Return the GPU ns of a step on each pipeline stage, including the transfer to the next stage; they sum to the
@@ -167,7 +169,7 @@ class TableCostModel(CostModel):
         host = self.terms.host(batch) if self.terms is not None else NO_HOST
         if self.terms is not None and self.terms.launch_per_kernel:
             kernels = sum(stage.launches(passed.sampled > 0) for stage, passed in self._passes(batch))
-            kernels += self._mixture.decoding.launches(False) if self._mixture is not None else 0
+            kernels += sum(mixture.decoding.launches(False) for mixture in self._mixtures)
             host = host._replace(launching=int(kernels * self.terms.launch_per_kernel + 0.5))
         if self.terms is not None and batch.prefill:
             eager = sum(self.terms.eager_ns(stage.layers, stage.mixtures) for stage in self._stages)
@@ -192,24 +194,65 @@ class TableCostModel(CostModel):
         return Price(self.step_ns(gpu, host), gpu, host, (a, b, c, d))
 
     def prices(self, batches: Sequence[Batch | None]) -> list[Price]:
-        """Return the prices of one step of data-parallel ranks. A rank without work takes part with one token. If all
-        ranks decode, they run CUDA graphs of one size, that of the fullest rank, because all three engines pad them; if
-        any rank has a prompt, ranks compute only their own tokens."""
-        busy = [batch for batch in batches if batch is not None]
-        dummy = Batch(1, decode_count=1, decode_context_sum=1, decode_context_sumsq=1, decode_context_max=1)
-        tokens = [self._tokens(batch if batch is not None else dummy) for batch in batches]
-        prompts = any(batch.prefill for batch in busy)
-        of_all = sum(tokens) if prompts else max(tokens) * len(tokens)
-        alone = [self.price(batch if batch is not None else dummy) for batch in batches]
-        if self._mixture is None:
+        """Return the prices of one step of data-parallel ranks. A rank without work takes part with one sequence, which
+        has as many drafts as others. If all ranks decode, they run CUDA graphs of one size, that of the fullest rank,
+        because all three engines pad them; if any rank has a prompt, ranks compute only their own tokens."""
+        ranks = [batch if batch is not None else self._dummy() for batch in batches]
+        alone = [self.price(batch) for batch in ranks]
+        if not self._mixtures:
             return alone
-        shared = self._mixture.prompts if prompts else self._mixture.decoding
-        ns, (a, b, c, d) = shared.cost(Batch(of_all), of_all)
+        ns = a = b = c = d = 0
+        for more, (p, q, r, s) in self._together(ranks):
+            ns, a, b, c, d = ns + more, a + p, b + q, c + r, d + s
         found = []
         for price in alone:
             gpu, (p, q, r, s) = price.gpu_ns + ns, price.sources
             found.append(Price(self.step_ns(gpu, price.host), gpu, price.host, (a + p, b + q, c + r, d + s)))
         return found
+
+    def rank_stages(self, batches: Sequence[Batch | None]) -> list[tuple[int, ...]]:
+        """Return the GPU ns of each rank on each stage; see the contract."""
+        ranks = [batch if batch is not None else self._dummy() for batch in batches]
+        last = self.num_stages - 1  # which drafts, too
+        joint = [ns for ns, _ in self._together(ranks)]
+        shared = [*joint[:last], sum(joint[last:])]
+        return [tuple(own + more for own, more in zip(self.stages(batch), shared, strict=True)) for batch in ranks]
+
+    def _dummy(self) -> Batch:
+        """Return the step of a rank without work, which samples nothing (vLLM 0.33, v1/worker/gpu_worker.py,
+        execute_dummy_batch; SGLang 0.5.23, idle batches): a sequence with as many drafts as the method makes."""
+        speculator = self._drafting.speculator if self._drafting is not None else None
+        k = speculator.max_drafts if speculator is not None else 0
+        drafts = speculator.verified(k) if speculator is not None else 0
+        n = 1 + drafts
+        return Batch(
+            n,
+            decode_count=1,
+            decode_context_sum=n,
+            decode_context_sumsq=n * n,
+            decode_context_max=n,
+            queries_per_sequence=n,
+            drafts=drafts,
+            draft_k=k,
+        )
+
+    def _together(self, ranks: Sequence[Batch]) -> list[tuple[int, list[int]]]:
+        """Return the ns, and those by source, of the experts' work on the tokens of all ranks: in each stage of the
+        target's pass, and in each pass of a draft model that has experts."""
+        drafting, count = self._drafting, len(ranks)
+        prompts = any(batch.prefill for batch in ranks)
+        tokens = [self._tokens(batch) for batch in ranks]
+        joint = [(mixture, prompts, sum(tokens) if prompts else max(tokens) * count) for mixture in self._mixtures]
+        if drafting is not None and drafting.mixture is not None:
+            passes = [drafting.speculator.passes(batch, batch.draft_k) for batch in ranks]
+            for i in range(max(map(len, passes))):
+                tokens = [max(self._tokens(own[i]), 1) if i < len(own) else 1 for own in passes]
+                mixed = prompts and i == 0
+                joint.append((drafting.mixture, mixed, sum(tokens) if mixed else max(tokens) * count))
+        return [
+            (mixture.prompts if mixed else mixture.decoding).cost(Batch(of_all), of_all)
+            for mixture, mixed, of_all in joint
+        ]
 
     def decode_run(self, batch: Batch, most: int, until_ns: int) -> Run:
         """Return a decode run; see `RunCost.decode_run`."""

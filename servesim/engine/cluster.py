@@ -100,10 +100,11 @@ class Cluster:
             made(replica)
 
     def set_state(self, index: int, state: ReplicaState) -> None:
-        """Set a replica's state and notify all parts."""
+        """Set the state of a replica, and of all that form one server with it, and notify all parts."""
         self.fleet.set_state(index, state)
-        for changed in self._state_changed:
-            changed(index, state)
+        for each in self.fleet.server(index):
+            for changed in self._state_changed:
+                changed(each, state)
 
     def crashed(self, index: int) -> list[Request]:
         """Notify all parts that a replica has lost all its state; return the requests lost with it that parts had

@@ -75,12 +75,21 @@ class Fleet:
                 )
             kv.foresee(future)
 
+    def server(self, index: int) -> range:
+        """Return the indices of the replicas that form one server with this one."""
+        pool = self.pool_of[index]
+        first = index if pool.ranks == 1 else index - sum(of is pool for of in self.pool_of[:index]) % pool.ranks
+        return range(first, first + pool.ranks)
+
     def set_state(self, index: int, state: ReplicaState) -> None:
-        """Set a replica's state."""
-        self.replicas[index].state = state
-        self.note(index, state)
-        if state == "gone":
-            self.changed, self.spans[index] = True, (self.spans[index][0], self.replicas[index].clock.ns)
+        """Set the state of a replica and of all that form one server with it, which are as much `up` as it is."""
+        up = self.replicas[index].up
+        for each in self.server(index):
+            replica = self.replicas[each]
+            replica.state, replica.up = state, up
+            self.note(each, state)
+            if state == "gone":
+                self.changed, self.spans[each] = True, (self.spans[each][0], replica.clock.ns)
         self.sort()
 
     def note(self, index: int, state: str) -> None:

@@ -29,6 +29,9 @@ class Pool:
     """Names of the models served here, or empty if any model is served."""
     made_of: Mapping[str, type[Replica]] = field(default_factory=dict)
     """Classes of the pool's replicas by mode. For a mode that is missing, the mode's own class is used."""
+    ranks: int = 1
+    """Number of successive replicas that form one server, whose state they share: they start, drain and fail
+    together."""
     num_gpus: int = 1
     usd_per_hour: float = 0.0
     """Price of one replica."""

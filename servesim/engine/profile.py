@@ -14,7 +14,8 @@ SECOND = 1e9
 
 
 class CostProfile:
-    """A replica's limits, and its step times in seconds according to its cost model, with steps planned ahead."""
+    """A replica's limits, and its step times in seconds according to its cost model, with steps planned ahead. Tokens
+    and sequences are spread evenly over its data-parallel ranks."""
 
     def __init__(self, pool: Pool) -> None:
         assert pool.spawn is not None
@@ -22,23 +23,27 @@ class CostProfile:
         limits = core.scheduler.limits
         self.role: Role = pool.role
         self.models = pool.models
-        self.num_gpus = pool.num_gpus
-        self.usd_per_hour = pool.usd_per_hour
-        self.max_num_batched_tokens, self.max_num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-        self.kv_tokens = core.kv.capacity_tokens
+        self._ranks = ranks = pool.ranks
+        self.num_gpus = pool.num_gpus * ranks
+        self.usd_per_hour = pool.usd_per_hour * ranks
+        self.max_num_batched_tokens = limits.max_num_batched_tokens * ranks
+        self.max_num_seqs = limits.max_num_seqs * ranks
+        self.kv_tokens = core.kv.capacity_tokens * ranks
         self._cost = pool.cost
         self._known: dict[tuple[int, int], float] = {}  # of decode steps, by (sequences, context)
 
     def _s(self, batch: Batch) -> float:
-        price = self._cost.price(batch)
+        price = self._cost.prices([batch] * self._ranks)[0]
         return (price.gpu_ns + price.host.exposed) / SECOND
 
     def prefill_s(self, tokens: int) -> float:
         """Return the time of a step that computes only a prompt."""
+        tokens = -(-tokens // self._ranks)
         return self._s(Batch(tokens, [(tokens, 0)], sampled=1, sampled_context=tokens))
 
     def decode_s(self, sequences: int, context: int) -> float:
         """Return the time of a step in which sequences with a given context each generate a token."""
+        sequences = -(-sequences // self._ranks)
         total, key = sequences * context, (sequences, context)
         if key not in self._known:
             self._known[key] = self._s(Batch.decodes(sequences, total, total * context, context))

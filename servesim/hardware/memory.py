@@ -286,7 +286,7 @@ def memory_budget(
         free = gpu.memory_bytes - budget.taken
         if of_free and free > 0:
             budget = replace(budget, usable=budget.taken + math.ceil(free * gpu_memory_utilization))
-        ranks = f", pp {pp}" if pp > 1 else f", dp {dp}" if dp > 1 else ""
+        ranks = "".join(f", {name} {size}" for name, size in (("pp", pp), ("dp", dp)) if size > 1)
         what = f"{model.name} ({dtype}, tp {tp}{ranks})"
         budgets.append(budget if ignore_memory else _fit(budget, what, gpu, dtype, num_blocks))
     return min(budgets, key=lambda budget: budget.num_blocks)

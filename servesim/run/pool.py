@@ -211,6 +211,6 @@ def _core(
     scheduler = make(policies.scheduler, policies.scheduler_params, limits, kv)
     core = parts.core(scheduler, kv, scenario.check)
     if speculation is not None:
-        core.speculator, core.acceptance = speculation.priced(cost), speculation.acceptance
+        core.speculator, core.acceptance = speculation.priced(cost, scenario.dp), speculation.acceptance
     core.max_queued = scenario.engine.max_queued_requests
     return core

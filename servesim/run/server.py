@@ -166,7 +166,7 @@ def check_width(scenario: Scenario, model: ModelSpec, engine: EngineFacts) -> No
     if block is None or scenario.preset not in (None, engine.engine):
         return
     check_tp(model, scenario.tp)
-    check_ranks(model, scenario.tp, scenario.pp, scenario.dp, experts_over(scenario))
+    check_ranks(model, scenario.tp, scenario.dp, experts_over(scenario))
     ranks = {"tp": scenario.tp, "dp": scenario.dp, "ep": experts_over(scenario)}
     check_blocks(model, scenario.dtype, block, engine.engine, **ranks)
 

@@ -63,10 +63,10 @@ class Speculation:
             made.rates = self.acceptance.rates
         return made
 
-    def priced(self, cost: CostModel) -> Speculator:
-        """Return a speculator with access to the cost of steps."""
+    def priced(self, cost: CostModel, ranks: int = 1) -> Speculator:
+        """Return a speculator with access to the cost of steps, each taken by all data-parallel ranks alike."""
         made = self.make()
-        made.price = lambda batch: cost.price(batch).ns
+        made.price = lambda batch: (cost.price(batch) if ranks == 1 else cost.prices([batch] * ranks)[0]).ns
         return made
 
     def check(self, scheduler: type[Scheduler]) -> None:

@@ -25,7 +25,8 @@ FEATURES = {feature.name: feature for feature in installed()}
 IN_WORLDS = [name for name, feature in FEATURES.items() if type(feature).in_world is not Feature.in_world]
 SINGLE = [(name,) for name in FEATURES]
 PAIRS = [*combinations(FEATURES, 2)]
-MORE = [names for names in [("handoff", "failures", "scaling", "offload")] if {*names} <= {*FEATURES}]
+ROOMS = ("handoff", "failures", "scaling", "offload")
+MORE = [names for names in [ROOMS, (*ROOMS, "data_parallel")] if {*names} <= {*FEATURES}]
 WORLDS = 20
 BASE: dict[str, Any] = {
     "trace": "synth:arrivals=poisson,rate=20,prompt=300,output=30",

@@ -11,9 +11,6 @@ from servesim.errors import UserError
 if TYPE_CHECKING:
     from servesim.contracts.part import Part
 
-FINISH_SYNC = {"vllm": 32}
-"""Number of steps between checks of whether all ranks have finished, by preset (vllm/v1/engine/core.py,
-DPEngineCoreProc); other engines check in every step."""
 BALANCERS = {"vllm": "vllm-dp", "sglang": "round-robin", "tensorrt-llm": "least-outstanding"}
 """Router that an engine uses to spread requests over its own ranks: vLLM's internal balancer; SGLang's
 --load-balance-method round_robin; TensorRT-LLM's attention DP picks the rank with the fewest active requests."""
@@ -41,26 +38,22 @@ class DataParallelFeature(Feature):
                 "dp: vLLM chooses ranks by delayed counts, which need the feature view_lag. Install this feature, or "
                 "choose a router."
             )
-        return settings | {"router": {"name": name, "ranks": dp}}
+        pools = settings.get("pools") or []
+        alike = all(pool["dp"] == dp for pool in pools)  # else replicas have different numbers of ranks
+        return settings | {"router": {"name": name, "ranks": dp if alike else 0}}
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
-            "failures": "cluster.failures: failures are not modeled with data-parallel ranks, which cannot fail one by "
-            "one",
-            "speculation": "speculation: not modeled with data-parallel ranks (use dp 1)",
             "jobs": "data-parallel ranks step together",
         }
 
     def build(self, setup: Any) -> Part | None:
-        terms = [(pool, pool.scenario) for pool in setup.pools if pool.scenario.dp > 1]
-        if not terms:
+        pools = [pool for pool in setup.pools if pool.scenario.dp > 1]
+        if not pools:
             return None
-        from servesim.features.data_parallel.part import DataParallel, Ranks
+        from servesim.features.data_parallel.setup import ranks_of
 
-        sync = [FINISH_SYNC.get(scenario.preset or "vllm", 1) for _, scenario in terms]
-        return Ranks(
-            [(p.pool, DataParallel(scenario.dp, every)) for (p, scenario), every in zip(terms, sync, strict=True)]
-        )
+        return ranks_of(pools)
 
     def in_world(self, world: Any, draws: Any) -> Any:
         from servesim.features.data_parallel.world import with_ranks

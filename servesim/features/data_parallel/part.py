@@ -1,10 +1,15 @@
 """Data-parallel ranks: separate schedulers whose steps begin and end together.
 
-Each rank plans, verifies and commits as a replica does. Experts are spread over the GPUs of all ranks, so no rank can
-compute a step without the others: they plan at the same instant, the slowest sets the duration (a barrier), and a rank
-that has nothing to do still takes part (a dummy step). vLLM's ranks check whether all have finished only every 32 steps
-(`finish_sync`; DPEngineCoreProc._has_global_unfinished_reqs). Until then they make dummy steps, and a request that
-arrives has to wait for them. The ranks of SGLang and TensorRT-LLM check in every step (1).
+Each rank plans, verifies and commits as a replica does, with its own KV memory, memory beyond it, and drafts. Experts
+are spread over the GPUs of all ranks, so no rank can compute a step without the others: they plan at the same instant,
+the slowest sets the duration (a barrier), and a rank that has nothing to do still takes part (a dummy step, with dummy
+drafts). vLLM's ranks check whether all have finished only every few steps (`finish_sync`; v1/engine/core.py,
+DPEngineCoreProc._has_global_unfinished_reqs), and requests whose KV is on its way are not finished (`while_loading`).
+Until then they make dummy steps, and a request that arrives has to wait for them. The ranks of SGLang and TensorRT-LLM
+check in every step (1), and do nothing while none has a batch.
+
+The ranks of a replica are one server (`Pool.ranks`), which starts, drains and fails as a whole: if one of vLLM's engine
+cores dies, the front end shuts down the others (v1/engine/core_client.py, start_engine_core_monitor).
 
 Steps are simulated one by one in fast mode too: runs of steps are not skipped, but requests that decode together are
 counted together.
@@ -13,19 +18,25 @@ counted together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from simpy.events import Event
 
-from servesim.contracts.cost import CostModel
+from servesim.contracts.cost import Batch, CostModel, Price
 from servesim.contracts.part import ClusterView, Part
+from servesim.contracts.request import Request, State
+from servesim.engine import turnover
 from servesim.engine.clock import COMPLETE, PLAN, Clock
+from servesim.engine.core import EngineCore
 from servesim.engine.fast.replica import FastReplica
 from servesim.engine.pool import Pool
 from servesim.engine.replica import Replica
 from servesim.errors import PolicyError
 from servesim.records.step import Step
+
+T = TypeVar("T")
 
 
 class DataParallel(NamedTuple):
@@ -34,6 +45,10 @@ class DataParallel(NamedTuple):
     ranks: int
     finish_sync: int = 1
     """Number of steps between checks of whether any rank still has work to do."""
+    after_first: bool = False
+    """Whether ranks also check after the first step since they were idle."""
+    while_loading: bool = False
+    """Whether requests that wait for their KV count as work, so that ranks make dummy steps until it has come."""
 
 
 class Rank(Replica):
@@ -44,6 +59,10 @@ class Rank(Replica):
     def _want_plan(self) -> None:
         self.group.want_plan()
 
+    def crash(self, core: EngineCore) -> None:
+        super().crash(core)
+        self.group.drop()
+
 
 class FastRank(FastReplica):
     """A rank that handles requests that decode together as a group; its steps are simulated one by one."""
@@ -53,43 +72,83 @@ class FastRank(FastReplica):
     def _want_plan(self) -> None:
         self.group.want_plan()
 
+    def crash(self, core: EngineCore) -> None:
+        super().crash(core)
+        self.group.drop()
+
 
 RANKS: Mapping[str, type[Replica]] = {"reference": Rank, "fast": FastRank}
 """Rank classes by mode."""
 
 
 class Ranks(Part):
-    """Part that groups consecutive replicas of some pools as ranks. `terms`: the pools, each with the settings for how
+    """Part that groups successive replicas of some pools as ranks. `terms`: the pools, each with the settings for how
     its ranks step together. Create the part before the cluster."""
 
     def __init__(self, terms: Sequence[tuple[Pool, DataParallel]]) -> None:
         self._terms = terms
         self.groups: list[Group] = []
-        for pool, _ in terms:
-            pool.made_of = RANKS
+        for pool, each in terms:
+            pool.made_of, pool.ranks = RANKS, each.ranks
 
     def join(self, cluster: ClusterView) -> None:
-        for pool, terms in self._terms:
-            ranks = [r for r, of in zip(cluster.replicas, cluster.fleet.pool_of, strict=True) if of is pool]
-            for at in range(0, len(ranks), terms.ranks):
-                group = Group(cluster.clock, ranks[at : at + terms.ranks], pool.cost, terms.finish_sync)
-                for rank in ranks[at : at + terms.ranks]:
-                    rank.group = group
-                self.groups.append(group)
+        self._cluster = cluster
+        self._groups: dict[int, Group] = {}  # by index of the first rank
+
+    def core_made(self, replica: Any) -> None:
+        pool = self._cluster.fleet.pool_of[replica.index]
+        terms = next((terms for of, terms in self._terms if of is pool), None)
+        if terms is None or hasattr(replica, "group"):
+            return
+        first = self._cluster.fleet.server(replica.index)[0]
+        if first not in self._groups:
+            self._groups[first] = Group(self._cluster.clock, replica, terms)
+            self.groups.append(self._groups[first])
+        replica.group = self._groups[first]
+        replica.group.ranks.append(replica)
+
+    def left(self, request: Request) -> None:
+        if request.replica >= 0:
+            turnover.left_draining(self._cluster, request.replica)
+
+    def crashed(self, index: int) -> list[Request]:
+        """Let the other ranks of a server fail with the one that has."""
+        others = [r for i in self._cluster.fleet.server(index) if (r := self._cluster.replicas[i]).up]
+        for rank in others:
+            rank.up = False
+        lost = []
+        for rank in others:
+            lost += _sent_to(rank)
+            lost += turnover.lose(self._cluster, rank.index)
+        return lost
+
+
+def _sent_to(rank: Replica) -> list[Request]:
+    """Return the unfinished requests at a rank that the cluster, and not another part, sent there."""
+    core = rank.core
+    there = dict.fromkeys([*core.scheduler.running, *core.scheduler.waiters(), *core.fetched])
+    own = [r for r in there if r.owner is None and r.leg is None and r.state < State.FINISHED]
+    return sorted(own, key=lambda request: request.row)
 
 
 class Group:
     """The ranks of one replica on the clock. `steps`: steps of the group so far; `dummies`: steps of individual ranks
     that had nothing to compute."""
 
-    def __init__(self, clock: Clock, ranks: Sequence[Replica], cost: CostModel, finish_sync: int) -> None:
-        self._clock, self._ranks, self._cost, self._finish_sync = clock, ranks, cost, finish_sync
-        self._rounds: deque[tuple[int, list[Step | None]]] = deque()  # in flight: end and steps of each round
-        self._first, self._depth = ranks[0].index, ranks[0].depth
+    def __init__(self, clock: Clock, first: Replica, terms: DataParallel) -> None:
+        self.ranks: list[Replica] = []
+        self._clock, self._terms = clock, terms
+        self._cost, self._first, self._depth = first.cost, first.index, first.depth
         self._plan_due = False
-        self._free_ns = 0
-        self._since_sync = 0
+        self.drop()
         self.steps = self.dummies = 0
+
+    def drop(self) -> None:
+        """Drop the steps in flight, which have been lost with their ranks."""
+        self._rounds: deque[tuple[int, list[Step | None]]] = deque()  # in flight: end and steps of each round
+        self._awaited: Event | None = None  # the valid completion event
+        self._free_ns = [0] * self._cost.num_stages  # when each stage finishes all steps in flight
+        self._since_sync = 0
 
     def want_plan(self) -> None:
         """Plan at this instant, unless steps are in flight that must end first."""
@@ -109,18 +168,30 @@ class Group:
         """Plan until the maximum number of steps is in flight, or no rank has anything to do."""
         rounds, now = self._rounds, self._clock.ns
         while len(rounds) < self._depth:
-            steps = [self._plan_of(rank, now) for rank in self._ranks]
+            steps = [self._plan_of(rank, now) for rank in self.ranks]
             if any(step is not None for step in steps):
                 self._run(steps, now)
-            elif rounds or self._since_sync % self._finish_sync == 0:
+            elif rounds or self._stops():
                 break
             else:  # no rank knows yet that all are done
                 self._run(steps, now)
                 break
         if rounds:
-            self._clock.at(rounds[0][0], COMPLETE + self._first, self._complete)
+            idle = not any(rounds[0][1])
+            self._clock.background += idle  # what they wait for keeps the simulation going, or they wait forever
+            self._awaited = self._clock.at(rounds[0][0], COMPLETE + self._first, partial(self._complete, idle))
         else:
             self._since_sync = 0
+
+    def _stops(self) -> bool:
+        """Return whether ranks that have nothing to plan stop."""
+        terms, count = self._terms, self._since_sync
+        if self.ranks[0].state == "gone":
+            return True
+        if count % terms.finish_sync and not (terms.after_first and count == 1):
+            return False
+        loading = terms.while_loading and any(rank.core.num_loading for rank in self.ranks)
+        return not (loading and self._clock.goes_on)
 
     def _plan_of(self, rank: Replica, now: int) -> Step | None:
         """Return the next step of a rank, or None if it has nothing to do."""
@@ -133,13 +204,15 @@ class Group:
                 return step
 
     def _run(self, steps: list[Step | None], now: int) -> None:
-        """Send a step of every rank to the GPUs."""
-        prices = self._cost.prices([step.batch if step is not None else None for step in steps])
-        ns = max(price.ns for price in prices)
-        if ns < 1:
-            raise PolicyError(f"cost model: a step of {len(steps)} ranks takes {ns} ns")
-        start = max(now, self._free_ns)
-        end = self._free_ns = start + ns
+        """Send a step of every rank to the GPUs. It begins when all have written out the memory that it needs, and ends
+        when the slowest has computed, loaded and stored everything."""
+        batches = [step.batch if step is not None else None for step in steps]
+        prices = self._by_rank(lambda cost: cost.prices(batches))
+        free = max(now, self._free_ns[0])
+        start = max(free, *(rank.core.not_before_ns for rank in self.ranks))
+        computed = self._computed(batches, prices, start)
+        end = max(self._moved(rank, step, free, start, computed) for rank, step in zip(self.ranks, steps, strict=True))
+        self._free_ns[-1] = end
         for step, price in zip(steps, prices, strict=True):
             if step is None:
                 self.dummies += 1
@@ -150,11 +223,46 @@ class Group:
         self._since_sync += 1
         self.steps += 1
 
-    def _complete(self, event: Event) -> None:
-        """Commit the oldest step in flight, which is done."""
+    def _by_rank(self, ask: Callable[[CostModel], list[T]]) -> list[T]:
+        """Return what each rank's cost model says of its own part; a rank has its own model while it is slow."""
+        found = ask(self._cost)
+        for i, rank in enumerate(self.ranks):
+            if rank.cost is not self._cost:
+                found[i] = ask(rank.cost)[i]
+        return found
+
+    def _computed(self, batches: Sequence[Batch | None], prices: Sequence[Price], start: int) -> int:
+        """Return when the slowest rank has computed its part of a step that begins at `start`; on each of several
+        pipeline stages, ranks wait for each other."""
+        ns, free = max(price.ns for price in prices), self._free_ns
+        if ns < 1:
+            raise PolicyError(f"cost model: a step of {len(prices)} ranks takes {ns} ns")
+        if len(free) == 1:
+            return start + ns
+        end = start + max(price.ns - price.gpu_ns for price in prices)  # exposed host time delays the first stage
+        for i, stage in enumerate(zip(*self._by_rank(lambda cost: cost.rank_stages(batches)), strict=True)):
+            end = free[i] = max(end, free[i]) + max(stage)
+        return end
+
+    def _moved(self, rank: Replica, step: Step | None, free: int, start: int, computed: int) -> int:
+        """Return when a rank's step ends that is computed from `start` to `computed`, with the KV that it loads and
+        stores. Count the time for which the rank delayed the group since it was `free`."""
+        core = rank.core
+        core.stalled_ns += max(core.not_before_ns - free, 0)
+        if core.connector is None or step is None or core.last_plan is None:
+            return computed
+        end = core.connector.ran(core.last_plan._tokens, start, computed)
+        core.stalled_ns += max(end - computed, 0)
+        return max(end, computed)
+
+    def _complete(self, idle: bool, event: Event) -> None:
+        """Commit the oldest step in flight, which is done. `idle`: no rank had anything to compute."""
+        self._clock.background -= idle
+        if event is not self._awaited:
+            return
         _, steps = self._rounds.popleft()
         now = self._clock.ns
-        for rank, step in zip(self._ranks, steps, strict=True):
+        for rank, step in zip(self.ranks, steps, strict=True):
             if step is not None:
                 rank.core.commit(now)
                 rank.recorder.step(step, rank.index)

@@ -57,7 +57,6 @@ class OffloadFeature(Feature):
         given = [pool for pool in scenario.pools or [scenario.model_dump()] if pool.get("offload")]
         unstaged = [pool["offload"]["name"] for pool in given if pool["pp"] > 1 and not _staged(pool["offload"])]
         reasons = {
-            "data_parallel": "data-parallel ranks (dp)",
             **({"pp": f"pipeline stages (pp), for {unstaged[0]}"} if unstaged else {}),
         }
         said = {what: f"offload: not modeled with {reason}" for what, reason in reasons.items()}

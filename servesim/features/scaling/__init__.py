@@ -57,7 +57,6 @@ class ScalingFeature(Feature):
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
-            "data_parallel": "scaler: starting and draining data-parallel ranks is not modeled (use dp 1)",
             "jobs": "scaler starts and drains them by load",
         }
 

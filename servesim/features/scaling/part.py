@@ -5,7 +5,8 @@ immediately. When scaling down, starting replicas are removed first, then ready 
 each case: they get no new requests and are gone when empty. A draining replica is not reused: a new one starts (as in
 Dynamo's replay). A replica that a rolling upgrade replaces and its successor count as one. Pools of different roles
 come and go independently; a prefill replica stays until the KV of its prompts has been read, and any replica until it
-has had all samples of its requests.
+has had all samples of its requests. The data-parallel ranks of a replica come and go together, and it reports their
+sums (memory: their mean).
 """
 
 from __future__ import annotations
@@ -151,11 +152,11 @@ class Scaling(Part):
 
     def _load(self, pool: Pool, asked: Asked) -> PoolLoad:
         now, replicas = self._cluster.clock.ns, self._cluster.replicas
-        ready = {i: replicas[i] for i in self._in(pool, "ready") if replicas[i].up}
+        ready = [i for i in self._in(pool, "ready") if replicas[i].up]
         counts = asked.counts[pool.name]
         return PoolLoad(
             now,
-            {i: Report(r.num_waiting, r.num_running, r.kv_usage, now) for i, r in ready.items()},
+            {i: self._report(pool, i) for i in ready},
             len(self._starting(pool)) + self._promised(pool),
             len(self._in(pool, "draining")),
             self._cluster.held_for(pool),
@@ -166,10 +167,18 @@ class Scaling(Part):
             *counts.latencies(),
         )
 
+    def _report(self, pool: Pool, index: int) -> Report:
+        """Return the metrics of a replica, which has ranks from this index on."""
+        ranks = self._cluster.replicas[index : index + pool.ranks]
+        waiting, running = sum(r.num_waiting for r in ranks), sum(r.num_running for r in ranks)
+        return Report(waiting, running, sum(r.kv_usage for r in ranks) / pool.ranks, self._cluster.clock.ns)
+
     def _in(self, pool: Pool, *states: ReplicaState) -> list[int]:
-        """Return the indices of a pool's replicas in one of these states, ascending."""
+        """Return the indices of a pool's replicas in one of these states, ascending; of data-parallel ranks, those of
+        the first ones."""
         fleet = self._cluster.fleet
-        return [r.index for r in fleet.replicas if r.state in states and fleet.pool_of[r.index] is pool]
+        own = [r.index for r in fleet.replicas if fleet.pool_of[r.index] is pool]
+        return [i for i in own[:: pool.ranks] if fleet.replicas[i].state in states]
 
     def _starting(self, pool: Pool) -> list[int]:
         """Return the replicas of a pool that start, without those that start in place of one that is still there."""

@@ -415,9 +415,13 @@ def test_a_server_without_a_token_has_no_such_pages() -> None:
     assert (status, found["error"]["message"]) == (404, "GET /admin is not served")
 
 
-def test_a_deployment_whose_replicas_cannot_fail_one_by_one_is_refused_at_the_start() -> None:
-    with pytest.raises(UserError, match=r"cluster\.failures: failures are not modeled with data-parallel ranks"):
-        Driver(Scenario.of({**ONE, "model": "qwen3-30b-a3b", "dp": 2}), operated=True)
+def test_the_crash_of_one_rank_takes_the_others_of_its_replica() -> None:
+    async def acts(operator: Operator, driver: Driver, seen: Seen) -> Any:
+        await operator.do("crash", replica=1)
+        return (await operator.ask(""))[1]["replicas"]
+
+    _, found = operated({**ONE, "model": "qwen3-30b-a3b", "dp": 2}, acts)
+    assert [each["state"] for each in found] == ["failed", "failed"]
 
 
 def test_the_pages_tell_what_replicas_do() -> None:

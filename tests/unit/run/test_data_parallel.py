@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,9 +59,8 @@ def test_ranks_share_the_weights_of_experts_and_keep_all_others() -> None:
 
 def test_decoding_ranks_are_padded_to_the_fullest_and_prompts_are_not() -> None:
     cost = cost_model_of(Scenario.of({**GPT_OSS, "dp": 2, "ep": 2, "host": "none"}))
-    assert cost._mixture is not None
-    shared = cost._mixture.decoding
-    assert shared is cost._mixture.prompts
+    shared = cost._mixtures[0].decoding
+    assert shared is cost._mixtures[0].prompts
     decode = [Batch.decodes(n, 100 * n, longest=100) for n in (8, 64)]
     few, many = cost.prices(list(decode))
     of_all = shared.cost(Batch(128), 128)[0]
@@ -77,8 +77,7 @@ def test_ranks_of_experts_take_what_as_many_tokens_take_on_as_many_gpus() -> Non
     """Attention over two GPUs, experts dealt out to both: the routed experts of a step are those of two ranks."""
     ranks = cost_model_of(Scenario.of({**GPT_OSS, "dp": 2, "ep": 2, "host": "none"}))
     tensor = cost_model_of(Scenario.of({**GPT_OSS, "tp": 2, "ep": 2, "host": "none"}))
-    assert ranks._mixture is not None
-    dealt = next(op for op in ranks._mixture.decoding._per_token if op.name == "experts")
+    dealt = next(op for op in ranks._mixtures[0].decoding._per_token if op.name == "experts")
     known = next(op for op in tensor._stages[0]._per_token if op.name == "experts")
     assert (dealt.curve.xs, dealt.curve.ys) == (known.curve.xs, known.curve.ys)
 
@@ -88,12 +87,11 @@ def test_ranks_of_experts_take_what_as_many_tokens_take_on_as_many_gpus() -> Non
 def test_ways_to_experts_take_longer_for_more_tokens_and_over_the_network(backend: str, dp: int) -> None:
     base = {**SMALL, "model": "deepseek-v3", "dtype": "fp8", "engine": {"all2all_backend": backend}}
     cost = cost_model_of(Scenario.of({**base, "dp": dp, "ep": dp}))
-    assert cost._mixture is not None
-    way = next(op for op in cost._mixture.decoding._per_token if op.name == "all_to_all").curve
+    way = next(op for op in cost._mixtures[0].decoding._per_token if op.name == "all_to_all").curve
     times = [way.at(dp * m) for m in (1, 16, 128, 1024)]
     assert times == sorted(times)
     if dp > 8:
-        inside = cost_model_of(Scenario.of({**base, "dp": 8, "ep": 8}))._mixture
+        inside = cost_model_of(Scenario.of({**base, "dp": 8, "ep": 8}))._mixtures[0]
         assert inside is not None
         near = next(op for op in inside.decoding._per_token if op.name == "all_to_all").curve
         assert all(way.at(dp * m) > near.at(8 * m) for m in (1, 16, 128, 1024))
@@ -169,14 +167,7 @@ def test_uneven_experts_slow_a_run_and_eplb_gives_most_of_it_back() -> None:
     ("settings", "said"),
     [
         ({"model": "llama-3.1-8b", "dp": 2}, "has no experts to distribute"),
-        ({"dp": 2, "pp": 2}, "several pipeline stages are not modeled"),
         ({"dp": 3, "ep": 2}, "ep = 2 must divide the 3 GPUs"),
-        pytest.param(
-            {"dp": 2, "cluster": {"failures": ["crash:replica=0,at=1"]}},
-            "cannot fail one by one",
-            marks=pytest.mark.feature("failures"),
-        ),
-        ({"dp": 2, "speculation": "ngram"}, "speculation: not modeled with data-parallel ranks"),
         ({"engine": {"num_redundant_experts": 4}}, "set engine.enable_eplb too"),
     ],
 )
@@ -211,19 +202,110 @@ def test_a_deployment_of_64_gpus_serves_ten_thousand_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "tp", "pp", "dp", "ep", "message"),
+    ("model", "tp", "dp", "ep", "message"),
     [
-        ("mixtral-8x7b", 4, 2, 1, 4, None),
-        ("mixtral-8x7b", 4, 1, 2, 8, None),
-        ("llama-3.1-8b", 4, 2, 1, 1, None),
-        ("mixtral-8x7b", 4, 2, 2, 4, "ranks of several pipeline stages are not modeled"),
-        ("llama-3.1-8b", 1, 1, 2, 1, "has no experts to distribute"),
-        ("mixtral-8x7b", 2, 1, 3, 4, "ep = 4 must divide the 6 GPUs of tp 2 x dp 3"),
+        ("mixtral-8x7b", 4, 1, 4, None),
+        ("mixtral-8x7b", 4, 2, 8, None),
+        ("llama-3.1-8b", 4, 1, 1, None),
+        ("llama-3.1-8b", 1, 2, 1, "has no experts to distribute"),
+        ("mixtral-8x7b", 2, 3, 4, "ep = 4 must divide the 6 GPUs of tp 2 x dp 3"),
     ],
 )
 def test_ranks_and_experts_fit_together_or_are_refused(
-    model: str, tp: int, pp: int, dp: int, ep: int, message: str | None
+    model: str, tp: int, dp: int, ep: int, message: str | None
 ) -> None:
     refused = pytest.raises(UserError, match=message) if message else nullcontext()
     with refused:
-        check_ranks(ModelSpec.load(model), tp, pp, dp, ep)
+        check_ranks(ModelSpec.load(model), tp, dp, ep)
+
+
+DUMMY = Batch(1, decode_count=1, decode_context_sum=1, decode_context_sumsq=1, decode_context_max=1)
+
+
+def test_a_rank_without_work_runs_as_many_dummy_drafts_as_others_draft() -> None:
+    """vLLM 0.33: execute_dummy_batch runs 1 + k tokens through the target, and dummy_run k passes through the head."""
+    cost = cost_model_of(Scenario.of({**GPT_OSS, "dp": 2, "ep": 2, "host": "none", "speculation": "eagle3:k=3"}))
+    busy = replace(Batch.decodes(1, 500), linear_tokens=4, queries_per_sequence=4, drafts=3, draft_k=3)
+    dummy = replace(DUMMY, linear_tokens=4, decode_context_sum=4, decode_context_sumsq=16, decode_context_max=4)
+    dummy = replace(dummy, queries_per_sequence=4, drafts=3, draft_k=3)
+    experts = cost._mixtures[0].decoding.cost(Batch(8), 8)[0]
+    own, idle = cost.prices([busy, None])
+    assert own.gpu_ns == cost.price(busy).gpu_ns + experts
+    assert idle.gpu_ns == cost.price(dummy).gpu_ns + experts
+    assert (
+        idle.gpu_ns > cost_model_of(Scenario.of({**GPT_OSS, "dp": 2, "ep": 2, "host": "none"})).prices([None])[0].gpu_ns
+    )
+
+
+def test_the_experts_of_a_draft_layer_are_computed_by_all_ranks_in_each_pass() -> None:
+    settings = {**SMALL, "model": "deepseek-v3", "dtype": "fp8", "dp": 8, "ep": 8, "host": "none"}
+    cost = cost_model_of(Scenario.of({**settings, "speculation": "mtp:k=2"}))
+    busy = replace(Batch.decodes(5, 5_000), linear_tokens=15, queries_per_sequence=3, drafts=10, draft_k=2)
+    assert cost._drafting is not None
+    head = cost._drafting.mixture
+    assert head is not None
+    shared = cost._mixtures[0].decoding.cost(Batch(8 * 15), 8 * 15)[0]
+    passes = [head.decoding.cost(Batch(8 * tokens), 8 * tokens)[0] for tokens in (15, 5)]
+    assert cost.prices([busy] * 8)[0].gpu_ns == cost.price(busy).gpu_ns + shared + sum(passes)
+    assert passes[0] > 0
+
+
+def test_stages_of_ranks_add_up_to_their_prices() -> None:
+    cost = cost_model_of(Scenario.of({**GPT_OSS, "dp": 2, "ep": 2, "pp": 3, "host": "none", "speculation": "mtp"}))
+    batches = [Batch.decodes(7, 3_000), None]
+    stages, prices = cost.rank_stages(batches), cost.prices(batches)
+    assert [sum(each) for each in stages] == [price.gpu_ns for price in prices]
+    whole = cost_model_of(Scenario.of({**GPT_OSS, "dp": 2, "ep": 2, "host": "none", "speculation": "mtp"}))
+    assert prices[0].gpu_ns > whole.prices(batches)[0].gpu_ns, "by the ways between the stages"
+
+
+RANKS: dict[str, Any] = {**SMALL, "model": "qwen3-30b-a3b", "dp": 2, "ep": 2}
+FAILURES = ["crash:replica=1,at=0.2,restart=0.1", "slow:replica=2,at=0,until=1,factor=2"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"speculation": "eagle3"},
+        {"pp": 2},
+        pytest.param({"replicas": 2}, id="two groups"),
+        pytest.param({"replicas": 2, "cluster": {"failures": FAILURES}}, marks=pytest.mark.feature("failures")),
+        pytest.param({"offload": "vllm:cpu=1GiB"}, marks=pytest.mark.feature("offload")),
+        pytest.param({"preset": "sglang", "offload": "hicache:ratio=2"}, marks=pytest.mark.feature("offload")),
+        pytest.param({"pd": "1x1:1x1"}, marks=pytest.mark.feature("handoff")),
+        pytest.param({"scaler": "dynamo-planner"}, marks=pytest.mark.feature("scaling")),
+    ],
+    ids=str,
+)
+def test_ranks_run_alike_in_both_modes_with_what_real_deployments_have(more: dict[str, Any]) -> None:
+    fast, plain = (simulate({**RANKS, **more}, mode=mode) for mode in ("fast", "reference"))
+    assert fast.requests.equals(plain.requests)
+    counts = fast.summary["requests"]
+    assert counts["arrived"] == counts["completed"] + counts["aborted"] == 40
+
+
+@pytest.mark.feature("handoff")
+@pytest.mark.parametrize(("dp", "ranks"), [(2, 2), (4, 0)])
+def test_prompts_and_answers_have_groups_of_ranks_of_their_own(dp: int, ranks: int) -> None:
+    pools = [
+        {"name": "prompts", "role": "prefill", "dp": 2, "ep": 2, "replicas": 2},
+        {"name": "answers", "role": "decode", "dp": dp, "ep": dp},
+    ]
+    settings = {**SMALL, "model": "qwen3-30b-a3b", "pools": pools}
+    fast, plain = (simulate(settings, mode=mode) for mode in ("fast", "reference"))
+    assert fast.requests.equals(plain.requests)
+    assert fast.scenario.router["ranks"] == ranks, "replicas are chosen in turn only if all have as many ranks"
+    assert fast.summary["requests"]["completed"] == 40
+    assert [pool["replicas"] for pool in fast.summary["pools"].values()] == [4, dp]
+
+
+@pytest.mark.feature("failures")
+def test_an_added_replica_has_as_many_ranks_as_the_others_and_a_wrong_rank_is_refused() -> None:
+    found = simulate({**RANKS, "cluster": {"failures": ["add:at=0.1,startup=0.1", "drain:replica=1,at=0.3"]}})
+    replicas = found.summary["replicas"]
+    assert [[state for _, state in each["states"]] for each in replicas] == [
+        *[["ready", "draining", "gone"]] * 2,
+        *[["starting", "ready"]] * 2,
+    ]
+    with pytest.raises(UserError, match="the replica must be from 0 to 1"):
+        simulate({**RANKS, "cluster": {"failures": ["crash:replica=2,at=0.1"]}})

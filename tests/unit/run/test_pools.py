@@ -195,11 +195,6 @@ def test_a_scenario_with_a_scaler_resolves_to_itself_with_all_parameters() -> No
         ({"scaler": "hpa:max=4097"}, "max is 4097 but must be at most 4096"),
         ({"scheduler": f"vllm:max_num_seqs={2**70}"}, "max_num_seqs is 1180591620717411303424 but must be from -4"),
         ({"start": {"node_s": 1}}, "start has no effect"),
-        pytest.param(
-            {"scaler": "hpa", "dp": 2, "model": "qwen3-30b-a3b"},
-            "draining data-parallel ranks is not modeled",
-            marks=pytest.mark.feature("data_parallel", "view_lag"),
-        ),
     ],
 )
 def test_what_cannot_be_scaled_is_refused_in_one_line(settings: dict[str, Any], said: str) -> None:
