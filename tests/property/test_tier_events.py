@@ -16,10 +16,9 @@ from servesim.engine.cluster import Cluster
 from servesim.features.failures.part import Crash, Failing, Failures
 from servesim.features.offload.params import HiCacheParams, LMCacheParams, VllmOffloadParams
 from servesim.features.offload.part import Offloading
-from servesim.features.offload.setup import OffloadSetup
 from tests.property.test_fast_equals_reference import assert_steps_agree, by_row
 from tests.support.examples import examples
-from tests.support.offloaded import memories
+from tests.support.offloaded import memories, setup_of
 from tests.support.strategies import worlds
 from tests.support.worlds import World
 
@@ -88,7 +87,7 @@ def run(given_world: tuple[World, Any, Failures], mode: str) -> Cluster:
     world, params, failures = given_world
     cluster = world.cluster(mode, check=True)
     size = world.block_size
-    memory = OffloadSetup(params, FACTOR * size, size, 1, 1, 50_000_000, world.num_blocks, 10)
+    memory = setup_of(params, size, 20, world.num_blocks)
     cluster.add(Failing(failures), Offloading([(pool, memory) for pool in cluster.fleet.pools]))
     cluster.run()
     return cluster

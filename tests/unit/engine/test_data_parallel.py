@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from servesim.contracts.connector import LATER, Connector
+from servesim.contracts.connector import LATER, Connector, Place
 from servesim.contracts.cost import NO_HOST, Batch, Price
 from servesim.contracts.part import Part
 from servesim.contracts.request import Request, State
@@ -235,7 +235,7 @@ class Connected(World):
 
     def cluster(self, mode: str = "fast", check: bool = False) -> Any:
         cluster = super().cluster(mode, check)
-        cluster.replicas[0].connect(self.connector())
+        cluster.replicas[0].connect(self.connector(None, Place(16, 1, 1, 1, 16, 1, 1.0)))
         cluster.replicas[0].core.step_plainly()
         return cluster
 

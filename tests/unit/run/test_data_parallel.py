@@ -105,8 +105,7 @@ def test_a_ninth_box_adds_only_the_bytes_that_eight_measured_ones_did_not_send(b
     base["engine"] = {"all2all_backend": backend, "enable_expert_parallel": True}
 
     def way(dp: int) -> Curve:
-        mixture = cost_model_of(Scenario.of({**base, "dp": dp}))._mixture
-        assert mixture is not None
+        (mixture,) = cost_model_of(Scenario.of({**base, "dp": dp}))._mixtures
         return next(op for op in mixture.decoding._per_token if op.name == "all_to_all").curve
 
     eight, nine = way(64), way(72)
