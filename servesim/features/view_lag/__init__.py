@@ -21,8 +21,8 @@ class ViewSettings(Section):
 
     report_every_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds between reports from a replica to the router. A report contains the replica's queue, running requests
-    and memory. llm-d polls every 0.05 s, SGLang's gateway every 10 s, and vLLM's production stack every 30 s. 0
-    means that the router sees the current state."""
+    and memory, as of the last step that has ended. llm-d polls every 0.05 s, SGLang's gateway every 10 s, and vLLM's
+    production stack every 30 s. 0 means that the router sees the current state."""
     report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds from a report until the router sees it."""
 
