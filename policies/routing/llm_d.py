@@ -60,7 +60,7 @@ class LlmD(LlmDRouter):
         for key in keys:
             used.pop(key, None)
             used[key] = None
-        gone = [key for key, _ in zip(used, range(len(used) - self.params.lru_blocks), strict=False)]
+        gone = [key for key, _ in zip(used, range(len(used) - self._capacity()), strict=False)]
         for key in gone:
             del used[key]
         self.index.discard(replica, gone)
@@ -73,8 +73,16 @@ class LlmD(LlmDRouter):
             self._used[replica].clear()
             self.index.clear(replica)
 
+    def _capacity(self) -> int:
+        """Return the number of blocks remembered per replica."""
+        return int(self.params.lru_blocks)
+
     def _keys(self, request: Request) -> Sequence[Hashable]:
         if self._asked[0] is not request:
-            size = self.params.block_size
-            self._asked = request, block_keys(request, size)[: self.params.longest_prefix // size]
+            self._asked = request, self._blocks(request)
         return self._asked[1]
+
+    def _blocks(self, request: Request) -> Sequence[Hashable]:
+        """Return the keys of the prompt's blocks that are looked up and remembered."""
+        size = self.params.block_size
+        return block_keys(request, size)[: self.params.longest_prefix // size]
