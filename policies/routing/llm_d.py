@@ -38,7 +38,7 @@ class LlmD(LlmDRouter):
     """Router that picks the replica with the highest weighted score, with prefixes inferred from sent prompts."""
 
     searched = True
-    Params = ApproximateParams
+    Params: type[LlmDParams] = ApproximateParams
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
