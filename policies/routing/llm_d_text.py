@@ -17,7 +17,7 @@ from servesim.contracts.params import check_least, check_most
 from servesim.contracts.request import Request
 from servesim.contracts.router import routers
 from servesim.policies.routing._llm_d import LlmDParams
-from servesim.policies.routing.llm_d import LlmD
+from servesim.policies.routing.llm_d import ApproximateRouter
 
 
 @dataclass(frozen=True)
@@ -44,25 +44,21 @@ class TextParams(LlmDParams):
 
 
 @routers.register("llm-d-text")
-class LlmDText(LlmD):
+class LlmDText(ApproximateRouter):
     """Router that picks the replica with the highest weighted score, with prefixes inferred from the text sent."""
 
-    searched = False
     Params = TextParams
 
-    def prefix_shares(self, request: Request) -> Sequence[float]:
-        keys = self._keys(request)
-        if not keys:
-            return [0.0] * len(self.load)
-        return [found / len(keys) for found in self.index.found(keys, len(self.load))]
-
-    def _capacity(self) -> int:
-        return int(self.params.lru_capacity_per_server)
-
-    def _blocks(self, request: Request) -> Sequence[Hashable]:
+    def blocks(self, request: Request) -> Sequence[Hashable]:
         content, size, wide = request.content, self.params.hash_block_size, self.params.bytes_per_token
         count = min(int(request.prompt_len * wide) // size, self.params.max_prefix_blocks_to_match)
         if content is None or not count:
             return ()
         ends = [min(-int(-size * block // wide), request.prompt_len) for block in range(1, count + 1)]
         return [("model", request.model), *(content.prefix_key(end) for end in ends)]  # the first block is its name
+
+    def capacity(self) -> int:
+        return int(self.params.lru_capacity_per_server)
+
+    def found(self, keys: Sequence[Hashable]) -> Sequence[int]:
+        return self.index.found(keys, len(self.load))
