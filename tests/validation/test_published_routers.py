@@ -73,7 +73,7 @@ def test_both_routers_of_the_guides_are_alike_and_far_above_a_service_that_deals
     """Measured, mean of 16 stages: 13,163 and 12,598 tokens/s, against 5,722."""
     approximate, precise, dealt = (mean_rate(name) for name in ("llm-d", "llm-d-precise", "round-robin"))
     assert approximate == pytest.approx(precise, rel=0.1)
-    assert min(approximate, precise) > 1.6 * dealt
+    assert min(approximate, precise) > 1.5 * dealt
     assert max(*climb("llm-d").ttft_s.values(), *climb("llm-d-precise").ttft_s.values()) < 0.5
 
 
