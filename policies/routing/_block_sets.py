@@ -99,3 +99,16 @@ class BlockSets:
             while ends[replica] < len(keys) and holders.get(keys[ends[replica]], 0) >> replica & 1:
                 ends[replica] += 1
         return ends
+
+    def found(self, keys: Sequence[Hashable], num_replicas: int) -> list[int]:
+        """Return for each replica how many of the blocks before the first that no replica has are in its set."""
+        counts = [0] * num_replicas
+        for key in keys:
+            here = self._holders.get(key, 0)
+            if not here:
+                break
+            while here:
+                lowest = here & -here
+                counts[lowest.bit_length() - 1] += 1
+                here ^= lowest
+        return counts

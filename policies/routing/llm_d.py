@@ -6,6 +6,7 @@ tokens sent there.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +34,8 @@ class ApproximateParams(LlmDParams):
         check_least(self, 1, "block_size", "lru_blocks", "longest_prefix")
 
 
-@routers.register("llm-d")
-class LlmD(LlmDRouter):
-    """Router that picks the replica with the highest weighted score, with prefixes inferred from sent prompts."""
-
-    searched = True
-    Params = ApproximateParams
+class ApproximateRouter(LlmDRouter):
+    """Scorers with prefixes inferred from sent prompts: each replica is taken to have the last blocks sent there."""
 
     def __init__(self, params: Any, num_replicas: int) -> None:
         super().__init__(params, num_replicas)
@@ -46,11 +43,23 @@ class LlmD(LlmDRouter):
         self._used: list[dict[Hashable, None]] = [{} for _ in range(num_replicas)]  # least recently used first
         self._asked: tuple[Request | None, Sequence[Hashable]] = (None, ())
 
+    @abstractmethod
+    def blocks(self, request: Request) -> Sequence[Hashable]:
+        """Return the keys of the prompt's blocks that are looked up and remembered."""
+
+    @abstractmethod
+    def capacity(self) -> int:
+        """Return the number of blocks remembered per replica."""
+
+    def found(self, keys: Sequence[Hashable]) -> Sequence[int]:
+        """Return the number of a prompt's blocks that count as cached, by replica."""
+        return self.index.leading(keys, len(self.load))
+
     def prefix_shares(self, request: Request) -> Sequence[float]:
         keys = self._keys(request)
         if not keys:
             return [0.0] * len(self.load)
-        return [found / len(keys) for found in self.index.leading(keys, len(self.load))]
+        return [found / len(keys) for found in self.found(keys)]
 
     def cached_tokens(self, request: Request, replica: int) -> int:
         size: int = self.params.block_size
@@ -64,7 +73,7 @@ class LlmD(LlmDRouter):
         for key in keys:
             used.pop(key, None)
             used[key] = None
-        gone = [key for key, _ in zip(used, range(len(used) - self.params.lru_blocks), strict=False)]
+        gone = [key for key, _ in zip(used, range(len(used) - self.capacity()), strict=False)]
         for key in gone:
             del used[key]
         self.index.discard(replica, gone)
@@ -79,6 +88,20 @@ class LlmD(LlmDRouter):
 
     def _keys(self, request: Request) -> Sequence[Hashable]:
         if self._asked[0] is not request:
-            size = self.params.block_size
-            self._asked = request, block_keys(request, size)[: self.params.longest_prefix // size]
+            self._asked = request, self.blocks(request)
         return self._asked[1]
+
+
+@routers.register("llm-d")
+class LlmD(ApproximateRouter):
+    """Router that picks the replica with the highest weighted score, with prefixes inferred from sent prompts."""
+
+    searched = True
+    Params = ApproximateParams
+
+    def blocks(self, request: Request) -> Sequence[Hashable]:
+        size = self.params.block_size
+        return block_keys(request, size)[: self.params.longest_prefix // size]
+
+    def capacity(self) -> int:
+        return int(self.params.lru_blocks)

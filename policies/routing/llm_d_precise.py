@@ -26,7 +26,11 @@ class PreciseParams(LlmDParams):
     queue_weight: float = 1
     kv_utilization_weight: float = 1
     speculative_ttl_s: float = 2
-    """Seconds for which a sent prompt counts as cached; 0 disables this."""
+    """Seconds for which a sent prompt counts as cached; 0 disables this, as in 2025."""
+    min_max: bool = False
+    """Whether the score is (found - fewest) / (most - fewest) among replicas that have the prompt's first block, 1 if
+    they have equally many, instead of the found share of the prompt (llm-d-inference-scheduler v0.2 and v0.3,
+    pkg/plugins/scorer/utils.go)."""
     cpu_tier_weight: float = 0.8
     """Part that a block in host memory counts for (kvCacheBackendConfigs; one on the GPU counts for 1)."""
     storage_tier_weight: float = 0.3
@@ -54,9 +58,12 @@ class LlmDPrecise(LlmDRouter):
         keys = self._keys(request)
         if not keys:
             return [0.0] * len(self.load)
-        if not any(index.sizes for index in self._lower.values()):
-            return [found / len(keys) for found in self.index.leading(keys, len(self.load))]
-        return [sum(self._tier_weights(keys, replica)) / len(keys) for replica in range(len(self.load))]
+        found: Sequence[float] = self.index.leading(keys, len(self.load))
+        if any(index.sizes for index in self._lower.values()):
+            found = [sum(self._tier_weights(keys, replica)) for replica in range(len(self.load))]
+        if self.params.min_max:
+            return _min_max(found)
+        return [blocks / len(keys) for blocks in found]
 
     def cached_tokens(self, request: Request, replica: int) -> int:
         return sum(1 for _ in self._tier_weights(self._keys(request), replica)) * self.output_block
@@ -106,3 +113,13 @@ class LlmDPrecise(LlmDRouter):
         if self._asked[0] is not request:
             self._asked = request, block_keys(request, self.output_block)
         return self._asked[1]
+
+
+def _min_max(found: Sequence[float]) -> Sequence[float]:
+    hits = [blocks for blocks in found if blocks]
+    if not hits:
+        return [0.0] * len(found)
+    least, most = min(hits), max(hits)
+    if least == most:
+        return [float(blocks > 0) for blocks in found]
+    return [max(blocks - least, 0) / (most - least) for blocks in found]

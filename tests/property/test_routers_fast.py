@@ -27,6 +27,8 @@ ROUTERS = (
     "llm-d:running_weight=1,load_aware_weight=1,token_load_weight=1,active_request_weight=1,no_hit_lru_weight=1",
     "llm-d-flow-control:queue_depth=1,router=llm-d-precise:prefix_weight=3",
     "llm-d-precise",
+    "llm-d-precise:min_max=true,speculative_ttl_s=0",
+    "llm-d-text:hash_block_size=8,max_prefix_blocks_to_match=4,lru_capacity_per_server=9",
     "manual:assignment_mode=min_group,key=tenant",
     "power-of-two",
     "smg-prefix-hash:prefix_token_count=8",

@@ -22,10 +22,9 @@ def ladder(
     head: int,
     tail: int,
     output: int,
-    slower: float = 1.0,
     seed: int = 0,
 ) -> tuple[Trace, NDArray[np.int64]]:
-    """Poisson arrivals of (rate, seconds) stages, in a time `slower` times as long, and the stage of each request.
+    """Poisson arrivals of (rate, seconds) stages, and the stage of each request.
 
     `groups` of `each` prompts have a head of `head` tokens in common and a tail of their own; all are asked for in one
     shuffled order, over and over."""
@@ -37,7 +36,7 @@ def ladder(
     for stage, (rate, seconds) in enumerate(stages):
         count = round(rate * seconds)
         times = now + np.cumsum(draws.exponential(1 / rate, count))
-        arrivals += (times / slower * 1e9).astype(np.int64).tolist()
+        arrivals += (times * 1e9).astype(np.int64).tolist()
         of_stage += [stage] * count
         now = float(times[-1]) + IDLE_S
     return _prompts(arrivals, order, each, head, tail, output), np.array(of_stage)

@@ -22,8 +22,9 @@ class ViewSettings(Section):
 
     report_every_s: float | None = Field(default=None, ge=0, le=1e6)
     """Seconds between reports from a replica to the router. A report contains the replica's queue, running requests
-    and memory. 0 means that the router sees the current state. None is what the router's gateway does by default:
-    llm-d polls every 0.05 s and smg every 10 s. Routers that use no reports see the current state."""
+    and memory, as of the last step that has ended. 0 means that the router sees the current state. None is what the
+    router's gateway does by default: llm-d polls every 0.05 s and smg every 10 s. Routers that use no reports see the
+    current state."""
     report_lag_s: float = Field(default=0.0, ge=0, le=1e6)
     """Seconds from a report until the router sees it."""
 

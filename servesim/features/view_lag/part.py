@@ -16,6 +16,8 @@ from servesim.engine.clock import REPORT
 from servesim.engine.replica import Replica
 from servesim.features.view_lag.figures import view_columns, view_figures
 
+Reports = list[tuple[int, Report]]
+"""Reports with the indices of their replicas."""
 NOTHING = Report(0, 0, 0.0, 0)
 IDLE_TICKS = 16
 """Number of consecutive reports after which reports stop until the next request is sent if nothing else happens.
@@ -93,8 +95,9 @@ class Reporting(Part):
     """Part that replaces a cluster's views with reports: one of each replica every `every` ns from time 0, visible to
     the router `lag` ns later.
 
-    A report shows the state before anything else happens at its instant. Before the first report, views show idle
-    replicas.
+    A report shows the state before anything else happens at its instant. One that is asked for during a step is seen
+    from the end of that step on: engines set their metrics from a step's outputs (vLLM's `SchedulerStats`), so what a
+    plan has changed is unknown outside until its step has ended. Before the first report, views show idle replicas.
     """
 
     def __init__(self, every: int, lag: int) -> None:
@@ -144,25 +147,31 @@ class Reporting(Part):
     def _report(self, event: Event) -> None:
         cluster, clock, now = self._cluster, self._cluster.clock, self._cluster.clock.ns
         clock.background -= 1
-        reports = [Report(r.num_waiting, r.num_running, r.kv_usage, now) for r in cluster.replicas]
-        if self._lag:
-            clock.background += 1
-            clock.at(now + self._lag, REPORT, partial(self._come, reports))
-        else:
-            self._take(reports)
+        due: dict[int, Reports] = {}
+        for replica in cluster.replicas:
+            report = Report(replica.num_waiting, replica.num_running, replica.kv_usage, now)
+            in_flight = replica.core.in_flight
+            known = max(now, in_flight[0].end_ns) if in_flight else now
+            due.setdefault(known + self._lag, []).append((replica.index, report))
+        for ns, reports in due.items():
+            if ns > now:
+                clock.background += 1
+                clock.at(ns, REPORT, partial(self._come, reports))
+            else:
+                self._take(reports)
         self._idle = 0 if clock.goes_on else self._idle + 1
         if cluster.busy and self._idle < IDLE_TICKS:
             self._at(now + self._every)
         else:
             self._stopped_ns = now
 
-    def _come(self, reports: list[Report], event: Event) -> None:
+    def _come(self, reports: Reports, event: Event) -> None:
         self._cluster.clock.background -= 1
         self._take(reports)
 
-    def _take(self, reports: list[Report]) -> None:
+    def _take(self, reports: Reports) -> None:
         cluster = self._cluster
-        for index, report in enumerate(reports):
+        for index, report in reports:
             self._reported[index].take(report)
             if self._tells:
                 cluster.router.on_report(index, report)

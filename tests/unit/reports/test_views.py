@@ -58,6 +58,22 @@ def test_between_two_reports_all_go_where_the_last_one_saw_least(least_seen: str
     assert found == {"sent": 12, "seen": 16 / 12, "there": pytest.approx(34 / 12), "error": error}
 
 
+def test_what_a_step_does_is_reported_once_it_has_ended(least_seen: str) -> None:
+    """Reports every 10 ms. A prompt of 8,000 tokens takes a step of a few 100 ms. All that come during it go to replica
+    0, which is still seen empty; one that comes later does not."""
+    trace = pd.DataFrame(
+        {"arrival_ns": [5_000_000, 55_000_000, 105_000_000, 900_000_000], "prompt_len": 8000, "output_len": 4000}
+    )
+    cluster = {"report_every_s": 0.01}
+    base: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "replicas": 2, "conclude": False}
+    table = servesim.simulate(trace=trace, router=least_seen, cluster=cluster, **base).requests
+    first_step_s = (table["first_token_ns"][0] - table["arrival_ns"][0]) / 1e9
+    assert 0.11 < first_step_s < 0.8
+    assert table["replica"].tolist() == [0, 0, 0, 1]
+    assert table["load_seen"].tolist()[:3] == [0, 0, 0]
+    assert table["load_there"].tolist()[:3] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("router", ["least-requests", "power-of-two", "llm-d"])
 def test_both_modes_keep_the_same(router: str) -> None:
     load: dict[str, Any] = {"trace": "synth:rate=80,prompt=200,output=40", "requests": 300, "replicas": 3}

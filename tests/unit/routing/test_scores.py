@@ -62,6 +62,68 @@ def test_llm_d_remembers_a_number_of_blocks_by_replica() -> None:
     assert router.prefix_shares(prompt((1, 128))) == [0.0]
 
 
+def test_llm_d_of_2025_compares_prompts_by_their_first_bytes_alone() -> None:
+    """Four bytes a token: a block of 64 bytes is 16 tokens; with the model's name, two blocks are three hashes."""
+    router, prompt = router_of("llm-d-text", 2, max_prefix_blocks_to_match=2), Prompts()
+    assert isinstance(router, LlmDRouter)
+    router.on_sent(prompt((1, 32), (2, 500)), 1)
+    assert router.prefix_shares(prompt((1, 32), (3, 500))) == [0.0, 1.0]  # differs after the 128th byte
+    assert router.prefix_shares(prompt((1, 31), (3, 500))) == [0.0, 2 / 3]
+    assert router.prefix_shares(prompt((4, 500))) == [0.0, 1 / 3]  # the model's name
+    assert router.prefix_shares(prompt((1, 15))) == [0.0, 0.0]  # shorter than a block
+
+
+def test_llm_d_of_2025_ends_a_block_with_the_token_of_its_last_byte() -> None:
+    """Six bytes a token: the first block of 64 bytes ends in the 11th token, the second in the 22nd."""
+    router, prompt = router_of("llm-d-text", 1, bytes_per_token=6), Prompts()
+    assert isinstance(router, LlmDRouter)
+    router.on_sent(prompt((1, 22)), 0)  # 132 bytes: two blocks
+    assert router.prefix_shares(prompt((1, 11), (2, 11))) == [2 / 3]
+    assert router.prefix_shares(prompt((1, 10), (2, 12))) == [1 / 3]
+
+
+def test_llm_d_of_2025_counts_blocks_behind_a_lost_one_that_another_replica_has() -> None:
+    """Four blocks are remembered. Replica 0 loses the name and the first block of prompt 1 to prompt 2."""
+    router, prompt = router_of("llm-d-text", 2, lru_capacity_per_server=4), Prompts()
+    assert isinstance(router, LlmDRouter)
+    first = prompt((1, 48))
+    router.on_sent(first, 0)  # name, 1a, 1b, 1c
+    router.on_sent(prompt((2, 16)), 0)  # name again, 2a instead of 1a
+    assert router.prefix_shares(first) == [1 / 4, 0.0]  # 1a is nowhere, so 1b is not looked up
+    router.on_sent(prompt((1, 16)), 1)  # name, 1a
+    assert router.prefix_shares(first) == [3 / 4, 2 / 4]
+
+
+def test_llm_d_of_2025_goes_by_one_part_each_of_prefix_queue_and_memory() -> None:
+    router, prompt = router_of("llm-d-text", 2), Prompts()
+    assert isinstance(router, LlmDRouter)
+    request = prompt((1, 32))
+    router.on_sent(request, 0)
+    views = views_of([View(0, num_waiting=1, kv_usage=0.5), View(1, kv_usage=0.25)])
+    scores = router.scores(request, views, router.prefix_shares(request))
+    assert scores == {0: 1 + 0 + 0.5, 1: 0 + 1 + 0.75}  # one that waits is worth as much as the whole prefix
+
+
+@pytest.mark.parametrize(
+    ("sent", "shares"),
+    [
+        ((), [0.0, 0.0, 0.0]),
+        (((0, 64),), [1.0, 0.0, 0.0]),
+        (((0, 64), (1, 64)), [1.0, 1.0, 0.0]),
+        (((0, 64), (1, 256)), [0.0, 1.0, 0.0]),
+        (((0, 64), (1, 128), (2, 192)), [0.0, 0.5, 1.0]),
+    ],
+)
+def test_llm_d_precise_of_2025_stretches_hits_between_the_fewest_and_the_most(
+    sent: tuple[tuple[int, int], ...], shares: list[float]
+) -> None:
+    router, prompt = router_of("llm-d-precise", 3, min_max=True), Prompts()
+    assert isinstance(router, LlmDRouter)
+    for replica, tokens in sent:
+        router.on_sent(prompt((1, tokens)), replica)
+    assert router.prefix_shares(prompt((1, 256))) == shares
+
+
 def test_llm_d_precise_takes_a_prompt_for_cached_for_two_seconds() -> None:
     router, prompt = router_of("llm-d-precise", 2), Prompts()
     assert isinstance(router, LlmDRouter)
