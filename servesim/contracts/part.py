@@ -9,6 +9,7 @@ answer changes nothing, so parts need not be aware of each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple, Protocol
 
 from mypy_extensions import mypyc_attr
@@ -244,4 +245,10 @@ def _request(request: Any) -> Request:
     return request
 
 
+def _pair(pair: Any) -> tuple[int, int]:
+    replica, successor = map(index, pair)
+    return replica, successor
+
+
+settles("Iterable[tuple[int, int]]", lambda pairs: [*map(_pair, pairs)], "pairs of ints")
 settles("Iterable[Request]", lambda requests: [*map(_request, requests)], "requests")

@@ -114,7 +114,9 @@ def test_both_modes_tell_the_same_and_in_the_end_what_was_told_is_what_is_there(
                 for number, key in enumerate(connector.keys.of(request, 0)):
                     block = tier.memory.get(key)
                     if block is not None and block.ready_ns <= now:
-                        ends = range(number * FACTOR * size + size, (number + 1) * FACTOR * size + 1, size)
+                        tokens = connector.block_tokens
+                        first = number * tokens // size * size  # the GPU block that contains its first token
+                        ends = range(first + size, (number + 1) * tokens + 1, size)
                         there.update(key_of(request.content.prefix_key(end), request.salt) for end in ends)
             held = plain.router.below.get((replica.index, {"cpu": "cpu", "disk": "storage"}[tier.name]), Counter())
             told = {key for key, copies in held.items() if copies}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from servesim.contracts.connector import Place, connectors
+from servesim.contracts.connector import connectors
+from servesim.contracts.place import Place
 from servesim.engine.cluster import Cluster
 from servesim.engine.several import Several
 from servesim.features.offload.connector import Offload

@@ -18,7 +18,8 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
-from servesim.contracts.connector import DEFER, Connector, Counts
+from servesim.contracts.connector import DEFER, Connector
+from servesim.contracts.place import Counts
 from servesim.contracts.request import Request
 from servesim.engine import remote_kv
 from servesim.engine.clock import LOADED

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from servesim.contracts.connector import Connector, Counts
+from servesim.contracts.connector import Connector
 from servesim.contracts.figures import Figure, Group, Rows, Summary
 from servesim.contracts.part import Finished
+from servesim.contracts.place import Counts
 from servesim.engine.core import EngineCore
 from servesim.features.offload.tiers import Direction, Tier
 from servesim.metrics.distribution import describe

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from servesim.contracts.connector import Connector, Counts
+from servesim.contracts.connector import Connector
+from servesim.contracts.place import Counts
 from servesim.contracts.request import Request, State
 from servesim.engine.content_keys import ContentKeys
 from servesim.features.offload.tiers import Tier

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from servesim.contracts.connector import Place, connectors
+from servesim.contracts.connector import connectors
 from servesim.contracts.part import ClusterView, Finished, Part
+from servesim.contracts.place import Place
 from servesim.engine.pool import Pool
 from servesim.errors import UserError
 from servesim.features.offload.figures import OFFLOAD, Behind, Connected

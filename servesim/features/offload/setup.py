@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from servesim.contracts import KVAllocator, Scheduler, make
-from servesim.contracts.connector import Connector, Place
+from servesim.contracts.connector import Connector
+from servesim.contracts.place import Place
 from servesim.errors import UserError
 from servesim.features.offload.memory import HostMemory, Lru
 from servesim.features.offload.params import HostParams, bytes_of

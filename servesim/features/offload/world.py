@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from servesim.contracts import kv_allocators, schedulers
-from servesim.contracts.connector import Connector, Place
+from servesim.contracts.connector import Connector
+from servesim.contracts.place import Place
 from servesim.errors import UserError
 from servesim.features.offload.connectors.hicache import LEAST_BLOCK, SglangHiCache
 from servesim.features.offload.connectors.lmcache import LMCacheConnector

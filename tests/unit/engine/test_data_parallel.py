@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from servesim.contracts.connector import LATER, Connector, Place
+from servesim.contracts.connector import LATER, Connector
 from servesim.contracts.cost import NO_HOST, Batch, Price
 from servesim.contracts.part import Part
+from servesim.contracts.place import Place
 from servesim.contracts.request import Request, State
 from servesim.errors import PolicyError
 from servesim.features.data_parallel.part import DataParallel, Ranks

@@ -9,7 +9,7 @@ import pytest
 
 import servesim
 from servesim.contracts import State
-from servesim.contracts.connector import Counts
+from servesim.contracts.place import Counts
 from servesim.contracts.request import Request
 from servesim.engine.cluster import Cluster
 from servesim.features.failures.part import Crash, Failing, Failures

@@ -53,6 +53,8 @@ class Watcher(Part):
         assert self.cluster.crashed(1) == [] and not self.cluster.keeps(1)
         request = Request(0, "0", 1, 1, 0)
         self.cluster.lost(request)
+        self.cluster.network_changed(0, 2.0)
+        assert self.cluster.replacing(self.cluster.fleet.pools[0]) == []
         self.cluster.tell_passed_on(request, 1, 1)
         assert self.cluster.held_for(self.cluster.fleet.pools[0]) == self.cluster.num_waiting
 
@@ -73,6 +75,9 @@ class Watcher(Part):
 
     def lost(self, request):
         self.calls["lost"] += 1
+
+    def network_changed(self, index, factor):
+        self.calls["network_changed"] += 1
 
     def left(self, request):
         self.calls["left"] += 1
@@ -100,6 +105,10 @@ class Watcher(Part):
     def held_for(self, pool):
         self.calls["held_for"] += 1
         return 0
+
+    def replacing(self, pool):
+        self.calls["replacing"] += 1
+        return ()
 
     def held(self):
         self.calls["held"] += 1

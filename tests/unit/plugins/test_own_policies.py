@@ -25,6 +25,7 @@ from servesim.contracts import (
     schedulers,
 )
 from servesim.contracts.connector import Connector
+from servesim.contracts.decider import Decider
 from servesim.contracts.feature import Feature
 from servesim.contracts.part import Part
 from servesim.errors import PolicyError, UserError
@@ -34,7 +35,7 @@ from tests.support.own_policies import SCHEDULER, TEXTS, method
 from tests.support.worlds import World, toy_trace
 
 WORLD = World(toy_trace([0, 0, 0, 500_000], [8, 8, 8, 8], [4, 4, 4, 4]), num_blocks=300)
-CONTRACTS = [*(registry._base for registry in REGISTRIES), Feature, Part, Connector]
+CONTRACTS = [*(registry._base for registry in REGISTRIES), Feature, Part, Connector, Decider]
 
 
 def world(folder: Path, kind: str, text: str) -> World:
@@ -394,7 +395,7 @@ def test_on_the_command_line_it_is_one_line_and_nothing_is_written(mistake: str,
 UNCHECKED = {
     *("Any", "T", "float", "str"),
     *("Plan", "Sequence[Request] | None", "Iterator[Request]", "DraftModel | None", "list[Batch]"),
-    *("Part | None", "Served | None", "tuple[str, ...]"),
+    *("Part | None", "Served | None", "tuple[str, ...]", "frozenset[str]", "Hashable"),
 }
 """Annotations of results that are handed on as they are: whoever gets them notices what is wrong."""
 

@@ -29,7 +29,7 @@ def test_options_add_up_in_one_scenario() -> None:
 
 def test_a_pair_runs_in_both_modes_or_is_refused_with_a_line() -> None:
     assert outcome(("ranks", "drafts")) == Outcome()
-    assert outcome(("apart", "streamed")).refused.startswith("stream: not possible")
+    assert outcome(("apart", "samples")).refused.startswith("pools: several samples")
 
 
 def test_what_is_not_a_line_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

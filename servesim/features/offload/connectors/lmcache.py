@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from servesim.contracts.connector import Place, connectors
+from servesim.contracts.connector import connectors
+from servesim.contracts.place import Place
 from servesim.features.offload.lmcache import LMCache
 from servesim.features.offload.memory import HostMemory, Lru
 from servesim.features.offload.params import LMCacheParams

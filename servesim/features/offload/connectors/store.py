@@ -6,7 +6,8 @@ the rank, so that replicas with another number of GPUs find nothing of each othe
 
 from __future__ import annotations
 
-from servesim.contracts.connector import Place, connectors
+from servesim.contracts.connector import connectors
+from servesim.contracts.place import Place
 from servesim.features.offload.connector import Offload
 from servesim.features.offload.params import StoreParams
 from servesim.features.offload.setup import blocks_in, store_tier
