@@ -113,7 +113,7 @@ def _rows(summary: Summary) -> Rows:
     )
     rows = [("stages, mean ms", _stages(summary)), (f"wire, {found['protocol']}", wire)]
     if "straight" in found:
-        ttft = found["straight_ttft_ms"]
+        ttft = found.get("straight_ttft_ms")
         mean = f", first tokens after {number(ttft['mean'])} ms on average" if ttft else ""
         rows.append(("straight to decode", f"{found['straight']:,} ({percent(found['straight_share'])}){mean}"))
     return rows

@@ -14,6 +14,7 @@ from servesim.contracts import State
 from servesim.errors import PolicyError, UserError
 from servesim.features.failures.part import Crash, Failures
 from servesim.features.handoff.vllm import VllmNixlParams
+from servesim.run.shown import all_rows
 from tests.support.apart import Apart, handoff_of
 from tests.support.worlds import ToyCost, toy_trace
 
@@ -191,3 +192,10 @@ def test_without_a_decider_the_summary_says_nothing_of_it() -> None:
     found = servesim.simulate(**SMALL, pd="1x1:1x1").summary
     assert "straight" not in found["disaggregation"]
     assert "disaggregate" not in found["scenario"]
+
+
+def test_where_no_request_goes_straight_the_run_says_so_without_a_latency() -> None:
+    found = servesim.simulate(**SMALL, pd="1x1:1x1", disaggregate="llm-d:non_cached_tokens=1")
+    assert found.summary["disaggregation"]["straight"] == 0
+    assert "straight_ttft_ms" not in found.summary["disaggregation"]
+    assert dict(all_rows(found.summary))["straight to decode"] == "0 (0.0 %)"

@@ -47,6 +47,7 @@ def labelled(trace: Trace) -> Trace:
 
 REPLICAS = {"trace": SYNTH, "requests": 500, "rate": 100, "replicas": 3}
 PREFIXES = {"trace": SYNTH + ",prefix=shared(groups=4,length=256)"}
+DECIDER = "llm-d:non_cached_tokens=300"
 CASES: dict[str, dict[str, Any]] = {
     "open": {"trace": SYNTH, "requests": 700, "kv": "paged"},
     "skip and rate": {"trace": SYNTH, "requests": 500, "skip": 100, "rate": 25},
@@ -58,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "predicted": {"trace": SYNTH, "requests": 400, "rate": 80, "predictor": "random:error=0.3", "scheduler": "sjf"},
     "preset": {"trace": "preset:azure-conv-2023", "requests": 300},
     "apart": {"trace": SYNTH, "requests": 400, "rate": 60, "pd": "2x1:2x1"},
+    "some apart": {"trace": SYNTH, "requests": 400, "rate": 60, "pd": "2x1:2x1", "disaggregate": DECIDER},
     "offload": {**PREFIXES, "requests": 400, "offload": "cpu=1GiB", "engine": {"num_gpu_blocks": 400}},
     "old views": {**REPLICAS, "router": "least-requests:counts=reported", "cluster": {"report_every_s": 1}},
     "apart, with crashes and host memory": {
@@ -85,7 +87,7 @@ def compare(streamed: Any, kept: Any, where: str = "") -> None:
     if isinstance(kept, dict):
         assert set(streamed) == set(kept), where
         for key in kept:
-            close = key in APPROXIMATE and ("latency_ms" in where or "stages_ms" in where)
+            close = key in APPROXIMATE and any(name in where for name in ("latency_ms", "stages_ms", "ttft_ms"))
             if close:
                 assert streamed[key] == pytest.approx(kept[key], rel=RELATIVE_ERROR, abs=0), f"{where}.{key}"
             else:
