@@ -52,7 +52,8 @@ class HandoffFeature(Feature):
 
     def refuses(self, scenario: Any) -> Mapping[str, str]:
         return {
-            "samples": "pools: several samples of a request (n > 1) are not modeled with a separate prefill pool",
+            "samples": "pools: several samples of a request (n > 1) cannot have their prompt computed apart: its KV is "
+            "freed once one request has read it (vLLM 0.33, nixl/pull_worker.py)",
         }
 
     def build(self, setup: Any) -> Part | None:
