@@ -44,8 +44,8 @@ class Connector(ABC):
     name: ClassVar[str] = "?"
     Params: ClassVar[type[Any]] = NoParams
     needs: ClassVar[frozenset[str]] = frozenset({"remote_kv", "deferred"})
-    """What a scheduler must support (servesim.contracts.scheduler): "external" for one that loads `in_step`, "deferred"
-    for one that answers DEFER."""
+    """Abilities that a scheduler must have (servesim.contracts.scheduler): "external" for one that loads `in_step`,
+    "deferred" for one that answers DEFER."""
     of_engine: ClassVar[str] = "vllm"
     """A scheduler that supports this, to be named if another does not."""
     staged: ClassVar[bool] = True

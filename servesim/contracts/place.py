@@ -1,4 +1,4 @@
-"""What a connector is told of its replica, and what it counts."""
+"""Facts that a connector is told of its replica, and its counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
     index: int = 0
     """Index of the replica in the cluster."""
     shared: dict[Hashable, Any] = field(default_factory=dict)
-    """What connectors have in common, by any key: one dictionary for all cores of a run, crashed ones included."""
+    """Objects that connectors have in common, by any key: one dictionary for all cores of a run, crashed ones, too."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a connector is told of its replica, what its policies must support, and sizes and links that several have."""
+"""Facts that a connector is told of its replica, demands on its policies, and sizes and links that several have."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Direction:
     bytes_per_s: int
     start_ns: int
     channel: Channel | None = None
-    """What they pass, too, and share with other replicas: a copy is done when it is through both."""
+    """Channel that they pass, too, and share with other replicas: a copy is done when it is through both."""
     gpus: int = 1
     """GPUs whose shares pass the channel."""
     free_ns: int = 0

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from servesim.contracts.feature import Feature, features
-from servesim.contracts.router import routers
 from servesim.contracts.section import Section
 
 if TYPE_CHECKING:
@@ -66,5 +65,7 @@ def every_s(scenario: Any) -> float:
     given: float | None = scenario.cluster.report_every_s
     if given is not None:
         return given
+    from servesim.contracts.router import routers
+
     router, params = routers.configured(scenario.router)
     return router.polls_s(params)

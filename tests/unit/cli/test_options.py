@@ -186,7 +186,10 @@ def test_axes_come_in_the_order_typed_and_the_last_of_two_holds(call: Call) -> N
         ("--engine.blocksize 3", '--engine.blocksize (did you mean "--engine.block-size"?)'),
         ("--clients.timeouts=3", '--clients.timeouts (did you mean "--clients.timeout-s"?)'),
         ("--schedulr.max-num-seqs 3", '--schedulr.max-num-seqs (did you mean "--scheduler.max-num-seqs"?)'),
-        ("--nothing.at-all 3", "--nothing.at-all (choose from: acceptance, clients, cluster, engine, gpu,"),
+        (
+            "--nothing.at-all 3",
+            "--nothing.at-all (choose from: acceptance, clients, cluster, disaggregate, engine,",
+        ),
         ("--scheduler. 3", "--scheduler. (add a parameter name after the dot)"),
         ("--tp.x 3", "--tp.x (choose from"),
         ("-x", "-x"),

@@ -111,7 +111,8 @@ def same_but_for_lost(seen: Seen, result: Any) -> list[int]:
     rows = result.requests.set_index("row")
     for row, stream in lost.items():
         request, offline = stream.request, rows.loc[row]
-        assert offline.state == request.state == State.ABORTED
+        assert offline.state == request.state
+        assert request.state in (State.ABORTED, State.REJECTED), "by a crash, or since all breakers are open"
         assert (request.replica, request.num_output_tokens) == (offline.replica, offline.output_len)
         assert request.finished_ns + seen.driver.setup.out_ns == offline.finished_ns
         seen.streams.pop(row)
@@ -330,7 +331,7 @@ def test_an_added_replica_takes_the_time_of_a_start_by_default() -> None:
     (added,) = found["done"]
     start = float(added.partition("startup=")[2])
     weights = seen.driver.setup.deployment.model.weight_bytes("bf16")
-    assert start == pytest.approx(29.5 + weights / 2e9)  # 7.5 s compile, 17 s graphs, 5 s warm up, 2 GB/s
+    assert start == pytest.approx(58.1 + weights / 2e9)  # 24 s boot, 7.5 s compile, 17 s graphs, 9.6 s warm-up, 2 GB/s
     assert found["replicas"][1]["state"] == "starting"
 
 

@@ -33,6 +33,7 @@ SETS: dict[str, list[tuple[str, dict[str, Any], list[str]]]] = {
     "failures": [
         ("cluster.failures", {"cluster": {"failures": [CRASH]}}, ["--cluster.failures", CRASH]),
         ("cluster.detection_s", {"cluster": {"detection_s": 1}}, ["--set", "cluster.detection_s=1"]),
+        ("cluster.gpus_per_node", {"cluster": {"gpus_per_node": 4}}, ["--cluster.gpus-per-node", "4"]),
         ("cluster.reroutes", {"cluster": {"reroutes": 1}}, ["--cluster.reroutes", "1"]),
         ("cluster.migrations", {"cluster": {"migrations": 1}}, ["--cluster.migrations", "1"]),
         ("cluster.reroute_delay_s", {"cluster.reroute_delay_s": 1}, ["--set", "cluster.reroute_delay_s=1"]),
@@ -40,6 +41,7 @@ SETS: dict[str, list[tuple[str, dict[str, Any], list[str]]]] = {
     "handoff": [
         ("pd", {"pd": "1x1:1x1"}, ["--pd", "1x1:1x1"]),
         ("handoff", {"handoff": "vllm-nixl:http_ms=2"}, ["--handoff", "vllm-nixl:http_ms=2"]),
+        ("disaggregate", {"disaggregate": "llm-d"}, ["--disaggregate", "llm-d"]),
         ("pools.role", {"pools": PREFILL}, ["--pools", "a:role=prefill", "--pools", "b:role=decode"]),
     ],
     "offload": [("offload", {"offload": "vllm:cpu=8GiB"}, ["--offload", "vllm:cpu=8GiB"])],
