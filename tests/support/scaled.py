@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from servesim.contracts.scaler import PoolLoad, Scaler
 from servesim.engine.cluster import Cluster
+from servesim.features.handoff.vllm import VllmNixlParams
 from servesim.features.scaling.part import Scaled, Scaling
 from tests.support.apart import Apart, apart_worlds
 from tests.support.pooled import Pooled, pooled_worlds
@@ -78,6 +79,8 @@ class ScaledApart(Apart):
 def scaled_apart_worlds(draw: st.DrawFn) -> ScaledApart:
     world = draw(apart_worlds())
     fields: dict[str, Any] = {name: getattr(world, name) for name in world.__dict__}
+    if isinstance(world.protocol, VllmNixlParams):  # to wait for the end of 30 s takes millions of questions
+        fields["protocol"] = replace(world.protocol, lease_s=min(world.protocol.lease_s, 0.002))
     answers = [draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)) for _ in range(2)]
     ready_ns = draw(st.sampled_from([0, 900, 30_000]))
     return ScaledApart(**fields, answers=(answers[0], answers[1]), ready_ns=ready_ns)
