@@ -62,6 +62,11 @@ class ScaledApart(Apart):
     answers: tuple[list[int], list[int]] = ((), ())  # type: ignore[assignment]
     ready_ns: int = 10_000
 
+    def __post_init__(self) -> None:
+        """Let leases end soon: to wait for the end of 30 s takes millions of questions."""
+        if isinstance(self.protocol, VllmNixlParams):
+            self.protocol = replace(self.protocol, lease_s=min(self.protocol.lease_s, 0.002))
+
     def cluster(self, mode: str = "fast", check: bool = False) -> Cluster:
         cluster = super().cluster(mode, check)
         cluster.add(
@@ -79,8 +84,6 @@ class ScaledApart(Apart):
 def scaled_apart_worlds(draw: st.DrawFn) -> ScaledApart:
     world = draw(apart_worlds())
     fields: dict[str, Any] = {name: getattr(world, name) for name in world.__dict__}
-    if isinstance(world.protocol, VllmNixlParams):  # to wait for the end of 30 s takes millions of questions
-        fields["protocol"] = replace(world.protocol, lease_s=min(world.protocol.lease_s, 0.002))
     answers = [draw(st.lists(st.integers(0, 4), min_size=1, max_size=12)) for _ in range(2)]
     ready_ns = draw(st.sampled_from([0, 900, 30_000]))
     return ScaledApart(**fields, answers=(answers[0], answers[1]), ready_ns=ready_ns)
