@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -65,7 +66,12 @@ class Hearing(Router):
                     held.clear()
 
 
-routers._classes.setdefault("hearing", Hearing)
+@pytest.fixture(autouse=True, scope="module")
+def hearing() -> Iterator[None]:
+    """Let routers know this one, for the tests here alone."""
+    routers._classes["hearing"] = Hearing
+    yield
+    del routers._classes["hearing"]
 
 
 @st.composite
