@@ -2,7 +2,7 @@
 beside what was measured.
 
     python -m servesim_lab.ladders FOLDER                           # both ladders, all routers
-    python -m servesim_lab.ladders FOLDER --only 73 --router approximate --rate 3 --rate 35
+    python -m servesim_lab.ladders FOLDER --only 73 --router estimated --rate 3 --rate 35
 
 FOLDER has llmd_kvcache_73pct_qps.csv and llmd_kvcache_37pct_qps.csv, the tables of the two READMEs.
 
@@ -220,6 +220,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", action="append", type=float, default=[], help="one of the rates; may be given again")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
+    known = {router for share in [args.only] if args.only for router in LADDERS[share].routers} or {
+        router for ladder in LADDERS.values() for router in ladder.routers
+    }
+    if unknown := [router for router in args.router if router not in known]:
+        parser.error(f"unknown router {unknown[0]}; choose from {', '.join(sorted(known))}")
     for share in [args.only] if args.only else list(LADDERS):
         for line in lines(share, args.folder, args.router, args.rate, args.seed):
             print(line, flush=True)
