@@ -188,16 +188,8 @@ class Failing(Part):
 
     def _stop(self, index: int) -> list[Request]:
         """Let a replica lose all its state; return the requests that it had."""
-        cluster, replica = self._cluster, self._cluster.replicas[index]
-        spawn = cluster.fleet.pool_of[index].spawn
-        assert spawn is not None
-        core = spawn()
-        core.max_queued = replica.core.max_queued
         there = [each for each in self._here if each.replica == index and each.leg is None]
-        replica.crash(core)
-        cluster.fleet.note(index, "crashed")
-        cluster.new_core(replica)
-        return there + cluster.crashed(index)
+        return there + turnover.lose(self._cluster, index)
 
     def _respond(self, crash: Crash) -> None:
         """Schedule what follows from the crash of a replica."""
